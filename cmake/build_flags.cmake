@@ -1,0 +1,27 @@
+# How our own executables are compiled. Nothing here reaches a consumer.
+if(PROJECT_IS_TOP_LEVEL)
+    if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+        set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+    endif()
+    find_program(MDKV_CCACHE ccache)
+    mark_as_advanced(MDKV_CCACHE)
+    if(MDKV_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+        set(CMAKE_CXX_COMPILER_LAUNCHER "${MDKV_CCACHE}")
+    endif()
+    set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+    set(CMAKE_CXX_EXTENSIONS OFF)
+endif()
+
+add_library(mdkv_warnings INTERFACE)
+target_compile_options(mdkv_warnings INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow $<$<BOOL:${MDKV_WARNINGS_AS_ERRORS}>:-Werror>)
+
+# warnings + processor + sanitizers: link this into every executable of ours
+add_library(mdkv_build_flags INTERFACE)
+target_link_libraries(mdkv_build_flags INTERFACE mdkv_warnings)
+if(MDKV_NATIVE)
+    target_compile_options(mdkv_build_flags INTERFACE -march=native)
+endif()
+if(MDKV_SANITIZE)
+    target_compile_options(mdkv_build_flags INTERFACE -fsanitize=${MDKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    target_link_options(mdkv_build_flags INTERFACE -fsanitize=${MDKV_SANITIZE})
+endif()

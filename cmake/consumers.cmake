@@ -1,0 +1,22 @@
+# Other people's projects: one finds the installed package, one fetches the source, one asks pkg-config.
+set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
+set(consumer_prefix "${consumer_root}/prefix")
+set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DMDKV_CUDA_HEADERS_DIR=${MDKV_CUDA_HEADERS_DIR}"
+    "-DCUDAToolkit_ROOT=${CUDAToolkit_ROOT}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}" "-DEigen3_DIR=${Eigen3_DIR}")
+
+add_test(NAME consumer/install
+    COMMAND "${CMAKE_COMMAND}" --install "${PROJECT_BINARY_DIR}" --prefix "${consumer_prefix}")
+set_tests_properties(consumer/install PROPERTIES FIXTURES_SETUP mdkv_installed)
+
+add_test(NAME consumer/find_package
+    COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/find_package" "${consumer_root}/find_package"
+        --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DCMAKE_PREFIX_PATH=${consumer_prefix}"
+        --test-command consumer)
+add_test(NAME consumer/fetch_content
+    COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/fetch_content" "${consumer_root}/fetch_content"
+        --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DMDKV_SOURCE=${PROJECT_SOURCE_DIR}"
+        --test-command consumer)
+add_test(NAME consumer/pkg_config
+    COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/consumer/pkg_config/build.sh" "${CMAKE_CXX_COMPILER}" "${consumer_prefix}"
+        "${mdkv_pkgconfig_dir}" "${consumer_root}/pkg_config")
+set_tests_properties(consumer/find_package consumer/pkg_config PROPERTIES FIXTURES_REQUIRED mdkv_installed)

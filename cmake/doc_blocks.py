@@ -1,0 +1,94 @@
+"""Compiles every ```cpp block of Markdown pages, each as its own translation unit (-fsyntax-only).
+
+A block that includes something stands for itself and is compiled as it is. Any other block is preceded by the prelude
+below and is tried first as declarations, then as the body of a function. Two HTML comments on the lines before a block
+say more; a reader of the rendered page does not see them:
+
+    <!-- given:                         code that the block relies on, put before it
+    std::vector<float> keys;
+    -->
+    <!-- not compiled: the reason -->   for blocks that cannot be
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PRELUDE = """\
+#include <mdkv/mdkv.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+"""
+
+BLOCK = re.compile(
+    r"(?P<comments>(?:^[ \t]*<!--(?:(?!-->).)*?-->[ \t]*\n+)*)"
+    r"^(?P<indent>[ \t]*)```(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+COMMENT = re.compile(r"<!--\s*(given|not compiled):(.*?)-->", re.DOTALL)
+
+
+def blocks(page):
+    """Yields (line number, code, given, reason not to compile) for each C++ block."""
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        if match["language"].strip() not in ("cpp", "c++"):
+            continue
+        notes = dict((kind, body.strip("\n")) for kind, body in COMMENT.findall(match["comments"]))
+        line = text.count("\n", 0, match.start("code")) + 1
+        yield line, match["code"], notes.get("given", ""), notes.get("not compiled", "").strip()
+
+
+def sources(code, given):
+    """The translation units to try, best first."""
+    if re.search(r"^\s*#\s*include\b", code, re.MULTILINE):
+        return [f"{given}\n{code}"]
+    includes = "\n".join(line for line in given.splitlines() if line.lstrip().startswith("#"))
+    given = "\n".join(line for line in given.splitlines() if not line.lstrip().startswith("#"))
+    head = f"{PRELUDE}{includes}\n"
+    return [f"{head}{given}\n{code}", f"{head}void block()\n{{\n{given}\n{code}\n}}\n"]
+
+
+def compile_error(compiler, flags, source, folder):
+    """The compiler's messages, or None when it accepts the source."""
+    path = Path(folder) / "block.cpp"
+    path.write_text(source, encoding="utf-8")
+    result = subprocess.run([compiler, f"@{flags}", "-fsyntax-only", str(path)], capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else result.stderr
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--flags", required=True, help="response file with include directories and the standard")
+    parser.add_argument("pages", nargs="+", type=Path)
+    arguments = parser.parse_args()
+
+    compiled, left_out, failed = 0, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for page in arguments.pages:
+            for line, code, given, reason in blocks(page):
+                if reason:
+                    left_out += 1
+                    print(f"{page}:{line}: not compiled: {reason}")
+                    continue
+                errors = []
+                for source in sources(code, given):
+                    error = compile_error(arguments.compiler, arguments.flags, source, folder)
+                    if error is None:
+                        compiled += 1
+                        break
+                    errors.append(error)
+                else:
+                    failed += 1
+                    print(f"{page}:{line}: this block does not compile\n{errors[-1]}")
+    print(f"doc blocks: {compiled} compiled, {failed} failed, {left_out} marked as not compiled")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+# The library: mdkv::mdkv, header-only, for host code.
+file(GLOB_RECURSE mdkv_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/include/mdkv/*.hpp")
+list(SORT mdkv_headers)
+
+add_library(mdkv INTERFACE)
+add_library(mdkv::mdkv ALIAS mdkv)
+target_compile_features(mdkv INTERFACE cxx_std_20)
+target_link_libraries(mdkv INTERFACE Eigen3::Eigen Threads::Threads mdkv::cuda_headers)
+
+if(CMAKE_VERSION VERSION_LESS 3.23)
+    target_include_directories(mdkv INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>")
+else()
+    list(TRANSFORM mdkv_headers PREPEND "${PROJECT_SOURCE_DIR}/include/" OUTPUT_VARIABLE mdkv_header_paths)
+    target_sources(mdkv INTERFACE FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${mdkv_header_paths})
+endif()
+
+file(STRINGS "${PROJECT_SOURCE_DIR}/include/mdkv/core/types.hpp" version_lines REGEX "define MDKV_VERSION_(MAJOR|MINOR|PATCH) ")
+string(REGEX REPLACE "[^0-9;]" "" version_in_header "${version_lines}")
+string(REPLACE ";" "." version_in_header "${version_in_header}")
+if(NOT version_in_header VERSION_EQUAL PROJECT_VERSION)
+    message(FATAL_ERROR "project() says version ${PROJECT_VERSION}, include/mdkv/core/types.hpp says ${version_in_header}")
+endif()

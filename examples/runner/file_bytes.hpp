@@ -1,0 +1,146 @@
+/// \file file_bytes.hpp: the bytes of a whole file, read into memory or mapped, behind one owning view
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "file_error.hpp"
+
+namespace runner
+{
+
+/// How a file's bytes reach memory. A mapped file costs no copy, but if another process truncates it while it is
+/// mapped, the next access to the lost part kills this process (SIGBUS); so reading is the default.
+enum class file_access
+{
+    read,
+    map
+};
+
+/// Read-only bytes together with what keeps them alive; copies share them.
+struct file_bytes
+{
+    std::shared_ptr<void const> owner;
+    std::span<std::byte const> bytes;
+};
+
+namespace detail
+{
+
+class file_descriptor
+{
+public:
+    explicit file_descriptor(int number) noexcept
+        : number_(number)
+    {}
+    file_descriptor(file_descriptor const&)            = delete;
+    file_descriptor& operator=(file_descriptor const&) = delete;
+    ~file_descriptor()
+    {
+        if (number_ >= 0) { ::close(number_); }
+    }
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int number_;
+};
+
+/// Reads up to `wanted.size()` bytes from the descriptor's place on; fewer only when the file ends there.
+inline std::size_t read_fully(int descriptor, std::span<std::byte> wanted, std::string const& path)
+{
+    constexpr std::size_t largest_request = std::size_t{1} << 30; // Linux moves at most 2 GiB in one call
+    std::size_t done                      = 0;
+    while (done < wanted.size())
+    {
+        std::size_t const request = wanted.size() - done < largest_request ? wanted.size() - done : largest_request;
+        ::ssize_t const got       = ::read(descriptor, wanted.data() + done, request);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { throw file_error(path, "cannot be read", done, std::strerror(errno)); }
+        if (got == 0) { break; }
+        done += static_cast<std::size_t>(got);
+    }
+    return done;
+}
+
+inline file_bytes map_descriptor(int descriptor, std::size_t size, std::string const& path)
+{
+    void* const start = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (start == MAP_FAILED) { throw file_error(path, "cannot be mapped", {}, std::strerror(errno)); }
+    std::shared_ptr<void const> owner(start, [size](void const* p) { ::munmap(const_cast<void*>(p), size); });
+    return {std::move(owner), {static_cast<std::byte const*>(start), size}};
+}
+
+/// Memory for file contents: not cleared first, and aligned for the widest vector loads.
+[[nodiscard]] inline std::shared_ptr<std::byte> allocate_bytes(std::size_t size)
+{
+    constexpr auto alignment = std::align_val_t{64};
+    auto* const start        = static_cast<std::byte*>(::operator new(size, alignment));
+    return {start, [](std::byte* p) { ::operator delete(p, alignment); }};
+}
+
+inline file_bytes read_descriptor(int descriptor, std::size_t size, std::string const& path)
+{
+    auto memory = allocate_bytes(size);
+    std::span<std::byte> const whole(memory.get(), size);
+    std::size_t const got = read_fully(descriptor, whole, path);
+    if (got != size)
+    {
+        throw file_error(
+            path, "file shrank while it was read", got, joined(std::to_string(got), " bytes"), std::to_string(size));
+    }
+    return {std::move(memory), whole};
+}
+
+} // namespace detail
+
+/// The bytes of a regular file of at most `most_bytes` bytes. Before anything is allocated or mapped the file must
+/// begin with `magic`, so that a wrong file is refused at once however large it is.
+/// \throws file_error   it cannot be opened, is no regular file, is larger than the limit, begins otherwise
+[[nodiscard]] inline file_bytes load_file(
+    std::string const& path, std::string_view magic, std::uint64_t most_bytes, file_access access)
+{
+    // O_NONBLOCK: opening a pipe nobody writes to must be refused below, not wait for ever.
+    detail::file_descriptor const file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file.number() < 0) { throw file_error(path, "cannot be opened", {}, std::strerror(errno)); }
+    struct ::stat status
+    {};
+    if (::fstat(file.number(), &status) != 0) { throw file_error(path, "has no status", {}, std::strerror(errno)); }
+    if (!S_ISREG(status.st_mode)) { throw file_error(path, "is not a regular file"); }
+    auto const size = static_cast<std::uint64_t>(status.st_size);
+    if (size > most_bytes || size > SIZE_MAX)
+    {
+        throw file_error(
+            path, "file is too large", {}, joined(std::to_string(size), " bytes"), std::to_string(most_bytes));
+    }
+
+    std::string beginning(magic.size(), '\0');
+    std::size_t const got = detail::read_fully(file.number(), std::as_writable_bytes(std::span(beginning)), path);
+    if (std::string_view(beginning).substr(0, got) != magic)
+    {
+        throw file_error(
+            path, joined("does not begin with ", quoted(magic)), 0, quoted(std::string_view(beginning).substr(0, got)));
+    }
+    if (access == file_access::map)
+    {
+        return detail::map_descriptor(file.number(), static_cast<std::size_t>(size), path);
+    }
+    if (::lseek(file.number(), 0, SEEK_SET) != 0)
+    {
+        throw file_error(path, "cannot be read from its start", {}, std::strerror(errno));
+    }
+    return detail::read_descriptor(file.number(), static_cast<std::size_t>(size), path);
+}
+
+} // namespace runner

@@ -1,0 +1,152 @@
+/// \file generate.hpp: mdkv_run generate: answers a prompt from a compressed cache, token by token
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chat.hpp"
+#include "decode.hpp"
+#include "prefill.hpp"
+#include "sampler.hpp"
+#include "sequence_cache.hpp"
+#include "session.hpp"
+#include "terminal.hpp"
+#include "utf8.hpp"
+
+namespace runner
+{
+
+struct generate_options
+{
+    std::string prompt_path;
+    std::string policy_name = "paper";
+    std::optional<std::int64_t> kv_size;
+    std::optional<std::string> budget;
+    std::int64_t max_tokens = 128;
+    double temperature      = 0;
+    std::uint64_t seed      = 0;
+    bool raw                = false; // no chat form around the prompt
+};
+
+namespace detail
+{
+
+/// Prints text as it comes, holding back a character until all of its bytes are there.
+class text_stream
+{
+public:
+    void add(std::string_view bytes)
+    {
+        pending_ += bytes;
+        std::size_t const whole = complete_prefix();
+        std::fwrite(pending_.data(), 1, whole, stdout);
+        std::fflush(stdout);
+        pending_.erase(0, whole);
+    }
+
+    void finish()
+    {
+        std::fwrite(pending_.data(), 1, pending_.size(), stdout);
+        std::fputc('\n', stdout);
+        std::fflush(stdout);
+        pending_.clear();
+    }
+
+private:
+    /// Up to a character whose last bytes are still to come; at most three bytes are held back.
+    [[nodiscard]] std::size_t complete_prefix() const noexcept
+    {
+        for (std::size_t back = 1; back <= 3 && back <= pending_.size(); ++back)
+        {
+            auto const byte = static_cast<unsigned char>(pending_[pending_.size() - back]);
+            if ((byte & 0xC0U) == 0x80U) { continue; } // inside a character
+            std::size_t const length = byte >= 0xF0U ? 4 : byte >= 0xE0U ? 3 : byte >= 0xC0U ? 2 : 1;
+            return length > back ? pending_.size() - back : pending_.size();
+        }
+        return pending_.size();
+    }
+
+    std::string pending_;
+};
+
+[[nodiscard]] inline std::vector<std::int32_t> prompt_tokens(tokenizer const& words, generate_options const& options)
+{
+    std::string const text = read_text(options.prompt_path);
+    if (!options.raw && chat_form_of(words) != chat_form::none) { return encode_chat(words, std::nullopt, text); }
+    std::vector<std::int32_t> tokens = words.encode(text);
+    if (words.add_bos() && words.bos()) { tokens.insert(tokens.begin(), *words.bos()); }
+    return tokens;
+}
+
+} // namespace detail
+
+/// \return the process's exit status: 0, or 130 after Ctrl-C
+template <mdkv::element T>
+int run_generate(session& run, common_options const& common, generate_options const& options)
+{
+    mdkv::budget const limit = options.budget ? parse_budget(*options.budget)
+                                              : mdkv::budget::kv_size(options.kv_size.value_or(512));
+    std::vector<std::int32_t> const prompt = detail::prompt_tokens(run.words(), options);
+    sampler choose{options.temperature, options.seed};
+    auto const now     = [] { return std::chrono::steady_clock::now(); };
+    auto const seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
+
+    model_shape const& shape = run.model().shape();
+    sequence_cache<T> cache{shape, chosen_policy(options.policy_name, common), limit, options.max_tokens};
+    scratch_memory scratch;
+    auto const start = now();
+    std::vector<float> logits;
+    {
+        progress_bar bar{"reading " + std::to_string(prompt.size()) + " tokens"};
+        logits = prefill<T>(
+            run.model(), prompt, common.window, run.executor(),
+            [&](layer_kv<T> const& kv) { cache.compress_layer(kv, run.executor(), scratch); },
+            [&](std::int64_t done, std::int64_t total) {
+                bar.show(done, total);
+                if (interrupt_requested()) { throw interrupted{}; }
+                return true;
+            });
+    }
+    auto const read = now();
+
+    decode_workspace space;
+    detail::text_stream text;
+    std::int64_t made = 0;
+    auto position     = std::ssize(prompt);
+    while (made < options.max_tokens && !interrupt_requested())
+    {
+        std::int32_t const token = choose.next(logits);
+        if (run.words().is_end_of_generation(token)) { break; }
+        text.add(run.words().decode_one(token));
+        ++made;
+        if (made == options.max_tokens || position >= shape.context) { break; }
+        decode_step(
+            run.model(), std::span{&token, 1}, std::span{&position, 1}, run.executor(),
+            [&](std::int64_t layer, std::int64_t, float const* query, float const* key, float const* value, float* out) {
+                cache.attend(layer, query, key, value, out, run.executor());
+            },
+            logits, space);
+        ++position;
+    }
+    text.finish();
+    auto const end = now();
+    std::fprintf(stderr,
+        "\n%zu tokens read in %.1f s (%.2f s of it compressing), %lld made at %.1f a second\n"
+        "KV cache of the prompt: %s, %.1f %% of the full cache's %s (policy %s, %s)\n",
+        prompt.size(), seconds(read - start), cache.compress_seconds(), static_cast<long long>(made),
+        made > 1 ? static_cast<double>(made - 1) / seconds(end - read) : 0.0, size_text(cache.resident_bytes()).c_str(),
+        100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()),
+        size_text(cache.full_bytes()).c_str(), cache.chosen().name.c_str(), mdkv::element_name<T>());
+    return interrupt_requested() ? 130 : 0;
+}
+
+} // namespace runner

@@ -1,0 +1,132 @@
+/// \file main.cpp: mdkv_run: a reference runner that shows the library on a real language model.
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "compare.hpp"
+#include "generate.hpp"
+#include "map.hpp"
+#include "policies.hpp"
+#include "session.hpp"
+#include "terminal.hpp"
+
+namespace
+{
+
+void add_common(CLI::App& command, runner::common_options& common)
+{
+    command.add_option("--model", common.model_path, "GGUF file of a llama-architecture model")->required();
+    command.add_flag("--mmap", common.map_file, "map the file instead of reading it into memory");
+    command.add_option("--threads", common.threads, "threads to use; 0: as many as the machine has")
+        ->check(CLI::Range(0, 1024));
+    command.add_option("--element", common.element, "element type of the cache: f16, bf16 or f32")->capture_default_str();
+    command.add_option("--window", common.window, "last tokens kept as they are")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1 << 20));
+    command.add_option("--pool", common.pool, "neighbours that share a loss, odd; overrides the policy's");
+    command.add_option("--ratios", common.ratios, "rungs such as 0,1/8,1/4,1; overrides the policy's");
+}
+
+int print_policies()
+{
+    for (runner::policy const& p : runner::all_policies()) { std::printf("%-14s %s\n", p.name.c_str(), p.summary.c_str()); }
+    return 0;
+}
+
+int run(int argc, char** argv)
+{
+    CLI::App app{"mdkv_run: language models with a KV cache that gives each token as many bytes as it is worth"};
+    app.require_subcommand(1);
+    runner::common_options common;
+
+    runner::generate_options generate;
+    CLI::App& generate_command = *app.add_subcommand("generate", "answer a prompt from a compressed cache");
+    add_common(generate_command, common);
+    generate_command.add_option("--prompt-file", generate.prompt_path, "text to answer")->required();
+    generate_command.add_option("--policy", generate.policy_name, "see: mdkv_run policies")->capture_default_str();
+    CLI::Option* const size =
+        generate_command.add_option("--kv-size", generate.kv_size, "tokens per KV head the cache may weigh (512)");
+    generate_command
+        .add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
+        ->excludes(size);
+    generate_command.add_option("--max-tokens", generate.max_tokens, "tokens to make at most")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1 << 24));
+    generate_command.add_option("--temperature", generate.temperature, "0 takes the likeliest token")->capture_default_str();
+    generate_command.add_option("--seed", generate.seed, "of the random choice")->capture_default_str();
+    generate_command.add_flag("--raw", generate.raw, "the prompt as it is, without the model's chat form");
+
+    runner::compare_options compare;
+    CLI::App& compare_command = *app.add_subcommand("compare", "measure policies against the full cache on a text");
+    add_common(compare_command, common);
+    compare_command.add_option("--text", compare.text_path, "text to read and go on with")->required();
+    compare_command.add_option("--context", compare.context, "tokens to read and compress")->capture_default_str();
+    compare_command.add_option("--continue", compare.continuation, "tokens to feed after them")->capture_default_str();
+    compare_command.add_option("--kv-size", compare.kv_sizes, "tokens per KV head, comma-separated")
+        ->capture_default_str()
+        ->delimiter(',');
+    compare_command.add_option("--policies", compare.policies, "comma-separated; see: mdkv_run policies")
+        ->capture_default_str()
+        ->delimiter(',');
+    compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");
+
+    runner::map_options map;
+    CLI::App& map_command = *app.add_subcommand("map", "show how many coordinates each token got");
+    add_common(map_command, common);
+    map_command.add_option("--text", map.text_path, "text to read")->required();
+    map_command.add_option("--context", map.context, "tokens to read and compress")->capture_default_str();
+    map_command.add_option("--kv-size", map.kv_size, "tokens per KV head")->capture_default_str();
+    map_command.add_option("--policy", map.policy_name, "see: mdkv_run policies")->capture_default_str();
+    map_command.add_option("--csv", map.csv_path, "file for every token's coordinates");
+    map_command.add_option("--columns", map.columns, "cells across")->capture_default_str();
+
+    CLI::App& policies_command = *app.add_subcommand("policies", "list the policies");
+
+    try
+    {
+        app.parse(argc, argv);
+    }
+    catch (CLI::ParseError const& problem)
+    {
+        return app.exit(problem);
+    }
+    if (policies_command.parsed()) { return print_policies(); }
+
+    runner::catch_interrupts();
+    return runner::with_element(common.element, [&]<mdkv::element T>() {
+        runner::session session{common};
+        if (generate_command.parsed()) { return runner::run_generate<T>(session, common, generate); }
+        if (compare_command.parsed()) { return runner::run_compare<T>(session, common, compare); }
+        return runner::run_map<T>(session, common, map);
+    });
+}
+
+} // namespace
+
+int main(int argc, char** argv)
+{
+    try
+    {
+        return run(argc, argv);
+    }
+    catch (runner::interrupted const&)
+    {
+        std::fputs("stopped\n", stderr);
+        return 130;
+    }
+    catch (std::bad_alloc const&)
+    {
+        std::fputs("mdkv_run: out of memory\n", stderr);
+    }
+    catch (std::exception const& problem)
+    {
+        std::fprintf(stderr, "mdkv_run: %s\n", problem.what());
+    }
+    return 1;
+}

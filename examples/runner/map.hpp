@@ -1,0 +1,166 @@
+/// \file map.hpp: mdkv_run map: how many coordinates each token got, layer by layer and head by head
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include "prefill.hpp"
+#include "sequence_cache.hpp"
+#include "session.hpp"
+#include "terminal.hpp"
+
+namespace runner
+{
+
+struct map_options
+{
+    std::string text_path;
+    std::int64_t context    = 2048;
+    std::int64_t kv_size    = 256;
+    std::string policy_name = "paper";
+    std::string csv_path;
+    std::int64_t columns = 96;
+};
+
+/// Coordinates of every token: [layers, KV heads, tokens].
+struct coordinate_map
+{
+    std::int64_t layers, heads, tokens, most;
+    std::vector<std::int64_t> coordinates;
+
+    [[nodiscard]] std::int64_t at(std::int64_t layer, std::int64_t head, std::int64_t token) const
+    {
+        return coordinates[static_cast<std::size_t>((layer * heads + head) * tokens + token)];
+    }
+};
+
+template <mdkv::element T>
+[[nodiscard]] coordinate_map make_map(session& run, common_options const& common, map_options const& options)
+{
+    auto const tokens = first_tokens(
+        run.words(), options.text_path, options.context, std::to_string(options.context) + " of context");
+    model_shape const& shape = run.model().shape();
+    policy const chosen      = chosen_policy(options.policy_name, common);
+    sequence_cache<T> cache{shape, chosen, mdkv::budget::kv_size(options.kv_size), 0};
+    coordinate_map map{shape.layers, shape.kv_heads, options.context, shape.key_dim,
+        std::vector<std::int64_t>(static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), shape.key_dim)};
+    scratch_memory scratch;
+    progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
+    static_cast<void>(prefill<T>(
+        run.model(), tokens, common.window, run.executor(),
+        [&](layer_kv<T> const& kv) {
+            std::int64_t const compressible = kv.tokens - kv.window;
+            std::vector<std::uint8_t> rungs(static_cast<std::size_t>(shape.kv_heads * compressible));
+            cache.compress_layer(kv, run.executor(), scratch, rungs.data());
+            for (std::int64_t h = 0; h < shape.kv_heads; ++h)
+            {
+                for (std::int64_t t = 0; t < compressible; ++t)
+                {
+                    std::size_t const rung = rungs[static_cast<std::size_t>(h * compressible + t)];
+                    map.coordinates[static_cast<std::size_t>((kv.layer * shape.kv_heads + h) * kv.tokens + t)] =
+                        rung < chosen.ratios.size() ? chosen.ratios.coordinates(rung, shape.key_dim) : shape.key_dim;
+                }
+            }
+        },
+        [&](std::int64_t done, std::int64_t total) {
+            bar.show(done, total);
+            if (interrupt_requested()) { throw interrupted{}; }
+            return true;
+        }));
+    return map;
+}
+
+namespace detail
+{
+
+/// One cell: the mean share of its tokens' coordinates, from 0 to 1. Colours on a terminal, letters elsewhere.
+[[nodiscard]] inline std::string cell(double share, bool colours)
+{
+    if (!colours)
+    {
+        constexpr std::string_view shades = " .:-=+*#%@";
+        auto const i = static_cast<std::size_t>(std::clamp(share * 9.0 + 0.999, 0.0, 9.0));
+        return std::string(1, shades[i]);
+    }
+    // From near black through violet and orange to pale yellow; the square root shows low shares.
+    double const x = std::sqrt(share);
+    auto const mix = [&](double low, double middle, double high) {
+        return static_cast<int>(x < 0.5 ? low + (middle - low) * 2 * x : middle + (high - middle) * (2 * x - 1));
+    };
+    return "\033[48;2;" + std::to_string(mix(10, 190, 252)) + ";" + std::to_string(mix(10, 55, 250)) + ";"
+         + std::to_string(mix(30, 90, 180)) + "m \033[0m";
+}
+
+} // namespace detail
+
+inline void print_map(coordinate_map const& map, std::int64_t columns)
+{
+    bool const colours        = isatty(STDOUT_FILENO) != 0;
+    std::int64_t const across = std::min(columns, map.tokens);
+    for (std::int64_t layer = 0; layer < map.layers; ++layer)
+    {
+        for (std::int64_t head = 0; head < map.heads; ++head)
+        {
+            std::string line;
+            for (std::int64_t c = 0; c < across; ++c)
+            {
+                std::int64_t const begin = map.tokens * c / across;
+                std::int64_t const end   = map.tokens * (c + 1) / across;
+                std::int64_t total       = 0;
+                for (std::int64_t t = begin; t < end; ++t) { total += map.at(layer, head, t); }
+                line += detail::cell(
+                    static_cast<double>(total) / static_cast<double>((end - begin) * map.most), colours);
+            }
+            std::printf("%2lld.%lld |%s|\n", static_cast<long long>(layer), static_cast<long long>(head), line.c_str());
+        }
+    }
+}
+
+/// layer,head,token,coordinates
+/// \throws mdkv::error   the file cannot be written
+inline void write_map(coordinate_map const& map, std::string const& path)
+{
+    std::ofstream file{path};
+    file << "layer,head,token,coordinates\n";
+    for (std::int64_t layer = 0; layer < map.layers; ++layer)
+    {
+        for (std::int64_t head = 0; head < map.heads; ++head)
+        {
+            for (std::int64_t t = 0; t < map.tokens; ++t)
+            {
+                file << layer << ',' << head << ',' << t << ',' << map.at(layer, head, t) << '\n';
+            }
+        }
+    }
+    if (!file.flush()) { throw mdkv::error{path + ": cannot be written"}; }
+}
+
+template <mdkv::element T>
+int run_map(session& run, common_options const& common, map_options const& options)
+{
+    mdkv::expects(options.context >= 1, "context: ", options.context, " is not positive");
+    mdkv::expects(options.columns >= 1, "columns: ", options.columns, " is not positive");
+    coordinate_map const map = make_map<T>(run, common, options);
+    print_map(map, options.columns);
+    std::printf("layer.head down, %lld tokens across; the brighter a cell, the more of its tokens' %lld coordinates are kept "
+                "(policy %s, KV size %lld)\n",
+        static_cast<long long>(map.tokens), static_cast<long long>(map.most), options.policy_name.c_str(),
+        static_cast<long long>(options.kv_size));
+    if (!options.csv_path.empty()) { write_map(map, options.csv_path); }
+    return 0;
+}
+
+} // namespace runner

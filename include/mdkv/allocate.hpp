@@ -1,0 +1,167 @@
+/// \file allocate.hpp: contract of allocate: the rung of every token that loses least within a byte budget (arXiv 2603.20616, sections 4.3, 4.4).
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/contract.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv
+{
+
+/// What each rung costs, in bytes per token and head, and what a head pays to have projected rungs at all. Made from a
+/// ratio set, or filled in by callers whose rungs are something else.
+template <std::size_t R = run_time>
+struct rung_costs
+{
+    static constexpr std::size_t capacity = ratio_set<R>::capacity;
+
+    std::array<index_t, capacity> bytes{};  ///< strictly ascending
+    std::array<bool, capacity> projected{}; ///< needs the head's projection
+    std::size_t rungs  = 0;
+    index_t projection = 0; ///< bytes a head pays for its projections
+
+    rung_costs() = default;
+
+    /// \throws invalid_argument   a rung is no whole number of coordinates
+    constexpr rung_costs(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
+        : rungs{ratios.size()}
+        , projection{projection_bytes(ratios, dims, element_bytes)}
+    {
+        ratios.expects_fit("key", dims.keys);
+        ratios.expects_fit("value", dims.values);
+        for (std::size_t r = 0; r < ratios.size(); ++r)
+        {
+            bytes[r]     = ratios.bytes(r, dims, element_bytes);
+            projected[r] = ratios[r].projected();
+        }
+    }
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept
+    {
+        if constexpr (R != run_time) { return R; }
+        else { return rungs; }
+    }
+
+    /// Whether any rung needs a projection.
+    [[nodiscard]] constexpr bool any_projected() const noexcept
+    {
+        bool any = false;
+        for (std::size_t r = 0; r < size(); ++r) { any = any || projected[r]; }
+        return any;
+    }
+
+    void expects_valid(char const* caller) const
+    {
+        expects(rungs == size() && rungs >= 1, caller, ": costs has ", rungs, " rungs");
+        expects(projection >= 0, caller, ": costs.projection is ", projection, "; it must not be negative");
+        bool unprojected = false;
+        for (std::size_t r = 0; r < rungs; ++r)
+        {
+            expects(bytes[r] >= 0, caller, ": costs.bytes[", r, "] is ", bytes[r], "; it must not be negative");
+            expects(r == 0 || bytes[r] > bytes[r - 1], caller, ": costs.bytes must ascend; [", r, "] = ", bytes[r],
+                " does not exceed ", bytes[r == 0 ? 0 : r - 1]);
+            unprojected = unprojected || !projected[r];
+        }
+        static_cast<void>(unprojected);
+    }
+};
+
+template <std::size_t R>
+rung_costs(ratio_set<R>, head_dims, index_t) -> rung_costs<R>;
+
+/// How the multiplier is searched.
+enum class search : std::uint8_t
+{
+    thresholds, ///< exactly, as a weighted selection among the tokens' own thresholds: two passes over the losses
+    bisection   ///< by halving an interval, as the paper describes it: about sixty passes, the same result to rounding
+};
+
+struct allocate_options
+{
+    mdkv::search search = mdkv::search::thresholds;
+
+    /// Spend what the multiplier leaves over, on upgrades in order of loss saved per byte.
+    bool spend_leftover = true;
+
+    /// Give every head the same number of tokens at every rung, for engines that store rectangles.
+    bool same_count_per_head = false;
+};
+
+enum class allocation_status : std::uint8_t
+{
+    optimal,         ///< the dual optimum, leftover spent
+    everything_kept, ///< the limit holds every token at its costliest rung
+    unprojected_only,///< the limit could not hold the projections; projected rungs were left out
+    non_finite_loss, ///< a loss was NaN or infinite: such tokens were given the cheapest rung; the limit still holds
+    over_limit       ///< even the cheapest rungs exceed the limit; every token has the cheapest one
+};
+
+/// What allocate did, in absolute units.
+struct allocation
+{
+    allocation_status status = allocation_status::optimal;
+    double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
+    double loss              = 0; ///< sum of the losses of the chosen rungs
+    double dual              = 0; ///< lower bound on the loss of any allocation within the limit
+    index_t limit            = 0; ///< bytes allowed for tokens and projections
+    index_t token_bytes      = 0; ///< bytes the chosen rungs take
+    index_t charged_bytes    = 0; ///< bytes set aside for projections
+    std::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
+
+    /// How far the loss can be from the best one at most; 0 when the dual is tight.
+    [[nodiscard]] constexpr double gap() const noexcept { return loss - dual; }
+};
+
+/// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
+/// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, and the smallest
+/// multiplier whose choice fits is found; what is left is spent on the upgrades that save most per byte. Ties go to the
+/// cheaper rung, then to the lower head, then to the lower position.
+/// With one limit the heads of the layer share it (MixedDimKV); with H limits each head has its own (MixedDimKV-H).
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
+/// \param[in]  costs    bytes of each rung
+/// \param[in]  limits   [1] or [H]  bytes for tokens and projections (the window not included)
+/// \param[in]  options  search and leftover
+/// \param[out] rung     [H, N]     index of the chosen rung
+/// \param[out] report   [1] or [H], as many as limits
+/// \pre    costs ascend; 1 <= R <= 16
+/// \cost   two passes over the losses, O(R^2) a token; scratch O(H*R*N) for the candidates near the multiplier
+/// \sync   returns when done (cpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads
+/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/allocate.cpp, docs/numerics.md; data the call cannot serve (NaN losses, a limit below the cheapest
+///         rungs) is told in report.status, so that the same contract holds on a device
+template <backend B, std::size_t R>
+void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs, in_view<index_t, 1, B> limits,
+    allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
+{
+    static_assert(requires { allocate_impl(on, loss, costs, limits, options, rung, report); },
+        MDKV_DETAIL_NO_IMPLEMENTATION(allocate));
+    bool const dry      = detail::dry_run(on);
+    index_t const heads = loss.extent(0);
+    costs.expects_valid("allocate");
+    expects(limits.extent(0) == 1 || limits.extent(0) == heads, "allocate: limits has ", limits.extent(0),
+        " entries; it must have 1 (shared) or ", heads, " (one a head)");
+    expects(!options.same_count_per_head || limits.extent(0) == 1,
+        "allocate: same_count_per_head needs one shared limit, got ", limits.extent(0));
+    detail::argument const l{"allocate", "loss", loss};
+    detail::argument const b{"allocate", "limits", limits};
+    detail::argument const r{"allocate", "rung", rung};
+    detail::argument const a{"allocate", "report", report};
+    l.shape({heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N").data(dry).aligned();
+    b.data(dry).aligned();
+    r.shape({heads, loss.extent(2)}, "H,N").data(dry).unique().apart_from(l).apart_from(b);
+    a.shape({limits.extent(0)}, "1 or H").data(dry).aligned().unique().apart_from(l).apart_from(b).apart_from(r);
+    allocate_impl(on, loss, costs, limits, options, rung, report);
+}
+
+} // namespace mdkv

@@ -1,0 +1,42 @@
+/// \file append.hpp: contract of append: one new token into the cache's tail, uncompressed.
+#pragma once
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/contract.hpp>
+
+namespace mdkv
+{
+
+/// Adds one token to every head's tail, in place.
+///
+/// \param on         backend
+/// \param[in] key    [H, D]   after position encoding (positions go on from the prompt's true length), any element type
+/// \param[in] value  [H, Dv]
+/// \param     cache  the tail must have room
+/// \cost   writes one token; no scratch, no allocation
+/// \sync   returns when done (cpu)
+/// \order  deterministic
+/// \throws invalid_argument        a shape disagrees
+/// \throws insufficient_workspace  the tail is full (naming its capacity); grow it with `cpu::cache::reserve_tail`.
+///                                 Nothing was changed in either case
+/// \see    tests/append.cpp
+template <backend B, element T, element U>
+void append(B const& on, in_view<U, 2, B> key, in_view<U, 2, B> value, cache_view<T, B::memory_space> const& cache)
+{
+    static_assert(requires { append_impl(on, key, value, cache); }, MDKV_DETAIL_NO_IMPLEMENTATION(append));
+    bool const dry = detail::dry_run(on);
+    detail::argument const k{"append", "key", key};
+    detail::argument const v{"append", "value", value};
+    k.shape({cache.layout.heads, cache.layout.dims.keys}, "H,D").data(dry);
+    v.shape({cache.layout.heads, cache.layout.dims.values}, "H,Dv").data(dry);
+    expects(dry || cache.appended != nullptr, "append: cache has no directory");
+    auto const tail = cache.tail_bytes_view();
+    detail::argument const t{"append", "cache.tail", tail};
+    t.data(dry).apart_from(k).apart_from(v);
+    append_impl(on, key, value, cache);
+}
+
+} // namespace mdkv

@@ -1,0 +1,97 @@
+/// \file basis.hpp: contract of fit_basis: the head-wise PCA basis that makes leading coordinates matter most (arXiv 2603.20616, section 4.1).
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/contract.hpp>
+
+namespace mdkv
+{
+
+/// Adds every head's uncentred second moment X'X to `gram`, so that chunks of a prompt add up to the whole of it.
+///
+/// \param on               backend: threads, scratch
+/// \param[in]     samples  [H, S, D]  keys (after position encoding) or values of one layer; S may be 0
+/// \param[in,out] gram     [H, D, D]  sum over the samples seen so far, both triangles; start from zeros
+/// \pre    D >= 1; samples are finite (a NaN or infinity spoils every direction; see `expects_finite`)
+/// \cost   O(H*S*D*D) multiply-adds, samples read once; scratch O(H*D*D)
+/// \sync   returns when done (cpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; float products, double sums over blocks
+/// \throws invalid_argument        a shape disagrees, an output overlaps (nothing was changed)
+/// \throws insufficient_workspace  naming the size needed
+/// \see    tests/basis.cpp, docs/numerics.md
+template <backend B, element T>
+void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
+{
+    static_assert(requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis));
+    index_t const heads = samples.extent(0);
+    index_t const dim   = samples.extent(2);
+    bool const dry      = detail::dry_run(on);
+    expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
+    detail::argument const x{"accumulate_gram", "samples", samples};
+    detail::argument const g{"accumulate_gram", "gram", gram};
+    x.data(dry);
+    g.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x);
+    accumulate_gram_impl(on, samples, gram);
+}
+
+/// Eigenvectors of every head's Gram matrix, strongest first.
+///
+/// \param on           backend
+/// \param[in]  gram    [H, D, D]  symmetric, non-negative definite up to rounding
+/// \param[out] basis   [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy; always complete
+/// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
+/// \pre    gram is finite
+/// \cost   O(H*D^3); allocates O(D*D) per head through the linear algebra library, the only stage that allocates
+/// \sync   returns when done (cpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head)
+/// \throws std::bad_alloc     the linear algebra library could not allocate
+/// \see    tests/basis.cpp
+template <backend B>
+void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
+{
+    static_assert(requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis));
+    index_t const heads = gram.extent(0);
+    index_t const dim   = gram.extent(2);
+    bool const dry      = detail::dry_run(on);
+    detail::argument const g{"eigenbasis", "gram", gram};
+    detail::argument const u{"eigenbasis", "basis", basis};
+    detail::argument const e{"eigenbasis", "energy", energy};
+    g.shape({heads, dim, dim}, "HDD").data(dry).aligned();
+    u.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(g);
+    e.shape({heads, dim}, "HD").data(dry).aligned().unique().apart_from(g).apart_from(u);
+    eigenbasis_impl(on, gram, basis, energy);
+}
+
+/// The PCA basis of every head: accumulate_gram from zero, then eigenbasis.
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  samples  [H, S, D]  keys (after position encoding) or values; S < D is completed to a whole basis
+/// \param[out] basis    [H, D, D]  orthonormal rows, strongest first
+/// \param[out] energy   [H, D]     non-increasing sums of squares along the rows, >= 0
+/// \pre    samples are finite
+/// \cost   O(H*S*D*D + H*D^3), samples read once; scratch O(H*D*D); allocates as eigenbasis does
+/// \sync   returns when done (cpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
+/// \throws invalid_argument, insufficient_workspace, std::bad_alloc   as its two parts
+/// \see    tests/basis.cpp
+template <backend B, element T>
+void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
+{
+    static_assert(requires { fit_basis_impl(on, samples, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis));
+    index_t const heads = samples.extent(0);
+    index_t const dim   = samples.extent(2);
+    bool const dry      = detail::dry_run(on);
+    expects(heads == 0 || dim >= 1, "fit_basis: samples [H, S, D] has D = 0");
+    detail::argument const x{"fit_basis", "samples", samples};
+    detail::argument const u{"fit_basis", "basis", basis};
+    detail::argument const e{"fit_basis", "energy", energy};
+    x.data(dry);
+    u.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x);
+    e.shape({heads, dim}, "HD").data(dry).aligned().unique().apart_from(x).apart_from(u);
+    fit_basis_impl(on, samples, basis, energy);
+}
+
+} // namespace mdkv

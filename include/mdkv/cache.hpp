@@ -1,0 +1,176 @@
+/// \file cache.hpp: the packed layout of one layer's compressed cache, and the view every writer and reader of it takes (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv
+{
+
+// One layer's cache is one block of bytes (the arena) and a small directory. Nothing is padded: the arena holds exactly
+// what is charged to the budget. Per head, one after another:
+//
+//   key projection    [Dk, columns]   element type   leading columns of the key basis, if a projected rung is in use
+//   value projection  [columns, Dv]   element type   leading rows of the value basis
+//   rung 1            keys, values    of the tokens at that rung, positions ascending
+//   rung 2            keys, values
+//   ...
+//   exact run         keys, values    tokens at the full rung, then the window: original vectors
+//
+// and beside the arena the tail: per head one exact run with room for tail_capacity appended tokens.
+//
+// A run of n tokens with r coordinates each, row_layout::tiles16:
+//
+//   keys    tiles of 16 tokens, each [r, 16]: coordinate by coordinate, so that 16 logits grow side by side; the last
+//           tile of a run of n tokens (n the capacity, for a tail) has n mod 16 tokens and is as much narrower
+//   values  [n, r] token by token, so that a weighted sum reads them once in order
+
+/// How the rows of a run are arranged. A backend writes the arrangement it reads best.
+enum class row_layout : std::uint8_t
+{
+    tiles16
+};
+
+inline constexpr index_t tile_tokens = 16;
+
+/// What every head of a cache has in common.
+struct cache_layout
+{
+    index_t heads  = 0; // H
+    index_t window = 0; // W
+    head_dims dims;
+    std::size_t rungs     = 0;
+    std::size_t full_rung = 0;                       // == rungs when no rung keeps the original vector
+    std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
+    std::array<index_t, max_rungs> value_coordinates{}; // by rung
+    row_layout rows = row_layout::tiles16;
+
+    cache_layout() = default;
+
+    /// \throws invalid_argument   a rung is no whole number of coordinates, or a size is negative
+    template <std::size_t R>
+    constexpr cache_layout(ratio_set<R> const& ratios, index_t heads_, index_t window_, head_dims dims_)
+        : heads{heads_}
+        , window{window_}
+        , dims{dims_}
+        , rungs{ratios.size()}
+        , full_rung{ratios.full_rung()}
+    {
+        expects(heads >= 0 && window >= 0, "cache_layout: heads (", heads, ") and window (", window,
+            ") must not be negative");
+        ratios.expects_fit("key", dims.keys);
+        ratios.expects_fit("value", dims.values);
+        for (std::size_t r = 0; r < rungs; ++r)
+        {
+            key_coordinates[r]   = ratios.coordinates(r, dims.keys);
+            value_coordinates[r] = ratios.coordinates(r, dims.values);
+        }
+    }
+
+    /// Stored through the head's projections.
+    [[nodiscard]] constexpr bool projected(std::size_t r) const noexcept
+    {
+        return key_coordinates[r] > 0 && r != full_rung;
+    }
+
+    [[nodiscard]] friend constexpr bool operator==(cache_layout const&, cache_layout const&) noexcept = default;
+};
+
+/// A run of tokens in the arena.
+struct run_entry
+{
+    index_t tokens = 0;
+    index_t keys   = 0; ///< byte offset in the arena
+    index_t values = 0; ///< byte offset in the arena
+
+    [[nodiscard]] friend constexpr bool operator==(run_entry const&, run_entry const&) noexcept = default;
+};
+
+/// Directory entry of one head.
+struct head_entry
+{
+    std::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
+    run_entry exact;                         ///< full-rung tokens, then the window
+    index_t key_projection   = 0;            ///< byte offset of [Dk, key_columns]
+    index_t value_projection = 0;            ///< byte offset of [value_columns, Dv]
+    index_t key_columns      = 0;            ///< widest projected rung in use; 0: no projection stored
+    index_t value_columns    = 0;
+
+    [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
+};
+
+/// One layer's cache: everything a kernel needs, by value. Does not own its memory; `cpu::cache` does.
+template <element T, space S>
+struct cache_view
+{
+    cache_layout layout;
+    std::byte* arena      = nullptr; // [arena_bytes]
+    index_t arena_bytes   = 0;
+    head_entry* heads     = nullptr; // [H]
+    std::byte* tail       = nullptr; // [H] runs of tail_capacity tokens: keys, then values
+    index_t tail_capacity = 0;
+    index_t* appended     = nullptr; // [1] tokens in the tail, the same for every head
+
+    using element_type                  = T;
+    static constexpr space memory_space = S;
+
+    /// Bytes of one head's part of the tail.
+    [[nodiscard]] constexpr index_t tail_head_bytes() const noexcept
+    {
+        return tail_capacity * (layout.dims.keys + layout.dims.values) * index_t{sizeof(T)};
+    }
+
+    /// The memory itself, for checks that nothing else lies in it.
+    [[nodiscard]] constexpr mdkv::view<std::byte const, 1, S> arena_bytes_view() const
+    {
+        return detail::make_view<std::byte const, S, 1>(arena, {arena_bytes}, {1});
+    }
+    [[nodiscard]] constexpr mdkv::view<std::byte const, 1, S> tail_bytes_view() const
+    {
+        return detail::make_view<std::byte const, S, 1>(tail, {layout.heads * tail_head_bytes()}, {1});
+    }
+};
+
+/// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
+/// The one place where offsets are decided; the sum over the heads is the arena's size.
+template <element T>
+[[nodiscard]] constexpr index_t lay_out_head(
+    cache_layout const& layout, std::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry) noexcept
+{
+    constexpr index_t bytes = sizeof(T);
+    entry                   = head_entry{};
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        if (tokens[r] == 0 || !layout.projected(r)) { continue; }
+        entry.key_columns   = layout.key_coordinates[r] > entry.key_columns ? layout.key_coordinates[r] : entry.key_columns;
+        entry.value_columns = layout.value_coordinates[r] > entry.value_columns ? layout.value_coordinates[r]
+                                                                                : entry.value_columns;
+    }
+    auto const place = [&](index_t count) {
+        index_t const at = offset;
+        offset += count * bytes;
+        return at;
+    };
+    entry.key_projection   = place(layout.dims.keys * entry.key_columns);
+    entry.value_projection = place(entry.value_columns * layout.dims.values);
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        if (!layout.projected(r)) { continue; }
+        entry.runs[r].tokens = tokens[r];
+        entry.runs[r].keys   = place(tokens[r] * layout.key_coordinates[r]);
+        entry.runs[r].values = place(tokens[r] * layout.value_coordinates[r]);
+    }
+    entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window;
+    entry.exact.keys   = place(entry.exact.tokens * layout.dims.keys);
+    entry.exact.values = place(entry.exact.tokens * layout.dims.values);
+    if (layout.full_rung < layout.rungs) { entry.runs[layout.full_rung] = entry.exact; }
+    return offset;
+}
+
+} // namespace mdkv

@@ -1,0 +1,130 @@
+/// \file budget.hpp: how much memory one layer may keep, in the units people use, converted exactly to bytes.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv
+{
+
+/// The sizes of one layer of one sequence.
+struct layer_shape
+{
+    index_t heads  = 0; ///< H, KV heads
+    index_t group  = 1; ///< G, query heads per KV head
+    index_t tokens = 0; ///< N, prompt tokens that may be compressed (the window excluded)
+    index_t window = 0; ///< W, prompt tokens kept as they are
+    head_dims dims;     ///< D, Dv
+    index_t element_bytes = 0;
+
+    /// Bytes of one token of one head, keys and values, uncompressed.
+    [[nodiscard]] constexpr index_t token_bytes() const { return (dims.keys + dims.values) * element_bytes; }
+
+    /// Bytes of the whole uncompressed cache.
+    [[nodiscard]] constexpr index_t full_bytes() const
+    {
+        return checked_multiply(checked_multiply(heads, checked_add(tokens, window)), token_bytes());
+    }
+
+    /// Bytes of the window, which every budget must hold.
+    [[nodiscard]] constexpr index_t window_bytes() const
+    {
+        return checked_multiply(checked_multiply(heads, window), token_bytes());
+    }
+
+    /// \throws invalid_argument   a size is negative, or a dimension is zero
+    constexpr void expects_valid(char const* caller) const
+    {
+        expects(heads >= 0, caller, ": heads is ", heads, "; it must not be negative");
+        expects(group >= 1, caller, ": group is ", group, "; it must be at least 1");
+        expects(tokens >= 0, caller, ": tokens is ", tokens, "; it must not be negative");
+        expects(window >= 0, caller, ": window is ", window, "; it must not be negative");
+        expects(dims.keys >= 1 && dims.values >= 1, caller, ": head dimensions are ", dims.keys, " and ", dims.values,
+            "; they must be at least 1");
+        expects(element_bytes >= 1, caller, ": element_bytes is ", element_bytes, "; it must be at least 1");
+        constexpr index_t most_tokens = INT32_MAX; // kept positions are 32-bit
+        expects<size_overflow>(tokens <= most_tokens && window <= most_tokens, caller, ": ", tokens, " + ", window,
+            " tokens are more than the limit of ", most_tokens);
+        static_cast<void>(full_bytes());
+    }
+};
+
+/// What one layer may keep: window, kept tokens and projections together. Tokens appended while decoding come on top.
+class budget
+{
+public:
+    [[nodiscard]] static constexpr budget bytes(index_t n) { return {unit::bytes, n, 1}; }
+
+    /// T uncompressed tokens per KV head.
+    [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::tokens_per_kv_head, tokens, 1}; }
+
+    /// T uncompressed tokens per query head: G times kv_size(T), the accounting of caches that repeat KV heads.
+    [[nodiscard]] static constexpr budget kv_size_per_query_head(index_t tokens)
+    {
+        return {unit::tokens_per_query_head, tokens, 1};
+    }
+
+    /// num/den of the uncompressed cache, rounded down to a byte.
+    [[nodiscard]] static constexpr budget fraction(index_t num, index_t den)
+    {
+        expects(den >= 1, "budget: the denominator is ", den, "; it must be at least 1");
+        return {unit::fraction, num, den};
+    }
+
+    /// The budget of one layer, in bytes.
+    /// \throws size_overflow   it leaves 64 bits
+    [[nodiscard]] constexpr index_t in_bytes(layer_shape const& shape) const
+    {
+        switch (unit_)
+        {
+        case unit::bytes: return num_;
+        case unit::tokens_per_kv_head: return per_head(shape, num_);
+        case unit::tokens_per_query_head: return per_head(shape, checked_multiply(num_, shape.group));
+        case unit::fraction: break;
+        }
+        index_t const whole = shape.full_bytes();
+        // whole * num / den without leaving 64 bits on the way
+        return checked_add(checked_multiply(whole / den_, num_), checked_multiply(whole % den_, num_) / den_);
+    }
+
+private:
+    enum class unit : std::uint8_t
+    {
+        bytes,
+        tokens_per_kv_head,
+        tokens_per_query_head,
+        fraction
+    };
+
+    constexpr budget(unit u, index_t num, index_t den)
+        : num_{num}
+        , den_{den}
+        , unit_{u}
+    {
+        expects(num >= 0, "budget: ", num, " is negative");
+    }
+
+    [[nodiscard]] static constexpr index_t per_head(layer_shape const& shape, index_t tokens)
+    {
+        return checked_multiply(checked_multiply(shape.heads, tokens), shape.token_bytes());
+    }
+
+    index_t num_;
+    index_t den_;
+    unit unit_;
+};
+
+/// Bytes of the projections one head keeps when it stores tokens at projected rungs: the leading columns of its two
+/// bases, as many as the widest projected rung has coordinates.
+template <std::size_t R>
+[[nodiscard]] constexpr index_t projection_bytes(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
+{
+    return (dims.keys * ratios.widest_projection(dims.keys) + dims.values * ratios.widest_projection(dims.values))
+         * element_bytes;
+}
+
+} // namespace mdkv

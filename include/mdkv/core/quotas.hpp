@@ -1,0 +1,160 @@
+/// \file quotas.hpp: shares of a budget for each head, exact to the byte, for MixedDimKV-H (arXiv 2603.20616, section 4.4)
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+namespace mdkv
+{
+
+namespace detail
+{
+
+inline void expects_quotas(char const* caller, std::span<index_t const> quotas, std::span<index_t const> capacity)
+{
+    expects(quotas.size() == capacity.size(), caller, ": ", quotas.size(), " quotas and ", capacity.size(), " capacities");
+    index_t total = 0;
+    for (std::size_t h = 0; h < quotas.size(); ++h)
+    {
+        expects(quotas[h] >= 0, caller, ": quotas[", h, "] is ", quotas[h], "; it must not be negative");
+        expects(capacity[h] >= 0, caller, ": capacity[", h, "] is ", capacity[h], "; it must not be negative");
+        total = checked_add(total, quotas[h]);
+    }
+}
+
+} // namespace detail
+
+/// Splits `total` in proportion to the weights, by largest remainder: every part is its share rounded down, and what is
+/// missing goes one by one to the largest remainders, ties to the lower index. The parts add up to `total` exactly.
+/// Weights that are all zero count as equal.
+/// \throws invalid_argument   the sizes differ, the total or a weight is negative, a weight or their sum is not finite,
+///         or there is a total but nobody to take it
+inline void split_exactly(index_t total, std::span<double const> weights, std::span<index_t> out)
+{
+    expects(total >= 0, "split_exactly: total is ", total, "; it must not be negative");
+    expects(weights.size() == out.size(), "split_exactly: ", weights.size(), " weights for ", out.size(), " parts");
+    expects(total == 0 || !weights.empty(), "split_exactly: ", total, " cannot be split into no parts");
+    double sum = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i)
+    {
+        expects(std::isfinite(weights[i]) && weights[i] >= 0, "split_exactly: weights[", i, "] is ", weights[i],
+            "; it must be finite and not negative");
+        sum += weights[i];
+    }
+    expects(std::isfinite(sum), "split_exactly: the weights add up to ", sum);
+
+    std::vector<double> remainder(weights.size());
+    std::vector<std::size_t> order;
+    index_t missing = total;
+    for (std::size_t i = 0; i < weights.size(); ++i)
+    {
+        double const share = sum > 0 ? static_cast<double>(total) * (weights[i] / sum)
+                                     : static_cast<double>(total) / static_cast<double>(weights.size());
+        // The double of a total beyond 53 bits may exceed it.
+        out[i]       = share >= static_cast<double>(missing) ? missing : static_cast<index_t>(share);
+        remainder[i] = share - std::floor(share);
+        missing -= out[i];
+        if (sum == 0 || weights[i] > 0) { order.push_back(i); }
+    }
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return remainder[a] > remainder[b]; });
+    // More is missing than there are parts only where a total beyond 53 bits was rounded.
+    auto const parts = static_cast<index_t>(order.size());
+    for (std::size_t k = 0; k < order.size(); ++k)
+    {
+        out[order[k]] += missing / parts + (static_cast<index_t>(k) < missing % parts ? 1 : 0);
+    }
+}
+
+/// What a head cannot use of its quota goes to the others, in proportion to their quotas (equally among quotas of zero),
+/// until it settles. Returns what nobody could use; quotas and that add up to what they were.
+/// \param quotas    in and out
+/// \param capacity  the most each head can use
+/// \throws invalid_argument   the sizes differ, a number is negative (nothing was changed)
+[[nodiscard]] inline index_t spread_surplus(std::span<index_t> quotas, std::span<index_t const> capacity)
+{
+    detail::expects_quotas("spread_surplus", quotas, capacity);
+    std::vector<std::size_t> open;
+    std::vector<double> weights;
+    std::vector<index_t> extra;
+    // Every round but the last fills at least one head.
+    while (true)
+    {
+        index_t surplus = 0;
+        open.clear();
+        weights.clear();
+        for (std::size_t h = 0; h < quotas.size(); ++h)
+        {
+            if (quotas[h] > capacity[h])
+            {
+                surplus += quotas[h] - capacity[h];
+                quotas[h] = capacity[h];
+            }
+            else if (quotas[h] < capacity[h])
+            {
+                open.push_back(h);
+                weights.push_back(static_cast<double>(quotas[h]));
+            }
+        }
+        if (surplus == 0 || open.empty()) { return surplus; }
+        extra.resize(open.size());
+        split_exactly(surplus, weights, extra);
+        for (std::size_t k = 0; k < open.size(); ++k) { quotas[open[k]] += extra[k]; }
+    }
+}
+
+/// What a head cannot use of its quota is lost (as HeadKV's slicing does it). Returns how much that was.
+/// \throws invalid_argument   the sizes differ, a number is negative (nothing was changed)
+[[nodiscard]] inline index_t clip_surplus(std::span<index_t> quotas, std::span<index_t const> capacity)
+{
+    detail::expects_quotas("clip_surplus", quotas, capacity);
+    index_t lost = 0;
+    for (std::size_t h = 0; h < quotas.size(); ++h)
+    {
+        lost += std::max<index_t>(quotas[h] - capacity[h], 0);
+        quotas[h] = std::min(quotas[h], capacity[h]);
+    }
+    return lost;
+}
+
+/// How quotas of query heads become the quota of the KV head they share.
+enum class accounting : std::uint8_t
+{
+    per_query_head, ///< their sum: the budget counts a KV head once for every query head
+    per_kv_head     ///< their mean, rounded half to even: the budget counts a KV head once
+};
+
+/// Query heads h * group ... h * group + group - 1 share KV head h.
+/// \throws invalid_argument   the sizes disagree, the group is below 1, a quota is negative
+inline void quotas_of_kv_heads(std::span<index_t const> query_heads, index_t group, accounting how,
+    std::span<index_t> kv_heads)
+{
+    expects(group >= 1, "quotas_of_kv_heads: group is ", group, "; it must be at least 1");
+    auto const members = static_cast<std::size_t>(group);
+    expects(query_heads.size() % members == 0 && query_heads.size() / members == kv_heads.size(),
+        "quotas_of_kv_heads: ", query_heads.size(), " query heads in groups of ", group, " do not share ", kv_heads.size(),
+        " KV heads");
+    for (std::size_t q = 0; q < query_heads.size(); ++q)
+    {
+        expects(query_heads[q] >= 0, "quotas_of_kv_heads: query_heads[", q, "] is ", query_heads[q],
+            "; it must not be negative");
+    }
+    for (std::size_t h = 0; h < kv_heads.size(); ++h)
+    {
+        index_t sum = 0;
+        for (std::size_t m = 0; m < members; ++m) { sum = checked_add(sum, query_heads[h * members + m]); }
+        index_t const whole = sum / group;
+        index_t const twice = 2 * (sum % group);
+        bool const up       = twice > group || (twice == group && whole % 2 != 0);
+        kv_heads[h]         = how == accounting::per_query_head ? sum : whole + (up ? 1 : 0);
+    }
+}
+
+} // namespace mdkv

@@ -1,0 +1,200 @@
+/// \file ratios.hpp: rungs and ratio sets: the ways a token may be stored, and what each costs (arXiv 2603.20616, section 4).
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace mdkv
+{
+
+/// How the coordinates of a stored token are written.
+enum class storage : std::uint8_t
+{
+    plain ///< in the cache's element type
+};
+
+/// One way to store a token: the first num/den of its D coordinates in the head's basis, written as `kind`.
+/// 0 drops the token; 1 keeps the original vector, in the original basis.
+struct rung
+{
+    std::int32_t num = 0;
+    std::int32_t den = 1;
+    storage kind     = storage::plain;
+
+    [[nodiscard]] constexpr bool dropped() const noexcept { return num == 0; }
+    [[nodiscard]] constexpr bool full() const noexcept { return num == den; }
+    /// Stored in the head's basis, so that the head must keep a projection to read it.
+    [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && !full(); }
+
+    [[nodiscard]] friend constexpr bool operator==(rung const&, rung const&) noexcept = default;
+};
+
+inline constexpr rung drop{0, 1};
+inline constexpr rung full{1, 1};
+
+/// `part(1, 8)`: the first eighth of the coordinates.
+[[nodiscard]] constexpr rung part(std::int32_t num, std::int32_t den) noexcept
+{
+    return {num, den};
+}
+
+/// What to do where num/den of D is not a whole number of coordinates.
+enum class rounding : std::uint8_t
+{
+    exact, ///< refuse
+    down   ///< round down, but keep at least one coordinate
+};
+
+/// Head dimensions of keys and values.
+struct head_dims
+{
+    index_t keys   = 0; // D
+    index_t values = 0; // Dv
+
+    [[nodiscard]] friend constexpr bool operator==(head_dims const&, head_dims const&) noexcept = default;
+};
+
+/// The most rungs a ratio set may have; fixes the size of the small tables that kernels take by value.
+inline constexpr std::size_t max_rungs = 16;
+
+/// Number of rungs known only at run time.
+inline constexpr std::size_t run_time = 0;
+
+/// An ordered set of rungs, cheapest first. `ratio_set{drop, part(1, 8), part(1, 4), full}` fixes the number of rungs at
+/// compile time and is checked there when constexpr; `ratio_set<>{rungs}` takes them from a span at run time.
+template <std::size_t R = run_time>
+class ratio_set
+{
+public:
+    static constexpr std::size_t capacity = R == run_time ? max_rungs : R;
+
+    template <class... Rungs>
+        requires(R != run_time && sizeof...(Rungs) == R && (std::same_as<Rungs, rung> && ...))
+    constexpr ratio_set(Rungs... rungs) // implicit: a braced list of rungs is a ratio set
+        : rungs_{rungs...}
+        , size_{R}
+    {
+        validate();
+    }
+
+    /// \throws invalid_argument   empty, too many, out of order, or a rung outside [0, 1]
+    constexpr explicit ratio_set(std::span<rung const> rungs, rounding round = rounding::exact)
+        : size_{rungs.size()}
+        , round_{round}
+    {
+        expects(size_ >= 1, "ratio_set: it must have at least one rung");
+        expects(size_ <= capacity, "ratio_set: ", size_, " rungs are more than the limit of ", capacity);
+        expects(R == run_time || size_ == R, "ratio_set: ", size_, " rungs given for a set of ", R);
+        for (std::size_t i = 0; i < size_; ++i) { rungs_[i] = rungs[i]; }
+        validate();
+    }
+
+    /// The same set with another rule for fractions of D.
+    [[nodiscard]] constexpr ratio_set rounded(rounding round) const noexcept
+    {
+        ratio_set copy = *this;
+        copy.round_    = round;
+        return copy;
+    }
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept
+    {
+        if constexpr (R != run_time) { return R; }
+        else { return size_; }
+    }
+    [[nodiscard]] constexpr rung const& operator[](std::size_t r) const noexcept { return rungs_[r]; }
+    [[nodiscard]] constexpr rung const* begin() const noexcept { return rungs_.data(); }
+    [[nodiscard]] constexpr rung const* end() const noexcept { return rungs_.data() + size(); }
+
+    /// Coordinates that rung r keeps of a vector of dimension `dim`.
+    [[nodiscard]] constexpr index_t coordinates(std::size_t r, index_t dim) const noexcept
+    {
+        rung const& u = rungs_[r];
+        if (u.dropped()) { return 0; }
+        index_t const kept = dim * u.num / u.den;
+        return kept < 1 ? 1 : kept;
+    }
+
+    /// Bytes of one token at rung r, keys and values together.
+    [[nodiscard]] constexpr index_t bytes(std::size_t r, head_dims dims, index_t element_bytes) const noexcept
+    {
+        return (coordinates(r, dims.keys) + coordinates(r, dims.values)) * element_bytes;
+    }
+
+    /// Coordinates of the widest projected rung; 0 when the set has none.
+    [[nodiscard]] constexpr index_t widest_projection(index_t dim) const noexcept
+    {
+        index_t widest = 0;
+        for (std::size_t r = 0; r < size(); ++r)
+        {
+            index_t const kept = rungs_[r].projected() ? coordinates(r, dim) : 0;
+            widest             = kept > widest ? kept : widest;
+        }
+        return widest;
+    }
+
+    /// Index of the rung that keeps the original vector; size() when there is none.
+    [[nodiscard]] constexpr std::size_t full_rung() const noexcept
+    {
+        std::size_t r = 0;
+        while (r < size() && !rungs_[r].full()) { ++r; }
+        return r;
+    }
+
+    [[nodiscard]] constexpr bool can_drop() const noexcept { return rungs_[0].dropped(); }
+
+    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two are the same number.
+    /// \throws invalid_argument   naming the rung and the dimension
+    constexpr void expects_fit(char const* name, index_t dim) const
+    {
+        index_t previous = -1;
+        for (std::size_t r = 0; r < size(); ++r)
+        {
+            rung const& u = rungs_[r];
+            expects(round_ == rounding::down || dim * u.num % u.den == 0, "ratio_set: rung ", r, " (", u.num, "/", u.den,
+                ") of ", name, " dimension ", dim, " is not a whole number of coordinates");
+            index_t const kept = coordinates(r, dim);
+            expects(kept > previous, "ratio_set: rungs ", r - 1, " and ", r, " both keep ", kept, " coordinates of ", name,
+                " dimension ", dim);
+            previous = kept;
+        }
+    }
+
+private:
+    constexpr void validate() const
+    {
+        for (std::size_t r = 0; r < size(); ++r)
+        {
+            rung const& u = rungs_[r];
+            expects(u.den >= 1, "ratio_set: rung ", r, " has the denominator ", u.den, "; it must be positive");
+            expects(u.num >= 0 && u.num <= u.den, "ratio_set: rung ", r, " is ", u.num, "/", u.den, "; it must lie in [0, 1]");
+            if (r == 0) { continue; }
+            rung const& v = rungs_[r - 1];
+            expects(std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den,
+                "ratio_set: rungs must ascend; rung ", r, " (", u.num, "/", u.den, ") does not exceed rung ", r - 1, " (",
+                v.num, "/", v.den, ")");
+        }
+    }
+
+    std::array<rung, capacity> rungs_{};
+    std::size_t size_{};
+    rounding round_{rounding::exact};
+};
+
+template <class... Rungs>
+ratio_set(Rungs...) -> ratio_set<sizeof...(Rungs)>;
+ratio_set(std::span<rung const>) -> ratio_set<run_time>;
+ratio_set(std::span<rung const>, rounding) -> ratio_set<run_time>;
+
+/// The paper's ratio set: drop, an eighth, a quarter, everything.
+inline constexpr ratio_set paper_ratios{drop, part(1, 8), part(1, 4), full};
+
+/// Token eviction: drop or keep.
+inline constexpr ratio_set evict_ratios{drop, full};
+
+} // namespace mdkv

@@ -1,0 +1,383 @@
+/// \file attend.hpp: attend on the CPU: every head's tokens are cut into parts of equal bytes, attended apart and merged (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/attend.hpp>
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/tile.hpp>
+#include <mdkv/detail/softmax.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+
+namespace mdkv::cpu
+{
+
+namespace detail
+{
+
+/// Below this many bytes, waking other threads costs more than they save.
+inline constexpr index_t serial_bytes = index_t{1} << 20;
+
+/// Smallest piece of work, and the most pieces a cache is cut into (apart from one a head): parts depend on what the
+/// cache holds and never on the number of threads, so that results do not either.
+inline constexpr index_t part_bytes = index_t{1} << 19;
+inline constexpr index_t most_parts = 512;
+
+/// Parts begin at multiples of this many tokens of a run.
+inline constexpr index_t part_tokens = 64;
+
+/// Tokens attended at a time: their logits and their rows stay in the nearest cache.
+inline constexpr index_t most_block_tokens  = 256;
+inline constexpr index_t most_block_bytes   = index_t{1} << 15;
+inline constexpr index_t least_block_tokens = 64;
+
+/// Tokens of one head stored alike.
+template <element T>
+struct attend_run
+{
+    T const* keys   = nullptr;
+    T const* values = nullptr;
+    index_t tokens  = 0;
+    index_t stored  = 0; // tokens its tiles are laid out for
+    index_t key_coordinates   = 0;
+    index_t value_coordinates = 0;
+    bool projected  = false;
+
+    [[nodiscard]] index_t token_bytes() const { return (key_coordinates + value_coordinates) * index_t{sizeof(T)}; }
+
+    [[nodiscard]] index_t block_tokens() const
+    {
+        return std::clamp(most_block_bytes / token_bytes() / part_tokens * part_tokens, least_block_tokens, most_block_tokens);
+    }
+};
+
+/// The runs of one head: projected ones, then the exact one, then the tail.
+template <element T>
+struct attend_head
+{
+    std::array<attend_run<T>, max_rungs + 2> runs{};
+    std::size_t count = 0;
+    index_t bytes     = 0;
+
+    attend_head(cache_view<T, space::host> const& cache, index_t h)
+    {
+        cache_layout const& layout = cache.layout;
+        head_entry const& entry    = cache.heads[h];
+        for (std::size_t r = 0; r < layout.rungs; ++r)
+        {
+            if (!layout.projected(r)) { continue; }
+            run_entry const& run = entry.runs[r];
+            add({at(cache.arena, run.keys), at(cache.arena, run.values), run.tokens, run.tokens, layout.key_coordinates[r],
+                layout.value_coordinates[r], true});
+        }
+        head_dims const dims = layout.dims;
+        add({at(cache.arena, entry.exact.keys), at(cache.arena, entry.exact.values), entry.exact.tokens, entry.exact.tokens,
+            dims.keys, dims.values, false});
+        if (*cache.appended > 0)
+        {
+            index_t const first = h * cache.tail_head_bytes();
+            index_t const keys  = cache.tail_capacity * dims.keys * index_t{sizeof(T)};
+            add({at(cache.tail, first), at(cache.tail, first + keys), *cache.appended, cache.tail_capacity, dims.keys,
+                dims.values, false});
+        }
+    }
+
+private:
+    [[nodiscard]] static T const* at(std::byte const* base, index_t offset)
+    {
+        return reinterpret_cast<T const*>(base + offset);
+    }
+
+    void add(attend_run<T> const& run)
+    {
+        if (run.tokens == 0) { return; }
+        runs[count++] = run;
+        bytes += run.tokens * run.token_bytes();
+    }
+};
+
+/// How the cache's bytes are cut.
+struct attend_cut
+{
+    index_t bytes = 0; ///< stored bytes
+    index_t part  = 0; ///< bytes of a part
+
+    explicit attend_cut(index_t total)
+        : bytes{total}
+        , part{std::max(part_bytes, (total + most_parts - 1) / most_parts)}
+    {}
+
+    /// An empty head is one part too: it has a result to write.
+    [[nodiscard]] index_t parts(index_t head_bytes) const { return std::max<index_t>((head_bytes + part - 1) / part, 1); }
+};
+
+/// What one part leaves: per query the softmax state, the sum of full values and the sum of projected ones.
+struct attend_state
+{
+    mdkv::detail::softmax_state* softmax; // [G]
+    float* sums;                          // [G, Dv]
+    float* latent;                        // [G, latent_step]
+    index_t value_step;
+    index_t latent_step;
+
+    attend_state(float* memory, index_t group, index_t values, index_t latents)
+        : softmax{reinterpret_cast<mdkv::detail::softmax_state*>(memory)}
+        , sums{memory + 2 * group}
+        , latent{sums + group * values}
+        , value_step{values}
+        , latent_step{latents}
+    {}
+
+    static_assert(sizeof(mdkv::detail::softmax_state) == 2 * sizeof(float));
+
+    [[nodiscard]] static index_t floats(index_t group, index_t values, index_t latents)
+    {
+        return tile::round_up(group * (2 + values + latents), 16);
+    }
+
+    void clear(index_t group) const
+    {
+        std::uninitialized_fill_n(softmax, group, mdkv::detail::softmax_state{});
+        std::fill_n(sums, group * (value_step + latent_step), 0.0F);
+    }
+
+    void scale(index_t g, float factor) const
+    {
+        for (index_t c = 0; c < value_step; ++c) { sums[g * value_step + c] *= factor; }
+        for (index_t c = 0; c < latent_step; ++c) { latent[g * latent_step + c] *= factor; }
+    }
+
+    /// Adds another part of the same head.
+    void merge(attend_state const& other, index_t group) const
+    {
+        for (index_t g = 0; g < group; ++g)
+        {
+            auto const by = softmax[g].merge(other.softmax[g]);
+            auto const add = [&](float* to, float const* from, index_t n) {
+                for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by.first + from[c] * by.second; }
+            };
+            add(sums + g * value_step, other.sums + g * value_step, value_step);
+            add(latent + g * latent_step, other.latent + g * latent_step, latent_step);
+        }
+    }
+};
+
+/// One call of attend, over its scratch.
+template <element T, element U>
+struct attend_job
+{
+    in_view<U, 2, backend> queries;
+    cache_view<T, space::host> cache;
+    out_view<U, 2, backend> output;
+    out_view<float, 1, backend> lse;
+    float scale; // of the logits, in base 2
+    index_t group;
+    index_t key_latents   = 0; // widest projected rung of the layout
+    index_t value_latents = 0;
+    index_t state_floats  = 0;
+    attend_cut cut{0};
+
+    // scratch
+    index_t* first_part = nullptr; // [H + 1]
+    index_t* finished   = nullptr; // [H] parts done
+    float* states       = nullptr; // [parts, state_floats]
+    float* own          = nullptr; // [slots, own_floats]: queries [G, D], projected queries [G, key_latents], logits
+
+    [[nodiscard]] index_t own_floats() const
+    {
+        return tile::round_up(group * (cache.layout.dims.keys + key_latents + most_block_tokens), 16);
+    }
+
+    [[nodiscard]] attend_state state(index_t part) const
+    {
+        return {states + part * state_floats, group, cache.layout.dims.values, value_latents};
+    }
+
+    /// Scaled queries of head h as floats. A row that is not finite poisons its state: vector comparisons would hide it.
+    void load_queries(index_t h, float* q, attend_state const& to) const
+    {
+        index_t const dim = cache.layout.dims.keys;
+        for (index_t g = 0; g < group; ++g)
+        {
+            float* const row = q + g * dim;
+            tile::widen_row(queries.data_handle() + queries.mapping()(h * group + g, 0), row, dim);
+            float zero = 0.0F;
+            for (index_t d = 0; d < dim; ++d)
+            {
+                row[d] *= scale;
+                zero += row[d] * 0.0F;
+            }
+            to.softmax[g].sum += zero;
+        }
+    }
+
+    /// out[g] += x[g] * matrix, the matrix [n, columns] in the cache's element type.
+    void multiply(float const* x, index_t x_step, index_t offset, index_t n, index_t columns, float* out, index_t out_step) const
+    {
+        T const* const matrix = reinterpret_cast<T const*>(cache.arena + offset);
+        for_group(group, [&](auto chunk, index_t g) {
+            weighted_rows<T, chunk.value>(
+                x + g * x_step, x_step, matrix, columns, n, columns, out + g * out_step, out_step, read_ahead{matrix});
+        });
+    }
+
+    /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
+    /// asked for, and while its values are read the next keys, at last those of the run that follows.
+    void attend_tokens(attend_run<T> const& run, index_t begin, index_t end, float const* q, index_t q_step, float* logits,
+        attend_state const& to, T const* following) const
+    {
+        index_t const block      = run.block_tokens();
+        float* const sums        = run.projected ? to.latent : to.sums;
+        index_t const sum_step   = run.projected ? to.latent_step : to.value_step;
+        index_t const value_step = run.value_coordinates;
+        for (index_t t = begin; t < end; t += block)
+        {
+            index_t const n      = std::min(block, end - t);
+            T const* const value = run.values + t * value_step;
+            run_logits(q, q_step, group, run.keys, run.key_coordinates, run.stored, t / tile_tokens, n, logits,
+                most_block_tokens, read_ahead{value});
+            for (index_t g = 0; g < group; ++g)
+            {
+                float const factor = soften(
+                    logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
+                if (factor != 1.0F) { to.scale(g, factor); }
+            }
+            read_ahead const next{t + n < end ? run.keys + (t + n) * run.key_coordinates : following};
+            for_group(group, [&](auto chunk, index_t g) {
+                weighted_rows<T, chunk.value>(logits + g * most_block_tokens, most_block_tokens, value, value_step, n,
+                    value_step, sums + g * sum_step, sum_step, next);
+            });
+        }
+    }
+
+    /// Attends part p of head h: of every run the pieces of 64 tokens that begin inside the part's bytes.
+    void attend_part(index_t h, index_t part, index_t parts, float* mine) const
+    {
+        attend_head<T> const head{cache, h};
+        head_entry const& entry  = cache.heads[h];
+        index_t const dim        = cache.layout.dims.keys;
+        float* const q           = mine;
+        float* const q_projected = q + group * dim;
+        float* const logits      = q_projected + group * key_latents;
+        bool projected_yet       = false;
+
+        attend_state const to = state(first_part[h] + part);
+        to.clear(group);
+        load_queries(h, q, to);
+        index_t run_begin = 0;
+        for (std::size_t r = 0; r < head.count; ++r)
+        {
+            attend_run<T> const& run  = head.runs[r];
+            index_t const piece_bytes = part_tokens * run.token_bytes();
+            auto const token_at       = [&](index_t bytes) {
+                index_t const pieces = bytes <= run_begin ? 0 : (bytes - run_begin + piece_bytes - 1) / piece_bytes;
+                return std::min(pieces * part_tokens, run.tokens);
+            };
+            index_t const begin = token_at(part * cut.part);
+            index_t const end   = part + 1 == parts ? run.tokens : token_at((part + 1) * cut.part);
+            run_begin += run.tokens * run.token_bytes();
+            if (begin == end) { continue; }
+            if (run.projected && !projected_yet)
+            {
+                std::fill_n(q_projected, group * key_latents, 0.0F);
+                multiply(q, dim, entry.key_projection, dim, entry.key_columns, q_projected, key_latents);
+                projected_yet = true;
+            }
+            T const* const following = r + 1 < head.count ? head.runs[r + 1].keys : run.values;
+            if (run.projected) { attend_tokens(run, begin, end, q_projected, key_latents, logits, to, following); }
+            else { attend_tokens(run, begin, end, q, dim, logits, to, following); }
+        }
+    }
+
+    /// Joins a head's parts in their order and writes its rows.
+    void finish(index_t h) const
+    {
+        head_entry const& entry = cache.heads[h];
+        attend_state const all  = state(first_part[h]);
+        for (index_t p = first_part[h] + 1; p < first_part[h + 1]; ++p) { all.merge(state(p), group); }
+        if (entry.value_columns > 0)
+        {
+            multiply(all.latent, all.latent_step, entry.value_projection, entry.value_columns, cache.layout.dims.values,
+                all.sums, all.value_step);
+        }
+        for (index_t g = 0; g < group; ++g)
+        {
+            index_t const row    = h * group + g;
+            float const weight   = all.softmax[g].empty() ? 0.0F : 1.0F / all.softmax[g].sum;
+            U* const to          = output.data_handle() + output.mapping()(row, 0);
+            float const* const x = all.sums + g * all.value_step;
+            for (index_t c = 0; c < all.value_step; ++c) { to[c] = narrow<U>(x[c] * weight); }
+            lse(row) = all.softmax[g].lse();
+        }
+    }
+
+    /// Work item i: a part; whoever completes a head's last one finishes the head.
+    void run_item(index_t i, index_t slot) const
+    {
+        index_t const heads = cache.layout.heads;
+        index_t const h     = std::upper_bound(first_part, first_part + heads + 1, i) - first_part - 1;
+        index_t const parts = first_part[h + 1] - first_part[h];
+        attend_part(h, i - first_part[h], parts, own + slot * own_floats());
+        std::atomic_ref<index_t> const done{finished[h]};
+        if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) { finish(h); }
+    }
+};
+
+} // namespace detail
+
+template <element T, element U>
+void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T, space::host> const& cache,
+    attend_options options, out_view<U, 2, backend> output, out_view<float, 1, backend> lse)
+{
+    cache_layout const& layout = cache.layout;
+    index_t const heads        = layout.heads;
+    if (heads == 0) { return; }
+    float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(layout.dims.keys));
+    detail::attend_job<T, U> job{
+        queries, cache, output, lse, scale * mdkv::detail::log2_e, queries.extent(0) / heads};
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        if (!layout.projected(r)) { continue; }
+        job.key_latents   = std::max(job.key_latents, layout.key_coordinates[r]);
+        job.value_latents = std::max(job.value_latents, layout.value_coordinates[r]);
+    }
+    job.state_floats = detail::attend_state::floats(job.group, layout.dims.values, job.value_latents);
+
+    // The directory may not exist yet in a dry run, so room is made for what the arena and the tail could hold.
+    index_t const room     = cache.arena_bytes + heads * cache.tail_head_bytes();
+    index_t const capacity = heads + std::min(room / detail::part_bytes, detail::most_parts);
+    workspace::frame frame{*on.scratch, "attend"};
+    job.first_part = frame.take<index_t>(heads + 1);
+    job.finished   = frame.take<index_t>(heads);
+    job.states     = frame.take<float>(checked_multiply(capacity, job.state_floats));
+    job.own        = frame.take<float>(on.slots(capacity) * job.own_floats());
+    if (!frame.ready()) { return; }
+
+    index_t stored = 0;
+    for (index_t h = 0; h < heads; ++h) { stored += detail::attend_head<T>{cache, h}.bytes; }
+    job.cut           = detail::attend_cut{stored};
+    job.first_part[0] = 0;
+    for (index_t h = 0; h < heads; ++h)
+    {
+        job.first_part[h + 1] = job.first_part[h] + job.cut.parts(detail::attend_head<T>{cache, h}.bytes);
+        job.finished[h]       = 0;
+    }
+    index_t const parts = job.first_part[heads];
+    expects<mismatch>(parts <= capacity, "attend: the cache's directory names ", stored, " bytes, its memory has ", room);
+    auto const body = [&](index_t i, index_t slot) { job.run_item(i, slot); };
+    if (stored < detail::serial_bytes) { backend{on.scratch}.for_each(parts, body); }
+    else { on.for_each(parts, body); }
+}
+
+} // namespace mdkv::cpu

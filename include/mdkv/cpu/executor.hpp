@@ -1,0 +1,64 @@
+/// \file executor.hpp: how the CPU backend runs independent pieces of work: on whatever threads the caller lends it.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+
+namespace mdkv::cpu
+{
+
+/// A non-owning reference to the caller's threads. The library never creates a thread: a default-made reference runs
+/// everything in the calling thread. Anything with `parallel_for(index_t count, void (*task)(void*, index_t), void*)`
+/// and `threads()` converts to it; `thread_pool.hpp` and `openmp.hpp` hold two ready-made ones.
+///
+/// An executor must call the task exactly once for every index, from any threads in any order, return after the last
+/// has finished, and pass on the first exception. Results of the library do not depend on the number of threads.
+class executor_ref
+{
+public:
+    using task_function = void (*)(void* context, index_t index);
+
+    /// Serial.
+    executor_ref() noexcept = default;
+
+    template <class Executor>
+        requires(!std::same_as<std::remove_cv_t<Executor>, executor_ref>)
+             && requires(Executor& executor, task_function task) {
+                    executor.parallel_for(index_t{}, task, nullptr);
+                    { executor.threads() } -> std::convertible_to<int>;
+                }
+    executor_ref(Executor& executor) noexcept
+        : target_{std::addressof(executor)}
+        , run_{[](void* target, index_t count, task_function task, void* context) {
+            static_cast<Executor*>(target)->parallel_for(count, task, context);
+        }}
+        , threads_{executor.threads()}
+    {}
+
+    /// How many pieces of work may run at once; scratch memory is cut into as many parts.
+    [[nodiscard]] int threads() const noexcept { return threads_; }
+
+    /// Calls `body(i)` for every i in [0, count). A single piece of work runs in the calling thread.
+    template <std::invocable<index_t> Body>
+    void parallel_for(index_t count, Body const& body) const
+    {
+        if (run_ == nullptr || count <= 1)
+        {
+            for (index_t i = 0; i < count; ++i) { body(i); }
+            return;
+        }
+        run_(
+            target_, count, [](void* context, index_t i) { (*static_cast<Body const*>(context))(i); },
+            const_cast<Body*>(std::addressof(body)));
+    }
+
+private:
+    void* target_{};
+    void (*run_)(void*, index_t, task_function, void*){};
+    int threads_{1};
+};
+
+} // namespace mdkv::cpu

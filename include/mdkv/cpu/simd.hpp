@@ -1,0 +1,279 @@
+/// \file simd.hpp: the few vector operations the CPU kernels are written in, at the width the compiler was told the machine has.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__F16C__) || defined(__AVX512F__) || defined(__AVX__)
+#    include <immintrin.h>
+#endif
+
+namespace mdkv::cpu::simd
+{
+
+// Vector types of the compilers (g++ and clang), never wider than the machine's registers, so that passing them by value
+// is free. The width is part of every name: two files compiled for different machines do not share a function.
+#if defined(__AVX512F__)
+inline constexpr int lanes = 16;
+inline namespace wide16
+#elif defined(__AVX2__)
+inline constexpr int lanes = 8;
+inline namespace wide8
+#else
+inline constexpr int lanes = 4;
+inline namespace wide4
+#endif
+{
+
+#if defined(__AVX512F__)
+// The unmasked intrinsics start from an uninitialised register in g++ 12's header, which it then warns about.
+inline constexpr __mmask16 all_lanes = 0xffff;
+#endif
+
+// One by one: g++ drops the attribute when its argument depends on a template parameter.
+template <int N>
+struct vector_of;
+template <>
+struct vector_of<4>
+{
+    using floats = float __attribute__((vector_size(16)));
+    using ints   = std::int32_t __attribute__((vector_size(16)));
+    using halves = std::uint16_t __attribute__((vector_size(8)));
+};
+template <>
+struct vector_of<8>
+{
+    using floats = float __attribute__((vector_size(32)));
+    using ints   = std::int32_t __attribute__((vector_size(32)));
+    using halves = std::uint16_t __attribute__((vector_size(16)));
+};
+template <>
+struct vector_of<16>
+{
+    using floats = float __attribute__((vector_size(64)));
+    using ints   = std::int32_t __attribute__((vector_size(64)));
+    using halves = std::uint16_t __attribute__((vector_size(32)));
+};
+
+template <int N>
+using floats_of = typename vector_of<N>::floats;
+template <int N>
+using ints_of = typename vector_of<N>::ints;
+
+using floats = floats_of<lanes>;
+using ints   = ints_of<lanes>;
+
+// Written as a list of N equal items, which both compilers turn into one instruction.
+template <int N = lanes>
+[[nodiscard]] inline floats_of<N> broadcast(float x) noexcept
+{
+    return [x]<int... I>(std::integer_sequence<int, I...>) {
+        return floats_of<N>{(static_cast<void>(I), x)...};
+    }(std::make_integer_sequence<int, N>{});
+}
+
+template <int N = lanes>
+[[nodiscard]] inline ints_of<N> broadcast(std::int32_t x) noexcept
+{
+    return [x]<int... I>(std::integer_sequence<int, I...>) {
+        return ints_of<N>{(static_cast<void>(I), x)...};
+    }(std::make_integer_sequence<int, N>{});
+}
+
+/// N elements as floats, from any address.
+template <int N = lanes, element T>
+[[nodiscard]] inline floats_of<N> load(T const* p) noexcept
+{
+    if constexpr (std::same_as<T, float>)
+    {
+        floats_of<N> v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
+    }
+    else if constexpr (std::same_as<T, bfloat16>)
+    {
+        typename vector_of<N>::halves bits;
+        std::memcpy(&bits, p, sizeof bits);
+        ints_of<N> const wide = __builtin_convertvector(bits, ints_of<N>) << 16;
+        floats_of<N> v;
+        std::memcpy(&v, &wide, sizeof v);
+        return v;
+    }
+    else
+    {
+#if defined(__AVX512F__)
+        if constexpr (N == 16)
+        {
+            return (floats_of<N>)_mm512_maskz_cvtph_ps(all_lanes, _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
+        }
+#endif
+#if defined(__F16C__)
+        if constexpr (N == 8)
+        {
+            return (floats_of<N>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)));
+        }
+        if constexpr (N == 4)
+        {
+            return (floats_of<N>)_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<__m128i const*>(p)));
+        }
+#endif
+        // Moves exponent and mantissa into place and rescales by 2^112, which is exact for subnormals too; infinities
+        // and NaNs, whose exponent is all ones, get the float's all-ones exponent.
+        typename vector_of<N>::halves bits;
+        std::memcpy(&bits, p, sizeof bits);
+        ints_of<N> const wide      = __builtin_convertvector(bits, ints_of<N>);
+        ints_of<N> const magnitude = (wide & 0x7fff) << 13;
+        floats_of<N> scaled;
+        std::memcpy(&scaled, &magnitude, sizeof scaled);
+        scaled *= broadcast<N>(0x1p112F);
+        ints_of<N> result;
+        std::memcpy(&result, &scaled, sizeof result);
+        result |= (magnitude >= (0x7c00 << 13)) & 0x7f800000;
+        result |= (wide & 0x8000) << 16;
+        floats_of<N> v;
+        std::memcpy(&v, &result, sizeof v);
+        return v;
+    }
+}
+
+template <int N>
+inline void store_floats(float* p, floats_of<N> v) noexcept
+{
+    std::memcpy(p, &v, sizeof v);
+}
+
+inline void store(float* p, floats v) noexcept
+{
+    std::memcpy(p, &v, sizeof v);
+}
+
+/// Stores lanes rounded to T, as narrow<T> rounds each.
+template <element T>
+inline void narrow_to(T* p, floats v) noexcept
+{
+    if constexpr (std::same_as<T, float>) { store(p, v); }
+    else if constexpr (std::same_as<T, bfloat16>)
+    {
+        ints bits;
+        std::memcpy(&bits, &v, sizeof bits);
+        bits = v == v ? bits : broadcast(std::int32_t{0x7fff0000}); // one NaN, and no overflow in what follows
+        bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        auto const halves = __builtin_convertvector(bits, vector_of<lanes>::halves);
+        std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
+    }
+    else
+    {
+#if defined(__AVX512F__)
+        auto const halves = _mm512_maskz_cvtps_ph(all_lanes, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
+#elif defined(__AVX2__) && defined(__F16C__)
+        auto const halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
+#else
+        for (int i = 0; i < lanes; ++i)
+        {
+            T const one = narrow<T>(v[i]);
+            std::memcpy(static_cast<void*>(p + i), &one, sizeof one);
+        }
+#endif
+    }
+}
+
+/// The larger of each pair; the second where one is NaN.
+[[nodiscard]] inline floats max(floats a, floats b) noexcept
+{
+#if defined(__AVX512F__)
+    return (floats)_mm512_maskz_max_ps(all_lanes, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+/// The smaller of each pair; the second where one is NaN.
+[[nodiscard]] inline floats min(floats a, floats b) noexcept
+{
+#if defined(__AVX512F__)
+    return (floats)_mm512_maskz_min_ps(all_lanes, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (floats)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+[[nodiscard]] inline floats abs(floats a) noexcept
+{
+    ints bits;
+    std::memcpy(&bits, &a, sizeof bits);
+    bits &= 0x7fffffff;
+    std::memcpy(&a, &bits, sizeof a);
+    return a;
+}
+
+/// True where any lane of a comparison holds.
+[[nodiscard]] inline bool any(ints mask) noexcept
+{
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    std::int32_t bits = 0;
+    for (int i = 0; i < lanes; ++i) { bits |= mask[i]; }
+    return bits != 0;
+#endif
+}
+
+/// Sum of the lanes, pairwise.
+template <int N = lanes>
+[[nodiscard]] inline float sum(floats_of<N> v) noexcept
+{
+    float part[N];
+    std::memcpy(part, &v, sizeof v);
+    for (int width = N / 2; width > 0; width /= 2)
+    {
+        for (int i = 0; i < width; ++i) { part[i] += part[i + width]; }
+    }
+    return part[0];
+}
+
+[[nodiscard]] inline float max_lane(floats v) noexcept
+{
+    float part[lanes];
+    std::memcpy(part, &v, sizeof v);
+    for (int width = lanes / 2; width > 0; width /= 2)
+    {
+        for (int i = 0; i < width; ++i) { part[i] = part[i] > part[i + width] ? part[i] : part[i + width]; }
+    }
+    return part[0];
+}
+
+/// 2^x for x <= 127, within 1e-7 relative; exactly 0 below 2^-126 (and at -infinity).
+/// The polynomial is a least-maximum fit of 2^f on [-1/2, 1/2] whose constant term is 1, so that 2^0 is exactly 1.
+[[nodiscard]] inline floats exp2(floats x) noexcept
+{
+    floats const floor  = broadcast(-126.0F);
+    ints const tiny     = x < floor;
+    floats const y      = max(x, floor);
+    floats const halved = y + (y < broadcast(0.0F) ? broadcast(-0.5F) : broadcast(0.5F));
+    ints const whole    = __builtin_convertvector(halved, ints);
+    floats const f      = y - __builtin_convertvector(whole, floats);
+    floats p            = broadcast(1.535335905e-04F);
+    p                   = p * f + broadcast(1.339887618e-03F);
+    p                   = p * f + broadcast(9.618437849e-03F);
+    p                   = p * f + broadcast(5.550332367e-02F);
+    p                   = p * f + broadcast(2.402264774e-01F);
+    p                   = p * f + broadcast(6.931471825e-01F);
+    p                   = p * f + broadcast(1.0F);
+    ints const scale    = (whole + 127) << 23;
+    floats power;
+    std::memcpy(&power, &scale, sizeof power);
+    p *= power;
+    return tiny ? broadcast(0.0F) : p;
+}
+
+} // namespace
+} // namespace mdkv::cpu::simd

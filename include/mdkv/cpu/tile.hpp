@@ -1,0 +1,105 @@
+/// \file tile.hpp: the one matrix product of the CPU kernels: a few rows times a few vectors, kept in registers.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/simd.hpp>
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace mdkv::cpu::tile
+{
+
+/// Rows and vectors of one tile. Twice as many accumulators as two multiply-add units need to stay busy, and few enough
+/// for the registers.
+inline constexpr int rows    = simd::lanes == 16 ? 8 : 4;
+inline constexpr int vectors = 2;
+inline constexpr int width   = vectors * simd::lanes;
+
+/// Smallest multiple of `unit` that holds n.
+[[nodiscard]] constexpr index_t round_up(index_t n, index_t unit) noexcept
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+/// body(0), ..., body(N - 1) written out, each index a constant: g++ keeps arrays in registers only when no loop indexes
+/// them.
+template <int N, class Body>
+[[gnu::always_inline]] inline void unroll(Body const& body) noexcept
+{
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (body(std::integral_constant<int, I>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
+}
+
+template <int Vectors>
+using accumulators = simd::floats[rows][Vectors];
+
+template <int Vectors>
+[[gnu::always_inline]] inline void clear(accumulators<Vectors>& acc) noexcept
+{
+    unroll<rows>([&](auto i) { unroll<Vectors>([&](auto v) { acc[i][v] = simd::broadcast(0.0F); }); });
+}
+
+template <int Vectors>
+[[gnu::always_inline]] inline void copy(accumulators<Vectors> const& from, accumulators<Vectors>& to) noexcept
+{
+    unroll<rows>([&](auto i) { unroll<Vectors>([&](auto v) { to[i][v] = from[i][v]; }); });
+}
+
+/// acc[i][:] += sum over k < depth of a[i * row_step + k * k_step] * b[k * b_step + :]
+template <int Vectors>
+[[gnu::always_inline]] inline void multiply_add(float const* a, index_t row_step, index_t k_step, float const* b,
+    index_t b_step, index_t depth, accumulators<Vectors>& acc) noexcept
+{
+    accumulators<Vectors> own; // in registers, whatever happens to acc elsewhere
+    copy<Vectors>(acc, own);
+    for (index_t k = 0; k < depth; ++k)
+    {
+        simd::floats column[Vectors];
+        unroll<Vectors>([&](auto v) { column[v] = simd::load(b + v * simd::lanes); });
+        unroll<rows>([&](auto i) {
+            simd::floats const factor = simd::broadcast(a[i * row_step]);
+            unroll<Vectors>([&](auto v) { own[i][v] += factor * column[v]; });
+        });
+        a += k_step;
+        b += b_step;
+    }
+    copy<Vectors>(own, acc);
+}
+
+/// Writes n elements of any type as floats.
+template <element T>
+inline void widen_row(T const* from, float* to, index_t n) noexcept
+{
+    index_t i = 0;
+    for (; i + simd::lanes <= n; i += simd::lanes) { simd::store(to + i, simd::load(from + i)); }
+    for (; i < n; ++i)
+    {
+        T value; // from any address
+        std::memcpy(&value, from + i, sizeof value);
+        to[i] = widen(value);
+    }
+}
+
+[[nodiscard]] inline float sum_of_squares(float const* x, index_t n) noexcept
+{
+    simd::floats wide = simd::broadcast(0.0F);
+    index_t i         = 0;
+    for (; i + simd::lanes <= n; i += simd::lanes)
+    {
+        simd::floats const v = simd::load(x + i);
+        wide += v * v;
+    }
+    float total = i > 0 ? simd::sum(wide) : 0.0F;
+    for (; i + 4 <= n; i += 4)
+    {
+        auto const v = simd::load<4>(x + i);
+        total += simd::sum<4>(v * v);
+    }
+    for (; i < n; ++i) { total += x[i] * x[i]; }
+    return total;
+}
+
+} // namespace mdkv::cpu::tile

@@ -1,0 +1,74 @@
+/// \file softmax.hpp: the state that makes a softmax mergeable: what a set of keys needs to join another set (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <cmath>
+#include <limits>
+
+namespace mdkv::detail
+{
+
+inline constexpr float ln_2   = 0.693147180559945309F;
+inline constexpr float log2_e = 1.44269504088896341F;
+
+/// Factors by which two unnormalised sums are multiplied before they are added.
+struct merge_factors
+{
+    float first  = 1.0F;
+    float second = 1.0F;
+};
+
+/// Largest exponent seen and the sum of 2^(x - largest): logits are kept in base 2, where the exponential is cheapest.
+struct softmax_state
+{
+    float largest = -std::numeric_limits<float>::infinity();
+    float sum     = 0.0F;
+
+    [[nodiscard]] MDKV_HD bool empty() const noexcept { return sum == 0.0F; }
+
+    /// log(sum of exp): natural logarithm; -infinity where nothing was seen.
+    [[nodiscard]] MDKV_HD float lse() const noexcept
+    {
+        return empty() ? -std::numeric_limits<float>::infinity() : ln_2 * (largest + log2f(sum));
+    }
+
+    /// Takes in another state and says how the weighted sums that belong to the two are to be scaled. An empty side
+    /// contributes nothing, and two empty ones stay empty: infinities are never subtracted.
+    MDKV_HD merge_factors merge(softmax_state const& other) noexcept
+    {
+        if (other.empty()) { return {1.0F, 0.0F}; }
+        if (empty())
+        {
+            *this = other;
+            return {0.0F, 1.0F};
+        }
+        float const top = largest < other.largest ? other.largest : largest;
+        merge_factors const by{exp2f(largest - top), exp2f(other.largest - top)};
+        sum     = sum * by.first + other.sum * by.second;
+        largest = top;
+        return by;
+    }
+};
+
+/// Weights of two segments' normalised outputs, and the log-sum-exp of both.
+struct lse_merge
+{
+    float first  = 0.0F;
+    float second = 0.0F;
+    float lse    = -std::numeric_limits<float>::infinity();
+};
+
+/// From natural log-sum-exps; -infinity is an empty segment, and two of them make one.
+[[nodiscard]] MDKV_HD inline lse_merge merge_lse(float a, float b) noexcept
+{
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    if (b == none) { return {a == none ? 0.0F : 1.0F, 0.0F, a}; }
+    if (a == none) { return {0.0F, 1.0F, b}; }
+    float const top = a < b ? b : a;
+    float const x   = expf(a - top);
+    float const y   = expf(b - top);
+    return {x / (x + y), y / (x + y), top + logf(x + y)};
+}
+
+} // namespace mdkv::detail

@@ -1,0 +1,522 @@
+#include <mdkv/attend.hpp>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/merge.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/allocation_counter.hpp"
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/packed.hpp"
+#include "support/random.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::index_t;
+using support::packed_layer;
+using support::packed_sizes;
+using support::placement;
+using support::tensor;
+
+template <class T>
+using host_cache = cache_view<T, space::host>;
+
+/// What attend wrote.
+template <class U>
+struct result
+{
+    tensor<U, 2> output;
+    tensor<float, 1> lse;
+
+    result(index_t rows, index_t dim)
+        : output{{rows, dim}}
+        , lse{{rows}}
+    {}
+};
+
+template <class U>
+tensor<U, 2> random_queries(index_t rows, index_t dim, placement how = {})
+{
+    support::source random{"queries", rows};
+    tensor<U, 2> queries{{rows, dim}, how};
+    for (index_t i = 0; i < rows; ++i)
+    {
+        for (index_t d = 0; d < dim; ++d) { queries.set(narrow<U>(static_cast<float>(random.normal())), i, d); }
+    }
+    return queries;
+}
+
+template <class T, class U>
+result<U> attended(host_cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {},
+    cpu::executor_ref threads = {})
+{
+    result<U> got{queries.extent(0), cache.layout.dims.values};
+    support::run([&](cpu::backend const& on) { attend(on, queries.in(), cache, options, got.output.out(), got.lse.out()); },
+        threads);
+    return got;
+}
+
+/// Rounding of one element type, relative.
+template <class T>
+constexpr double unit_rounding = std::same_as<T, float> ? 0x1p-24 : std::same_as<T, half> ? 0x1p-11 : 0x1p-8;
+
+/// Compares with the definition, over what the cache holds. Sums run in float over at most some hundred tokens and
+/// dimensions; their error is some roundings of |q||k| in the exponent. The output is rounded to U on top.
+template <class T, class U>
+void expects_definition(host_cache<T> const& cache, tensor<U, 2> const& queries, result<U> const& got, double scale)
+{
+    index_t const heads = cache.layout.heads;
+    index_t const group = heads == 0 ? 0 : queries.extent(0) / heads;
+    support::worst_error output;
+    support::worst_error lse;
+    for (index_t h = 0; h < heads; ++h)
+    {
+        auto const tokens = support::reconstructed_tokens(cache, h);
+        for (index_t g = 0; g < group; ++g)
+        {
+            index_t const row = h * group + g;
+            std::vector<double> q;
+            for (index_t d = 0; d < queries.extent(1); ++d) { q.push_back(static_cast<double>(widen(queries.get(row, d)))); }
+            support::naive_attention const want{tokens, q, cache.layout.dims.values, scale};
+            double size = 0;
+            for (double const x : want.output) { size = std::max(size, std::fabs(x)); }
+            for (index_t c = 0; c < cache.layout.dims.values; ++c)
+            {
+                double const expected = want.output[static_cast<std::size_t>(c)];
+                output.add(static_cast<double>(widen(got.output.get(row, c))), expected, std::max(size, 1e-3), row);
+            }
+            if (tokens.empty()) { CHECK(got.lse.get(row) == -std::numeric_limits<float>::infinity()); }
+            else { lse.add(got.lse.get(row), want.lse, std::max(1.0, std::fabs(want.lse)), row); }
+        }
+    }
+    CAPTURE(cache.layout.dims.keys);
+    CAPTURE(cache.layout.dims.values);
+    CAPTURE(group);
+    if (heads * group * cache.layout.dims.values > 0)
+    {
+        INFO(output);
+        CHECK(output.within(2e-5 + 2 * unit_rounding<U>));
+    }
+    if (lse.compared() > 0)
+    {
+        INFO(lse);
+        CHECK(lse.within(4e-6));
+    }
+}
+
+template <class T, class U>
+void check_attention(packed_sizes const& sizes, index_t group, int every_rung = -1)
+{
+    packed_layer<T> const layer{sizes, every_rung};
+    auto const cache = layer.packed();
+    auto const q     = random_queries<U>(sizes.heads * group, sizes.dims.keys);
+    auto const got   = attended<T, U>(cache.view(), q);
+    expects_definition<T, U>(cache.view(), q, got, 1.0 / std::sqrt(static_cast<double>(sizes.dims.keys)));
+}
+
+template <class T>
+void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
+{
+    auto const& layout = cache.layout();
+    for (index_t i = 0; i < count; ++i)
+    {
+        tensor<float, 2> key{{layout.heads, layout.dims.keys}};
+        tensor<float, 2> value{{layout.heads, layout.dims.values}};
+        for (auto* x : {&key, &value})
+        {
+            for (index_t h = 0; h < layout.heads; ++h)
+            {
+                for (index_t d = 0; d < x->extent(1); ++d) { x->set(static_cast<float>(random.normal()), h, d); }
+            }
+        }
+        support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), cache.view()); });
+    }
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("attention over the packed cache is attention over the reconstructed tokens, whatever the group", T, float, half, bfloat16)
+{
+    for (index_t const group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17})
+    {
+        check_attention<T, float>({.heads = 2, .tokens = 333, .window = 5, .dims = {32, 32}}, group);
+        check_attention<T, T>({.heads = 1, .tokens = 40, .window = 3, .dims = {64, 48}}, group);
+    }
+}
+
+TEST_CASE_TEMPLATE("attention follows the definition at every head dimension, also where D and Dv differ", T, float, half, bfloat16)
+{
+    for (index_t const dim : {1, 2, 7, 32, 40, 56, 64, 80, 96, 128, 192, 256, 576})
+    {
+        std::vector<rung> const rungs = dim < 8 ? std::vector<rung>{drop, full}
+                                                : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
+        check_attention<T, float>({.heads = 1, .tokens = 70, .window = 3, .dims = {dim, dim}, .rungs = rungs}, 4);
+    }
+    for (head_dims const dims : {head_dims{192, 128}, {576, 512}, {64, 7}, {40, 96}, {8, 9}, {128, 1}})
+    {
+        std::vector<rung> const rungs = dims.values < 8 ? std::vector<rung>{drop, full}
+                                                        : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
+        check_attention<T, float>({.heads = 2, .tokens = 37, .window = 1, .dims = dims, .rungs = rungs}, 3);
+    }
+}
+
+TEST_CASE_TEMPLATE("every number of tokens around the tiles' and blocks' edges is attended", T, float, half)
+{
+    for (index_t const tokens : {1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 513})
+    {
+        for (int const every : {1, 2, 3})
+        {
+            check_attention<T, float>({.heads = 1, .tokens = tokens, .window = 0, .dims = {16, 24}}, 2, every);
+        }
+    }
+}
+
+TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attended")
+{
+    for (int const every : {0, 1, 2, 3})
+    {
+        for (index_t const window : {0, 1, 16, 20})
+        {
+            check_attention<half, float>({.heads = 2, .tokens = 20, .window = window, .dims = {32, 32}}, 3, every);
+        }
+    }
+    check_attention<half, float>({.heads = 2, .tokens = 0, .window = 6, .dims = {32, 32}}, 3);
+    check_attention<half, float>({.heads = 2, .tokens = 0, .window = 0, .dims = {32, 32}}, 3);
+    check_attention<half, float>({.heads = 0, .tokens = 5, .window = 2, .dims = {32, 32}}, 3);
+    check_attention<float, half>({.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {part(1, 8), part(1, 2)}}, 2);
+    check_attention<float, half>({.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
+}
+
+TEST_CASE("an empty cache gives zeros and a log-sum-exp of minus infinity, not NaN")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 9, .window = 0}, 0};
+    auto const cache = layer.packed(4);
+    auto const got   = attended<half, float>(cache.view(), random_queries<float>(6, 16));
+    for (float const x : got.output.elements()) { CHECK(x == 0.0F); }
+    for (float const x : got.lse.elements()) { CHECK(x == -std::numeric_limits<float>::infinity()); }
+}
+
+TEST_CASE("an unpacked cache is an empty one")
+{
+    cache_layout const layout{paper_ratios, 2, 0, {16, 16}};
+    cpu::cache<half> const cache{layout, 1000};
+    auto const got = attended<half, float>(cache.view(), random_queries<float>(4, 16));
+    for (float const x : got.output.elements()) { CHECK(x == 0.0F); }
+}
+
+TEST_CASE_TEMPLATE("tails of every length around the tiles' edges are attended", T, float, bfloat16)
+{
+    support::source random{"tails"};
+    for (index_t const capacity : {1, 5, 16, 17, 31, 32, 40})
+    {
+        packed_layer<T> const layer{{.heads = 2, .tokens = 21, .window = 2, .dims = {24, 16}}};
+        auto cache = layer.packed(capacity);
+        for (index_t tokens = 1; tokens <= capacity; ++tokens)
+        {
+            append_random(cache, random, 1);
+            auto const q   = random_queries<float>(4, 24);
+            auto const got = attended<T, float>(cache.view(), q);
+            CAPTURE(capacity);
+            CAPTURE(tokens);
+            expects_definition<T, float>(cache.view(), q, got, 1.0 / std::sqrt(24.0));
+        }
+    }
+}
+
+TEST_CASE("a scale given replaces 1/sqrt(D)")
+{
+    packed_layer<half> const layer{{.tokens = 60}};
+    auto const cache = layer.packed();
+    auto const q     = random_queries<float>(4, 16);
+    auto const got   = attended<half, float>(cache.view(), q, {.scale = 0.7F});
+    expects_definition<half, float>(cache.view(), q, got, static_cast<double>(0.7F));
+}
+
+TEST_CASE("a cache of many parts is attended like one of a single part, and any number of threads gives the same bits")
+{
+    packed_layer<float> const layer{{.heads = 2, .tokens = 6000, .window = 33, .dims = {128, 96}}};
+    auto const cache = layer.packed();
+    REQUIRE(cache.arena_bytes() > 4 * cpu::detail::part_bytes);
+    auto const q   = random_queries<float>(6, 128);
+    auto const one = attended<float, float>(cache.view(), q);
+    expects_definition<float, float>(cache.view(), q, one, 1.0 / std::sqrt(128.0));
+    for (int const threads : {2, 3, 8})
+    {
+        cpu::thread_pool pool{threads};
+        auto const many = attended<float, float>(cache.view(), q, {}, pool);
+        CHECK(support::same_bits(one.output.elements(), many.output.elements()));
+        CHECK(support::same_bits(one.lse.elements(), many.lse.elements()));
+    }
+}
+
+TEST_CASE("logits far apart and far from zero neither overflow nor lose the largest")
+{
+    packed_layer<float> layer{{.heads = 1, .tokens = 700, .window = 0, .dims = {8, 8}, .rungs = {drop, full}}, 1};
+    for (index_t t = 0; t < 700; ++t)
+    {
+        for (index_t d = 0; d < 8; ++d) { layer.keys.set(static_cast<float>(t - 350) * (t % 2 == 0 ? 1.0F : -1.0F), 0, t, d); }
+    }
+    auto const cache = layer.packed();
+    auto const q     = random_queries<float>(3, 8);
+    auto const got   = attended<float, float>(cache.view(), q);
+    expects_definition<float, float>(cache.view(), q, got, 1.0 / std::sqrt(8.0));
+}
+
+TEST_CASE("two halves merged by their log-sum-exps are the whole")
+{
+    packed_sizes const sizes{.heads = 2, .tokens = 90, .window = 7, .dims = {32, 24}};
+    packed_layer<half> const whole{sizes};
+    // The same layer with some tokens' rungs dropped: left keeps even tokens and no window, right the rest.
+    packed_sizes no_window = sizes;
+    no_window.window       = 0;
+    packed_layer<half> left{no_window};
+    packed_layer<half> right{sizes};
+    for (auto* part : {&left, &right})
+    {
+        part->keys.assign(whole.keys.elements());
+        part->values.assign(whole.values.elements());
+        part->key_basis.assign(whole.key_basis.elements());
+        part->value_basis.assign(whole.value_basis.elements());
+        for (index_t h = 0; h < 2; ++h)
+        {
+            for (index_t t = 0; t < 90; ++t)
+            {
+                bool const mine = (t % 2 == 0) == (part == &left);
+                part->rung.set(mine ? whole.rung.get(h, t) : std::uint8_t{0}, h, t);
+            }
+        }
+    }
+    right.window_keys.assign(whole.window_keys.elements());
+    right.window_values.assign(whole.window_values.elements());
+
+    auto const all   = whole.packed();
+    auto const one   = left.packed();
+    auto const other = right.packed();
+    auto const q     = random_queries<float>(8, 32);
+    auto const want  = attended<half, float>(all.view(), q);
+    auto a           = attended<half, float>(one.view(), q);
+    auto const b     = attended<half, float>(other.view(), q);
+    result<float> got{8, 24};
+    support::run([&](cpu::backend const& on) {
+        merge_attention(on, a.output.in(), a.lse.in(), b.output.in(), b.lse.in(), got.output.out(), got.lse.out());
+    });
+    support::worst_error output;
+    for (index_t i = 0; i < 8; ++i)
+    {
+        for (index_t c = 0; c < 24; ++c) { output.add(got.output.get(i, c), want.output.get(i, c), 1.0L, i); }
+        output.add(got.lse.get(i), want.lse.get(i), 1.0L, i);
+    }
+    INFO(output);
+    CHECK(output.within(3e-6));
+}
+
+TEST_CASE("queries may lie anywhere: strided, at odd addresses, with NaN between the rows")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 77, .window = 4, .dims = {40, 40}}};
+    auto const cache = layer.packed();
+    auto const q     = random_queries<half>(6, 40);
+    auto const want  = attended<half, half>(cache.view(), q);
+    for (placement const how : {placement{.slack = 3}, placement{.misalign = 1}, placement{.slack = 1, .misalign = 3}})
+    {
+        auto const got = attended<half, half>(cache.view(), q.relaid(how));
+        CHECK(support::same_bits(want.output.elements(), got.output.elements()));
+        CHECK(support::same_bits(want.lse.elements(), got.lse.elements()));
+    }
+    tensor<half, 2> output{{6, 40}, {.slack = 5}};
+    tensor<float, 1> lse{{6}};
+    support::run([&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, output.out(), lse.out()); });
+    CHECK(support::same_bits(want.output.elements(), output.elements()));
+}
+
+TEST_CASE("the cache's memory may begin at any address, and not a byte outside it is read")
+{
+    support::source random{"fences"};
+    for (index_t const tokens : {1, 3, 16, 35})
+    {
+        for (int const every : {-1, 1, 3})
+        {
+            packed_layer<half> const layer{{.heads = 2, .tokens = tokens, .window = 1, .dims = {40, 24}}, every};
+            auto cache = layer.packed(21);
+            append_random(cache, random, 19);
+            auto const q    = random_queries<float>(4, 40);
+            auto const want = attended<half, float>(cache.view(), q);
+            for (placement const how : {placement{.fence = support::guard::after}, placement{.fence = support::guard::before},
+                     placement{.misalign = 1}, placement{.misalign = 2}})
+            {
+                tensor<std::byte, 1> arena{{cache.arena_bytes()}, how};
+                tensor<std::byte, 1> tail{{cache.tail_bytes()}, how};
+                auto view = cache.view();
+                std::memcpy(arena.data(), view.arena, static_cast<std::size_t>(cache.arena_bytes()));
+                std::memcpy(tail.data(), view.tail, static_cast<std::size_t>(cache.tail_bytes()));
+                view.arena     = arena.data();
+                view.tail      = tail.data();
+                auto const got = attended<half, float>(view, q);
+                CHECK(support::same_bits(want.output.elements(), got.output.elements()));
+                CHECK(support::same_bits(want.lse.elements(), got.lse.elements()));
+            }
+        }
+    }
+}
+
+TEST_CASE("NaN in the arena's slack and in unused tail slots changes no bit")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3}};
+    auto clean = layer.packed(20);
+    cpu::cache<half> roomy{layer.layout, clean.arena_bytes() + 100, 20};
+    std::memset(roomy.view().arena, 0xFF, static_cast<std::size_t>(roomy.arena_bytes()));
+    std::memset(clean.view().tail, 0, static_cast<std::size_t>(clean.tail_bytes()));
+    std::memset(roomy.view().tail, 0xFF, static_cast<std::size_t>(roomy.tail_bytes()));
+    support::run([&](cpu::backend const& on) { layer.pack(on, roomy.view()); });
+    for (auto* cache : {&clean, &roomy})
+    {
+        support::source same{"slack"};
+        append_random(*cache, same, 3);
+    }
+    auto const q = random_queries<float>(6, 16);
+    auto const a = attended<half, float>(clean.view(), q);
+    auto const b = attended<half, float>(roomy.view(), q);
+    CHECK(support::same_bits(a.output.elements(), b.output.elements()));
+    CHECK(support::same_bits(a.lse.elements(), b.lse.elements()));
+}
+
+TEST_CASE("a NaN in one query shows in its own row and in no other")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3}};
+    auto const cache = layer.packed();
+    auto q           = random_queries<float>(6, 16);
+    auto const clean = attended<half, float>(cache.view(), q);
+    q.set(std::numeric_limits<float>::quiet_NaN(), 4, 7);
+    auto const got = attended<half, float>(cache.view(), q);
+    for (index_t i = 0; i < 6; ++i)
+    {
+        CHECK(std::isnan(got.lse.get(i)) == (i == 4));
+        for (index_t c = 0; c < 16; ++c)
+        {
+            if (i == 4) { CHECK(std::isnan(got.output.get(i, c))); }
+            else { CHECK(got.output.get(i, c) == clean.output.get(i, c)); }
+        }
+    }
+}
+
+TEST_CASE("neither attend nor append asks for memory")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 3000, .window = 3, .dims = {128, 128}}};
+    auto cache = layer.packed(20);
+    auto q     = random_queries<float>(6, 128);
+    result<float> got{6, 128};
+    tensor<float, 2> key{{2, 128}};
+    key.assign(std::vector<float>(256, 0.5F));
+    auto const view = cache.view();
+    auto const call = [&](cpu::backend const& on) {
+        append(on, key.in(), key.in(), view);
+        attend(on, q.in(), view, {}, got.output.out(), got.lse.out());
+    };
+    std::size_t const bytes = support::scratch_bytes(call);
+    support::scratch_memory memory{bytes};
+    workspace scratch{memory.span()};
+    cpu::backend const on{&scratch};
+    std::int64_t allocations = -1;
+    {
+        support::allocation_counter const counter;
+        call(on);
+        allocations = counter.count();
+    }
+    CHECK(allocations == 0);
+    CHECK(cache.appended() == 1);
+    support::allocation_counter const counter;
+    std::vector<int> const one(1);
+    CHECK(counter.count() == 1); // the counter counts
+}
+
+TEST_CASE("a workspace one byte too small is refused by size, and nothing is written")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3}};
+    auto const cache = layer.packed();
+    auto const q     = random_queries<float>(6, 16);
+    result<float> got{6, 16};
+    auto const before = got.output.memory();
+    auto const call   = [&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, got.output.out(), got.lse.out()); };
+    std::size_t const bytes = support::scratch_bytes(call);
+    REQUIRE(bytes > 1);
+    support::scratch_memory memory{bytes};
+    workspace scratch{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] { call(cpu::backend{&scratch}); })
+          == "attend: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
+    CHECK(got.output.memory() == before);
+}
+
+TEST_CASE("a dry run needs no directory, and what it asks for serves every cache of that size")
+{
+    packed_layer<half> const layer{{.heads = 3, .tokens = 50, .window = 3}};
+    auto const cache = layer.packed(8);
+    auto const q     = random_queries<float>(6, 16);
+    result<float> got{6, 16};
+    auto const size_of = [&](host_cache<half> const& view) {
+        return support::scratch_bytes(
+            [&](cpu::backend const& on) { attend(on, q.in(), view, {}, got.output.out(), got.lse.out()); });
+    };
+    host_cache<half> future{layer.layout, nullptr, cache.arena_bytes(), nullptr, nullptr, 8, nullptr};
+    CHECK(size_of(future) == size_of(cache.view()));
+}
+
+TEST_CASE("arguments that do not fit are refused by name before anything is written")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3, .dims = {16, 24}}};
+    auto const cache = layer.packed();
+    auto const refused = [&](tensor<float, 2> const& q, tensor<float, 2>& o, tensor<float, 1>& l, attend_options options = {}) {
+        return error_text<invalid_argument>([&] {
+            support::run([&](cpu::backend const& on) { attend(on, q.in(), cache.view(), options, o.out(), l.out()); });
+        });
+    };
+    auto q = random_queries<float>(4, 16);
+    tensor<float, 2> o{{4, 24}};
+    tensor<float, 1> l{{4}};
+    CHECK(refused(q, o, l) == "threw nothing");
+    auto const odd = random_queries<float>(5, 16);
+    CHECK(refused(odd, o, l) == "attend: queries [H*G, D] has 5 query heads, which 2 KV heads do not divide");
+    auto const few = random_queries<float>(0, 16);
+    CHECK(refused(few, o, l) == "attend: queries [H*G, D] has 0 query heads, which 2 KV heads do not divide");
+    auto const wide = random_queries<float>(4, 17);
+    CHECK(refused(wide, o, l) == "attend: queries must be [H*G,D] = [4, 16], its extent 1 is 17");
+    tensor<float, 2> narrow_output{{4, 16}};
+    CHECK(refused(q, narrow_output, l) == "attend: output must be [H*G,Dv] = [4, 24], its extent 1 is 16");
+    tensor<float, 1> short_lse{{3}};
+    CHECK(refused(q, o, short_lse) == "attend: lse must be [H*G] = [4], its extent 0 is 3");
+    CHECK(refused(q, o, l, {.scale = -1.0F}) == "attend: scale is -1; it must not be negative");
+
+    auto const overlapping = error_text<invalid_argument>([&] {
+        support::run([&](cpu::backend const& on) {
+            auto const into = out(on, reinterpret_cast<float*>(cache.view().arena), 4, 24);
+            attend(on, q.in(), cache.view(), {}, into, l.out());
+        });
+    });
+    CHECK(overlapping == "attend: output overlaps cache.arena");
+    auto view       = cache.view();
+    view.heads      = nullptr;
+    auto const null = error_text<invalid_argument>([&] {
+        support::run([&](cpu::backend const& on) { attend(on, q.in(), view, {}, o.out(), l.out()); });
+    });
+    CHECK(null == "attend: cache has no directory");
+}

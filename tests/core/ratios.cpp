@@ -1,0 +1,137 @@
+#include <mdkv/core/ratios.hpp>
+
+#include "support/host.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+
+std::string refusal(std::vector<rung> const& rungs)
+{
+    return error_text<invalid_argument>([&] { static_cast<void>(ratio_set<>{std::span<rung const>{rungs}}); });
+}
+
+} // namespace
+
+TEST_CASE("the paper's ratio set keeps 0, an eighth, a quarter and all of the coordinates")
+{
+    static_assert(paper_ratios.size() == 4);
+    static_assert(paper_ratios.coordinates(0, 128) == 0);
+    static_assert(paper_ratios.coordinates(1, 128) == 16);
+    static_assert(paper_ratios.coordinates(2, 128) == 32);
+    static_assert(paper_ratios.coordinates(3, 128) == 128);
+    static_assert(paper_ratios.bytes(2, {128, 64}, 2) == 2 * (32 + 16));
+    static_assert(paper_ratios.widest_projection(128) == 32);
+    static_assert(paper_ratios.full_rung() == 3);
+    static_assert(paper_ratios.can_drop());
+    CHECK(paper_ratios[1].projected());
+    CHECK_FALSE(paper_ratios[0].projected());
+    CHECK_FALSE(paper_ratios[3].projected());
+}
+
+TEST_CASE("a set without projected rungs needs no projection")
+{
+    static_assert(evict_ratios.widest_projection(64) == 0);
+    CHECK(evict_ratios.full_rung() == 1);
+}
+
+TEST_CASE("sets without 0 and without 1 are allowed and say so")
+{
+    ratio_set const middle{part(1, 4), part(1, 2)};
+    CHECK_FALSE(middle.can_drop());
+    CHECK(middle.full_rung() == middle.size());
+    CHECK(middle.widest_projection(64) == 32);
+}
+
+TEST_CASE("a run-time set behaves like the compile-time set of the same rungs")
+{
+    std::vector<rung> const rungs{drop, part(1, 8), part(1, 4), full};
+    ratio_set<> const set{std::span<rung const>{rungs}};
+    REQUIRE(set.size() == paper_ratios.size());
+    for (std::size_t r = 0; r < set.size(); ++r)
+    {
+        CHECK(set[r] == paper_ratios[r]);
+        CHECK(set.coordinates(r, 96) == paper_ratios.coordinates(r, 96));
+        CHECK(set.bytes(r, {96, 32}, 4) == paper_ratios.bytes(r, {96, 32}, 4));
+    }
+    CHECK(set.full_rung() == 3);
+    CHECK(set.end() - set.begin() == 4);
+}
+
+TEST_CASE("a run-time set refuses rungs out of order, equal, outside [0, 1], none and too many, naming them")
+{
+    CHECK(refusal({}) == "ratio_set: it must have at least one rung");
+    CHECK(refusal({part(1, 4), part(1, 8)}) == "ratio_set: rungs must ascend; rung 1 (1/8) does not exceed rung 0 (1/4)");
+    CHECK(refusal({drop, part(1, 4), part(2, 8)})
+          == "ratio_set: rungs must ascend; rung 2 (2/8) does not exceed rung 1 (1/4)");
+    CHECK(refusal({drop, part(9, 8)}) == "ratio_set: rung 1 is 9/8; it must lie in [0, 1]");
+    CHECK(refusal({part(-1, 8)}) == "ratio_set: rung 0 is -1/8; it must lie in [0, 1]");
+    CHECK(refusal({part(1, 0)}) == "ratio_set: rung 0 has the denominator 0; it must be positive");
+    CHECK(refusal({part(1, -2)}) == "ratio_set: rung 0 has the denominator -2; it must be positive");
+    std::vector<rung> many;
+    for (int i = 0; i <= 16; ++i) { many.push_back(part(i, 32)); }
+    CHECK(refusal(many) == "ratio_set: 17 rungs are more than the limit of 16");
+    many.pop_back();
+    CHECK(refusal(many) == "threw nothing");
+}
+
+TEST_CASE("numerators and denominators near 2^31 are compared exactly")
+{
+    // The two differ by 1 part in 2^62: products of 32-bit numbers need 64 bits.
+    CHECK(refusal({part(INT32_MAX - 2, INT32_MAX - 1), part(INT32_MAX - 1, INT32_MAX)}) == "threw nothing");
+    CHECK(refusal({part(INT32_MAX - 1, INT32_MAX), part(INT32_MAX - 2, INT32_MAX - 1)}) != "threw nothing");
+}
+
+TEST_CASE("a set of fixed size refuses a span of another size")
+{
+    std::vector<rung> const rungs{drop, full};
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(ratio_set<3>{std::span<rung const>{rungs}}); })
+          == "ratio_set: 2 rungs given for a set of 3");
+}
+
+TEST_CASE("a rung that is no whole number of coordinates is refused, unless rounding down is asked for")
+{
+    CHECK(error_text<invalid_argument>([] { paper_ratios.expects_fit("key", 20); })
+          == "ratio_set: rung 1 (1/8) of key dimension 20 is not a whole number of coordinates");
+    ratio_set const rounded = paper_ratios.rounded(rounding::down);
+    CHECK_NOTHROW(rounded.expects_fit("key", 20));
+    CHECK(rounded.coordinates(1, 20) == 2);
+    CHECK(rounded.coordinates(2, 20) == 5);
+    CHECK_NOTHROW(paper_ratios.expects_fit("key", 40));
+    CHECK_NOTHROW(paper_ratios.expects_fit("value", 576));
+}
+
+TEST_CASE("rounding down keeps at least one coordinate")
+{
+    ratio_set const rounded = ratio_set{drop, part(1, 8), full}.rounded(rounding::down);
+    CHECK(rounded.coordinates(1, 7) == 1);
+    CHECK_NOTHROW(rounded.expects_fit("key", 7));
+}
+
+TEST_CASE("two rungs that round to the same number of coordinates are refused, naming both")
+{
+    CHECK(error_text<invalid_argument>([] { paper_ratios.rounded(rounding::down).expects_fit("value", 7); })
+          == "ratio_set: rungs 1 and 2 both keep 1 coordinates of value dimension 7");
+    CHECK_THROWS_AS((ratio_set{part(1, 8), full}.rounded(rounding::down).expects_fit("key", 1)), invalid_argument);
+}
+
+TEST_CASE("every supported head dimension fits the paper's ratio set")
+{
+    for (index_t const dim : {32, 40, 56, 64, 80, 96, 128, 192, 256})
+    {
+        CAPTURE(dim);
+        CHECK_NOTHROW(paper_ratios.expects_fit("key", dim));
+        CHECK(paper_ratios.coordinates(1, dim) * 8 == dim);
+        CHECK(paper_ratios.coordinates(2, dim) * 4 == dim);
+    }
+}

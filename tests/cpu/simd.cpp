@@ -1,0 +1,204 @@
+#include <mdkv/cpu/simd.hpp>
+
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/random.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+namespace simd = cpu::simd;
+
+simd::floats from(std::vector<float> const& v)
+{
+    return simd::load(v.data());
+}
+
+std::vector<float> to(simd::floats v)
+{
+    std::vector<float> out(simd::lanes);
+    simd::store(out.data(), v);
+    return out;
+}
+
+/// As many random floats as there are lanes.
+std::vector<float> random_lanes(support::source& random, double low, double high)
+{
+    std::vector<float> v(simd::lanes);
+    for (float& x : v) { x = static_cast<float>(random.uniform(low, high)); }
+    return v;
+}
+
+template <int N, element T>
+int wrong_lanes(std::vector<std::byte> const& bytes, std::size_t elements, std::size_t shift)
+{
+    int wrong = 0;
+    for (std::size_t i = 0; i + static_cast<std::size_t>(N) <= elements; i += static_cast<std::size_t>(N))
+    {
+        std::byte const* const at = bytes.data() + shift + i * sizeof(T);
+        float got[N];
+        simd::store_floats<N>(got, simd::load<N>(reinterpret_cast<T const*>(at)));
+        for (std::size_t lane = 0; lane < static_cast<std::size_t>(N); ++lane)
+        {
+            T value;
+            std::memcpy(static_cast<void*>(&value), at + lane * sizeof(T), sizeof value);
+            float const want = widen(value);
+            wrong += std::isnan(want) ? !std::isnan(got[lane]) : std::memcmp(&want, &got[lane], sizeof want) != 0;
+        }
+    }
+    return wrong;
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("load widens every 16-bit pattern as widen does, at every width and from odd addresses", T, half, bfloat16)
+{
+    for (std::size_t const shift : {0U, 1U})
+    {
+        std::vector<std::byte> bytes(shift + 2 * 0x10000U);
+        for (std::uint32_t i = 0; i < 0x10000U; ++i)
+        {
+            auto const pattern = static_cast<std::uint16_t>(i);
+            std::memcpy(bytes.data() + shift + 2 * i, &pattern, 2);
+        }
+        CHECK(wrong_lanes<4, T>(bytes, 0x10000, shift) == 0);
+#if defined(__AVX2__)
+        CHECK(wrong_lanes<8, T>(bytes, 0x10000, shift) == 0);
+#endif
+        CHECK(wrong_lanes<simd::lanes, T>(bytes, 0x10000, shift) == 0);
+    }
+}
+
+TEST_CASE("load and store move floats bit for bit from odd addresses")
+{
+    support::source random{"simd load"};
+    std::vector<std::byte> bytes(4 * 64 + 3);
+    for (std::byte& b : bytes) { b = static_cast<std::byte>(random.bits() & 0xFFU); }
+    for (std::size_t shift = 0; shift < 4; ++shift) { CHECK(wrong_lanes<simd::lanes, float>(bytes, 64, shift) == 0); }
+}
+
+TEST_CASE("broadcast fills every lane")
+{
+    CHECK(to(simd::broadcast(1.5F)) == std::vector<float>(simd::lanes, 1.5F));
+}
+
+TEST_CASE("max, min and abs work lane by lane")
+{
+    support::source random{"simd lanes"};
+    for (int i = 0; i < 100; ++i)
+    {
+        auto const a = random_lanes(random, -10, 10);
+        auto const b = random_lanes(random, -10, 10);
+        auto const more = to(simd::max(from(a), from(b)));
+        auto const less = to(simd::min(from(a), from(b)));
+        auto const size = to(simd::abs(from(a)));
+        for (std::size_t lane = 0; lane < a.size(); ++lane)
+        {
+            CHECK(more[lane] == std::max(a[lane], b[lane]));
+            CHECK(less[lane] == std::min(a[lane], b[lane]));
+            CHECK(size[lane] == std::fabs(a[lane]));
+        }
+    }
+}
+
+TEST_CASE("max and min give the second operand where one is NaN")
+{
+    float const nan = std::numeric_limits<float>::quiet_NaN();
+    CHECK(to(simd::max(simd::broadcast(nan), simd::broadcast(2.0F))) == std::vector<float>(simd::lanes, 2.0F));
+    CHECK(to(simd::min(simd::broadcast(nan), simd::broadcast(2.0F))) == std::vector<float>(simd::lanes, 2.0F));
+    CHECK(std::isnan(to(simd::max(simd::broadcast(2.0F), simd::broadcast(nan)))[0]));
+}
+
+TEST_CASE("sum adds all lanes and max_lane finds the largest wherever it is")
+{
+    support::source random{"simd sum"};
+    for (int i = 0; i < 200; ++i)
+    {
+        auto v          = random_lanes(random, -10, 10);
+        double sum      = 0;
+        double absolute = 0;
+        float most      = v[0];
+        for (float const x : v)
+        {
+            sum += static_cast<double>(x);
+            absolute += std::fabs(static_cast<double>(x));
+            most = std::max(most, x);
+        }
+        CHECK(std::fabs(static_cast<double>(simd::sum(from(v))) - sum) <= 1e-6 * absolute);
+        CHECK(simd::max_lane(from(v)) == most);
+    }
+    for (std::size_t lane = 0; lane < static_cast<std::size_t>(simd::lanes); ++lane)
+    {
+        std::vector<float> v(simd::lanes, -1.0F);
+        v[lane] = 3.0F;
+        CHECK(simd::max_lane(from(v)) == 3.0F);
+    }
+}
+
+TEST_CASE("any sees a single true lane, and none in all false ones")
+{
+    for (std::size_t lane = 0; lane < static_cast<std::size_t>(simd::lanes); ++lane)
+    {
+        std::vector<float> v(simd::lanes, 0.0F);
+        v[lane] = 1.0F;
+        CHECK(simd::any(from(v) > simd::broadcast(0.5F)));
+    }
+    CHECK_FALSE(simd::any(simd::broadcast(0.0F) > simd::broadcast(0.5F)));
+}
+
+TEST_CASE("exp2 is within 2e-7 of the truth from 2^-126 to 2^127")
+{
+    support::source random{"simd exp2"};
+    support::worst_error error;
+    for (int i = 0; i < 20000; ++i)
+    {
+        bool const near_zero = i % 2 == 0;
+        auto const v         = random_lanes(random, near_zero ? -2 : -126, near_zero ? 2 : 127);
+        auto const got       = to(simd::exp2(from(v)));
+        for (std::size_t lane = 0; lane < v.size(); ++lane)
+        {
+            long double const want = std::exp2(static_cast<long double>(v[lane]));
+            error.add(static_cast<long double>(got[lane]), want, want, i);
+        }
+    }
+    CAPTURE(error);
+    CHECK(error.within(2e-7));
+}
+
+TEST_CASE("exp2 of whole numbers is exact, and what is below 2^-126 is exactly 0")
+{
+    for (int n = -126; n <= 127; ++n)
+    {
+        CAPTURE(n);
+        CHECK(to(simd::exp2(simd::broadcast(static_cast<float>(n))))[0] == std::ldexp(1.0F, n));
+    }
+    for (float const x : {-126.5F, -127.0F, -1000.0F, -1e30F, -std::numeric_limits<float>::infinity()})
+    {
+        CAPTURE(x);
+        CHECK(to(simd::exp2(simd::broadcast(x))) == std::vector<float>(simd::lanes, 0.0F));
+    }
+}
+
+TEST_CASE("exp2 never falls where its argument rises")
+{
+    float before = 0.0F;
+    int falls    = 0;
+    for (float x = -3.0F; x < 3.0F; x += 1.0F / 4096.0F)
+    {
+        float const now = to(simd::exp2(simd::broadcast(x)))[0];
+        falls += now < before ? 1 : 0;
+        before = now;
+    }
+    CHECK(falls == 0);
+}

@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# All tests from a fresh clone: Release with g++, AddressSanitizer + UndefinedBehaviorSanitizer, clang, and the Python
+# cross-checks. Installs and fetches what is missing (examples/setup.sh). The last line counts everything:
+#   N passed, N failed, N skipped
+# Build folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
+set -euo pipefail
+# shellcheck source=examples/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/setup.sh"
+
+build=${MDKV_TEST_BUILD_DIR:-$mdkv_root/build/tests}
+jobs=$(build_jobs)
+results=() # what tests/tools/count_results.py adds up
+
+# note KIND NAME: a result that no CTest run knows of; KIND is PASSED, FAILED or SKIPPED
+note() {
+    printf '%s: %s\n' "$1" "$2" | tee -a "$build/notes.txt"
+}
+
+# leg NAME TARGETS CTEST_OPTIONS CONFIGURE_OPTION...: configures, builds and tests in a folder of its own. A build that
+# fails does not keep what could be built from being tested.
+leg() {
+    local name=$1 targets=$2 ctest_options=$3 folder=$build/$1 log=$build/$1.log
+    shift 3
+    say "$name: building (log: $log)"
+    mkdir -p "$folder"
+    rm -f "$folder/results.xml"
+    # shellcheck disable=SC2086 # lists of words
+    if ! { configure "$folder" "$@" && cmake --build "$folder" --parallel "$jobs" ${targets:+--target $targets} -- -k 0; } >"$log" 2>&1; then
+        grep -E 'error:|Error|^FAILED' "$log" | head -n 60 || tail -n 40 "$log"
+        note FAILED "$name: the build"
+    fi
+    say "$name: testing"
+    # shellcheck disable=SC2086 # a list of words
+    if ! ctest --test-dir "$folder" --parallel "$jobs" --output-on-failure --output-junit "$folder/results.xml" --no-tests=error \
+        --test-output-size-passed 100000000 --test-output-size-failed 100000000 $ctest_options >"$log.tests" 2>&1; then
+        grep -vE ' Passed +[0-9.]+ sec$|^ +Start +[0-9]+: ' "$log.tests" | tail -n 400 || true
+    fi
+    if [[ -f $folder/results.xml ]]; then
+        results+=("$name=$folder/results.xml")
+    else
+        note FAILED "$name: ctest wrote no results"
+    fi
+}
+
+# setup_clang: sets mdkv_clang to a clang++ of version 16 or newer, installing one where the distribution has it
+setup_clang() {
+    local version versions=(16 17 18 19 20 21)
+    mdkv_clang=
+    for version in "${versions[@]}"; do
+        if mdkv_clang=$(command -v "clang++-$version"); then
+            return
+        fi
+    done
+    command -v apt-cache >/dev/null || return 0
+    for version in "${versions[@]}"; do
+        if apt-cache policy "clang-$version" | grep -q 'Candidate: [^(]'; then
+            setup_packages "clang-$version" "libomp-$version-dev"
+            mdkv_clang=$(command -v "clang++-$version")
+            return
+        fi
+    done
+}
+
+# crosscheck NAME COMMAND...
+crosscheck() {
+    local name=$1
+    shift
+    say "cross-check: $name"
+    if "$@" >"$build/crosscheck.log" 2>&1; then
+        grep '^crosscheck\|^reference_forward' "$build/crosscheck.log" || true
+        note PASSED "$name"
+    else
+        tail -n 40 "$build/crosscheck.log"
+        note FAILED "$name"
+    fi
+}
+
+# python_crosschecks: the runner against independent Python implementations
+python_crosschecks() {
+    local tools=$mdkv_root/tests/tools programs=$build/release/tests reason=
+    if [[ ! -f ${MDKV_MODEL:-} ]]; then
+        reason="no reference model"
+    elif [[ ! -x $programs/dump || ! -x $programs/dump_logits ]]; then
+        note FAILED "cross-checks: their programs were not built"
+        return
+    elif ! (setup_python) || ! "$mdkv_cache/venv/bin/python" -m pip install -q --disable-pip-version-check \
+        numpy gguf==0.19.0 tokenizers >"$build/pip.log" 2>&1; then
+        reason="PyPI is out of reach (log: $build/pip.log)"
+    fi
+    if [[ -n $reason ]]; then
+        local name
+        for name in crosscheck_gguf crosscheck_tokenizer reference_forward; do
+            note SKIPPED "$name: $reason"
+        done
+        return
+    fi
+    local python=$mdkv_cache/venv/bin/python
+    local text=()
+    if [[ -f ${MDKV_TEXT:-} ]]; then
+        text=(--text "$MDKV_TEXT")
+    fi
+    crosscheck crosscheck_gguf "$python" "$tools/crosscheck_gguf.py" "$programs/dump" "$MDKV_MODEL"
+    crosscheck crosscheck_tokenizer "$python" "$tools/crosscheck_tokenizer.py" "$programs/dump" --model "$MDKV_MODEL" "${text[@]}"
+    if [[ -f ${MDKV_TEXT:-} ]]; then
+        crosscheck reference_forward "$python" "$tools/reference_forward.py" check "$MDKV_MODEL" "$programs/dump_logits" "$MDKV_TEXT"
+    else
+        note SKIPPED "reference_forward: no text"
+    fi
+}
+
+setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
+setup_compiler
+setup_clang
+setup_cuda_headers
+mkdir -p "$build"
+: >"$build/notes.txt"
+
+# Without the model or the text the tests that need them say SKIPPED; everything else still runs.
+if (setup_model); then
+    MDKV_MODEL=${MDKV_MODEL:-$mdkv_cache/$(basename "$model_member")}
+    export MDKV_REFERENCE_MODEL=$MDKV_MODEL
+fi
+if (setup_text); then
+    MDKV_TEXT=${MDKV_TEXT:-$mdkv_cache/prose/prose.txt}
+fi
+
+leg release '' '' -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx"
+python_crosschecks
+leg asan mdkv_doctests '-L doctest' -DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1' \
+    -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_SANITIZE=address,undefined -DMDKV_NATIVE=OFF -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF
+if [[ -n $mdkv_clang ]]; then
+    leg clang 'mdkv_header_checks mdkv_doctests' '-L doctest|compiler' -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_CXX_COMPILER="$mdkv_clang" -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF
+else
+    note SKIPPED "clang: no clang of version 16 or newer in this distribution"
+fi
+
+echo
+python3 "$mdkv_root/tests/tools/count_results.py" "${results[@]}" "other=$build/notes.txt"

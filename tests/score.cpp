@@ -1,0 +1,850 @@
+// Tolerance against the oracle: errors of a loss are judged against what the token would lose if it were dropped, 2 P |v|,
+// because that is the scale on which the allocator compares rungs. A logit of size x carries an error of a few x * 2^-24,
+// which the exponential turns into a relative error of P; the losses here stay within 3e-5 of the dropped loss.
+#include <mdkv/score.hpp>
+
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/layer.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::layer;
+using support::layer_sizes;
+using support::placement;
+using support::tensor;
+using support::worst_error;
+using host    = cpu::backend;
+using options = score_options<host>;
+
+constexpr double tolerance = 3e-5;
+
+std::vector<rung> const paper_rungs{drop, part(1, 8), part(1, 4), full};
+
+ratio_set<> at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
+{
+    return ratio_set<>{std::span<rung const>{rungs}, round};
+}
+
+/// The losses [H, R, N] of a layer, made with exactly the scratch the dry run asked for.
+template <class T, std::size_t R>
+std::vector<float> scored(
+    layer<T> const& x, ratio_set<R> const& ratios, options choice = {}, cpu::executor_ref threads = {})
+{
+    tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(ratios.size()), x.sizes.tokens}};
+    if (!choice.first_query) { choice.first_query = x.sizes.first_query; }
+    support::run(
+        [&](host const& on) {
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
+                ratios, choice, loss.out());
+        },
+        threads);
+    return loss.elements();
+}
+
+template <class T>
+worst_error against_oracle(layer<T> const& x, std::vector<rung> const& rungs, std::vector<float> const& loss)
+{
+    worst_error error;
+    auto at = loss.begin();
+    for (index_t h = 0; h < x.sizes.heads; ++h)
+    {
+        auto const want   = support::expected_scores(x, h, rungs);
+        long double total = 0;
+        for (long double const d : want.dropped) { total += d; }
+        for (index_t r = 0; r < static_cast<index_t>(rungs.size()); ++r)
+        {
+            for (index_t t = 0; t < x.sizes.tokens; ++t)
+            {
+                // Tokens of next to no attention are compared on the scale of the average one's thousandth.
+                long double const magnitude = want.dropped[static_cast<std::size_t>(t)]
+                                            + 1e-3L * total / static_cast<long double>(x.sizes.tokens);
+                error.add(static_cast<long double>(*at++), want.loss(r, t), magnitude, (h * 100 + r) * 1000000 + t);
+            }
+        }
+    }
+    return error;
+}
+
+template <class T>
+worst_error error_of(layer_sizes const& sizes, std::vector<rung> const& rungs, rounding round = rounding::exact,
+    placement how = {})
+{
+    layer<T> const x{sizes, how};
+    return against_oracle(x, rungs, scored(x, at_run_time(rungs, round)));
+}
+
+/// The losses of one rung and head.
+std::vector<float> row(std::vector<float> const& loss, index_t index, index_t tokens)
+{
+    return {loss.begin() + index * tokens, loss.begin() + (index + 1) * tokens};
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("score agrees with the materialised Algorithm 1 for every head dimension and element type", T, float, half, bfloat16)
+{
+    for (index_t const dim : {32, 40, 56, 64, 80, 96, 128, 192, 256})
+    {
+        CAPTURE(dim);
+        worst_error const error =
+            error_of<T>({.queries = 5, .tokens = 37, .window = 5, .dim = dim, .value_dim = dim}, paper_rungs);
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+    }
+}
+
+TEST_CASE("score agrees with the oracle at head dimensions 1, 7 and 576")
+{
+    worst_error const one = error_of<float>({.dim = 1, .value_dim = 1}, {drop, full});
+    CAPTURE(one);
+    CHECK(one.within(tolerance));
+    worst_error const seven = error_of<float>({.dim = 7, .value_dim = 7}, {drop, part(1, 7), part(3, 7), full});
+    CAPTURE(seven);
+    CHECK(seven.within(tolerance));
+    worst_error const rounded = error_of<half>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, rounding::down);
+    CAPTURE(rounded);
+    CHECK(rounded.within(tolerance));
+    worst_error const wide = error_of<half>({.heads = 1, .queries = 3, .tokens = 33, .dim = 576, .value_dim = 512, .decay = 0.98}, paper_rungs);
+    CAPTURE(wide);
+    CHECK(wide.within(tolerance));
+}
+
+TEST_CASE("keys and values may have different head dimensions")
+{
+    for (auto const& [dim, value_dim] : {std::pair<index_t, index_t>{192, 128}, {64, 128}, {40, 8}, {8, 96}, {56, 256}})
+    {
+        CAPTURE(dim);
+        CAPTURE(value_dim);
+        worst_error const error = error_of<half>({.queries = 3, .tokens = 35, .dim = dim, .value_dim = value_dim}, paper_rungs);
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+    }
+}
+
+TEST_CASE("any number of query heads may share a KV head")
+{
+    for (index_t group = 1; group <= 9; ++group)
+    {
+        for (index_t const queries : {1, 3, 8})
+        {
+            CAPTURE(group);
+            CAPTURE(queries);
+            worst_error const error =
+                error_of<float>({.heads = 3, .group = group, .queries = queries, .tokens = 20, .window = 8}, paper_rungs);
+            CAPTURE(error);
+            CHECK(error.within(tolerance));
+        }
+    }
+}
+
+TEST_CASE("any number of tokens is served, also those that fill no tile or block")
+{
+    for (index_t const tokens : {1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 512, 513, 1000})
+    {
+        CAPTURE(tokens);
+        worst_error const error = error_of<float>({.heads = 1, .group = 3, .queries = 4, .tokens = tokens}, paper_rungs);
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+    }
+}
+
+TEST_CASE("windows of every size are part of the softmax and causal among themselves")
+{
+    for (index_t const window : {0, 1, 2, 15, 16, 17, 32, 100})
+    {
+        for (index_t const queries : {1, 5, 16})
+        {
+            CAPTURE(window);
+            CAPTURE(queries);
+            worst_error const error = error_of<float>({.queries = queries, .tokens = 40, .window = window}, paper_rungs);
+            CAPTURE(error);
+            CHECK(error.within(tolerance));
+        }
+    }
+}
+
+TEST_CASE("queries may start anywhere: before the window, inside the tokens, at the first token, or after everything")
+{
+    for (index_t const window : {0, 6})
+    {
+        for (index_t const first : {0, 1, 3, 7, 30, 64, 89, 94, 95, 96, 100, 1000})
+        {
+            for (index_t const queries : {1, 9, 40})
+            {
+                CAPTURE(window);
+                CAPTURE(first);
+                CAPTURE(queries);
+                worst_error const error = error_of<float>(
+                    {.group = 3, .queries = queries, .tokens = 95, .window = window, .first_query = first}, paper_rungs);
+                CAPTURE(error);
+                CHECK(error.within(tolerance));
+            }
+        }
+    }
+}
+
+TEST_CASE("a token that no query may see loses nothing by being dropped")
+{
+    layer<float> const x{{.queries = 3, .tokens = 50, .window = 4, .first_query = 10}};
+    std::vector<float> const loss = scored(x, paper_ratios);
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t r = 0; r < 4; ++r)
+        {
+            std::vector<float> const losses = row(loss, h * 4 + r, 50);
+            for (std::size_t t = 13; t < 50; ++t) { CHECK(losses[t] == 0.0F); }
+        }
+        CHECK(row(loss, h * 4, 50)[12] > 0.0F);
+    }
+}
+
+TEST_CASE("a first query far beyond the tokens sees every key, up to the largest index there is")
+{
+    layer<float> const x{{.queries = 3, .tokens = 50, .window = 4}};
+    std::vector<float> const all = scored(x, paper_ratios, {.first_query = 54});
+    for (index_t const first : {index_t{55}, index_t{1} << 40, std::numeric_limits<index_t>::max()})
+    {
+        CAPTURE(first);
+        CHECK(support::same_bits(scored(x, paper_ratios, {.first_query = first}), all));
+    }
+}
+
+TEST_CASE("more queries than tokens are welcome when they say where they start")
+{
+    worst_error const error =
+        error_of<float>({.group = 1, .queries = 70, .tokens = 9, .window = 0, .first_query = 0}, paper_rungs);
+    CAPTURE(error);
+    CHECK(error.within(tolerance));
+}
+
+TEST_CASE("log-sum-exps handed over give the losses that computing them gives, to rounding")
+{
+    for (auto const first : {std::optional<index_t>{}, std::optional<index_t>{20}})
+    {
+        layer<float> const x{{.group = 3, .queries = 7, .tokens = 150, .window = 7, .first_query = first}};
+        tensor<float, 2> lse{{6, 7}};
+        for (index_t h = 0; h < 2; ++h)
+        {
+            auto const want = support::expected_scores(x, h, paper_rungs);
+            for (index_t i = 0; i < 21; ++i)
+            {
+                lse.set(static_cast<float>(want.lse[static_cast<std::size_t>(i)]), h * 3 + i / 7, i % 7);
+            }
+        }
+        worst_error const error =
+            against_oracle(x, paper_rungs, scored(x, paper_ratios, {.first_query = first, .lse = lse.in()}));
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+    }
+}
+
+TEST_CASE("ratio sets of one to six rungs, with and without 0 and 1, are all scored")
+{
+    std::vector<std::vector<rung>> const sets{{drop}, {full}, {part(1, 4)}, {drop, full}, {part(1, 8), full},
+        {drop, part(1, 2)}, {part(1, 8), part(1, 4)}, {drop, part(1, 8), full}, {drop, part(1, 32), part(1, 8), part(1, 2), full},
+        {drop, part(1, 32), part(3, 32), part(1, 4), part(31, 32), full}};
+    for (auto const& set : sets)
+    {
+        CAPTURE(set.size());
+        worst_error const error = error_of<float>({}, set);
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+    }
+}
+
+TEST_CASE("sixteen rungs, the most there may be, are scored")
+{
+    std::vector<rung> rungs{drop};
+    for (int i = 1; i < 15; ++i) { rungs.push_back(part(2 * i, 32)); }
+    rungs.push_back(full);
+    worst_error const error = error_of<float>({.dim = 32, .value_dim = 64}, rungs);
+    CAPTURE(error);
+    CHECK(error.within(tolerance));
+}
+
+TEST_CASE("a ratio set fixed at compile time gives the bits of the same set made at run time")
+{
+    layer<half> const x{{.dim = 64, .value_dim = 40}};
+    CHECK(support::same_bits(scored(x, paper_ratios), scored(x, at_run_time(paper_rungs))));
+    CHECK(support::same_bits(scored(x, evict_ratios), scored(x, at_run_time({drop, full}))));
+}
+
+TEST_CASE_TEMPLATE("strides, slack and odd addresses change no bit", T, float, half, bfloat16)
+{
+    layer_sizes const sizes{.heads = 3, .queries = 5, .tokens = 75, .window = 9, .dim = 40, .value_dim = 56};
+    std::vector<float> const plain = scored(layer<T>{sizes}, paper_ratios);
+    for (placement const how : {placement{.swapped = true}, placement{.slack = 3}, placement{.swapped = true, .slack = 1},
+             placement{.misalign = 1}, placement{.slack = 5, .misalign = 3}})
+    {
+        CAPTURE(how.swapped);
+        CAPTURE(how.slack);
+        CAPTURE(how.misalign);
+        CHECK(support::same_bits(scored(layer<T>{sizes, how}, paper_ratios), plain));
+    }
+}
+
+TEST_CASE_TEMPLATE("not one byte is read before the first element or past the last", T, float, half, bfloat16)
+{
+    for (index_t const dim : {1, 7, 40, 64})
+    {
+        layer_sizes const sizes{.queries = 3, .tokens = 19, .window = 3, .dim = dim, .value_dim = dim};
+        ratio_set const ratios         = ratio_set{drop, full};
+        std::vector<float> const plain = scored(layer<T>{sizes}, ratios);
+        for (auto const fence : {support::guard::before, support::guard::after})
+        {
+            CHECK(support::same_bits(scored(layer<T>{sizes, {.fence = fence}}, ratios), plain));
+        }
+    }
+    layer_sizes const sizes{.queries = 3, .tokens = 19, .window = 3, .dim = 96, .value_dim = 40};
+    layer<T> const fenced{sizes, {.fence = support::guard::after}};
+    CHECK(support::same_bits(scored(fenced, paper_ratios), scored(layer<T>{sizes}, paper_ratios)));
+}
+
+TEST_CASE("one head's bases and losses may be slices of larger buffers")
+{
+    layer_sizes const sizes{.heads = 3, .tokens = 21};
+    layer<float> const x{sizes};
+    tensor<float, 3> const key_basis   = x.key_basis.relaid({.swapped = true, .slack = 2});
+    tensor<float, 3> const value_basis = x.value_basis.relaid({.swapped = true, .slack = 4});
+    tensor<float, 3> loss{{3, 4, 21}, {.swapped = true, .slack = 7}};
+    support::run([&](host const& on) {
+        score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), key_basis.in(), value_basis.in(),
+            paper_ratios, {}, loss.out());
+    });
+    CHECK(support::same_bits(loss.elements(), scored(x, paper_ratios)));
+    auto const memory = loss.memory(); // slack between the rows is nobody's
+    for (std::size_t i = 21 * sizeof(float); i < 28 * sizeof(float); ++i) { CHECK(memory[i] == std::byte{0xFF}); }
+}
+
+TEST_CASE("one head broadcast with stride 0 counts as many equal heads")
+{
+    layer<float> const one{{.heads = 1, .group = 1}};
+    std::vector<float> const want = scored(one, paper_ratios);
+    tensor<float, 3> loss{{3, 4, 64}};
+    host const any{};
+    auto const three = [&](auto const& t) {
+        return in(any, t.data(), {3, t.extent(1), t.extent(2)}, {0, t.stride(1), 1});
+    };
+    support::run([&](host const& on) {
+        score(on, three(one.queries), three(one.keys), three(one.values), three(one.window_keys), three(one.key_basis),
+            three(one.value_basis), paper_ratios, {}, loss.out());
+    });
+    std::vector<float> const got = loss.elements();
+    for (std::size_t h = 0; h < 3; ++h)
+    {
+        CHECK(support::same_bits({got.begin() + static_cast<std::ptrdiff_t>(h * want.size()),
+                                     got.begin() + static_cast<std::ptrdiff_t>((h + 1) * want.size())},
+            want));
+    }
+}
+
+TEST_CASE("the loss of the full rung is exactly 0 and no loss is negative")
+{
+    layer<half> const x{{.tokens = 300, .dim = 64, .value_dim = 64}};
+    std::vector<float> const loss = scored(x, paper_ratios);
+    int negative                  = 0;
+    for (float const l : loss) { negative += l >= 0.0F ? 0 : 1; }
+    CHECK(negative == 0);
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (float const l : row(loss, h * 4 + 3, 300)) { CHECK(l == 0.0F); }
+    }
+}
+
+TEST_CASE("keys and values of rank r lose nothing at the rung of r coordinates, up to rounding")
+{
+    // Rank 8 of 64: the rungs of 8 and 16 coordinates hold everything.
+    layer<float> const x{{.tokens = 200, .dim = 64, .value_dim = 64, .rank = 8}};
+    std::vector<float> const loss = scored(x, paper_ratios);
+    worst_error error;
+    for (index_t h = 0; h < 2; ++h)
+    {
+        std::vector<float> const dropped = row(loss, h * 4, 200);
+        for (index_t r = 1; r < 3; ++r)
+        {
+            std::vector<float> const kept = row(loss, h * 4 + r, 200);
+            for (std::size_t t = 0; t < 200; ++t)
+            {
+                error.add(static_cast<long double>(kept[t]), 0, static_cast<long double>(dropped[t]) + 1e-12L);
+            }
+        }
+    }
+    CAPTURE(error);
+    CHECK(error.within(tolerance));
+}
+
+TEST_CASE("the losses of dropping sum up to twice the attention mass times |v|")
+{
+    // All values of length 1: the sum over tokens is twice the attention that is not on the window.
+    layer<float> x{{.tokens = 120, .window = 0, .value_dim = 32}};
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t t = 0; t < 120; ++t)
+        {
+            for (index_t d = 0; d < 32; ++d) { x.values.set(d == t % 32 ? 1.0F : 0.0F, h, t, d); }
+        }
+    }
+    std::vector<float> const loss = scored(x, evict_ratios);
+    for (index_t h = 0; h < 2; ++h)
+    {
+        double sum = 0;
+        for (float const l : row(loss, h * 2, 120)) { sum += static_cast<double>(l); }
+        CHECK(sum == doctest::Approx(2.0 * 2 * 8).epsilon(1e-5)); // 2 * G * Q
+    }
+}
+
+TEST_CASE("permuting the tokens permutes the losses")
+{
+    layer<float> const x{{.tokens = 90, .first_query = 1000}};
+    std::vector<index_t> const order = support::source{"score permutation"}.permutation(90);
+    layer<float> y = layer<float>{x.sizes};
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t t = 0; t < 90; ++t)
+        {
+            for (index_t d = 0; d < 32; ++d)
+            {
+                y.keys.set(x.keys.get(h, order[static_cast<std::size_t>(t)], d), h, t, d);
+                y.values.set(x.values.get(h, order[static_cast<std::size_t>(t)], d), h, t, d);
+            }
+        }
+    }
+    std::vector<float> const a = scored(x, paper_ratios);
+    std::vector<float> const b = scored(y, paper_ratios);
+    worst_error error;
+    for (index_t i = 0; i < 2 * 4; ++i)
+    {
+        std::vector<float> const dropped = row(a, i / 4 * 4, 90);
+        for (std::size_t t = 0; t < 90; ++t)
+        {
+            auto const from = static_cast<std::size_t>(order[t]);
+            error.add(static_cast<long double>(row(b, i, 90)[t]), static_cast<long double>(row(a, i, 90)[from]),
+                static_cast<long double>(dropped[from]) + 1e-12L);
+        }
+    }
+    CAPTURE(error);
+    CHECK(error.within(1e-5));
+}
+
+TEST_CASE("one orthogonal rotation of queries, keys and key basis changes nothing")
+{
+    layer<float> const x{{.tokens = 90}};
+    layer<float> y{x.sizes};
+    support::source random{"score rotation"};
+    support::rotation const turn{random, 32, 9};
+    auto const rotate = [&](tensor<float, 3>& t) {
+        for (index_t h = 0; h < t.extent(0); ++h)
+        {
+            for (index_t i = 0; i < t.extent(1); ++i)
+            {
+                std::vector<double> v;
+                for (index_t d = 0; d < 32; ++d) { v.push_back(static_cast<double>(t.get(h, i, d))); }
+                turn.apply(v);
+                for (index_t d = 0; d < 32; ++d) { t.set(static_cast<float>(v[static_cast<std::size_t>(d)]), h, i, d); }
+            }
+        }
+    };
+    rotate(y.queries);
+    rotate(y.keys);
+    rotate(y.window_keys);
+    rotate(y.key_basis);
+    worst_error const error = against_oracle(x, paper_rungs, scored(y, paper_ratios));
+    CAPTURE(error);
+    CHECK(error.within(tolerance));
+}
+
+TEST_CASE("directions' signs do not matter")
+{
+    layer<float> const x{{.tokens = 90}};
+    layer<float> y{x.sizes};
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t i = 0; i < 32; i += 3)
+        {
+            for (index_t d = 0; d < 32; ++d)
+            {
+                y.key_basis.set(-x.key_basis.get(h, i, d), h, i, d);
+                y.value_basis.set(-x.value_basis.get(h, i, d), h, i, d);
+            }
+        }
+    }
+    CHECK(support::same_bits(scored(x, paper_ratios), scored(y, paper_ratios)));
+}
+
+TEST_CASE("scaling the values by a power of two scales every loss by it, bit for bit")
+{
+    layer<float> const x{{.tokens = 90}};
+    layer<float> y{x.sizes};
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t t = 0; t < 90; ++t)
+        {
+            for (index_t d = 0; d < 32; ++d) { y.values.set(x.values.get(h, t, d) * 8.0F, h, t, d); }
+        }
+    }
+    std::vector<float> a = scored(x, paper_ratios);
+    for (float& l : a) { l *= 8.0F; }
+    CHECK(support::same_bits(a, scored(y, paper_ratios)));
+}
+
+TEST_CASE("a scale of one's own replaces 1/sqrt(D)")
+{
+    layer<float> const x{{}};
+    layer<float> y{x.sizes};
+    for (index_t h = 0; h < 4; ++h)
+    {
+        for (index_t i = 0; i < 8; ++i)
+        {
+            for (index_t d = 0; d < 32; ++d) { y.queries.set(x.queries.get(h, i, d) * 0.5F, h, i, d); }
+        }
+    }
+    auto const want = scored(y, paper_ratios);
+    auto const got  = scored(x, paper_ratios, {.scale = static_cast<float>(0.5 * x.scale())});
+    worst_error error;
+    for (std::size_t i = 0; i < want.size(); ++i)
+    {
+        error.add(static_cast<long double>(got[i]), static_cast<long double>(want[i]), 1e-3L + static_cast<long double>(want[i]));
+    }
+    CAPTURE(error);
+    CHECK(error.within(1e-5));
+}
+
+TEST_CASE("any number of threads gives the same bits")
+{
+    for (index_t const tokens : {17, 1500})
+    {
+        layer<half> const x{{.heads = 3, .tokens = tokens}};
+        std::vector<float> const serial = scored(x, paper_ratios);
+        for (int const threads : {2, 3, 7})
+        {
+            CAPTURE(threads);
+            cpu::thread_pool pool{threads};
+            CHECK(support::same_bits(scored(x, paper_ratios, {}, pool), serial));
+        }
+    }
+}
+
+TEST_CASE("extreme logits leave finite losses: one token takes all attention")
+{
+    layer<float> const x{{.tokens = 40, .logits = 60.0}};
+    std::vector<float> const loss = scored(x, paper_ratios);
+    int wrong                     = 0;
+    for (float const l : loss) { wrong += std::isfinite(l) && l >= 0.0F ? 0 : 1; }
+    CHECK(wrong == 0);
+    double most = 0;
+    for (float const l : row(loss, 0, 40)) { most = std::max(most, static_cast<double>(l)); }
+    CHECK(most > 0.1);
+}
+
+TEST_CASE("zero keys, zero values and equal tokens are scored like any others")
+{
+    layer<float> x{{.tokens = 30}};
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t t = 0; t < 30; ++t)
+        {
+            for (index_t d = 0; d < 32; ++d)
+            {
+                if (h == 0) { x.keys.set(0.0F, h, t, d); }
+                else { x.keys.set(x.keys.get(h, 0, d), h, t, d); }
+                if (h == 0) { x.values.set(0.0F, h, t, d); }
+                else { x.values.set(x.values.get(h, 0, d), h, t, d); }
+            }
+        }
+    }
+    std::vector<float> const loss = scored(x, paper_ratios, {.first_query = 1000});
+    for (index_t r = 0; r < 4; ++r)
+    {
+        for (float const l : row(loss, r, 30)) { CHECK(l == 0.0F); }
+        std::vector<float> const equal = row(loss, 4 + r, 30);
+        worst_error error;
+        for (float const l : equal)
+        {
+            error.add(static_cast<long double>(l), static_cast<long double>(equal[0]), static_cast<long double>(equal[0]));
+        }
+        CHECK(error.within(1e-5));
+    }
+}
+
+TEST_CASE("the scratch a call needs does not grow with the number of tokens")
+{
+    auto const bytes = [](index_t tokens) {
+        tensor<half, 3> const queries{{4, 32, 64}};
+        tensor<float, 3> const basis{{2, 64, 64}};
+        host const any{};
+        auto const at = [&](index_t count, index_t width) {
+            return in(any, static_cast<half*>(nullptr), 2, count, width);
+        };
+        return support::scratch_bytes([&](host const& on) {
+            score(on, queries.in(), at(tokens, 64), at(tokens, 64), at(32, 64), basis.in(), basis.in(), paper_ratios, {},
+                out(any, static_cast<float*>(nullptr), 2, 4, tokens));
+        });
+    };
+    std::size_t const some = bytes(1 << 16);
+    CHECK(some > 0);
+    CHECK(bytes(1 << 17) == some);
+    CHECK(bytes(1 << 24) == some);
+    // Far less than one probability per query row and token.
+    CHECK(some < std::size_t{64} * (1 << 16) * sizeof(float) / 4);
+}
+
+TEST_CASE("no heads and no tokens are valid and leave nothing to do")
+{
+    layer<float> const no_tokens{{.tokens = 0, .window = 8}};
+    CHECK(scored(no_tokens, paper_ratios).empty());
+    layer<float> const no_heads{{.heads = 0}};
+    CHECK(scored(no_heads, paper_ratios).empty());
+}
+
+namespace
+{
+
+/// Everything a call of score takes, each argument replaceable by a bad one.
+struct call
+{
+    layer<float> x{{}};
+    tensor<float, 3> loss{{2, 4, 64}};
+    options choice{};
+    std::optional<in_view<float, 3, host>> queries, keys, values, window_keys, key_basis, value_basis;
+    std::optional<out_view<float, 3, host>> output;
+
+    void operator()(host const& on)
+    {
+        score(on, queries.value_or(x.queries.in()), keys.value_or(x.keys.in()), values.value_or(x.values.in()),
+            window_keys.value_or(x.window_keys.in()), key_basis.value_or(x.key_basis.in()),
+            value_basis.value_or(x.value_basis.in()), paper_ratios, choice, output.value_or(loss.out()));
+    }
+
+    /// What the call says, having checked that it wrote nothing.
+    std::string refusal()
+    {
+        std::vector<std::byte> const before = loss.memory();
+        support::scratch_memory memory{1 << 20};
+        workspace scratch{memory.span()};
+        std::string const text = error_text<invalid_argument>([&] { (*this)(host{&scratch}); });
+        CHECK(loss.memory() == before);
+        return text;
+    }
+};
+
+auto const zeros = [] {
+    tensor<float, 3> t{{8, 64, 64}};
+    t.assign(std::vector<float>(8 * 64 * 64, 0.0F));
+    return t;
+}();
+
+in_view<float, 3, host> shaped(index_t a, index_t b, index_t c)
+{
+    return in(host{}, zeros.data(), a, b, c);
+}
+
+} // namespace
+
+TEST_CASE("score refuses arguments whose shapes disagree, naming argument, shape and extent")
+{
+    call c;
+    c.values = shaped(2, 63, 32);
+    CHECK(c.refusal() == "score: values must be [H,N,Dv] = [2, 64, 32], its extent 1 is 63");
+    c          = call{};
+    c.queries  = shaped(4, 8, 31);
+    CHECK(c.refusal() == "score: queries must be [H*G,Q,D] = [4, 8, 32], its extent 2 is 31");
+    c             = call{};
+    c.window_keys = shaped(2, 8, 33);
+    CHECK(c.refusal() == "score: window_keys must be [H,W,D] = [2, 8, 32], its extent 2 is 33");
+    c           = call{};
+    c.key_basis = shaped(2, 32, 16);
+    CHECK(c.refusal() == "score: key_basis must be [H,D,D] = [2, 32, 32], its extent 2 is 16");
+    c             = call{};
+    c.value_basis = shaped(1, 32, 32);
+    CHECK(c.refusal() == "score: value_basis must be [H,Dv,Dv] = [2, 32, 32], its extent 0 is 1");
+    c = call{};
+    tensor<float, 3> narrow_loss{{2, 3, 64}};
+    c.output = narrow_loss.out();
+    CHECK(c.refusal() == "score: loss must be [H,R,N] = [2, 4, 64], its extent 1 is 3");
+    c = call{};
+    tensor<float, 2> const lse{{4, 7}};
+    c.choice.lse = lse.in();
+    CHECK(c.refusal() == "score: options.lse must be [H*G,Q] = [4, 8], its extent 1 is 7");
+}
+
+TEST_CASE("score refuses query heads that KV heads do not divide, and fewer query heads than KV heads")
+{
+    call c;
+    c.queries = shaped(3, 8, 32);
+    CHECK(c.refusal() == "score: queries [H*G, Q, D] has 3 query heads, which 2 KV heads do not divide");
+    c         = call{};
+    c.queries = shaped(0, 8, 32);
+    CHECK(c.refusal() == "score: queries [H*G, Q, D] has 0 query heads for 2 KV heads");
+}
+
+TEST_CASE("score refuses to be called without queries")
+{
+    call c;
+    c.queries = shaped(4, 0, 32);
+    CHECK(c.refusal() == "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
+}
+
+TEST_CASE("score refuses more queries than tokens unless they say where they start")
+{
+    layer<float> const x{{.queries = 20, .tokens = 10, .window = 9, .first_query = 0}};
+    tensor<float, 3> loss{{2, 4, 10}};
+    auto const outcome = error_text<invalid_argument>([&] {
+        support::run([&](host const& on) {
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
+                paper_ratios, {}, loss.out());
+        });
+    });
+    CHECK(outcome == "score: 20 queries are more than the 10 + 9 tokens; say where they start (first_query)");
+}
+
+TEST_CASE("score refuses a negative scale, a scale that is no number and a negative first query")
+{
+    call c;
+    c.choice.scale = -1.0F;
+    CHECK(c.refusal() == "score: scale is -1; it must not be negative");
+    c                    = call{};
+    c.choice.first_query = -1;
+    CHECK(c.refusal() == "score: first_query is -1; it must not be negative");
+    c              = call{};
+    c.choice.scale = std::numeric_limits<float>::quiet_NaN();
+    CHECK(c.refusal().starts_with("score: scale is nan"));
+}
+
+TEST_CASE("score refuses rungs that are no whole number of coordinates, naming rung and dimension")
+{
+    layer<float> const x{{.dim = 20, .value_dim = 32}};
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(scored(x, paper_ratios)); })
+          == "ratio_set: rung 1 (1/8) of key dimension 20 is not a whole number of coordinates");
+    layer<float> const y{{.dim = 32, .value_dim = 20}};
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(scored(y, paper_ratios)); })
+          == "ratio_set: rung 1 (1/8) of value dimension 20 is not a whole number of coordinates");
+}
+
+TEST_CASE("score refuses null pointers behind views that are not empty")
+{
+    host const any{};
+    call c;
+    c.keys = in(any, static_cast<float*>(nullptr), 2, 64, 32);
+    CHECK(c.refusal() == "score: keys is null but not empty");
+    c        = call{};
+    c.output = out(any, static_cast<float*>(nullptr), 2, 4, 64);
+    CHECK(c.refusal() == "score: loss is null but not empty");
+}
+
+TEST_CASE("score refuses losses that overlap an input, or themselves")
+{
+    host const any{};
+    call c;
+    c.output = out(any, c.x.keys.data(), 2, 4, 64);
+    CHECK(c.refusal() == "score: loss overlaps keys");
+    c        = call{};
+    c.output = out(any, c.x.key_basis.data() + 2 * 32 * 32 - 1, 2, 4, 64); // only by its first element
+    CHECK(c.refusal() == "score: loss overlaps key_basis");
+    c        = call{};
+    c.output = out(any, c.loss.data(), {2, 4, 64}, {0, 64, 1});
+    CHECK(c.refusal() == "score: loss overlaps itself: stride 0 of dimension 0 is below 1");
+    c        = call{};
+    c.output = out(any, c.loss.data(), {2, 4, 64}, {4 * 64, 63, 1});
+    CHECK(c.refusal() == "score: loss overlaps itself: stride 63 of dimension 1 is below 64");
+}
+
+TEST_CASE("score refuses losses and bases that are not aligned to a float")
+{
+    call c;
+    tensor<float, 3> odd{{2, 4, 64}, {.misalign = 2}};
+    c.output = odd.out();
+    CHECK(c.refusal() == "score: loss is not aligned to 4 bytes");
+    c = call{};
+    tensor<float, 3> const basis{{2, 32, 32}, {.misalign = 1}};
+    c.key_basis = basis.in();
+    CHECK(c.refusal() == "score: key_basis is not aligned to 4 bytes");
+}
+
+TEST_CASE("score names the scratch it needs when it gets one byte too few, and writes nothing")
+{
+    call c;
+    std::size_t const bytes             = support::scratch_bytes([&](host const& on) { c(on); });
+    std::vector<std::byte> const before = c.loss.memory();
+    support::scratch_memory memory{bytes};
+    workspace small{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] { c(host{&small}); })
+          == "score: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
+    CHECK(c.loss.memory() == before);
+    workspace exact{memory.span()};
+    CHECK_NOTHROW(c(host{&exact}));
+    CHECK(c.loss.memory() != before);
+}
+
+TEST_CASE("score refuses a backend without a workspace")
+{
+    call c;
+    CHECK(error_text<invalid_argument>([&] { c(host{}); })
+          == "backend: it has no workspace; give it one (an empty one only counts)");
+}
+
+TEST_CASE("a dry run of score reads and writes nothing")
+{
+    call c;
+    host const any{};
+    auto const nowhere = in(any, static_cast<float*>(nullptr), 2, 64, 32);
+    c.keys = c.values                   = nowhere;
+    std::vector<std::byte> const before = c.loss.memory();
+    CHECK(support::scratch_bytes([&](host const& on) { c(on); }) > 0);
+    CHECK(c.loss.memory() == before);
+}
+
+TEST_CASE("an executor's exception passes through score, and the next call succeeds")
+{
+    struct refusing
+    {
+        int calls_left;
+        int threads() const { return 2; }
+        void parallel_for(index_t count, cpu::executor_ref::task_function task, void* context)
+        {
+            if (calls_left-- == 0) { throw std::runtime_error{"no more threads"}; }
+            for (index_t i = 0; i < count; ++i) { task(context, i); }
+        }
+    };
+    layer<float> const x{{.tokens = 1200}};
+    std::vector<float> const want = scored(x, paper_ratios);
+    int refused                   = 0;
+    for (int k = 0;; ++k)
+    {
+        refusing executor{k};
+        std::vector<float> got;
+        std::string const text =
+            error_text<std::runtime_error>([&] { got = scored(x, paper_ratios, {}, executor); });
+        if (text == "threw nothing")
+        {
+            CHECK(support::same_bits(got, want));
+            break;
+        }
+        CHECK(text == "no more threads");
+        REQUIRE(++refused < 1000);
+    }
+    CHECK(refused > 0);
+    CHECK(support::same_bits(scored(x, paper_ratios), want));
+}

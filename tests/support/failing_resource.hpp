@@ -1,0 +1,63 @@
+/// \file failing_resource.hpp: a memory resource whose k-th allocation fails, once or from then on, and that knows what is still out
+#pragma once
+
+#include <cstddef>
+#include <memory_resource>
+#include <new>
+
+namespace support
+{
+
+enum class failure
+{
+    never,
+    once,   ///< the k-th allocation fails, later ones succeed
+    from_on ///< the k-th and every later one fail
+};
+
+class failing_resource final : public std::pmr::memory_resource
+{
+public:
+    explicit failing_resource(failure how = failure::never, int k = 0)
+        : how_{how}
+        , k_{k}
+    {}
+
+    /// Arms it anew; the count of allocations starts at 0.
+    void arm(failure how, int k = 0)
+    {
+        how_      = how;
+        k_        = k;
+        attempts_ = 0;
+    }
+
+    [[nodiscard]] int attempts() const { return attempts_; }
+    /// Bytes not given back yet: 0 after everything is destroyed, or there is a leak.
+    [[nodiscard]] std::size_t outstanding() const { return outstanding_; }
+
+private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override
+    {
+        int const attempt = attempts_++;
+        bool const fails  = how_ == failure::once ? attempt == k_ : how_ == failure::from_on && attempt >= k_;
+        if (fails) { throw std::bad_alloc{}; }
+        void* const memory = std::pmr::new_delete_resource()->allocate(bytes, alignment);
+        outstanding_ += bytes;
+        return memory;
+    }
+
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override
+    {
+        outstanding_ -= bytes;
+        std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+    }
+
+    [[nodiscard]] bool do_is_equal(std::pmr::memory_resource const& other) const noexcept override { return this == &other; }
+
+    failure how_;
+    int k_;
+    int attempts_            = 0;
+    std::size_t outstanding_ = 0;
+};
+
+} // namespace support

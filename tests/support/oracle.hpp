@@ -1,0 +1,290 @@
+/// \file oracle.hpp: the method by its formulas, in long double and plain loops, everything materialised; shares no code with
+/// the library (arXiv 2603.20616, sections 4.1, 4.2)
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace support::oracle
+{
+
+using real  = long double;
+using count = std::int64_t;
+
+/// Row by row.
+struct matrix
+{
+    count rows = 0;
+    count cols = 0;
+    std::vector<real> data;
+
+    matrix() = default;
+    matrix(count r, count c)
+        : rows{r}
+        , cols{c}
+        , data(static_cast<std::size_t>(r * c), real{0})
+    {}
+    real& operator()(count i, count j) { return data[static_cast<std::size_t>(i * cols + j)]; }
+    real operator()(count i, count j) const { return data[static_cast<std::size_t>(i * cols + j)]; }
+};
+
+/// Sum over d of a(i, d) b(j, d).
+inline real dot(matrix const& a, count i, matrix const& b, count j)
+{
+    real sum = 0;
+    for (count d = 0; d < a.cols; ++d) { sum += a(i, d) * b(j, d); }
+    return sum;
+}
+
+inline real norm(matrix const& a, count i)
+{
+    return std::sqrt(dot(a, i, a, i));
+}
+
+/// X'X.
+inline matrix gram(matrix const& x)
+{
+    matrix g{x.cols, x.cols};
+    for (count i = 0; i < x.rows; ++i)
+    {
+        for (count a = 0; a < x.cols; ++a)
+        {
+            for (count b = 0; b < x.cols; ++b) { g(a, b) += x(i, a) * x(i, b); }
+        }
+    }
+    return g;
+}
+
+struct eigen
+{
+    std::vector<real> values; ///< falling
+    matrix vectors;           ///< one a row
+};
+
+/// Jacobi's rotations until nothing is left off the diagonal: slow, and right whatever the spectrum.
+inline eigen eigenvectors(matrix a)
+{
+    count const n = a.rows;
+    matrix v{n, n};
+    for (count i = 0; i < n; ++i) { v(i, i) = 1; }
+    for (int sweep = 0; sweep < 60; ++sweep)
+    {
+        real off = 0;
+        real all = 0;
+        for (count i = 0; i < n; ++i)
+        {
+            for (count j = 0; j < n; ++j)
+            {
+                all += a(i, j) * a(i, j);
+                off += i == j ? 0 : a(i, j) * a(i, j);
+            }
+        }
+        if (off <= all * 1e-36L) { break; }
+        for (count p = 0; p < n; ++p)
+        {
+            for (count q = p + 1; q < n; ++q)
+            {
+                if (a(p, q) == 0) { continue; }
+                real const theta = (a(q, q) - a(p, p)) / (2 * a(p, q));
+                real const t = (theta >= 0 ? real{1} : real{-1}) / (std::fabs(theta) + std::sqrt(theta * theta + 1));
+                real const c = 1 / std::sqrt(t * t + 1);
+                real const s = t * c;
+                for (count k = 0; k < n; ++k)
+                {
+                    real const x = a(k, p);
+                    real const y = a(k, q);
+                    a(k, p)      = c * x - s * y;
+                    a(k, q)      = s * x + c * y;
+                }
+                for (count k = 0; k < n; ++k)
+                {
+                    real const x = a(p, k);
+                    real const y = a(q, k);
+                    a(p, k)      = c * x - s * y;
+                    a(q, k)      = s * x + c * y;
+                    real const z = v(p, k);
+                    real const w = v(q, k);
+                    v(p, k)      = c * z - s * w;
+                    v(q, k)      = s * z + c * w;
+                }
+            }
+        }
+    }
+    std::vector<count> order(static_cast<std::size_t>(n));
+    for (count i = 0; i < n; ++i) { order[static_cast<std::size_t>(i)] = i; }
+    std::sort(order.begin(), order.end(), [&](count i, count j) { return a(i, i) > a(j, j); });
+    eigen result{{}, matrix{n, n}};
+    for (count i = 0; i < n; ++i)
+    {
+        count const from = order[static_cast<std::size_t>(i)];
+        result.values.push_back(a(from, from));
+        for (count d = 0; d < n; ++d) { result.vectors(i, d) = v(from, d); }
+    }
+    return result;
+}
+
+/// Every row replaced by its part along the first r rows of the basis.
+inline matrix compressed(matrix const& x, matrix const& basis, count r)
+{
+    matrix y{x.rows, x.cols};
+    for (count i = 0; i < x.rows; ++i)
+    {
+        for (count c = 0; c < r; ++c)
+        {
+            real const coordinate = dot(x, i, basis, c);
+            for (count d = 0; d < x.cols; ++d) { y(i, d) += coordinate * basis(c, d); }
+        }
+    }
+    return y;
+}
+
+struct probabilities
+{
+    matrix p;              ///< [Q, keys]
+    std::vector<real> lse; ///< [Q]
+};
+
+/// Softmax of q.k * scale; query i sees the keys 0 ... first_query + i.
+inline probabilities softmax(matrix const& queries, matrix const& keys, real scale, count first_query)
+{
+    probabilities out{matrix{queries.rows, keys.rows}, {}};
+    for (count i = 0; i < queries.rows; ++i)
+    {
+        count const seen = std::min(keys.rows, first_query + i + 1);
+        real most        = -std::numeric_limits<real>::infinity();
+        for (count j = 0; j < seen; ++j)
+        {
+            out.p(i, j) = dot(queries, i, keys, j) * scale;
+            most        = std::max(most, out.p(i, j));
+        }
+        real sum = 0;
+        for (count j = 0; j < seen; ++j) { sum += std::exp(out.p(i, j) - most); }
+        for (count j = 0; j < seen; ++j) { out.p(i, j) = std::exp(out.p(i, j) - most) / sum; }
+        out.lse.push_back(seen == 0 ? -std::numeric_limits<real>::infinity() : most + std::log(sum));
+    }
+    return out;
+}
+
+/// What a token keeps of its key and of its value.
+struct coordinates
+{
+    count keys;
+    count values;
+};
+
+/// Algorithm 1 for one KV head: the losses [rungs, N] of the first N rows of `keys`; what follows them is the window, whose
+/// keys stay as they are. `queries` are those of all the head's query heads, Q each, one query head after another.
+struct scores
+{
+    matrix loss;               ///< [rungs, N]
+    std::vector<real> dropped; ///< [N]   sum of 2 P |v|: the magnitude against which errors of a loss are judged
+    std::vector<real> lse;     ///< [G*Q]
+};
+
+inline scores losses(matrix const& queries, count per_query_head, matrix const& keys, matrix const& values,
+    matrix const& key_basis, matrix const& value_basis, std::vector<coordinates> const& rungs, real scale,
+    count first_query)
+{
+    count const n     = values.rows;
+    count const total = keys.rows;
+    count const dim   = keys.cols;
+    auto const attention = [&](matrix const& k) {
+        probabilities all{matrix{queries.rows, total}, {}};
+        for (count g = 0; g < queries.rows / per_query_head; ++g)
+        {
+            matrix one{per_query_head, dim};
+            for (count i = 0; i < per_query_head; ++i)
+            {
+                for (count d = 0; d < dim; ++d) { one(i, d) = queries(g * per_query_head + i, d); }
+            }
+            probabilities const part = softmax(one, k, scale, first_query);
+            for (count i = 0; i < per_query_head; ++i)
+            {
+                for (count j = 0; j < total; ++j) { all.p(g * per_query_head + i, j) = part.p(i, j); }
+                all.lse.push_back(part.lse[static_cast<std::size_t>(i)]);
+            }
+        }
+        return all;
+    };
+    probabilities const exact = attention(keys);
+    scores out{matrix{static_cast<count>(rungs.size()), n}, std::vector<real>(static_cast<std::size_t>(n), 0), exact.lse};
+    for (count j = 0; j < n; ++j)
+    {
+        for (count i = 0; i < queries.rows; ++i) { out.dropped[static_cast<std::size_t>(j)] += 2 * exact.p(i, j) * norm(values, j); }
+    }
+    matrix tokens{n, dim};
+    for (count j = 0; j < n; ++j)
+    {
+        for (count d = 0; d < dim; ++d) { tokens(j, d) = keys(j, d); }
+    }
+    for (count r = 0; r < out.loss.rows; ++r)
+    {
+        coordinates const kept = rungs[static_cast<std::size_t>(r)];
+        bool const full        = kept.keys == dim && kept.values == values.cols;
+        if (full) { continue; }
+        if (kept.keys == 0)
+        {
+            for (count j = 0; j < n; ++j) { out.loss(r, j) = out.dropped[static_cast<std::size_t>(j)]; }
+            continue;
+        }
+        matrix changed       = keys;
+        matrix const reduced = compressed(tokens, key_basis, kept.keys);
+        for (count j = 0; j < n; ++j)
+        {
+            for (count d = 0; d < dim; ++d) { changed(j, d) = reduced(j, d); }
+        }
+        probabilities const other = attention(changed);
+        matrix const v            = compressed(values, value_basis, kept.values);
+        for (count j = 0; j < n; ++j)
+        {
+            real far = 0;
+            for (count d = 0; d < values.cols; ++d) { far += (values(j, d) - v(j, d)) * (values(j, d) - v(j, d)); }
+            far             = std::sqrt(far);
+            real const size = norm(values, j);
+            for (count i = 0; i < queries.rows; ++i)
+            {
+                out.loss(r, j) += std::fabs(other.p(i, j) - exact.p(i, j)) * size + exact.p(i, j) * far;
+            }
+        }
+    }
+    return out;
+}
+
+/// Largest, or sum divided by the width, of the neighbours that exist.
+inline std::vector<real> pooled(std::vector<real> const& loss, count width, bool mean)
+{
+    std::vector<real> out;
+    auto const n = static_cast<count>(loss.size());
+    for (count i = 0; i < n; ++i)
+    {
+        real value = mean ? 0 : loss[static_cast<std::size_t>(i)];
+        for (count j = std::max<count>(0, i - width / 2); j <= std::min(n - 1, i + width / 2); ++j)
+        {
+            real const x = loss[static_cast<std::size_t>(j)];
+            value        = mean ? value + x : std::max(value, x);
+        }
+        out.push_back(mean ? value / static_cast<real>(width) : value);
+    }
+    return out;
+}
+
+/// softmax(QK') V; every query sees every key.
+inline matrix attention(matrix const& queries, matrix const& keys, matrix const& values, real scale)
+{
+    probabilities const all = softmax(queries, keys, scale, keys.rows);
+    matrix out{queries.rows, values.cols};
+    for (count i = 0; i < queries.rows; ++i)
+    {
+        for (count j = 0; j < keys.rows; ++j)
+        {
+            for (count d = 0; d < values.cols; ++d) { out(i, d) += all.p(i, j) * values(j, d); }
+        }
+    }
+    return out;
+}
+
+} // namespace support::oracle

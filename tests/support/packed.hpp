@@ -1,0 +1,272 @@
+/// \file packed.hpp: random layers to pack, the packed layout read back by its description, and attention over that by the definition
+#pragma once
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/pack.hpp>
+
+#include "support/host.hpp"
+#include "support/random.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory_resource>
+#include <utility>
+#include <vector>
+
+namespace support
+{
+
+struct packed_sizes
+{
+    index_t heads  = 2;
+    index_t tokens = 50;
+    index_t window = 4;
+    mdkv::head_dims dims{16, 16};
+    std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
+};
+
+/// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given.
+template <class T>
+struct packed_layer
+{
+    packed_sizes sizes;
+    mdkv::ratio_set<> ratios;
+    mdkv::cache_layout layout;
+    tensor<T, 3> keys;
+    tensor<T, 3> values;
+    tensor<T, 3> window_keys;
+    tensor<T, 3> window_values;
+    tensor<float, 3> key_basis;
+    tensor<float, 3> value_basis;
+    tensor<std::uint8_t, 2> rung;
+
+    explicit packed_layer(packed_sizes const& s, int every_rung = -1, placement how = {})
+        : sizes{s}
+        , ratios{s.rungs, mdkv::rounding::down}
+        , layout{ratios, s.heads, s.window, s.dims}
+        , keys{{s.heads, s.tokens, s.dims.keys}, how}
+        , values{{s.heads, s.tokens, s.dims.values}, how}
+        , window_keys{{s.heads, s.window, s.dims.keys}, how}
+        , window_values{{s.heads, s.window, s.dims.values}, how}
+        , key_basis{{s.heads, s.dims.keys, s.dims.keys}}
+        , value_basis{{s.heads, s.dims.values, s.dims.values}}
+        , rung{{s.heads, s.tokens}}
+    {
+        source random{"packed layer", s.tokens + 1000 * s.dims.keys};
+        fill(random, keys);
+        fill(random, values);
+        fill(random, window_keys);
+        fill(random, window_values);
+        fill_basis(random, key_basis);
+        fill_basis(random, value_basis);
+        for (index_t h = 0; h < s.heads; ++h)
+        {
+            for (index_t t = 0; t < s.tokens; ++t)
+            {
+                index_t const r = every_rung >= 0 ? every_rung : random.below(static_cast<index_t>(s.rungs.size()));
+                rung.set(static_cast<std::uint8_t>(r), h, t);
+            }
+        }
+    }
+
+    void pack(mdkv::cpu::backend const& on, mdkv::cache_view<T, mdkv::space::host> const& cache) const
+    {
+        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
+            rung.in(), cache);
+    }
+
+    [[nodiscard]] index_t bytes() const { return mdkv::packed_bytes<T>(mdkv::cpu::backend{}, rung.in(), layout); }
+
+    [[nodiscard]] mdkv::cpu::cache<T> packed(index_t tail = 0, mdkv::cpu::executor_ref threads = {},
+        std::pmr::memory_resource* resource = std::pmr::get_default_resource()) const
+    {
+        mdkv::cpu::cache<T> cache{layout, bytes(), tail, resource};
+        std::memset(cache.view().arena, 0xFF, static_cast<std::size_t>(cache.arena_bytes())); // NaN, in case it is not written
+        if (cache.tail_bytes() > 0)
+        {
+            std::memset(cache.view().tail, 0xFF, static_cast<std::size_t>(cache.tail_bytes()));
+        }
+        run([&](mdkv::cpu::backend const& on) { pack(on, cache.view()); }, threads);
+        return cache;
+    }
+
+private:
+    static void fill(source& random, tensor<T, 3>& to)
+    {
+        for (index_t h = 0; h < to.extent(0); ++h)
+        {
+            for (index_t t = 0; t < to.extent(1); ++t)
+            {
+                for (index_t d = 0; d < to.extent(2); ++d)
+                {
+                    to.set(mdkv::narrow<T>(static_cast<float>(random.normal())), h, t, d);
+                }
+            }
+        }
+    }
+
+    static void fill_basis(source& random, tensor<float, 3>& to)
+    {
+        for (index_t h = 0; h < to.extent(0); ++h)
+        {
+            rotation const turn{random, to.extent(1)};
+            for (index_t i = 0; i < to.extent(1); ++i)
+            {
+                std::vector<double> const row = turn.row(i);
+                for (index_t d = 0; d < to.extent(2); ++d)
+                {
+                    to.set(static_cast<float>(row[static_cast<std::size_t>(d)]), h, i, d);
+                }
+            }
+        }
+    }
+};
+
+/// What a cache says about one token of one head: the numbers as they are stored.
+template <class T>
+struct stored_token
+{
+    int rung = 0; ///< -1: exact run, -2: tail
+    std::vector<T> key;
+    std::vector<T> value;
+};
+
+/// The element at an address of any alignment.
+template <class T>
+[[nodiscard]] T element_at(std::byte const* base, index_t bytes, index_t element)
+{
+    T value;
+    std::memcpy(static_cast<void*>(&value), base + bytes + element * index_t{sizeof(T)}, sizeof value);
+    return value;
+}
+
+/// The first `tokens` tokens of a run that is laid out for `stored` tokens, as cache.hpp describes it.
+template <class T>
+void read_run(std::byte const* base, index_t keys, index_t values, index_t tokens, index_t stored, index_t key_coordinates,
+    index_t value_coordinates, int rung, std::vector<stored_token<T>>& into)
+{
+    for (index_t t = 0; t < tokens; ++t)
+    {
+        index_t const tile  = t - t % 16;
+        index_t const width = std::min<index_t>(16, stored - tile);
+        stored_token<T> token{rung, {}, {}};
+        for (index_t c = 0; c < key_coordinates; ++c)
+        {
+            token.key.push_back(element_at<T>(base, keys, tile * key_coordinates + c * width + t % 16));
+        }
+        for (index_t c = 0; c < value_coordinates; ++c)
+        {
+            token.value.push_back(element_at<T>(base, values, t * value_coordinates + c));
+        }
+        into.push_back(std::move(token));
+    }
+}
+
+/// Every token of head h, in the order in which they are stored.
+template <class T>
+[[nodiscard]] std::vector<stored_token<T>> stored_tokens(mdkv::cache_view<T, mdkv::space::host> const& cache, index_t h)
+{
+    std::vector<stored_token<T>> all;
+    mdkv::cache_layout const& layout = cache.layout;
+    mdkv::head_entry const& entry    = cache.heads[h];
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        if (!layout.projected(r)) { continue; }
+        mdkv::run_entry const& run = entry.runs[r];
+        read_run<T>(cache.arena, run.keys, run.values, run.tokens, run.tokens, layout.key_coordinates[r],
+            layout.value_coordinates[r], static_cast<int>(r), all);
+    }
+    auto const [dim, value_dim] = layout.dims;
+    read_run<T>(cache.arena, entry.exact.keys, entry.exact.values, entry.exact.tokens, entry.exact.tokens, dim, value_dim, -1, all);
+    index_t const token_bytes = (dim + value_dim) * index_t{sizeof(T)};
+    index_t const first       = h * cache.tail_capacity * token_bytes;
+    read_run<T>(cache.tail, first, first + cache.tail_capacity * dim * index_t{sizeof(T)}, *cache.appended,
+        cache.tail_capacity, dim, value_dim, -2, all);
+    return all;
+}
+
+/// A token as a vector of the original dimension, the stored projection applied backwards.
+struct whole_token
+{
+    std::vector<double> key;
+    std::vector<double> value;
+};
+
+template <class T>
+[[nodiscard]] std::vector<whole_token> reconstructed_tokens(
+    mdkv::cache_view<T, mdkv::space::host> const& cache, index_t h)
+{
+    mdkv::head_entry const& entry = cache.heads[h];
+    auto const [dim, value_dim]   = cache.layout.dims;
+    std::vector<whole_token> all;
+    for (stored_token<T> const& token : stored_tokens(cache, h))
+    {
+        whole_token whole;
+        whole.key.assign(static_cast<std::size_t>(dim), 0.0);
+        whole.value.assign(static_cast<std::size_t>(value_dim), 0.0);
+        for (std::size_t c = 0; c < token.key.size(); ++c)
+        {
+            auto const stored = static_cast<double>(mdkv::widen(token.key[c]));
+            if (token.rung < 0) { whole.key[c] = stored; }
+            for (index_t d = 0; token.rung >= 0 && d < dim; ++d)
+            {
+                index_t const at = d * entry.key_columns + static_cast<index_t>(c);
+                whole.key[static_cast<std::size_t>(d)] +=
+                    stored * static_cast<double>(mdkv::widen(element_at<T>(cache.arena, entry.key_projection, at)));
+            }
+        }
+        for (std::size_t c = 0; c < token.value.size(); ++c)
+        {
+            auto const stored = static_cast<double>(mdkv::widen(token.value[c]));
+            if (token.rung < 0) { whole.value[c] = stored; }
+            for (index_t d = 0; token.rung >= 0 && d < value_dim; ++d)
+            {
+                index_t const at = static_cast<index_t>(c) * value_dim + d;
+                whole.value[static_cast<std::size_t>(d)] +=
+                    stored * static_cast<double>(mdkv::widen(element_at<T>(cache.arena, entry.value_projection, at)));
+            }
+        }
+        all.push_back(std::move(whole));
+    }
+    return all;
+}
+
+/// Softmax attention of one query by the definition.
+struct naive_attention
+{
+    std::vector<double> output;
+    double lse = -std::numeric_limits<double>::infinity();
+
+    naive_attention(std::vector<whole_token> const& tokens, std::vector<double> const& query, index_t value_dim, double scale)
+        : output(static_cast<std::size_t>(value_dim), 0.0)
+    {
+        std::vector<double> logits;
+        double largest = -std::numeric_limits<double>::infinity();
+        for (whole_token const& token : tokens)
+        {
+            double dot = 0;
+            for (std::size_t d = 0; d < query.size(); ++d) { dot += query[d] * token.key[d]; }
+            logits.push_back(dot * scale);
+            largest = std::max(largest, logits.back());
+        }
+        double total = 0;
+        for (double& x : logits) { total += x = std::exp(x - largest); }
+        if (tokens.empty()) { return; }
+        lse = largest + std::log(total);
+        for (std::size_t t = 0; t < tokens.size(); ++t)
+        {
+            for (std::size_t c = 0; c < output.size(); ++c) { output[c] += logits[t] / total * tokens[t].value[c]; }
+        }
+    }
+};
+
+} // namespace support
