@@ -2,32 +2,33 @@
 // Llama-3-8B's layer: 8 KV heads, 4 query heads each, D = 128, f16. Layers are rotated so that none stays in the caches.
 #include <mdkv/cpu/attend.hpp>
 
-#include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include <benchmark/benchmark.h>
+
 #include "bench.hpp"
+#include "layers.hpp"
 
 namespace
 {
 
 using namespace mdkv;
-
-constexpr index_t heads = 8;
-constexpr index_t group = 4;
-constexpr index_t dim   = 128;
-
-using layer = cpu::cache<half>;
+using bench::dim;
+using bench::group;
+using bench::heads;
+using bench::layer;
 
 /// Layers of one size, together far larger than the last-level cache.
 struct layers
@@ -38,54 +39,6 @@ struct layers
     [[nodiscard]] layer const& rotate() { return all[next++ % all.size()]; }
 };
 
-bench::huge_page_resource& memory()
-{
-    static bench::huge_page_resource resource;
-    return resource;
-}
-
-/// Tokens at 16, 32 and 128 coordinates take 25, 15 and 60 % of a head's bytes; kv_size 0 keeps every token whole.
-std::vector<std::uint8_t> rungs_of(index_t tokens, index_t kv_size, std::mt19937& random)
-{
-    std::vector<std::uint8_t> rung(static_cast<std::size_t>(heads * tokens), std::uint8_t{3});
-    if (kv_size == 0) { return rung; }
-    auto const room     = static_cast<double>(kv_size - 32); // what a projection of 32 columns takes, in whole tokens
-    auto const share    = [&](double part, double coordinates) { return static_cast<index_t>(room * part * dim / coordinates); };
-    index_t const counts[]{0, share(0.25, 16), share(0.15, 32), share(0.60, 128)};
-    for (index_t h = 0; h < heads; ++h)
-    {
-        auto const row = rung.begin() + h * tokens;
-        auto at        = row;
-        for (std::uint8_t r = 1; r < 4; ++r) { at = std::fill_n(at, counts[r], r); }
-        std::fill(at, row + tokens, std::uint8_t{0});
-        std::shuffle(row, row + tokens, random);
-    }
-    return rung;
-}
-
-layer make_layer(index_t tokens, index_t kv_size)
-{
-    std::mt19937 random{7};
-    std::normal_distribution<float> normal;
-    std::vector<half> x(static_cast<std::size_t>(tokens * dim));
-    for (half& v : x) { v = narrow<half>(normal(random)); }
-    std::vector<float> basis(static_cast<std::size_t>(dim * dim)); // how long its rows are does not matter here
-    for (float& v : basis) { v = normal(random) / std::sqrt(static_cast<float>(dim)); }
-    std::vector<std::uint8_t> const rung = rungs_of(tokens, kv_size, random);
-
-    alignas(64) std::byte scratch[64];
-    workspace none{scratch};
-    cpu::backend const on{&none};
-    cache_layout const layout{paper_ratios, heads, 0, {dim, dim}};
-    auto const rungs = in(on, rung.data(), heads, tokens);
-    layer made{layout, packed_bytes<half>(on, rungs, layout), 0, &memory()};
-    auto const kv     = in(on, x.data(), {heads, tokens, dim}, {index_t{0}, dim, index_t{1}});
-    auto const window = in(on, static_cast<half*>(nullptr), heads, 0, dim);
-    auto const u      = in(on, basis.data(), {heads, dim, dim}, {index_t{0}, dim, index_t{1}});
-    pack(on, kv, kv, window, window, u, u, rungs, made.view());
-    return made;
-}
-
 layers& layers_of(index_t tokens, index_t kv_size)
 {
     static std::map<std::pair<index_t, index_t>, layers> made;
@@ -93,7 +46,7 @@ layers& layers_of(index_t tokens, index_t kv_size)
     if (found.all.empty())
     {
         constexpr index_t beyond_caches = index_t{1} << 30;
-        found.all.push_back(make_layer(tokens, kv_size));
+        found.all.push_back(bench::source_layer{tokens, kv_size}.packed());
         index_t const count = std::max<index_t>(2, beyond_caches / found.all[0].arena_bytes());
         for (index_t i = 1; i < count; ++i) { found.all.push_back(found.all[0].copy()); }
     }

@@ -24,14 +24,15 @@ if ! { configure "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv
 fi
 mdkv_run=$(find "$build" -name mdkv_run -type f -perm -u+x)
 
-# The generation reads the beginning of the same prose and goes on writing.
 prompt=$build/prompt.txt
-awk '{ print; words += NF } words >= 1200 { exit }' "$MDKV_TEXT" >"$prompt"
+{
+    awk '{ print; words += NF } words >= 1200 { exit }' "$MDKV_TEXT"
+    printf '\nWhat is the text above about? Answer in three sentences.\n'
+} >"$prompt"
 
-say "generate: $(wc -w <"$prompt") words of prompt, then 60 tokens from a KV cache of 128 tokens' size"
-"$mdkv_run" generate --model "$MDKV_MODEL" --prompt-file "$prompt" --kv-size 128 --max-tokens 60
+say "generate: a question about $(wc -w <"$prompt") words, answered from a KV cache of 128 tokens' size"
+"$mdkv_run" generate --model "$MDKV_MODEL" --prompt-file "$prompt" --kv-size 128 --max-tokens 100
 
-say "compare: 2,048 tokens of prose, then 128 more fed through each cache"
+say "compare: 2,048 tokens of prose, then 128 more fed through each cache (as JSON: $build/compare.json)"
 "$mdkv_run" compare --model "$MDKV_MODEL" --text "$MDKV_TEXT" --context 2048 --continue 128 \
     --kv-size 64,128,256,512 --policies full,paper,paper_literal,evict --json "$build/compare.json"
-say "the same figures as JSON: $build/compare.json"

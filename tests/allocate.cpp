@@ -812,7 +812,7 @@ TEST_CASE("allocate names what is wrong with its arguments and changes nothing")
     CHECK(call(mdkv::in(on, static_cast<float const*>(nullptr), 2, 4, 10), in.costs(), 1, {}, out, 1)
           == "allocate: loss is null but not empty");
     CHECK(call(loss, in.costs(), 1, {}, mdkv::out(on, rung.data(), {2, 10}, {0, 1}), 1)
-          == "allocate: rung overlaps itself: stride 0 of dimension 0 is below 10");
+          == "allocate: rung overlaps itself: stride 0 of dimension 0 is below 1");
     CHECK(call(loss, layer{1, 0, {0, 64, 128, std::numeric_limits<index_t>::max()}}.costs(), 1, {}, out, 1)
           == "size 20 * 9223372036854775807 is beyond 64 bits");
     limits[1] = -1;

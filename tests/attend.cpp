@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -446,7 +447,7 @@ TEST_CASE("neither attend nor append asks for memory")
     CHECK(allocations == 0);
     CHECK(cache.appended() == 1);
     support::allocation_counter const counter;
-    std::vector<int> const one(1);
+    ::operator delete(::operator new(1));
     CHECK(counter.count() == 1); // the counter counts
 }
 

@@ -11,6 +11,7 @@
 #include "support/layer.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/sparse_memory.hpp"
 
 #include <doctest/doctest.h>
 
@@ -166,6 +167,18 @@ TEST_CASE("any number of tokens is served, also those that fill no tile or block
     {
         CAPTURE(tokens);
         worst_error const error = error_of<float>({.heads = 1, .group = 3, .queries = 4, .tokens = tokens}, paper_rungs);
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+    }
+}
+
+TEST_CASE("prompts long enough to be cut into parts are scored like short ones")
+{
+    for (index_t const tokens : {1024, 4097, 6000})
+    {
+        CAPTURE(tokens);
+        worst_error const error = error_of<half>(
+            {.heads = 1, .group = 1, .queries = 3, .tokens = tokens, .window = 5, .dim = 32, .value_dim = 32}, paper_rungs);
         CAPTURE(error);
         CHECK(error.within(tolerance));
     }
@@ -359,6 +372,36 @@ TEST_CASE("one head broadcast with stride 0 counts as many equal heads")
                                      got.begin() + static_cast<std::ptrdiff_t>((h + 1) * want.size())},
             want));
     }
+}
+
+TEST_CASE("keys and values more than 2^31 elements apart are found")
+{
+    layer<half> const x{{.tokens = 20, .window = 3}};
+    index_t const step = (index_t{1} << 31) + 64;
+    support::sparse_memory const memory{static_cast<std::size_t>(2 * step) * sizeof(half)};
+    auto* const data = memory.as<half>(); // head by head: 20 keys, 20 values, 3 window keys
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t d = 0; d < 32; ++d)
+        {
+            for (index_t t = 0; t < 20; ++t)
+            {
+                data[h * step + t * 32 + d]        = x.keys.get(h, t, d);
+                data[h * step + (20 + t) * 32 + d] = x.values.get(h, t, d);
+            }
+            for (index_t t = 0; t < 3; ++t) { data[h * step + (40 + t) * 32 + d] = x.window_keys.get(h, t, d); }
+        }
+    }
+    tensor<float, 3> loss{{2, 4, 20}};
+    host const any{};
+    auto const part = [&](index_t first, index_t count) {
+        return in(any, data + first * 32, {2, count, 32}, {step, 32, 1});
+    };
+    support::run([&](host const& on) {
+        score(on, x.queries.in(), part(0, 20), part(20, 20), part(40, 3), x.key_basis.in(), x.value_basis.in(), paper_ratios, {},
+            loss.out());
+    });
+    CHECK(support::same_bits(loss.elements(), scored(x, paper_ratios)));
 }
 
 TEST_CASE("the loss of the full rung is exactly 0 and no loss is negative")

@@ -172,10 +172,12 @@ void q6_k_block(std::byte const* in, float* out) noexcept
 template <ggml_type Type, class Block>
 void each_block(std::byte const* in, std::int64_t count, float* out, Block const& block) noexcept
 {
-    for (std::int64_t i = 0; i < count; i += block_elements(Type))
+    constexpr std::int64_t elements = block_elements(Type); // named, or g++ looks them up again for every block
+    constexpr std::int64_t bytes    = block_bytes(Type);
+    for (std::int64_t i = 0; i < count; i += elements)
     {
         block(in, out + i);
-        in += block_bytes(Type);
+        in += bytes;
     }
 }
 

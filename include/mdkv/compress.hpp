@@ -47,8 +47,10 @@ template <backend B, element T>
 
 enum class non_finite : std::uint8_t
 {
-    error,    ///< look for NaNs and infinities first and refuse them
-    unchecked ///< the caller knows there are none
+    error,     ///< look for NaNs and infinities first and refuse them
+    keep_full, ///< keep prompt tokens that hold one at the full rung, as if the rest of the prompt did not know them;
+               ///< in queries and window they are refused all the same. Attention over them is what it was before
+    unchecked  ///< the caller knows there are none
 };
 
 /// What to do when the budget holds the window, but not the projections of projected rungs.
@@ -108,11 +110,11 @@ struct compress_report
 /// \param[in]  options budget, pooling and the rest
 /// \param[out] destination  the backend's cache (for the CPU `cpu::cache<T>`); its memory resource is used
 /// \return     what was done, in absolute units
-/// \cost   the sum of the stages; scratch O(H*R*N + H*D*D); allocates the new cache, and eigenbasis's temporaries
+/// \cost   the sum of the stages; scratch O(H*R*N + H*D*D), with keep_full a copy of keys and values; allocates the new cache, and eigenbasis's temporaries
 /// \sync   returns when done (cpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the budget is below the window or the cheapest rungs (naming the
-///                                 least budget that works); quotas exceed the budget
+///                                 least budget that works) or below what keep_full must keep; quotas exceed the budget
 /// \throws non_finite_input        naming layer, head and row
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and whatever the callback or executor throws. Nothing was changed in any case

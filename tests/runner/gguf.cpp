@@ -430,7 +430,7 @@ TEST_CASE("gguf: sizes that only overflow as a sum are refused")
     std::uint64_t offset = 0;
     for (int i = 0; i < 5; ++i)
     { // 2^62 bytes each
-        parts.tensors.push_back({"t" + std::to_string(i), {std::uint64_t{1} << 60}, 0, offset, ""});
+        parts.tensors.push_back({runner::joined("t", std::to_string(i)), {std::uint64_t{1} << 60}, 0, offset, ""});
         offset += std::uint64_t{1} << 62;
     }
     has(refusal(parts.bytes()), "sizes of the tensors overflow");

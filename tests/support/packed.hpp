@@ -90,11 +90,9 @@ struct packed_layer
         std::pmr::memory_resource* resource = std::pmr::get_default_resource()) const
     {
         mdkv::cpu::cache<T> cache{layout, bytes(), tail, resource};
-        std::memset(cache.view().arena, 0xFF, static_cast<std::size_t>(cache.arena_bytes())); // NaN, in case it is not written
-        if (cache.tail_bytes() > 0)
-        {
-            std::memset(cache.view().tail, 0xFF, static_cast<std::size_t>(cache.tail_bytes()));
-        }
+        // NaN wherever nothing is written
+        std::fill_n(cache.view().arena, cache.arena_bytes(), std::byte{0xFF});
+        std::fill_n(cache.view().tail, cache.tail_bytes(), std::byte{0xFF});
         run([&](mdkv::cpu::backend const& on) { pack(on, cache.view()); }, threads);
         return cache;
     }

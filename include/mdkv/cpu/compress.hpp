@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace mdkv::cpu
@@ -45,6 +46,40 @@ namespace detail
         for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += reports[i].tokens[r]; }
     }
     return total;
+}
+
+/// Copies rows [H, N, D] and zeroes those that hold a NaN or an infinity; marks their tokens.
+template <element T>
+void copy_finite(backend const& on, in_view<T, 3, backend> from, T* to, std::uint8_t* marked)
+{
+    index_t const tokens = from.extent(1);
+    index_t const dim    = from.extent(2);
+    on.for_each(from.extent(0) * tokens, [&](index_t i, index_t) {
+        T const* const row = from.data_handle() + from.mapping()(i / tokens, i % tokens, index_t{0});
+        auto const bytes   = static_cast<std::size_t>(dim) * sizeof(T);
+        if (all_finite(row, dim)) { std::memcpy(static_cast<void*>(to + i * dim), row, bytes); }
+        else
+        {
+            std::memset(static_cast<void*>(to + i * dim), 0, bytes);
+            marked[i] = 1;
+        }
+    });
+}
+
+/// Makes every rung but the full one unbearable to the marked tokens, and the full one free.
+inline void pin(std::uint8_t const* marked, index_t full, out_view<float, 3, backend> const& loss) noexcept
+{
+    constexpr float unbearable = 1e30F;
+    for (index_t h = 0; h < loss.extent(0); ++h)
+    {
+        for (index_t r = 0; r < loss.extent(1); ++r)
+        {
+            for (index_t n = 0; n < loss.extent(2); ++n)
+            {
+                if (marked[h * loss.extent(2) + n] != 0) { loss(h, r, n) = r == full ? 0.0F : unbearable; }
+            }
+        }
+    }
 }
 
 /// Packs the layer by its rungs into a cache of exactly the size it needs, and only then replaces the destination.
@@ -95,6 +130,10 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     auto const smooth       = out(on, frame.take<float>(pooled ? H * R_count * N : 0), pooled ? H : 0, R_count, N);
     auto const byte_limits  = out(on, frame.take<index_t>(limits), limits);
     auto const reports      = out(on, frame.take<allocation>(limits), limits);
+    bool const keeping      = options.on_non_finite == non_finite::keep_full;
+    auto* const marked      = frame.take<std::uint8_t>(keeping ? H * N : 0); // tokens to pin
+    auto* const keys        = frame.take<T>(keeping ? H * N * D : 0);
+    auto* const values      = frame.take<T>(keeping ? H * N * Dv : 0);
     bool const real         = frame.ready();
     auto const step         = [&](char const* stage, index_t done) {
         return !real || options.progress(stage, done, 6);
@@ -112,13 +151,29 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     };
 
     if (!step("check", 0)) { return cancelled(); }
-    if (options.on_non_finite == non_finite::error)
+    if (options.on_non_finite != non_finite::unchecked)
     {
         expects_finite(on, "queries", layer.queries, options.layer);
-        expects_finite(on, "keys", layer.keys, options.layer);
-        expects_finite(on, "values", layer.values, options.layer);
         expects_finite(on, "window_keys", layer.window_keys, options.layer);
         expects_finite(on, "window_values", layer.window_values, options.layer);
+    }
+    if (options.on_non_finite == non_finite::error)
+    {
+        expects_finite(on, "keys", layer.keys, options.layer);
+        expects_finite(on, "values", layer.values, options.layer);
+    }
+    layer_view<backend, T> known = layer; // what bases and scores are made from
+    if (keeping)
+    {
+        expects(ratios.full_rung() < ratios.size(), "compress: keep_full needs a ratio set with the rung 1");
+        known.keys   = in(on, keys, H, N, D);
+        known.values = in(on, values, H, N, Dv);
+    }
+    if (keeping && real)
+    {
+        std::fill_n(marked, H * N, std::uint8_t{0});
+        detail::copy_finite(on, layer.keys, keys, marked);
+        detail::copy_finite(on, layer.values, values, marked);
     }
     if (whole)
     {
@@ -140,14 +195,15 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     if (!step("basis", 1)) { return cancelled(); }
     if (projected)
     {
-        fit_basis(on, layer.keys, key_basis, key_energy);
-        fit_basis(on, layer.values, value_basis, value_energy);
+        fit_basis(on, known.keys, key_basis, key_energy);
+        fit_basis(on, known.values, value_basis, value_energy);
     }
     if (!step("score", 2)) { return cancelled(); }
-    score(on, layer.queries, layer.keys, layer.values, layer.window_keys, as_input(key_basis), as_input(value_basis), ratios,
+    score(on, known.queries, known.keys, known.values, known.window_keys, as_input(key_basis), as_input(value_basis), ratios,
         options.scoring, loss);
     if (!step("pool", 3)) { return cancelled(); }
     if (pooled) { pool(on, as_input(loss), options.pooling, smooth); }
+    if (keeping && real) { detail::pin(marked, static_cast<index_t>(ratios.full_rung()), pooled ? smooth : loss); }
     if (!step("allocate", 4)) { return cancelled(); }
     if (real)
     {
@@ -176,6 +232,11 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     expects(report.chosen.status != allocation_status::unprojected_only || options.on_tight_budget != tight_budget::error,
         "compress: a budget of ", report.budget_bytes, " bytes cannot hold the window and the projections; at least ",
         report.window_bytes + H * costs.projection, " bytes are needed");
+    for (index_t i = 0; keeping && i < H * N; ++i)
+    {
+        expects(marked[i] == 0 || rung(i / N, i % N) == ratios.full_rung(), "compress: a budget of ", report.budget_bytes,
+            " bytes cannot hold the tokens that are not finite at the full rung; head ", i / N, ", token ", i % N);
+    }
     if (!step("pack", 5)) { return cancelled(); }
     report.resident_bytes = detail::pack_into(
         on, layer, ratios, shape, as_input(key_basis), as_input(value_basis), as_input(rung), destination);

@@ -11,6 +11,7 @@
 #include <mdkv/cpu/detail/pack_tile.hpp>
 #include <mdkv/cpu/detail/rungs.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +63,11 @@ struct pack_job
 
         void finish()
         {
-            if (keys.count > 0) { flush(keys, values, tile++); }
+            if (keys.count == 0) { return; }
+            auto const last = static_cast<std::size_t>(keys.count) - 1;
+            std::fill(keys.row.begin() + keys.count, keys.row.end(), keys.row[last]);
+            std::fill(values.row.begin() + keys.count, values.row.end(), values.row[last]);
+            flush(keys, values, tile++);
             keys.count = values.count = 0;
         }
     };
@@ -135,18 +140,20 @@ struct pack_job
     }
 };
 
-/// Bytes of the arena; checks that every rung is known.
-template <element T>
-[[nodiscard]] inline index_t lay_out(
-    char const* stage, in_view<std::uint8_t, 2, backend> rung, cache_layout const& layout, head_entry* heads)
+/// Lays out every head, calls body(h, entry, tokens at each rung), and returns the bytes of the arena.
+/// \throws invalid_argument   a rung is unknown
+template <element T, class Body>
+index_t lay_out(
+    char const* stage, in_view<std::uint8_t, 2, backend> rung, cache_layout const& layout, Body const& body)
 {
     index_t bytes = 0;
     for (index_t h = 0; h < layout.heads; ++h)
     {
         expects_rungs(stage, rung, h, layout.rungs);
+        std::array<index_t, max_rungs> const tokens = count_rungs(rung, h, layout.rungs);
         head_entry entry;
-        bytes = lay_out_head<T>(layout, count_rungs(rung, h, layout.rungs), bytes, entry);
-        if (heads != nullptr) { heads[h] = entry; }
+        bytes = lay_out_head<T>(layout, tokens, bytes, entry);
+        body(h, entry, tokens);
     }
     return bytes;
 }
@@ -157,7 +164,7 @@ template <element T>
 [[nodiscard]] index_t packed_bytes_impl(
     backend const&, in_view<std::uint8_t, 2, backend> rung, cache_layout const& layout, T)
 {
-    return detail::lay_out<T>("packed_bytes", rung, layout, nullptr);
+    return detail::lay_out<T>("packed_bytes", rung, layout, [](auto const&...) {});
 }
 
 template <element T>
@@ -167,20 +174,18 @@ void pack_impl(backend const& on, in_view<T, 3, backend> keys, in_view<T, 3, bac
 {
     if (on.scratch->counting()) { return; }
     cache_layout const& layout = cache.layout;
-    index_t const bytes        = detail::lay_out<T>("pack", rung, layout, nullptr);
-    expects<insufficient_workspace>(
-        bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
-    for (index_t h = 0; h < layout.heads; ++h)
-    {
-        auto const tokens = detail::count_rungs(rung, h, layout.rungs);
+    bool const bases           = key_basis.extent(0) > 0 && value_basis.extent(0) > 0;
+    index_t const bytes        = detail::lay_out<T>("pack", rung, layout, [&](index_t h, head_entry const&, auto const& tokens) {
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
-            bool const needs = layout.projected(r) && tokens[r] > 0;
-            expects(!needs || (key_basis.extent(0) > 0 && value_basis.extent(0) > 0), "pack: head ", h, " has ", tokens[r],
+            expects(bases || !layout.projected(r) || tokens[r] == 0, "pack: head ", h, " has ", tokens[r],
                 " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
         }
-    }
-    static_cast<void>(detail::lay_out<T>("pack", rung, layout, cache.heads));
+    });
+    expects<insufficient_workspace>(
+        bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
+    detail::lay_out<T>(
+        "pack", rung, layout, [&](index_t h, head_entry const& entry, auto const&) { cache.heads[h] = entry; });
     if (cache.appended != nullptr) { *cache.appended = 0; }
     detail::pack_job<T> const job{keys, values, window_keys, window_values, key_basis, value_basis, rung, cache};
     auto const pieces = static_cast<index_t>(layout.rungs) + 2;

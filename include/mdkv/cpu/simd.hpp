@@ -8,7 +8,16 @@
 #include <utility>
 
 #if defined(__F16C__) || defined(__AVX512F__) || defined(__AVX__)
+// g++ 12's own intrinsics start from an uninitialised register and warn of it wherever they are inlined, in Eigen too.
+#    if defined(__GNUC__) && !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#    endif
 #    include <immintrin.h>
+#    if defined(__GNUC__) && !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
 #endif
 
 namespace mdkv::cpu::simd
@@ -27,11 +36,6 @@ inline constexpr int lanes = 4;
 inline namespace wide4
 #endif
 {
-
-#if defined(__AVX512F__)
-// The unmasked intrinsics start from an uninitialised register in g++ 12's header, which it then warns about.
-inline constexpr __mmask16 all_lanes = 0xffff;
-#endif
 
 // One by one: g++ drops the attribute when its argument depends on a template parameter.
 template <int N>
@@ -107,7 +111,7 @@ template <int N = lanes, element T>
 #if defined(__AVX512F__)
         if constexpr (N == 16)
         {
-            return (floats_of<N>)_mm512_maskz_cvtph_ps(all_lanes, _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
+            return (floats_of<N>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
         }
 #endif
 #if defined(__F16C__)
@@ -167,7 +171,7 @@ inline void narrow_to(T* p, floats v) noexcept
     else
     {
 #if defined(__AVX512F__)
-        auto const halves = _mm512_maskz_cvtps_ph(all_lanes, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        auto const halves = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
 #elif defined(__AVX2__) && defined(__F16C__)
         auto const halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -186,7 +190,7 @@ inline void narrow_to(T* p, floats v) noexcept
 [[nodiscard]] inline floats max(floats a, floats b) noexcept
 {
 #if defined(__AVX512F__)
-    return (floats)_mm512_maskz_max_ps(all_lanes, (__m512)a, (__m512)b);
+    return (floats)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
     return (floats)_mm256_max_ps((__m256)a, (__m256)b);
 #else
@@ -198,7 +202,7 @@ inline void narrow_to(T* p, floats v) noexcept
 [[nodiscard]] inline floats min(floats a, floats b) noexcept
 {
 #if defined(__AVX512F__)
-    return (floats)_mm512_maskz_min_ps(all_lanes, (__m512)a, (__m512)b);
+    return (floats)_mm512_min_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
     return (floats)_mm256_min_ps((__m256)a, (__m256)b);
 #else
@@ -215,16 +219,24 @@ inline void narrow_to(T* p, floats v) noexcept
     return a;
 }
 
+/// The lanes of a comparison as bits, lane 0 lowest.
+[[nodiscard]] inline std::uint32_t bits(ints mask) noexcept
+{
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#elif defined(__AVX2__)
+    return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)mask));
+#else
+    std::uint32_t all = 0;
+    for (int i = 0; i < lanes; ++i) { all |= mask[i] != 0 ? std::uint32_t{1} << i : 0U; }
+    return all;
+#endif
+}
+
 /// True where any lane of a comparison holds.
 [[nodiscard]] inline bool any(ints mask) noexcept
 {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#else
-    std::int32_t bits = 0;
-    for (int i = 0; i < lanes; ++i) { bits |= mask[i]; }
-    return bits != 0;
-#endif
+    return bits(mask) != 0;
 }
 
 /// Sum of the lanes, pairwise.

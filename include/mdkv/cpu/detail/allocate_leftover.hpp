@@ -142,6 +142,7 @@ private:
         for (index_t n = 0; n < problem_.chunk_count() && affordable(); ++n)
         {
             chunk const tokens{problem_, n};
+            if (which == scope::undecided && !tokens.state->plateau) { continue; }
             for_upgradable<Count>(
                 tokens, which, [&] { return leftover_; }, [&] { return cap_; },
                 [&](index_t position) {

@@ -20,8 +20,8 @@ namespace mdkv::cpu::dual
 /// Bytes that the tokens' thresholds are weighted with, in bins; scratch of the search.
 struct bins
 {
-    // Floats that are not negative are ordered as their bits are. The sample looks at the exponent and five bits more.
-    static constexpr int sample_shift     = 18;
+    // Floats that are not negative are ordered as their bits are. The sample looks at the exponent and six bits more.
+    static constexpr int sample_shift     = 17;
     static constexpr index_t sample_count = (index_t{0x7f800000} >> sample_shift) + 1;
     static constexpr index_t exact_count  = 2048;
 
@@ -74,8 +74,8 @@ index_t for_sample(problem const& p, Next const& next, Body const& body)
     return sampled;
 }
 
-/// Where the multiplier lies, judged from a sample: four standard errors to each side of the sample's own. A wrong guess
-/// costs another pass, nothing else.
+/// Where the multiplier lies, judged from a sample: two and a half standard errors to each side of the sample's own. A wrong
+/// guess costs another pass, nothing else.
 /// \param spare  bytes there are beyond every token's cheapest rung
 template <std::size_t Count>
 [[nodiscard]] bracket guess_bracket(problem const& p, index_t spare, bins const& scratch)
@@ -138,7 +138,7 @@ template <std::size_t Count>
             });
         close();
         // The last term: where only a handful of tokens lie above, their number is no normal variable.
-        margin = 4 * std::sqrt(std::max(squares - sum * sum / places, 0.0)) + 16 * static_cast<double>(p.rungs.unit);
+        margin = 2.5 * std::sqrt(std::max(squares - sum * sum / places, 0.0)) + 4 * static_cast<double>(p.rungs.unit);
     }
     bracket guess;
     guess.low            = lower_edge(bin_reaching(target + margin));
@@ -158,30 +158,50 @@ struct weighing
 template <std::size_t Count>
 weighing weigh(backend const& on, problem const& p, bins const& scratch, std::uint32_t first, std::uint32_t last, int shift)
 {
-    index_t const chunks = p.chunk_count();
-    index_t const slots  = on.slots(chunks);
+    constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
+    index_t const chunks           = p.chunk_count();
+    index_t const slots            = on.slots(chunks);
     std::fill_n(scratch.exact, slots * bins::exact_count, index_t{0});
     std::fill_n(scratch.above, slots, index_t{0});
     on.for_each(chunks, [&](index_t n, index_t slot) {
         chunk const tokens{p, n};
         index_t* const bin      = scratch.exact + slot * bins::exact_count;
-        index_t above           = 0;
         rung_table const& rungs = *tokens.rungs;
+        simd::floats const low  = simd::broadcast(std::bit_cast<float>(first));
+        simd::floats const high = simd::broadcast(std::bit_cast<float>(last));
+        simd::ints above_steps[capacity]{};
         for_undecided<Count>(tokens, [&](std::uint16_t const*, index_t, auto const& v) {
             token_thresholds<vector_operations, Count> steps;
             steps.first(rungs, v.loss);
             steps.others(rungs, v.loss);
+            // Thresholds fall from step to step: those inside are steps begin + 1 ... end.
+            simd::ints begin = simd::broadcast(std::int32_t{0});
+            simd::ints end   = begin;
             for_steps<Count>(rungs.count, [&](auto j) __attribute__((always_inline)) {
-                float theta[simd::lanes];
-                simd::store(theta, steps.theta[j]);
-                for (float const t : theta)
-                {
-                    std::uint32_t const place = order_of(t);
-                    if (place > last) { above += rungs.step(j); }
-                    else if (place >= first) { bin[(place - first) >> shift] += rungs.step(j); }
-                }
+                simd::ints const above = steps.theta[j] > high;
+                above_steps[j] -= above;
+                begin -= above;
+                end -= steps.theta[j] >= low;
             });
+            std::uint32_t lanes = simd::bits(begin != end);
+            if (lanes == 0) { return; }
+            float theta[capacity][simd::lanes];
+            for_steps<Count>(
+                rungs.count, [&](auto j) __attribute__((always_inline)) { simd::store(theta[j], steps.theta[j]); });
+            for (; lanes != 0; lanes &= lanes - 1)
+            {
+                int const i = std::countr_zero(lanes);
+                for (auto j = static_cast<std::size_t>(begin[i]) + 1; j <= static_cast<std::size_t>(end[i]); ++j)
+                {
+                    bin[(order_of(theta[j][i]) - first) >> shift] += rungs.step(j);
+                }
+            }
         });
+        index_t above = 0;
+        for (std::size_t j = 1; j < capacity && j < rungs.count; ++j)
+        {
+            for (int i = 0; i < simd::lanes; ++i) { above += above_steps[j][i] * rungs.step(j); }
+        }
         scratch.above[slot] += above;
     });
     weighing total;
@@ -207,11 +227,11 @@ weighing weigh(backend const& on, problem const& p, bins const& scratch, std::ui
 }
 
 /// Decides every token it can, and returns the multiplier for the others: exactly the smallest at which all fit.
-/// The undecided have thresholds in the bracket; none of the decided has.
+/// The undecided have thresholds in the bracket, which is corrected if the multiplier lies outside; none of the decided
+/// has.
 template <std::size_t Count>
-[[nodiscard]] float select_multiplier(backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
+[[nodiscard]] float narrow_down(backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
 {
-    range = guess_bracket<Count>(p, spare, scratch);
     index_t decided = 0; // bytes of the decided tokens' steps
     while (true)
     {
@@ -250,6 +270,22 @@ template <std::size_t Count>
             shift = shift_for(first, last);
             found = weigh<Count>(on, p, scratch, first, last, shift);
         }
+    }
+}
+
+/// The same from nothing.
+template <std::size_t Count>
+[[nodiscard]] float select_multiplier(backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
+{
+    if constexpr (Count == 1) // there is nothing to choose
+    {
+        on.for_each(p.chunk_count(), [&](index_t n, index_t) { decide<Count>(chunk{p, n}, range); });
+        return 0.0F;
+    }
+    else
+    {
+        range = guess_bracket<Count>(p, spare, scratch);
+        return narrow_down<Count>(on, p, spare, scratch, range);
     }
 }
 

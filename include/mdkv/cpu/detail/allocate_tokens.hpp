@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,7 @@ struct chunk_state
     std::int32_t undecided   = 0;     ///< tokens with a threshold inside the bracket
     std::int32_t non_finite  = 0;     ///< tokens whose losses say nothing
     bool upgraded            = false; ///< a rung was changed after `loss` was summed
+    bool plateau             = true;  ///< a token may have an upgrade that saves exactly the multiplier
     std::array<std::int32_t, max_rungs> tokens{}; ///< decided tokens at each rung of the table
 };
 
@@ -122,24 +124,19 @@ struct chunk
     }
 };
 
-/// Calls body with the number of rungs as a constant where that pays, or run_time.
+/// Calls body with the number of rungs as a constant where it is a usual one, or run_time: the whole of a compile-time
+/// set, the paper's four in a run-time one, and two, which are left where projections cannot be paid for. Each constant
+/// is compiled apart.
 template <std::size_t Capacity, class Body>
 void with_rungs(std::size_t count, Body const& body)
 {
-    constexpr int most = Capacity < 8 ? static_cast<int>(Capacity) : 8;
-    bool found         = false;
-    tile::unroll<most>([&](auto i) {
-        constexpr std::size_t rungs = i.value + 1;
-        if (count == rungs)
-        {
-            found = true;
-            body(std::integral_constant<std::size_t, rungs>{});
-        }
-    });
-    if constexpr (Capacity > 8)
+    constexpr std::size_t usual = Capacity == max_rungs ? paper_ratios.size() : Capacity;
+    if (count == usual) { return body(std::integral_constant<std::size_t, usual>{}); }
+    if constexpr (usual > 2)
     {
-        if (!found) { body(std::integral_constant<std::size_t, run_time>{}); }
+        if (count == 2) { return body(std::integral_constant<std::size_t, 2>{}); }
     }
+    if constexpr (usual > 1) { body(std::integral_constant<std::size_t, run_time>{}); }
 }
 
 /// body(1), ..., body(count - 1).
@@ -293,22 +290,19 @@ void decide(chunk const& tokens, bracket range) noexcept
                     chosen = taken ? v.loss[j] : chosen;
                     rung   = taken ? simd::broadcast(std::int32_t{rungs.index[j]}) : rung;
                 });
-                if (simd::any(open))
+                std::uint32_t lanes = simd::bits(open);
+                if (lanes != 0) { chosen = open ? simd::broadcast(0.0F) : chosen; }
+                for (; lanes != 0; lanes &= lanes - 1)
                 {
-                    chosen = open ? simd::broadcast(0.0F) : chosen;
-                    float copy[capacity][simd::lanes];
-                    for_rungs<Count>(
-                        rungs.count, [&](auto r) __attribute__((always_inline)) { simd::store(copy[r], v.loss[r]); });
-                    for (int i = 0; i < simd::lanes; ++i)
+                    index_t const position      = at + std::countr_zero(lanes);
+                    tokens.undecided[undecided] = static_cast<std::uint16_t>(position);
+                    if (undecided < copied_tokens)
                     {
-                        if (open[i] == 0) { continue; }
-                        tokens.undecided[undecided] = static_cast<std::uint16_t>(at + i);
-                        for (std::size_t r = 0; undecided < copied_tokens && r < capacity && r < rungs.count; ++r)
-                        {
-                            tokens.copies[static_cast<index_t>(r) * copied_tokens + undecided] = copy[r][i];
-                        }
-                        ++undecided;
+                        for_rungs<Count>(rungs.count, [&](auto r) __attribute__((always_inline)) {
+                            tokens.copies[static_cast<index_t>(r) * copied_tokens + undecided] = tokens.loss[r][position];
+                        });
                     }
+                    ++undecided;
                 }
             }
         }
@@ -358,24 +352,30 @@ void for_undecided(chunk const& tokens, Body const& body)
     }
 }
 
-/// Gives the undecided tokens the rung they have at the multiplier.
+/// Gives the undecided tokens the rung they have at the multiplier, and notes whether a threshold equals it. An upgrade's
+/// saving differs from the threshold it makes by rounding only, so the look-out is a little wider.
 template <std::size_t Count>
 void settle(chunk const& tokens, float multiplier)
 {
     rung_table const& rungs = *tokens.rungs;
     simd::floats const m    = simd::broadcast(multiplier);
+    simd::floats const near = m - m * 0x1p-20F;
     chunk_state& state      = *tokens.state;
+    state.plateau           = multiplier < 0x1p-100F; // where a threshold has few bits, anything may equal it
     for_undecided<Count>(tokens, [&](std::uint16_t const* positions, index_t count, auto const& v) {
         token_thresholds<vector_operations, Count> steps;
         steps.first(rungs, v.loss);
         steps.others(rungs, v.loss);
         simd::ints rung     = simd::broadcast(std::int32_t{0});
         simd::floats chosen = v.loss[0];
+        simd::ints equal    = rung;
         for_steps<Count>(rungs.count, [&](auto j) __attribute__((always_inline)) {
             simd::ints const taken = steps.theta[j] > m;
             rung -= taken;
             chosen = taken ? v.loss[j] : chosen;
+            equal |= (steps.theta[j] >= near) & ~taken;
         });
+        state.plateau = state.plateau || simd::any(equal);
         for (index_t i = 0; i < count; ++i)
         {
             auto const r              = static_cast<std::size_t>(rung[i]);
@@ -414,7 +414,7 @@ void for_upgradable(chunk const& tokens, scope which, Leftover const& leftover, 
             }
             best = here ? saved : best;
         }
-        return simd::ints((best >= simd::broadcast(bar())) & (best > 0.0F));
+        return simd::bits((best >= simd::broadcast(bar())) & (best > 0.0F));
     };
     if (which == scope::all)
     {
@@ -424,11 +424,9 @@ void for_upgradable(chunk const& tokens, scope which, Leftover const& leftover, 
             token_vector<Count> v;
             v.load(tokens.loss, rungs.count, at, left);
             v.silence_non_finite(rungs.count);
-            simd::ints const hit = filter(load_rungs(tokens.rung + at, left), v);
-            if (!simd::any(hit)) { continue; }
-            for (int i = 0; i < simd::lanes; ++i)
+            for (std::uint32_t hits = filter(load_rungs(tokens.rung + at, left), v); hits != 0; hits &= hits - 1)
             {
-                if (hit[i] != 0) { visit(at + i); }
+                visit(at + std::countr_zero(hits));
             }
         }
         return;
@@ -436,11 +434,9 @@ void for_upgradable(chunk const& tokens, scope which, Leftover const& leftover, 
     for_undecided<Count>(tokens, [&](std::uint16_t const* positions, index_t count, auto const& v) {
         std::uint8_t now[simd::lanes]{};
         for (index_t i = 0; i < count; ++i) { now[i] = tokens.rung[positions[i]]; }
-        simd::ints const hit = filter(load_rungs(now, simd::lanes), v);
-        if (!simd::any(hit)) { return; }
-        for (index_t i = 0; i < count; ++i)
+        for (std::uint32_t hits = filter(load_rungs(now, simd::lanes), v); hits != 0; hits &= hits - 1)
         {
-            if (hit[i] != 0) { visit(index_t{positions[i]}); }
+            visit(index_t{positions[std::countr_zero(hits)]});
         }
     });
 }

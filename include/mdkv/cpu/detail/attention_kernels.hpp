@@ -3,6 +3,7 @@
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/repeat.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/softmax.hpp>
 
@@ -13,24 +14,12 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
-#include <utility>
 
 namespace mdkv::cpu::detail
 {
 
 /// Query heads that one pass over the keys serves: as many accumulators as the machine's registers hold.
 inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 : 2;
-
-template <int N>
-inline constexpr std::integral_constant<int, N> constant{};
-
-/// Calls body(0), body(1), ... with constants, so that arrays of vectors stay in registers.
-template <int N, class Body>
-[[gnu::always_inline]] inline void repeat(Body const& body)
-{
-    [&]<int... I>(std::integer_sequence<int, I...>) { (body(std::integral_constant<int, I>{}), ...); }
-    (std::make_integer_sequence<int, N>{});
-}
 
 /// Calls body(constant, first) for chunks of at most most_group query heads that cover [0, group).
 template <class Body>

@@ -3,17 +3,21 @@
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/repeat.hpp>
 #include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/tile.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace mdkv::cpu::detail
 {
 
-/// Rows of up to sixteen tokens, where the caller keeps them.
+/// Rows of up to sixteen tokens, where the caller keeps them; places beyond the last token repeat one of them.
 template <element T>
 struct token_rows
 {
@@ -34,17 +38,77 @@ inline void narrow_row(float const* from, T* to, index_t n) noexcept
     }
 }
 
-/// tile[d][t] = row[t][d], bit for bit.
+/// Sixteen vectors of sixteen lanes, as bits.
+template <std::size_t Bytes>
+struct square;
+template <>
+struct square<2>
+{
+    using line = std::uint16_t __attribute__((vector_size(32)));
+};
+template <>
+struct square<4>
+{
+    using line = std::uint32_t __attribute__((vector_size(64)));
+};
+
+/// x[i][j] becomes x[j][i]: four rounds that each interleave the first half of the lines with the second.
+template <class Line>
+[[gnu::always_inline]] inline void transpose(Line (&x)[16]) noexcept
+{
+    auto const interleave = [&]<int... I>(std::integer_sequence<int, I...>) {
+        Line y[16];
+        for (int i = 0; i < 8; ++i)
+        {
+            y[2 * i]     = __builtin_shufflevector(x[i], x[i + 8], (I / 2 + (I % 2) * 16)...);
+            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 8], (8 + I / 2 + (I % 2) * 16)...);
+        }
+        for (int i = 0; i < 16; ++i) { x[i] = y[i]; }
+    };
+    for (int round = 0; round < 4; ++round) { interleave(std::make_integer_sequence<int, 16>{}); }
+}
+
+/// columns[d][t] = row[t][first + d] for d < n: sixteen tokens side by side, bit for bit.
+template <element T>
+inline void gather_columns(token_rows<T> const& tokens, index_t first, index_t n, T* columns) noexcept
+{
+    using line = typename square<sizeof(T)>::line;
+    index_t d  = 0;
+    for (; d + tile_tokens <= n; d += tile_tokens)
+    {
+        line x[tile_tokens];
+        for (std::size_t t = 0; t < 16; ++t) { std::memcpy(&x[t], tokens.row[t] + first + d, sizeof(line)); }
+        transpose(x);
+        std::memcpy(static_cast<void*>(columns + d * tile_tokens), x, sizeof x);
+    }
+    for (; d < n; ++d)
+    {
+        for (std::size_t t = 0; t < 16; ++t)
+        {
+            std::memcpy(static_cast<void*>(columns + d * tile_tokens + t), tokens.row[t] + first + d, sizeof(T));
+        }
+    }
+}
+
+/// tile[d][t] = row[t][d], bit for bit; a tile of fewer tokens is as much narrower.
 template <element T>
 inline void write_key_tile(token_rows<T> const& tokens, index_t dim, T* tile) noexcept
 {
-    constexpr auto bytes = sizeof(T);
-    std::byte line[static_cast<std::size_t>(tile_tokens) * bytes];
-    auto const width = static_cast<std::size_t>(tokens.count);
-    for (index_t d = 0; d < dim; ++d)
+    if (tokens.count == tile_tokens)
     {
-        for (std::size_t t = 0; t < width; ++t) { std::memcpy(line + t * bytes, tokens.row[t] + d, bytes); }
-        std::memcpy(static_cast<void*>(tile + d * tokens.count), line, width * bytes);
+        gather_columns(tokens, 0, dim, tile);
+        return;
+    }
+    T columns[tile_tokens * tile_tokens];
+    auto const width = static_cast<std::size_t>(tokens.count) * sizeof(T);
+    for (index_t d = 0; d < dim; d += tile_tokens)
+    {
+        index_t const n = std::min(tile_tokens, dim - d);
+        gather_columns(tokens, d, n, columns);
+        for (index_t i = 0; i < n; ++i)
+        {
+            std::memcpy(static_cast<void*>(tile + (d + i) * tokens.count), columns + i * tile_tokens, width);
+        }
     }
 }
 
@@ -65,72 +129,63 @@ struct projected_tile
     static constexpr index_t most_coordinates = 64;
     static constexpr index_t most_dims        = 128;
 
-    float at[most_coordinates][tile_tokens]; // [coordinate][token]; 0 beyond the last token
+    float at[most_coordinates][tile_tokens]{}; // [coordinate][token]
 
     /// at[c][t] = sum over d of row[t][d] * basis[c * basis_step + d], for `coordinates` at most most_coordinates.
     template <element T>
     void project(token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step, index_t coordinates) noexcept
     {
-        std::memset(at, 0, sizeof at);
-        float column[most_dims][tile_tokens];
+        T raw[most_dims * tile_tokens];
+        float column[most_dims * tile_tokens];
+        std::fill_n(&at[0][0], coordinates * tile_tokens, 0.0F);
         for (index_t d = 0; d < dim; d += most_dims)
         {
             index_t const n = std::min(most_dims, dim - d);
-            transpose(tokens, d, n, column);
+            gather_columns(tokens, d, n, raw);
+            tile::widen_row(raw, column, n * tile_tokens);
             for (index_t c = 0; c < coordinates; c += step)
             {
-                add<T>(column, n, basis + c * basis_step + d, basis_step, std::min(step, coordinates - c), at + c);
+                add(column, n, basis + c * basis_step + d, basis_step, std::min(step, coordinates - c), at + c);
             }
+        }
+    }
+
+    /// rows[t][c] = at[c][t] for c < most_coordinates.
+    void transpose_to(float (&rows)[tile_tokens][most_coordinates]) const noexcept
+    {
+        using line = square<sizeof(float)>::line;
+        for (index_t c = 0; c < most_coordinates; c += tile_tokens)
+        {
+            line x[tile_tokens];
+            std::memcpy(x, at[c], sizeof x);
+            transpose(x);
+            for (index_t t = 0; t < tile_tokens; ++t) { std::memcpy(rows[t] + c, &x[t], sizeof(line)); }
         }
     }
 
 private:
-    static constexpr index_t step = 4;
-
-    template <element T>
-    static void transpose(
-        token_rows<T> const& tokens, index_t first, index_t n, float (&column)[most_dims][tile_tokens]) noexcept
-    {
-        if (tokens.count < tile_tokens) { std::memset(column, 0, sizeof column); }
-        for (index_t t = 0; t < tokens.count; ++t)
-        {
-            T const* const row = tokens.row[static_cast<std::size_t>(t)] + first;
-            index_t d          = 0;
-            for (; d + simd::lanes <= n; d += simd::lanes)
-            {
-                simd::floats const x = simd::load(row + d);
-                for (int i = 0; i < simd::lanes; ++i) { column[d + i][t] = x[i]; }
-            }
-            for (; d < n; ++d)
-            {
-                T value; // from any address
-                std::memcpy(&value, row + d, sizeof value);
-                column[d][t] = widen(value);
-            }
-        }
-    }
+    static constexpr int vectors  = int{tile_tokens} / simd::lanes;
+    static constexpr index_t step = 8 / vectors; // coordinates at a time: eight sums keep the multiply-add units busy
 
     /// to[c] += column * basis row c for at most `step` coordinates. Missing ones repeat the first and are not written.
-    template <element T>
-    static void add(float const (&column)[most_dims][tile_tokens], index_t n, float const* basis, index_t basis_step,
-        index_t coordinates, float (*to)[tile_tokens]) noexcept
+    static void add(float const* column, index_t n, float const* basis, index_t basis_step, index_t coordinates,
+        float (*to)[tile_tokens]) noexcept
     {
-        constexpr int vectors = int{tile_tokens} / simd::lanes;
         simd::floats acc[step][vectors];
         float const* direction[step];
         for (index_t c = 0; c < step; ++c)
         {
-            bool const present = c < coordinates;
-            direction[c]       = basis + (present ? c * basis_step : 0);
-            for (int v = 0; v < vectors; ++v) { acc[c][v] = simd::load(to[present ? c : 0] + v * simd::lanes); }
+            index_t const present = c < coordinates ? c : 0;
+            direction[c]          = basis + present * basis_step;
+            for (int v = 0; v < vectors; ++v) { acc[c][v] = simd::load(to[present] + v * simd::lanes); }
         }
         for (index_t d = 0; d < n; ++d)
         {
-            for (index_t c = 0; c < step; ++c)
-            {
+            repeat<int{step}>([&](auto c) {
                 simd::floats const factor = simd::broadcast(direction[c][d]);
-                for (int v = 0; v < vectors; ++v) { acc[c][v] += factor * simd::load(column[d] + v * simd::lanes); }
-            }
+                repeat<vectors>(
+                    [&](auto v) { acc[c][v] += factor * simd::load(column + d * tile_tokens + v * simd::lanes); });
+            });
         }
         for (index_t c = 0; c < coordinates; ++c)
         {
@@ -163,12 +218,9 @@ inline void write_projected_values(token_rows<T> const& tokens, index_t dim, flo
     {
         index_t const n = std::min(projected_tile::most_coordinates, coordinates - c);
         projected.project(tokens, dim, basis + c * basis_step, basis_step, n);
-        for (index_t t = 0; t < tokens.count; ++t)
-        {
-            float row[projected_tile::most_coordinates];
-            for (index_t i = 0; i < n; ++i) { row[i] = projected.at[i][t]; }
-            narrow_row(row, values + t * coordinates + c, n);
-        }
+        float rows[tile_tokens][projected_tile::most_coordinates];
+        projected.transpose_to(rows);
+        for (index_t t = 0; t < tokens.count; ++t) { narrow_row(rows[t], values + t * coordinates + c, n); }
     }
 }
 

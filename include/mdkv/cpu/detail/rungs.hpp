@@ -42,8 +42,9 @@ inline void expects_rungs(char const* stage, in_view<std::uint8_t, 2, backend> r
         index_t const n = std::min(piece, rung.extent(1) - t);
         for (std::size_t r = 0; r < rungs; ++r)
         {
+            auto const wanted  = static_cast<std::uint8_t>(r);
             std::uint8_t equal = 0;
-            for (index_t i = t; i < t + n; ++i) { equal = static_cast<std::uint8_t>(equal + (row[i] == r)); }
+            for (index_t i = t; i < t + n; ++i) { equal = static_cast<std::uint8_t>(equal + (row[i] == wanted)); }
             tokens[r] += equal;
         }
     }

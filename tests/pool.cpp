@@ -1,0 +1,190 @@
+#include <mdkv/cpu/pool.hpp>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/random.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace
+{
+
+using mdkv::index_t;
+using mdkv::pool_options;
+using mdkv::pooling;
+using support::error_text;
+using support::source;
+using support::tensor;
+
+tensor<float, 3> random_losses(source& random, index_t heads, index_t rungs, index_t tokens, support::placement how = {})
+{
+    tensor<float, 3> loss{{heads, rungs, tokens}, how};
+    for (index_t h = 0; h < heads; ++h)
+    {
+        for (index_t r = 0; r < rungs; ++r)
+        {
+            for (index_t i = 0; i < tokens; ++i) { loss.set(static_cast<float>(random.normal()), h, r, i); }
+        }
+    }
+    return loss;
+}
+
+tensor<float, 3> pooled(tensor<float, 3> const& loss, pool_options options, support::placement how = {},
+    mdkv::cpu::executor_ref threads = {})
+{
+    tensor<float, 3> result{{loss.extent(0), loss.extent(1), loss.extent(2)}, how};
+    support::run([&](mdkv::cpu::backend const& on) { mdkv::pool(on, loss.in(), options, result.out()); }, threads);
+    return result;
+}
+
+} // namespace
+
+TEST_CASE("pool is the largest, or the sum over the width, of the neighbours that exist")
+{
+    source random{"pool"};
+    for (index_t const tokens : {1, 2, 6, 7, 16, 17, 31, 33, 100, 16384, 16400, 40000})
+    {
+        for (index_t const width : {1, 3, 7, 25, 51, 101})
+        {
+            if (tokens > 1000 && width > 25) { continue; }
+            tensor<float, 3> const loss    = random_losses(random, 2, 2, tokens);
+            tensor<float, 3> const largest = pooled(loss, {width, pooling::max});
+            tensor<float, 3> const average = pooled(loss, {width, pooling::mean});
+            bool all_largest               = true;
+            support::worst_error error;
+            for (index_t h = 0; h < 2; ++h)
+            {
+                for (index_t r = 0; r < 2; ++r)
+                {
+                    for (index_t i = 0; i < tokens; ++i)
+                    {
+                        float most        = loss.get(h, r, i);
+                        long double sum   = 0;
+                        long double sizes = 0;
+                        for (index_t t = std::max<index_t>(i - width / 2, 0); t <= std::min(i + width / 2, tokens - 1); ++t)
+                        {
+                            most = std::max(most, loss.get(h, r, t));
+                            sum += static_cast<long double>(loss.get(h, r, t));
+                            sizes += std::fabs(static_cast<long double>(loss.get(h, r, t)));
+                        }
+                        all_largest = all_largest && largest.get(h, r, i) == most;
+                        error.add(static_cast<long double>(average.get(h, r, i)), sum / width, sizes / width, i);
+                    }
+                }
+            }
+            CAPTURE(tokens);
+            CAPTURE(width);
+            CHECK(all_largest);
+            INFO(error);
+            CHECK(error.within(static_cast<double>(width + 1) * 0x1p-24)); // one rounding for each addition
+        }
+    }
+}
+
+TEST_CASE("a width of one copies, one beyond every token spreads one value over all")
+{
+    source random{"pool width"};
+    tensor<float, 3> const loss = random_losses(random, 3, 4, 77);
+    for (pooling const kind : {pooling::max, pooling::mean})
+    {
+        CHECK(support::same_bits(pooled(loss, {1, kind}).elements(), loss.elements()));
+    }
+    std::vector<float> const all = loss.elements();
+    std::vector<float> const got = pooled(loss, {std::numeric_limits<index_t>::max(), pooling::max}).elements();
+    for (std::size_t row = 0; row < 12; ++row)
+    {
+        auto const first = all.begin() + static_cast<std::ptrdiff_t>(row * 77);
+        for (std::size_t i = 0; i < 77; ++i) { CHECK(got[row * 77 + i] == *std::max_element(first, first + 77)); }
+    }
+}
+
+TEST_CASE("a NaN reaches all its neighbours and nobody else")
+{
+    source random{"pool nan"};
+    for (index_t const bad : {0, 1, 20, 50, 99})
+    {
+        for (pooling const kind : {pooling::max, pooling::mean})
+        {
+            tensor<float, 3> loss = random_losses(random, 1, 1, 100);
+            loss.set(std::numeric_limits<float>::quiet_NaN(), 0, 0, bad);
+            tensor<float, 3> const got = pooled(loss, {7, kind});
+            for (index_t i = 0; i < 100; ++i) { CHECK(std::isnan(got.get(0, 0, i)) == (std::abs(i - bad) <= 3)); }
+        }
+    }
+    tensor<float, 3> loss = random_losses(random, 1, 1, 40);
+    for (index_t i = 0; i < 40; ++i) { loss.set(-std::numeric_limits<float>::infinity(), 0, 0, i); }
+    CHECK(pooled(loss, {7, pooling::max}).get(0, 0, 20) == -std::numeric_limits<float>::infinity());
+}
+
+TEST_CASE("layout, memory around the losses, and the number of threads change no bit of pool")
+{
+    source random{"pool layout"};
+    tensor<float, 3> const loss = random_losses(random, 3, 4, 20001);
+    for (pooling const kind : {pooling::max, pooling::mean})
+    {
+        std::vector<float> const expected = pooled(loss, {7, kind}).elements();
+        for (support::placement const how : {support::placement{.swapped = true}, support::placement{.slack = 3},
+                 support::placement{.fence = support::guard::after}, support::placement{.fence = support::guard::before}})
+        {
+            CHECK(support::same_bits(pooled(loss.relaid(how), {7, kind}, how).elements(), expected));
+        }
+        for (int const threads : {2, 3})
+        {
+            mdkv::cpu::thread_pool pool{threads};
+            CHECK(support::same_bits(pooled(loss, {7, kind}, {}, pool).elements(), expected));
+        }
+        tensor<float, 3> const padded = pooled(loss, {7, kind}, {.slack = 9});
+        tensor<float, 3> const fresh{{3, 4, 20001}, {.slack = 9}};
+        CHECK(padded.memory().size() == fresh.memory().size());
+        CHECK(support::same_bits(padded.elements(), expected));
+    }
+}
+
+TEST_CASE("pool serves empty tensors, and a dry run touches nothing")
+{
+    for (auto const& [heads, rungs, tokens] : {std::array<index_t, 3>{0, 4, 5}, {2, 0, 5}, {2, 4, 0}})
+    {
+        tensor<float, 3> const none{{heads, rungs, tokens}};
+        CHECK(pooled(none, {}).count() == 0);
+    }
+    mdkv::workspace counting;
+    mdkv::cpu::backend const on{&counting, {}};
+    mdkv::pool(on, mdkv::in(on, static_cast<float const*>(nullptr), 2, 4, 100), {},
+        mdkv::out(on, static_cast<float*>(nullptr), 2, 4, 100));
+    CHECK(counting.bytes() == 0);
+}
+
+TEST_CASE("pool names what is wrong with its arguments")
+{
+    std::vector<float> values(2000, 1.0F);
+    mdkv::workspace counting;
+    mdkv::cpu::backend const on{&counting, {}};
+    auto const loss = mdkv::in(on, values.data(), 2, 4, 100);
+    auto const call = [&](auto const& from, pool_options options, auto const& to) {
+        return error_text<mdkv::invalid_argument>([&] { mdkv::pool(on, from, options, to); });
+    };
+    auto const out = mdkv::out(on, values.data() + 1000, 2, 4, 100);
+    CHECK(call(loss, {.width = 4}, out) == "pool: width is 4; it must be odd and at least 1");
+    CHECK(call(loss, {.width = 0}, out) == "pool: width is 0; it must be odd and at least 1");
+    CHECK(call(loss, {.width = -3}, out) == "pool: width is -3; it must be odd and at least 1");
+    CHECK(call(loss, {}, mdkv::out(on, values.data() + 1000, 2, 4, 99))
+          == "pool: pooled must be [H,R,N] = [2, 4, 100], its extent 2 is 99");
+    CHECK(call(loss, {}, mdkv::out(on, values.data() + 799, 2, 4, 100)) == "pool: pooled overlaps loss");
+    CHECK(error_text<mdkv::invalid_argument>([&] { mdkv::pool(mdkv::cpu::backend{}, loss, {}, out); })
+          == "backend: it has no workspace; give it one (an empty one only counts)");
+}
