@@ -1,8 +1,8 @@
 # Script (cmake -DCOMPILER= -DFLAGS=<response file> -DSOURCE= -P): passes when SOURCE does not compile and the compiler
 # says the phrase of its first line, `// expect: <phrase>`.
-file(STRINGS "${SOURCE}" first_line LIMIT_COUNT 1)
-if(NOT first_line MATCHES "^// expect: (.+)$")
-    message(FATAL_ERROR "${SOURCE}: the first line must be `// expect: <phrase of the error>`, it is: ${first_line}")
+file(READ "${SOURCE}" text) # not file(STRINGS), which escapes semicolons
+if(NOT text MATCHES "^// expect: ([^\n]+)\n")
+    message(FATAL_ERROR "${SOURCE}: the first line must be `// expect: <phrase of the error>`")
 endif()
 set(phrase "${CMAKE_MATCH_1}")
 execute_process(COMMAND "${COMPILER}" "@${FLAGS}" -fsyntax-only "${SOURCE}"

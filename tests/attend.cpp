@@ -257,7 +257,7 @@ TEST_CASE("a scale given replaces 1/sqrt(D)")
 
 TEST_CASE("a cache of many parts is attended like one of a single part, and any number of threads gives the same bits")
 {
-    packed_layer<float> const layer{{.heads = 2, .tokens = 6000, .window = 33, .dims = {128, 96}}};
+    packed_layer<float> const layer{{.heads = 2, .tokens = 9000, .window = 33, .dims = {128, 96}}};
     auto const cache = layer.packed();
     REQUIRE(cache.arena_bytes() > 4 * cpu::detail::part_bytes);
     auto const q   = random_queries<float>(6, 128);

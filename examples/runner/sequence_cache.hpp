@@ -1,24 +1,14 @@
 /// \file sequence_cache.hpp: the compressed caches of all layers of one sequence: made layer by layer, read while decoding
 #pragma once
 
-#include <mdkv/append.hpp>
-#include <mdkv/attend.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/progress.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/append.hpp>
-#include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/compress.hpp>
 #include <mdkv/cpu/executor.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,7 +19,6 @@
 #include "llama_model.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
-#include "terminal.hpp"
 
 namespace runner
 {
@@ -73,67 +62,18 @@ template <mdkv::element T>
 class sequence_cache
 {
 public:
-    sequence_cache(model_shape const& model, policy chosen, mdkv::budget limit, std::int64_t tail_tokens)
-        : model_{model}
-        , policy_{std::move(chosen)}
-        , limit_{policy_.whole ? mdkv::budget::fraction(1, 1) : limit}
-        , tail_tokens_{tail_tokens}
-        , layers_(static_cast<std::size_t>(model.layers))
-    {}
+    /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
+    sequence_cache(model_shape const& model, policy chosen, mdkv::budget limit, std::int64_t tail_tokens);
 
     /// Takes one layer from prefill.
     /// \param rungs   [H, N] receives the rung of every token, or null
+    /// \throws interrupted   after Ctrl-C, and what compress throws
     mdkv::compress_report compress_layer(
-        layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs = nullptr)
-    {
-        auto const start = std::chrono::steady_clock::now();
-        auto& cache      = layers_[static_cast<std::size_t>(kv.layer)];
-        auto go_on       = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
-        auto const report = scratch.run(executor, [&](mdkv::cpu::backend on) {
-            using mdkv::in;
-            auto const H     = model_.kv_heads;
-            auto const keys  = in(on, kv.keys, H, kv.tokens, model_.key_dim);
-            auto const values = in(on, kv.values, H, kv.tokens, model_.value_dim);
-            auto const queries = in(on, kv.queries, model_.query_heads, kv.window, model_.key_dim);
-            auto const layer   = mdkv::split_window(on, queries, keys, values, kv.window);
-            mdkv::compress_options<mdkv::cpu::backend> options{
-                .limit    = limit_,
-                .pooling  = policy_.pooling,
-                .scoring  = {.lse = in(on, kv.lse, model_.query_heads, kv.window)},
-                .progress = go_on,
-                .layer    = kv.layer,
-            };
-            if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, kv.tokens - kv.window); }
-            return mdkv::compress(on, layer, policy_.ratios, options, cache);
-        });
-        if (report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
-        cache.reserve_tail(tail_tokens_);
-        compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        resident_bytes_ += report.resident_bytes;
-        full_bytes_ += report.full_bytes;
-        reports_.push_back(report);
-        return report;
-    }
+        layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs = nullptr);
 
-    /// Appends one token's key [H * D] and value [H * Dv] and attends with its query [Hq * D].
+    /// Appends one token's key [H * D] and value [H * Dv] and attends with its query [Hq * D]; the tail grows as needed.
     void attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,
-        mdkv::cpu::executor_ref executor)
-    {
-        auto const start = std::chrono::steady_clock::now();
-        auto& cache      = layers_[static_cast<std::size_t>(layer)];
-        if (cache.appended() == cache.tail_capacity()) { cache.reserve_tail(2 * cache.tail_capacity() + 16); }
-        lse_.resize(static_cast<std::size_t>(model_.query_heads));
-        scratch_.run(executor, [&](mdkv::cpu::backend on) {
-            using mdkv::in;
-            using mdkv::out;
-            mdkv::append(on, in(on, key, model_.kv_heads, model_.key_dim), in(on, value, model_.kv_heads, model_.value_dim),
-                cache.view());
-            mdkv::attend(on, in(on, query, model_.query_heads, model_.key_dim), cache.view(), {},
-                out(on, output, model_.query_heads, model_.value_dim), out(on, lse_.data(), model_.query_heads));
-            return 0;
-        });
-        attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
+        mdkv::cpu::executor_ref executor);
 
     [[nodiscard]] policy const& chosen() const noexcept { return policy_; }
     [[nodiscard]] std::int64_t resident_bytes() const noexcept { return resident_bytes_; } // of all layers, tails excluded
@@ -156,5 +96,10 @@ private:
     double compress_seconds_     = 0;
     double attend_seconds_       = 0;
 };
+
+// Compiled once, in sequence_cache.cpp: this is where the library is instantiated.
+extern template class sequence_cache<float>;
+extern template class sequence_cache<mdkv::half>;
+extern template class sequence_cache<mdkv::bfloat16>;
 
 } // namespace runner

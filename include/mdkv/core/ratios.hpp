@@ -4,7 +4,9 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
+#include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -90,7 +92,7 @@ public:
         expects(size_ >= 1, "ratio_set: it must have at least one rung");
         expects(size_ <= capacity, "ratio_set: ", size_, " rungs are more than the limit of ", capacity);
         expects(R == run_time || size_ == R, "ratio_set: ", size_, " rungs given for a set of ", R);
-        for (std::size_t i = 0; i < size_; ++i) { rungs_[i] = rungs[i]; }
+        std::copy(rungs.begin(), rungs.end(), rungs_.begin());
         validate();
     }
 

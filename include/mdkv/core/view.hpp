@@ -288,8 +288,8 @@ template <std::size_t Dim, class T, class Extents, space S>
 {
     constexpr std::size_t rank = Extents::rank();
     static_assert(Dim < rank, "slice: the view has no such dimension");
-    expects(first >= 0 && count >= 0 && first <= whole.extent(Dim) - count, "slice: [", first, ", ", first + count,
-        ") leaves the extent ", whole.extent(Dim), " of dimension ", Dim);
+    expects(first >= 0 && count >= 0 && first <= whole.extent(Dim) - count, "slice: ", count, " from ", first,
+        " on leave the extent ", whole.extent(Dim), " of dimension ", Dim);
     auto [extents, strides] = detail::shape_of(whole);
     extents[Dim]            = count;
     index_t const offset    = count == 0 ? 0 : first * strides[Dim];

@@ -31,7 +31,7 @@ inline constexpr index_t serial_bytes = index_t{1} << 20;
 
 /// Smallest piece of work, and the most pieces a cache is cut into (apart from one a head): parts depend on what the
 /// cache holds and never on the number of threads, so that results do not either.
-inline constexpr index_t part_bytes = index_t{1} << 19;
+inline constexpr index_t part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts = 512;
 
 /// Parts begin at multiples of this many tokens of a run.
