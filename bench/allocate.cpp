@@ -1,7 +1,8 @@
 /// \file allocate.cpp: allocate beside a fused, vectorised bisection of 55 passes over the same losses
 ///
-/// 1,048,576 tokens (8 heads). Counters: a_ms = allocate, b_ms = bisection, b_over_a = how much faster allocate is (medians,
-/// by turns), `loss_ratio` = allocate's loss / the bisection's, `undecided` left to chance is none: both fit the limit.
+/// 1,048,576 tokens (8 heads). Counters: a_ms = allocate, b_ms = bisection, b_over_a = how much faster allocate is
+/// (medians, by turns), `loss_ratio` = allocate's loss / the bisection's, `gap` = allocate's duality gap / its loss,
+/// `bytes_unspent`, `rival_unspent` = what each leaves of the limit.
 /// The bisection is the fastest that we could write: one pass per multiplier computes every token's rung and adds its
 /// bytes at the full width of the machine's vectors, with the number of rungs a constant; nothing is written before the
 /// last pass. It ends where the paper's does not: after 55 halvings.
@@ -105,7 +106,8 @@ private:
     [[nodiscard]] float const* row(index_t p, std::size_t r) const
     {
         index_t const head = p / (tokens / piece);
-        return loss_ + (head * static_cast<index_t>(R) + static_cast<index_t>(r)) * tokens + p % (tokens / piece) * piece;
+        return loss_ + (head * static_cast<index_t>(R) + static_cast<index_t>(r)) * tokens
+               + p % (tokens / piece) * piece;
     }
 
     index_t bytes_at(float multiplier)
@@ -146,11 +148,13 @@ private:
     template <class Value>
     [[gnu::always_inline]] simd::ints choose(index_t p, index_t i, float multiplier, Value const& value) const
     {
-        simd::floats best  = simd::load(row(p, 0) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[0]));
+        simd::floats best =
+            simd::load(row(p, 0) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[0]));
         simd::ints outcome = simd::broadcast(value(0));
         mdkv::cpu::tile::unroll<static_cast<int>(R) - 1>([&](auto step) {
             constexpr std::size_t r  = step.value + 1;
-            simd::floats const here  = simd::load(row(p, r) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[r]));
+            simd::floats const here =
+                simd::load(row(p, r) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[r]));
             simd::ints const cheaper = here < best;
             best                     = simd::min(here, best);
             outcome                  = cheaper ? simd::broadcast(value(r)) : outcome;
@@ -214,7 +218,10 @@ void allocate_against_bisection(benchmark::State& state)
 
 void budgets(benchmark::internal::Benchmark* b)
 {
-    b->ArgNames({"share", "threads"})->ArgsProduct({{0, 20, 10}, {1, 2}})->UseManualTime()->Unit(benchmark::kMillisecond);
+    b->ArgNames({"share", "threads"})
+        ->ArgsProduct({{0, 20, 10}, {1, 2}})
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
 }
 
 BENCHMARK_TEMPLATE(allocate_against_bisection, 4)->Apply(budgets);

@@ -166,7 +166,8 @@ bisected bisect(layer const& in, index_t limit)
                 index_t best = 0;
                 for (index_t r = 1; in.finite(h, i) && r < in.rungs(); ++r)
                 {
-                    long double const saved = static_cast<long double>(in.of(h, best, i)) - static_cast<long double>(in.of(h, r, i));
+                    long double const saved =
+                        static_cast<long double>(in.of(h, best, i)) - static_cast<long double>(in.of(h, r, i));
                     best = saved > m * static_cast<long double>(in.cost[at(r)] - in.cost[at(best)]) ? r : best;
                 }
                 b.rung[at(h * in.tokens + i)] = static_cast<std::uint8_t>(best);
@@ -205,7 +206,8 @@ void spend(layer const& in, index_t limit, float cap, std::vector<std::uint8_t>&
             {
                 index_t const bytes = in.cost[at(c)] - in.cost[at(a)];
                 if (bytes > left) { break; }
-                float const saved = (in.of(h, a, i) - in.of(h, c, i)) * static_cast<float>(unit / static_cast<double>(bytes));
+                float const saved =
+                    (in.of(h, a, i) - in.of(h, c, i)) * static_cast<float>(unit / static_cast<double>(bytes));
                 float const key   = saved < cap ? saved : cap;
                 if (key > best)
                 {
@@ -251,8 +253,8 @@ std::vector<index_t> some_costs(source& random, index_t rungs)
 /// Every kind of float, and few distinct ones, so that there are ties.
 float nasty(source& random)
 {
-    static constexpr std::array<float, 18> values{0.0F, -0.0F, 1.0F, 1.0F, 2.0F, 3.0F, 0.5F, -1.0F, 1e30F, -1e30F, 3e38F,
-        -3e38F, 1e-40F, 3e-45F, nan, infinity, -infinity, 1e-30F};
+    static constexpr std::array<float, 18> values{0.0F, -0.0F, 1.0F, 1.0F, 2.0F, 3.0F, 0.5F, -1.0F, 1e30F, -1e30F,
+        3e38F, -3e38F, 1e-40F, 3e-45F, nan, infinity, -infinity, 1e-30F};
     return random.below(3) == 0 ? static_cast<float>(random.normal()) : values[at(random.below(values.size()))];
 }
 
@@ -279,7 +281,10 @@ TEST_CASE("allocate agrees with a long double bisection on 100,000 tokens at fou
             CHECK(plain.one().token_bytes == got.bytes);
             // A threshold within rounding of the multiplier may fall on either side.
             index_t different = 0;
-            for (std::size_t t = 0; t < plain.rung.size(); ++t) { different += plain.rung[t] != oracle.rung[t] ? 1 : 0; }
+            for (std::size_t t = 0; t < plain.rung.size(); ++t)
+            {
+                different += plain.rung[t] != oracle.rung[t] ? 1 : 0;
+            }
             CHECK(different <= 2);
             CHECK(plain.one().loss == doctest::Approx(static_cast<double>(got.loss)).epsilon(1e-12));
             CHECK(std::fabs(got.loss - expected.loss) <= 2 * oracle.multiplier * 512);
@@ -314,7 +319,8 @@ TEST_CASE("both searches choose the same rungs")
     }
 }
 
-TEST_CASE("no allocation of as many bytes loses less, and none within the limit loses less than the dual: all R^N tried")
+TEST_CASE(
+    "no allocation of as many bytes loses less, and none within the limit loses less than the dual: all R^N tried")
 {
     bool const holds = rc::check("brute force", [] {
         source random{"allocate brute force", *rc::gen::arbitrary<std::int32_t>()};
@@ -364,7 +370,10 @@ TEST_CASE("what is left is spent in the documented order, upgrade by upgrade")
         index_t const rungs = 2 + random.below(5);
         layer in{1 + random.below(3), 1 + random.below(40), some_costs(random, rungs)};
         bool const few = random.below(2) == 0;
-        for (float& x : in.loss) { x = few ? static_cast<float>(random.below(5)) : static_cast<float>(random.uniform()); }
+        for (float& x : in.loss)
+        {
+            x = few ? static_cast<float>(random.below(5)) : static_cast<float>(random.uniform());
+        }
         index_t const cheapest = in.heads * in.tokens * in.cost.front();
         index_t const limit    = cheapest + random.below(in.most() - cheapest + 1);
         outcome const plain    = solve(in, {limit}, {.spend_leftover = false});
@@ -379,12 +388,14 @@ TEST_CASE("what is left is spent in the documented order, upgrade by upgrade")
         account const recount = count(in, expected);
         RC_ASSERT(spent.one().token_bytes == recount.bytes);
         RC_ASSERT(spent.one().tokens == recount.tokens);
-        RC_ASSERT(std::fabs(static_cast<long double>(spent.one().loss) - recount.loss) <= 1e-12L * (1 + recount.magnitude));
+        RC_ASSERT(
+            std::fabs(static_cast<long double>(spent.one().loss) - recount.loss) <= 1e-12L * (1 + recount.magnitude));
     });
     CHECK(holds);
 }
 
-TEST_CASE("with the ratio set {0, 1} exactly the tokens of largest loss are kept, of equals those of lower head and position")
+TEST_CASE(
+    "with the ratio set {0, 1} exactly the tokens of largest loss are kept, of equals those of lower head and position")
 {
     source random{"allocate top k"};
     for (index_t const distinct : {3, 40, 1 << 20})
@@ -457,7 +468,10 @@ TEST_CASE("whatever the losses, the call ends, keeps the limit, and says when a 
         RC_ASSERT(said.limit == limit);
         RC_ASSERT(std::isfinite(said.loss) && std::isfinite(said.dual) && std::isfinite(said.multiplier));
         RC_ASSERT(said.status == allocation_status::over_limit || said.token_bytes + said.charged_bytes <= limit);
-        if (said.status == allocation_status::over_limit || said.status == allocation_status::everything_kept) { return; }
+        if (said.status == allocation_status::over_limit || said.status == allocation_status::everything_kept)
+        {
+            return;
+        }
         bool all_finite = true;
         for (index_t h = 0; h < in.heads; ++h)
         {
@@ -503,7 +517,8 @@ TEST_CASE("a sample that misleads costs a pass and changes nothing")
         for (index_t i = 0; i < in.tokens; ++i)
         {
             bool const sampled = i / 16 % 4 == 2;
-            auto const size    = static_cast<float>((sampled == sampled_are_large ? 1000.0 : 1.0) * (1.0 + random.uniform()));
+            auto const size =
+                static_cast<float>((sampled == sampled_are_large ? 1000.0 : 1.0) * (1.0 + random.uniform()));
             in.of(0, 0, i)     = size;
             in.of(0, 1, i)     = size * 0.8F;
             in.of(0, 2, i)     = size * 0.5F;
@@ -634,7 +649,8 @@ TEST_CASE("how the losses lie in memory, and what lies between them, changes not
         tensor<std::uint8_t, 2> rung{{in.heads, in.tokens}, {.slack = how.slack, .fence = how.fence}};
         allocation report;
         support::run([&](mdkv::cpu::backend const& on) {
-            mdkv::allocate(on, loss.in(), in.costs(), mdkv::in(on, &limit, 1), {}, rung.out(), mdkv::out(on, &report, 1));
+            mdkv::allocate(
+                on, loss.in(), in.costs(), mdkv::in(on, &limit, 1), {}, rung.out(), mdkv::out(on, &report, 1));
         });
         CHECK(rung.elements() == packed.rung);
         CHECK(same(report, packed.one()));
@@ -787,8 +803,8 @@ TEST_CASE("allocate names what is wrong with its arguments and changes nothing")
     mdkv::workspace scratch{{static_cast<std::byte*>(start), space}};
     mdkv::cpu::backend const on{&scratch, {}};
     auto const loss = mdkv::in(on, in.loss.data(), 2, 4, 10);
-    auto const call = [&](auto const& l, auto const& costs, index_t limit_count, allocate_options options, auto const& r,
-                          index_t report_count) {
+    auto const call = [&](auto const& l, auto const& costs, index_t limit_count, allocate_options options,
+                          auto const& r, index_t report_count) {
         return error_text<mdkv::invalid_argument>([&] {
             mdkv::allocate(on, l, costs, mdkv::in(on, limits.data(), limit_count), options, r,
                 mdkv::out(on, report.data(), report_count));
@@ -819,7 +835,8 @@ TEST_CASE("allocate names what is wrong with its arguments and changes nothing")
     CHECK(call(loss, in.costs(), 2, {}, out, 2) == "allocate: limits[1] is -1; it must not be negative");
 
     auto const whole = [&](mdkv::cpu::backend const& with) {
-        mdkv::allocate(with, loss, in.costs(), mdkv::in(with, limits.data(), 1), {}, out, mdkv::out(with, report.data(), 1));
+        mdkv::allocate(
+            with, loss, in.costs(), mdkv::in(with, limits.data(), 1), {}, out, mdkv::out(with, report.data(), 1));
     };
     std::size_t const needed = support::scratch_bytes(whole);
     mdkv::workspace small{{static_cast<std::byte*>(start), needed - 1}};
@@ -835,8 +852,9 @@ TEST_CASE("a dry run touches nothing")
 {
     mdkv::workspace counting;
     mdkv::cpu::backend const on{&counting, {}};
-    mdkv::allocate(on, mdkv::in(on, static_cast<float const*>(nullptr), 2, 4, 5000), layer{1, 0, {0, 64, 128, 512}}.costs(),
-        mdkv::in(on, static_cast<index_t const*>(nullptr), 1), {},
-        mdkv::out(on, static_cast<std::uint8_t*>(nullptr), 2, 5000), mdkv::out(on, static_cast<allocation*>(nullptr), 1));
+    mdkv::allocate(on, mdkv::in(on, static_cast<float const*>(nullptr), 2, 4, 5000),
+        layer{1, 0, {0, 64, 128, 512}}.costs(), mdkv::in(on, static_cast<index_t const*>(nullptr), 1), {},
+        mdkv::out(on, static_cast<std::uint8_t*>(nullptr), 2, 5000),
+        mdkv::out(on, static_cast<allocation*>(nullptr), 1));
     CHECK(counting.bytes() > 0);
 }

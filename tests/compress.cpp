@@ -770,6 +770,112 @@ TEST_CASE("NaN and infinity anywhere are refused, naming layer, input, head and 
     }
 }
 
+TEST_CASE("tokens that are not finite are kept bit for bit when asked to, and spoil nothing else")
+{
+    half const nan      = narrow<half>(std::numeric_limits<float>::quiet_NaN());
+    half const infinity = narrow<half>(std::numeric_limits<float>::infinity());
+    layer<half> x{{.heads = 2, .tokens = 90, .dim = 32, .value_dim = 32}};
+    x.keys.set(nan, 1, 17, 5);
+    x.values.set(infinity, 0, 40, 31);
+    x.keys.set(infinity, 0, 41, 0);
+    x.values.set(nan, 0, 41, 1);
+    tensor<std::uint8_t, 2> rungs{{2, 90}};
+    options choice{.limit = budget::fraction(1, 2)};
+    choice.on_non_finite = non_finite::keep_full;
+    choice.rungs         = rungs.out();
+    cpu::cache<half> cache;
+    compress_report const report = compressed(x, paper_ratios, choice, cache);
+    CHECK(report.resident_bytes <= report.budget_bytes);
+    CHECK(std::isfinite(report.chosen.loss));
+    auto const view = std::as_const(cache).view();
+    for (auto const& [head, token] : {std::pair<index_t, index_t>{1, 17}, {0, 40}, {0, 41}})
+    {
+        CAPTURE(token);
+        CHECK(rungs.get(head, token) == 3);
+        index_t place = 0;
+        for (index_t t = 0; t < token; ++t) { place += rungs.get(head, t) == 3 ? 1 : 0; }
+        CHECK(differing(view, head, place, x.keys, x.values, token) == 0);
+    }
+    index_t strange = 0; // neither projections nor other tokens caught anything
+    for (index_t i = 0; i < view.arena_bytes; i += index_t{sizeof(half)})
+    {
+        half value;
+        std::memcpy(static_cast<void*>(&value), view.arena + i, sizeof value);
+        strange += std::isfinite(widen(value)) ? 0 : 1;
+    }
+    CHECK(strange == 4);
+}
+
+TEST_CASE("keeping tokens that are not finite has its limits: queries, window, budget and ratio set")
+{
+    half const nan = narrow<half>(std::numeric_limits<float>::quiet_NaN());
+    layer<half> const good{{.heads = 2, .tokens = 60}};
+    options choice{.limit = budget::fraction(1, 2)};
+    choice.on_non_finite = non_finite::keep_full;
+    cpu::cache<half> cache;
+    cpu::cache<half> same;
+    compressed(good, paper_ratios, choice, cache);
+    compressed(good, paper_ratios, {.limit = budget::fraction(1, 2)}, same);
+    contents const before = contents_of(cache);
+    CHECK(before == contents_of(same)); // without such tokens nothing changes
+
+    auto const refusal = [&](auto change, auto const& ratios) {
+        layer<half> x{good.sizes};
+        change(x);
+        return error_text<invalid_argument>([&] { compressed(x, ratios, choice, cache); });
+    };
+    CHECK(refusal([&](layer<half>& x) { x.queries.set(nan, 2, 3, 4); }, paper_ratios)
+          == "queries: NaN or infinity in head 2, row 3");
+    CHECK(refusal([&](layer<half>& x) { x.window_values.set(nan, 1, 3, 4); }, paper_ratios)
+          == "window_values: NaN or infinity in head 1, row 3");
+    CHECK(refusal([](layer<half>&) {}, ratio_set{drop, part(1, 4)}) == "compress: keep_full needs a ratio set with the rung 1");
+    auto const many = [&](layer<half>& x) {
+        for (index_t t = 0; t < 60; ++t) { x.keys.set(nan, 1, t, 0); }
+    };
+    choice.limit = budget::kv_size(8 + 29);
+    std::string const text = refusal(many, evict_ratios);
+    CAPTURE(text);
+    CHECK(text.starts_with("compress: a budget of 9472 bytes cannot hold the tokens that are not finite at the full rung; head 1"));
+    CHECK(contents_of(cache) == before);
+    choice.limit = budget::kv_size(8 + 30);
+    CHECK(refusal(many, evict_ratios) == "threw nothing");
+}
+
+TEST_CASE("the rung of every token is handed over when asked for, and tells what the cache holds")
+{
+    layer<half> const x{{.heads = 2, .tokens = 90}};
+    tensor<std::uint8_t, 2> rungs{{2, 90}, {.slack = 3}};
+    options choice{.limit = budget::fraction(1, 2)};
+    choice.rungs = rungs.out();
+    cpu::cache<half> cache;
+    compress_report report = compressed(x, paper_ratios, choice, cache);
+    std::array<index_t, max_rungs> counted{};
+    for (std::uint8_t const r : rungs.elements()) { ++counted[r]; }
+    CHECK(counted == report.chosen.tokens);
+    for (index_t h = 0; h < 2; ++h)
+    {
+        index_t place = 0;
+        int different = 0;
+        for (index_t t = 0; t < 90; ++t)
+        {
+            if (rungs.get(h, t) == 3) { different += differing(std::as_const(cache).view(), h, place++, x.keys, x.values, t); }
+        }
+        CHECK(different == 0);
+        CHECK(place + 8 == cache.view().heads[h].exact.tokens);
+    }
+
+    choice.limit = budget::fraction(1, 1);
+    compressed(x, paper_ratios, choice, cache);
+    CHECK(rungs.elements() == std::vector<std::uint8_t>(180, 3));
+    compressed(x, ratio_set{drop, part(1, 4)}, choice, cache);
+    CHECK(rungs.elements() == std::vector<std::uint8_t>(180, 2)); // no rung of the set: as many as it has
+
+    tensor<std::uint8_t, 2> few{{2, 89}};
+    choice.rungs = few.out();
+    CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, choice, cache); })
+          == "compress: options.rungs must be [H,N] = [2, 90], its extent 1 is 89");
+}
+
 TEST_CASE("keys said to be finite that are not never become a basis")
 {
     layer<float> x{{.heads = 2, .tokens = 60}};

@@ -31,7 +31,8 @@ using support::error_text;
 using support::source;
 using support::tensor;
 
-tensor<float, 3> random_losses(source& random, index_t heads, index_t rungs, index_t tokens, support::placement how = {})
+tensor<float, 3> random_losses(
+    source& random, index_t heads, index_t rungs, index_t tokens, support::placement how = {})
 {
     tensor<float, 3> loss{{heads, rungs, tokens}, how};
     for (index_t h = 0; h < heads; ++h)
@@ -76,7 +77,8 @@ TEST_CASE("pool is the largest, or the sum over the width, of the neighbours tha
                         float most        = loss.get(h, r, i);
                         long double sum   = 0;
                         long double sizes = 0;
-                        for (index_t t = std::max<index_t>(i - width / 2, 0); t <= std::min(i + width / 2, tokens - 1); ++t)
+                        for (index_t t = std::max<index_t>(i - width / 2, 0); t <= std::min(i + width / 2, tokens - 1);
+                             ++t)
                         {
                             most = std::max(most, loss.get(h, r, t));
                             sum += static_cast<long double>(loss.get(h, r, t));
@@ -139,7 +141,8 @@ TEST_CASE("layout, memory around the losses, and the number of threads change no
     {
         std::vector<float> const expected = pooled(loss, {7, kind}).elements();
         for (support::placement const how : {support::placement{.swapped = true}, support::placement{.slack = 3},
-                 support::placement{.fence = support::guard::after}, support::placement{.fence = support::guard::before}})
+                 support::placement{.fence = support::guard::after},
+                 support::placement{.fence = support::guard::before}})
         {
             CHECK(support::same_bits(pooled(loss.relaid(how), {7, kind}, how).elements(), expected));
         }

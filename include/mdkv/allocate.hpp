@@ -79,7 +79,7 @@ rung_costs(ratio_set<R>, head_dims, index_t) -> rung_costs<R>;
 /// How the multiplier is searched.
 enum class search : std::uint8_t
 {
-    thresholds, ///< exactly, as a weighted selection among the tokens' own thresholds: two passes over the losses
+    thresholds, ///< exactly, as a weighted selection among the tokens' own thresholds: one pass over the losses
     bisection   ///< by halving an interval, as the paper describes it: about sixty passes, the same result to rounding
 };
 
@@ -94,10 +94,11 @@ struct allocate_options
     bool same_count_per_head = false;
 };
 
+/// Where several hold, the first in the order over_limit, everything_kept, non_finite_loss, unprojected_only, optimal.
 enum class allocation_status : std::uint8_t
 {
     optimal,         ///< the dual optimum, leftover spent
-    everything_kept, ///< the limit holds every token at its costliest rung
+    everything_kept, ///< the limit holds every token at its costliest rung; losses were not asked
     unprojected_only,///< the limit could not hold the projections; projected rungs were left out
     non_finite_loss, ///< a loss was NaN or infinite: such tokens were given the cheapest rung; the limit still holds
     over_limit       ///< even the cheapest rungs exceed the limit; every token has the cheapest one
@@ -109,7 +110,7 @@ struct allocation
     allocation_status status = allocation_status::optimal;
     double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
     double loss              = 0; ///< sum of the losses of the chosen rungs
-    double dual              = 0; ///< lower bound on the loss of any allocation within the limit
+    double dual              = 0; ///< lower bound on the loss of any allocation within the limit (over_limit: the loss)
     index_t limit            = 0; ///< bytes allowed for tokens and projections
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
     index_t charged_bytes    = 0; ///< bytes set aside for projections
@@ -133,7 +134,8 @@ struct allocation
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], as many as limits
 /// \pre    costs ascend; 1 <= R <= 16
-/// \cost   two passes over the losses, O(R^2) a token; scratch O(H*R*N) for the candidates near the multiplier
+/// \cost   one pass over the losses and O(R^2) a token, more only for what lies near the multiplier; scratch about
+///         2 + R/2 bytes a token (heads rounded up to 4096 tokens); same_count_per_head: 8*N more for each thread
 /// \sync   returns when done (cpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative
@@ -145,7 +147,7 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
     static_assert(requires { allocate_impl(on, loss, costs, limits, options, rung, report); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(allocate));
+        MDKV_DETAIL_NO_IMPLEMENTATION(allocate, allocate));
     bool const dry      = detail::dry_run(on);
     index_t const heads = loss.extent(0);
     costs.expects_valid("allocate");
@@ -157,10 +159,10 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs
     detail::argument const b{"allocate", "limits", limits};
     detail::argument const r{"allocate", "rung", rung};
     detail::argument const a{"allocate", "report", report};
-    l.shape({heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N").data(dry).aligned();
-    b.data(dry).aligned();
-    r.shape({heads, loss.extent(2)}, "H,N").data(dry).unique().apart_from(l).apart_from(b);
-    a.shape({limits.extent(0)}, "1 or H").data(dry).aligned().unique().apart_from(l).apart_from(b).apart_from(r);
+    l.shape({heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N").data(dry).aligned().apart_from_scratch(on);
+    b.data(dry).aligned().apart_from_scratch(on);
+    r.shape({heads, loss.extent(2)}, "H,N").data(dry).unique().apart_from(l).apart_from(b).apart_from_scratch(on);
+    a.shape({limits.extent(0)}, "1 or H").data(dry).aligned().unique().apart_from(l).apart_from(b).apart_from(r).apart_from_scratch(on);
     allocate_impl(on, loss, costs, limits, options, rung, report);
 }
 

@@ -38,7 +38,7 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
     out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
     static_assert(requires { attend_impl(on, queries, cache, options, output, lse); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(attend));
+        MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
     bool const dry             = detail::dry_run(on);
     cache_layout const& layout = cache.layout;
     index_t const rows         = queries.extent(0);
@@ -50,9 +50,9 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
     detail::argument const q{"attend", "queries", queries};
     detail::argument const o{"attend", "output", output};
     detail::argument const l{"attend", "lse", lse};
-    q.shape({rows, layout.dims.keys}, "H*G,D").data(dry);
-    o.shape({rows, layout.dims.values}, "H*G,Dv").data(dry).aligned().unique().apart_from(q);
-    l.shape({rows}, "H*G").data(dry).aligned().unique().apart_from(q).apart_from(o);
+    q.shape({rows, layout.dims.keys}, "H*G,D").data(dry).apart_from_scratch(on);
+    o.shape({rows, layout.dims.values}, "H*G,Dv").data(dry).aligned().unique().apart_from(q).apart_from_scratch(on);
+    l.shape({rows}, "H*G").data(dry).aligned().unique().apart_from(q).apart_from(o).apart_from_scratch(on);
     auto const stored   = cache.arena_bytes_view();
     auto const appended = cache.tail_bytes_view();
     detail::argument const a{"attend", "cache.arena", stored};

@@ -24,15 +24,15 @@ namespace mdkv
 template <backend B, element T>
 void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    static_assert(requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis));
+    static_assert(requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, accumulate_gram));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     bool const dry      = detail::dry_run(on);
     expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
     detail::argument const x{"accumulate_gram", "samples", samples};
     detail::argument const g{"accumulate_gram", "gram", gram};
-    x.data(dry);
-    g.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x);
+    x.data(dry).apart_from_scratch(on);
+    g.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x).apart_from_scratch(on);
     accumulate_gram_impl(on, samples, gram);
 }
 
@@ -52,7 +52,7 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 template <backend B>
 void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis));
+    static_assert(requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
     bool const dry      = detail::dry_run(on);
@@ -80,7 +80,7 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
 template <backend B, element T>
 void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(requires { fit_basis_impl(on, samples, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis));
+    static_assert(requires { fit_basis_impl(on, samples, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, fit_basis));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     bool const dry      = detail::dry_run(on);
@@ -88,9 +88,9 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     detail::argument const x{"fit_basis", "samples", samples};
     detail::argument const u{"fit_basis", "basis", basis};
     detail::argument const e{"fit_basis", "energy", energy};
-    x.data(dry);
-    u.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x);
-    e.shape({heads, dim}, "HD").data(dry).aligned().unique().apart_from(x).apart_from(u);
+    x.data(dry).apart_from_scratch(on);
+    u.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x).apart_from_scratch(on);
+    e.shape({heads, dim}, "HD").data(dry).aligned().unique().apart_from(x).apart_from(u).apart_from_scratch(on);
     fit_basis_impl(on, samples, basis, energy);
 }
 

@@ -48,8 +48,8 @@ template <backend B, element T>
 enum class non_finite : std::uint8_t
 {
     error,     ///< look for NaNs and infinities first and refuse them
-    keep_full, ///< keep prompt tokens that hold one at the full rung, as if the rest of the prompt did not know them;
-               ///< in queries and window they are refused all the same. Attention over them is what it was before
+    keep_full, ///< keep prompt tokens that hold one at the full rung; bases and scores take them for zero vectors. In
+               ///< queries and window they are refused all the same. Attention over them is what it was before
     unchecked  ///< the caller knows there are none
 };
 
@@ -124,7 +124,7 @@ compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R
     compress_options<B> const& options, Cache& destination)
 {
     static_assert(requires { compress_impl(on, layer, ratios, options, layer_shape{}, destination); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(compress));
+        MDKV_DETAIL_NO_IMPLEMENTATION(compress, compress));
     bool const dry      = detail::dry_run(on);
     index_t const heads = layer.keys.extent(0);
     detail::argument const q{"compress", "queries", layer.queries};
@@ -138,21 +138,21 @@ compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R
     layer_shape const shape{heads, heads == 0 ? 1 : layer.queries.extent(0) / heads, layer.keys.extent(1),
         layer.window_keys.extent(1), {layer.keys.extent(2), layer.values.extent(2)}, index_t{sizeof(T)}};
     shape.expects_valid("compress");
-    q.shape({layer.queries.extent(0), layer.queries.extent(1), shape.dims.keys}, "H*G,Q,D").data(dry);
-    k.data(dry);
-    v.shape({heads, shape.tokens, shape.dims.values}, "H,N,Dv").data(dry);
-    wk.shape({heads, shape.window, shape.dims.keys}, "H,W,D").data(dry);
-    wv.shape({heads, shape.window, shape.dims.values}, "H,W,Dv").data(dry);
+    q.shape({layer.queries.extent(0), layer.queries.extent(1), shape.dims.keys}, "H*G,Q,D").data(dry).apart_from_scratch(on);
+    k.data(dry).apart_from_scratch(on);
+    v.shape({heads, shape.tokens, shape.dims.values}, "H,N,Dv").data(dry).apart_from_scratch(on);
+    wk.shape({heads, shape.window, shape.dims.keys}, "H,W,D").data(dry).apart_from_scratch(on);
+    wv.shape({heads, shape.window, shape.dims.values}, "H,W,Dv").data(dry).apart_from_scratch(on);
     if (options.quotas)
     {
         detail::argument const h{"compress", "options.quotas", *options.quotas};
-        h.shape({heads}, "H").data(dry).aligned();
+        h.shape({heads}, "H").data(dry).aligned().apart_from_scratch(on);
     }
     if (options.rungs)
     {
         detail::argument const r{"compress", "options.rungs", *options.rungs};
         r.shape({heads, shape.tokens}, "H,N").data(dry).unique().apart_from(q).apart_from(k).apart_from(v);
-        r.apart_from(wk).apart_from(wv);
+        r.apart_from(wk).apart_from(wv).apart_from_scratch(on);
     }
     ratios.expects_fit("key", shape.dims.keys);
     ratios.expects_fit("value", shape.dims.values);

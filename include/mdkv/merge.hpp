@@ -29,7 +29,7 @@ void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B
     in_view<float, 1, B> lse_b, out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
     static_assert(requires { merge_attention_impl(on, output_a, lse_a, output_b, lse_b, output, lse); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(merge));
+        MDKV_DETAIL_NO_IMPLEMENTATION(merge, merge_attention));
     bool const dry = detail::dry_run(on);
     detail::argument const oa{"merge_attention", "output_a", output_a};
     detail::argument const la{"merge_attention", "lse_a", lse_a};

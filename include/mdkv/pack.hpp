@@ -57,7 +57,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
 {
     static_assert(
         requires { pack_impl(on, keys, values, window_keys, window_values, key_basis, value_basis, rung, cache); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(pack));
+        MDKV_DETAIL_NO_IMPLEMENTATION(pack, pack));
     bool const dry             = detail::dry_run(on);
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;

@@ -23,7 +23,7 @@ namespace mdkv
 template <backend B, element T, element U>
 void project(B const& on, in_view<T, 3, B> vectors, in_view<float, 3, B> basis, out_view<U, 3, B> coordinates)
 {
-    static_assert(requires { project_impl(on, vectors, basis, coordinates); }, MDKV_DETAIL_NO_IMPLEMENTATION(project));
+    static_assert(requires { project_impl(on, vectors, basis, coordinates); }, MDKV_DETAIL_NO_IMPLEMENTATION(project, project));
     bool const dry      = detail::dry_run(on);
     index_t const heads = vectors.extent(0);
     index_t const dim   = vectors.extent(2);
@@ -33,9 +33,9 @@ void project(B const& on, in_view<T, 3, B> vectors, in_view<float, 3, B> basis, 
     detail::argument const x{"project", "vectors", vectors};
     detail::argument const u{"project", "basis", basis};
     detail::argument const c{"project", "coordinates", coordinates};
-    x.data(dry);
-    u.shape({heads, dim, dim}, "H,D,D").data(dry).aligned();
-    c.shape({heads, vectors.extent(1), kept}, "H,N,r").data(dry).aligned().unique().apart_from(x).apart_from(u);
+    x.data(dry).apart_from_scratch(on);
+    u.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().apart_from_scratch(on);
+    c.shape({heads, vectors.extent(1), kept}, "H,N,r").data(dry).aligned().unique().apart_from(x).apart_from(u).apart_from_scratch(on);
     project_impl(on, vectors, basis, coordinates);
 }
 
@@ -55,7 +55,7 @@ template <backend B, element T, element U>
 void reconstruct(B const& on, in_view<U, 3, B> coordinates, in_view<float, 3, B> basis, out_view<T, 3, B> vectors)
 {
     static_assert(
-        requires { reconstruct_impl(on, coordinates, basis, vectors); }, MDKV_DETAIL_NO_IMPLEMENTATION(project));
+        requires { reconstruct_impl(on, coordinates, basis, vectors); }, MDKV_DETAIL_NO_IMPLEMENTATION(project, reconstruct));
     bool const dry      = detail::dry_run(on);
     index_t const heads = coordinates.extent(0);
     index_t const kept  = coordinates.extent(2);
@@ -65,9 +65,9 @@ void reconstruct(B const& on, in_view<U, 3, B> coordinates, in_view<float, 3, B>
     detail::argument const c{"reconstruct", "coordinates", coordinates};
     detail::argument const u{"reconstruct", "basis", basis};
     detail::argument const x{"reconstruct", "vectors", vectors};
-    c.data(dry);
-    u.shape({heads, dim, dim}, "H,D,D").data(dry).aligned();
-    x.shape({heads, coordinates.extent(1), dim}, "H,N,D").data(dry).aligned().unique().apart_from(c).apart_from(u);
+    c.data(dry).apart_from_scratch(on);
+    u.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().apart_from_scratch(on);
+    x.shape({heads, coordinates.extent(1), dim}, "H,N,D").data(dry).aligned().unique().apart_from(c).apart_from(u).apart_from_scratch(on);
     reconstruct_impl(on, coordinates, basis, vectors);
 }
 

@@ -62,7 +62,7 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
         requires {
             score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
         },
-        MDKV_DETAIL_NO_IMPLEMENTATION(score));
+        MDKV_DETAIL_NO_IMPLEMENTATION(score, score));
     index_t const heads     = keys.extent(0);
     index_t const tokens    = keys.extent(1);
     index_t const dim       = keys.extent(2);
@@ -89,21 +89,21 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
     detail::argument const uk{"score", "key_basis", key_basis};
     detail::argument const uv{"score", "value_basis", value_basis};
     detail::argument const l{"score", "loss", loss};
-    q.shape({queries.extent(0), queries.extent(1), dim}, "H*G,Q,D").data(dry);
-    k.data(dry);
-    v.shape({heads, tokens, value_dim}, "H,N,Dv").data(dry);
-    w.shape({heads, window_keys.extent(1), dim}, "H,W,D").data(dry);
+    q.shape({queries.extent(0), queries.extent(1), dim}, "H*G,Q,D").data(dry).apart_from_scratch(on);
+    k.data(dry).apart_from_scratch(on);
+    v.shape({heads, tokens, value_dim}, "H,N,Dv").data(dry).apart_from_scratch(on);
+    w.shape({heads, window_keys.extent(1), dim}, "H,W,D").data(dry).apart_from_scratch(on);
     if (ratios.widest_projection(dim) > 0)
     {
-        uk.shape({heads, dim, dim}, "H,D,D").data(dry).aligned();
-        uv.shape({heads, value_dim, value_dim}, "H,Dv,Dv").data(dry).aligned();
+        uk.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().apart_from_scratch(on);
+        uv.shape({heads, value_dim, value_dim}, "H,Dv,Dv").data(dry).aligned().apart_from_scratch(on);
     }
     l.shape({heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N").data(dry).aligned().unique();
-    l.apart_from(q).apart_from(k).apart_from(v).apart_from(w).apart_from(uk).apart_from(uv);
+    l.apart_from_scratch(on).apart_from(q).apart_from(k).apart_from(v).apart_from(w).apart_from(uk).apart_from(uv);
     if (options.lse)
     {
         detail::argument const s{"score", "options.lse", *options.lse};
-        s.shape({queries.extent(0), queries.extent(1)}, "H*G,Q").data(dry).aligned();
+        s.shape({queries.extent(0), queries.extent(1)}, "H*G,Q").data(dry).aligned().apart_from_scratch(on);
         l.apart_from(s);
     }
     score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);

@@ -27,7 +27,7 @@ template <backend B>
 void list_slots(
     B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions, out_view<index_t, 2, B> first)
 {
-    static_assert(requires { list_slots_impl(on, rung, positions, first); }, MDKV_DETAIL_NO_IMPLEMENTATION(slots));
+    static_assert(requires { list_slots_impl(on, rung, positions, first); }, MDKV_DETAIL_NO_IMPLEMENTATION(slots, list_slots));
     bool const dry = detail::dry_run(on);
     expects<size_overflow>(rung.extent(1) <= INT32_MAX, "list_slots: N = ", rung.extent(1), " is beyond the limit of ",
         INT32_MAX);

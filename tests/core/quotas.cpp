@@ -51,7 +51,10 @@ TEST_CASE("the parts add up to the total, are within one of their shares, and no
 {
     bool const holds = rc::check("split exactly", [](std::vector<unsigned short> const& raw, unsigned total) {
         std::vector<double> weights;
-        for (unsigned short const w : raw) { weights.push_back(w % 3 == 0 ? 0.0 : std::sqrt(double{static_cast<float>(w)})); }
+        for (unsigned short const w : raw)
+        {
+            weights.push_back(w % 3 == 0 ? 0.0 : std::sqrt(double{static_cast<float>(w)}));
+        }
         RC_PRE(!weights.empty());
         std::vector<index_t> const parts = split(total, weights);
         double const sum                 = std::accumulate(weights.begin(), weights.end(), 0.0);
@@ -69,7 +72,8 @@ TEST_CASE("totals beyond 53 bits still add up")
 {
     for (index_t const total : {std::numeric_limits<index_t>::max(), (index_t{1} << 62) + 12345})
     {
-        for (std::vector<double> const& weights : {std::vector<double>{1, 2, 3, 4, 5, 6, 7}, {1}, {1e-300, 1e300}, {0, 0}})
+        for (std::vector<double> const& weights :
+            {std::vector<double>{1, 2, 3, 4, 5, 6, 7}, {1}, {1e-300, 1e300}, {0, 0}})
         {
             std::vector<index_t> const parts = split(total, weights);
             CHECK(sum_of(parts) == total);
@@ -169,12 +173,15 @@ TEST_CASE("quotas of query heads become their sum, or their mean rounded half to
     std::vector<index_t> two(2);
     mdkv::quotas_of_kv_heads(query, 4, mdkv::accounting::per_kv_head, two);
     CHECK(two == std::vector<index_t>{2, 6}); // 2.5, 6.25
-    CHECK(error_text<mdkv::invalid_argument>([&] { mdkv::quotas_of_kv_heads(query, 3, mdkv::accounting::per_kv_head, two); })
-          == "quotas_of_kv_heads: 8 query heads in groups of 3 do not share 2 KV heads");
-    CHECK(error_text<mdkv::invalid_argument>([&] { mdkv::quotas_of_kv_heads(query, 0, mdkv::accounting::per_kv_head, two); })
-          == "quotas_of_kv_heads: group is 0; it must be at least 1");
+    CHECK(error_text<mdkv::invalid_argument>([&] {
+        mdkv::quotas_of_kv_heads(query, 3, mdkv::accounting::per_kv_head, two);
+    }) == "quotas_of_kv_heads: 8 query heads in groups of 3 do not share 2 KV heads");
+    CHECK(error_text<mdkv::invalid_argument>([&] {
+        mdkv::quotas_of_kv_heads(query, 0, mdkv::accounting::per_kv_head, two);
+    }) == "quotas_of_kv_heads: group is 0; it must be at least 1");
     std::vector<index_t> const bad{1, -1};
     std::vector<index_t> single(1);
-    CHECK(error_text<mdkv::invalid_argument>([&] { mdkv::quotas_of_kv_heads(bad, 2, mdkv::accounting::per_kv_head, single); })
-          == "quotas_of_kv_heads: query_heads[1] is -1; it must not be negative");
+    CHECK(error_text<mdkv::invalid_argument>([&] {
+        mdkv::quotas_of_kv_heads(bad, 2, mdkv::accounting::per_kv_head, single);
+    }) == "quotas_of_kv_heads: query_heads[1] is -1; it must not be negative");
 }

@@ -1,4 +1,4 @@
-// expect: finite: no implementation for this backend is visible; include <mdkv/cpu/finite.hpp>
+// expect: expects_finite: no implementation for this backend is visible; include <mdkv/cpu/finite.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/finite.hpp>

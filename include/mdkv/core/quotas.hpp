@@ -20,7 +20,8 @@ namespace detail
 
 inline void expects_quotas(char const* caller, std::span<index_t const> quotas, std::span<index_t const> capacity)
 {
-    expects(quotas.size() == capacity.size(), caller, ": ", quotas.size(), " quotas and ", capacity.size(), " capacities");
+    expects(
+        quotas.size() == capacity.size(), caller, ": ", quotas.size(), " quotas and ", capacity.size(), " capacities");
     index_t total = 0;
     for (std::size_t h = 0; h < quotas.size(); ++h)
     {
@@ -64,7 +65,8 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
         missing -= out[i];
         if (sum == 0 || weights[i] > 0) { order.push_back(i); }
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return remainder[a] > remainder[b]; });
+    std::stable_sort(
+        order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return remainder[a] > remainder[b]; });
     // More is missing than there are parts only where a total beyond 53 bits was rounded.
     auto const parts = static_cast<index_t>(order.size());
     for (std::size_t k = 0; k < order.size(); ++k)
@@ -73,10 +75,11 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
     }
 }
 
-/// What a head cannot use of its quota goes to the others, in proportion to their quotas (equally among quotas of zero),
-/// until it settles. Returns what nobody could use; quotas and that add up to what they were.
-/// \param quotas    in and out
-/// \param capacity  the most each head can use
+/// What a head cannot use of its quota goes to the others, in proportion to their quotas (equally among quotas of
+/// zero), until it settles. Returns what nobody could use; quotas and that add up to what they were.
+///
+/// \param[in,out] quotas    [H]
+/// \param[in]     capacity  [H]  the most each head can use
 /// \throws invalid_argument   the sizes differ, a number is negative (nothing was changed)
 [[nodiscard]] inline index_t spread_surplus(std::span<index_t> quotas, std::span<index_t const> capacity)
 {
@@ -139,8 +142,8 @@ inline void quotas_of_kv_heads(std::span<index_t const> query_heads, index_t gro
     expects(group >= 1, "quotas_of_kv_heads: group is ", group, "; it must be at least 1");
     auto const members = static_cast<std::size_t>(group);
     expects(query_heads.size() % members == 0 && query_heads.size() / members == kv_heads.size(),
-        "quotas_of_kv_heads: ", query_heads.size(), " query heads in groups of ", group, " do not share ", kv_heads.size(),
-        " KV heads");
+        "quotas_of_kv_heads: ", query_heads.size(), " query heads in groups of ", group, " do not share ",
+        kv_heads.size(), " KV heads");
     for (std::size_t q = 0; q < query_heads.size(); ++q)
     {
         expects(query_heads[q] >= 0, "quotas_of_kv_heads: query_heads[", q, "] is ", query_heads[q],

@@ -42,6 +42,13 @@ public:
     [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
     [[nodiscard]] bool counting() const noexcept { return counting_; }
 
+    /// What a call may still take; empty while counting.
+    [[nodiscard]] std::span<std::byte const> free_memory() const noexcept
+    {
+        return used_ < capacity_ ? std::span<std::byte const>{memory_ + used_, capacity_ - used_}
+                                 : std::span<std::byte const>{};
+    }
+
     /// The scratch of one call; given back when it goes out of scope. Take everything first, then ask `ready()`.
     class frame
     {

@@ -81,8 +81,8 @@ template <std::size_t R>
         open(true);
         return t;
     }
-    bool const only_projected = std::all_of(costs.projected.begin(), costs.projected.begin() + static_cast<index_t>(last) + 1,
-        [](bool projected) { return projected; });
+    bool const only_projected = std::all_of(costs.projected.begin(),
+        costs.projected.begin() + static_cast<index_t>(last) + 1, [](bool projected) { return projected; });
     open(only_projected);
     t.charged    = only_projected ? charge : 0;
     t.spare      = limit - t.charged - tokens * p.rungs.cost[0];
@@ -217,7 +217,8 @@ void allocate_impl(backend const& on, in_view<float, 3, backend> loss, rung_cost
     p.rung  = rung;
     p.heads = shared ? loss.extent(0) : 1;
     // Every sum of bytes below is at most this one.
-    index_t const most = checked_multiply(checked_multiply(loss.extent(0), loss.extent(2)), costs.bytes[costs.size() - 1]);
+    index_t const most =
+        checked_multiply(checked_multiply(loss.extent(0), loss.extent(2)), costs.bytes[costs.size() - 1]);
     static_cast<void>(checked_add(most, checked_multiply(loss.extent(0), costs.projection)));
 
     workspace::frame frame{*on.scratch, "allocate"};

@@ -120,6 +120,13 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     expects(report.budget_bytes >= report.window_bytes, "compress: a budget of ", report.budget_bytes,
         " bytes cannot hold the window of ", shape.window, " tokens; at least ", report.window_bytes, " bytes are needed");
 
+    if (!on.scratch->counting()) // so that a workspace too small for the last stage is refused before the first
+    {
+        workspace all;
+        static_cast<void>(compress_impl(backend{&all, on.executor}, layer, ratios, options, shape, destination));
+        expects<insufficient_workspace>(all.bytes() <= on.scratch->free_memory().size(), "compress: the workspace holds ",
+            on.scratch->free_memory().size(), " bytes, ", all.bytes(), " are needed");
+    }
     workspace::frame frame{*on.scratch, "compress"};
     auto const rung         = out(on, frame.take<std::uint8_t>(H * N), H, N);
     auto const key_basis    = out(on, frame.take<float>(projected ? H * D * D : 0), projected ? H : 0, D, D);

@@ -98,21 +98,42 @@ struct argument
         return *this;
     }
 
+    /// Where its memory lies; begin == end for a view without any.
+    struct range
+    {
+        std::uintptr_t begin;
+        std::uintptr_t end;
+
+        [[nodiscard]] bool overlaps(range const& other) const noexcept { return begin < other.end && other.begin < end; }
+    };
+
+    [[nodiscard]] range memory() const
+    {
+        auto const begin = reinterpret_cast<std::uintptr_t>(view.data_handle());
+        bool const none  = empty() || view.data_handle() == nullptr;
+        auto const bytes = none ? 0 : static_cast<std::uintptr_t>(view.mapping().required_span_size()) * sizeof(value_type);
+        return {begin, begin + bytes};
+    }
+
     /// An output must not share memory with another argument.
     template <class Other>
     argument const& apart_from(argument<Other> const& other) const
     {
-        if (empty() || other.empty() || view.data_handle() == nullptr || other.view.data_handle() == nullptr)
+        auto const theirs = other.memory();
+        expects(!memory().overlaps({theirs.begin, theirs.end}), stage, ": ", name, " overlaps ", other.name);
+        return *this;
+    }
+
+    /// No argument may lie in the memory that the call takes its scratch from.
+    template <backend B>
+    argument const& apart_from_scratch(B const& on) const
+    {
+        if constexpr (requires { on.scratch->free_memory(); })
         {
-            return *this;
+            auto const free  = on.scratch->free_memory();
+            auto const begin = reinterpret_cast<std::uintptr_t>(free.data());
+            expects(!memory().overlaps({begin, begin + free.size()}), stage, ": ", name, " overlaps the workspace");
         }
-        auto const a0 = reinterpret_cast<std::uintptr_t>(view.data_handle());
-        auto const b0 = reinterpret_cast<std::uintptr_t>(other.view.data_handle());
-        auto const a1 = a0 + static_cast<std::uintptr_t>(view.mapping().required_span_size()) * sizeof(value_type);
-        auto const b1 = b0
-                      + static_cast<std::uintptr_t>(other.view.mapping().required_span_size())
-                            * sizeof(typename Other::element_type);
-        expects(a1 <= b0 || b1 <= a0, stage, ": ", name, " overlaps ", other.name);
         return *this;
     }
 };
@@ -120,9 +141,9 @@ struct argument
 template <class V>
 argument(char const*, char const*, V const&) -> argument<V>;
 
-/// Sentence for a backend whose implementation of a stage was not included; used in static_asserts.
-#define MDKV_DETAIL_NO_IMPLEMENTATION(stage)                                                                            \
-    #stage ": no implementation for this backend is visible; include <mdkv/cpu/" #stage                                 \
-           ".hpp> (or <mdkv/mdkv.hpp>), or write " #stage "_impl in your backend's namespace"
+/// Sentence for a backend whose implementation of a function was not included; used in static_asserts.
+#define MDKV_DETAIL_NO_IMPLEMENTATION(header, function)                                                                 \
+    #function ": no implementation for this backend is visible; include <mdkv/cpu/" #header                             \
+              ".hpp> (or <mdkv/mdkv.hpp>), or write " #function "_impl in your backend's namespace"
 
 } // namespace mdkv::detail

@@ -12,6 +12,9 @@ namespace mdkv::detail
 inline constexpr float ln_2   = 0.693147180559945309F;
 inline constexpr float log2_e = 1.44269504088896341F;
 
+/// Log-sum-exp of no keys. A constant: device code may not call numeric_limits.
+inline constexpr float empty_lse = -std::numeric_limits<float>::infinity();
+
 /// Factors by which two unnormalised sums are multiplied before they are added.
 struct merge_factors
 {
@@ -22,7 +25,7 @@ struct merge_factors
 /// Largest exponent seen and the sum of 2^(x - largest): logits are kept in base 2, where the exponential is cheapest.
 struct softmax_state
 {
-    float largest = -std::numeric_limits<float>::infinity();
+    float largest = empty_lse;
     float sum     = 0.0F;
 
     [[nodiscard]] MDKV_HD bool empty() const noexcept { return sum == 0.0F; }
@@ -30,7 +33,7 @@ struct softmax_state
     /// log(sum of exp): natural logarithm; -infinity where nothing was seen.
     [[nodiscard]] MDKV_HD float lse() const noexcept
     {
-        return empty() ? -std::numeric_limits<float>::infinity() : ln_2 * (largest + log2f(sum));
+        return empty() ? empty_lse : ln_2 * (largest + log2f(sum));
     }
 
     /// Takes in another state and says how the weighted sums that belong to the two are to be scaled. An empty side
@@ -56,15 +59,14 @@ struct lse_merge
 {
     float first  = 0.0F;
     float second = 0.0F;
-    float lse    = -std::numeric_limits<float>::infinity();
+    float lse    = empty_lse;
 };
 
 /// From natural log-sum-exps; -infinity is an empty segment, and two of them make one.
 [[nodiscard]] MDKV_HD inline lse_merge merge_lse(float a, float b) noexcept
 {
-    constexpr float none = -std::numeric_limits<float>::infinity();
-    if (b == none) { return {a == none ? 0.0F : 1.0F, 0.0F, a}; }
-    if (a == none) { return {0.0F, 1.0F, b}; }
+    if (b == empty_lse) { return {a == empty_lse ? 0.0F : 1.0F, 0.0F, a}; }
+    if (a == empty_lse) { return {0.0F, 1.0F, b}; }
     float const top = a < b ? b : a;
     float const x   = expf(a - top);
     float const y   = expf(b - top);

@@ -129,7 +129,8 @@ public:
 private:
     floats least_[capacity]{}; // of column c so far: the smallest quotient of all a < j
 
-    [[gnu::always_inline]] MDKV_HD constexpr void start(rung_table const& rungs, floats const* loss, std::size_t c) noexcept
+    [[gnu::always_inline]] MDKV_HD constexpr void start(
+        rung_table const& rungs, floats const* loss, std::size_t c) noexcept
     {
         least_[c] = saved_per_unit(rungs, loss, 0, c);
         theta[1]  = Operations::max(theta[1], least_[c]);
@@ -159,8 +160,8 @@ struct upgrade_choice
 
 /// The best upgrade from rung `from` that costs at most `leftover` and saves something; of equals the cheapest.
 /// Keys above `cap`, the multiplier the rungs were chosen at, count as equal to it: they exceed it by rounding only.
-[[nodiscard]] MDKV_HD constexpr upgrade_choice best_upgrade(rung_table const& rungs, float const* loss, std::size_t from,
-    index_t leftover, float cap) noexcept
+[[nodiscard]] MDKV_HD constexpr upgrade_choice best_upgrade(
+    rung_table const& rungs, float const* loss, std::size_t from, index_t leftover, float cap) noexcept
 {
     upgrade_choice best;
     for (std::size_t c = from + 1; c < rungs.count && rungs.cost[c] - rungs.cost[from] <= leftover; ++c)

@@ -49,7 +49,10 @@ struct equal_room
         }
         most = std::min(most, finite);
     }
-    for (std::size_t j = 1; j < p.rungs.count; ++j) { steps[j] = std::min(steps[j] / std::max<index_t>(p.heads, 1), most); }
+    for (std::size_t j = 1; j < p.rungs.count; ++j)
+    {
+        steps[j] = std::min(steps[j] / std::max<index_t>(p.heads, 1), most);
+    }
     return steps;
 }
 

@@ -10,9 +10,9 @@
 #include <cstdint>
 
 // The order is: largest key first, where the key is what the upgrade saves per byte (in float, as the thresholds are)
-// or the multiplier, whichever is less; then the lower head, the lower position, the cheaper rung. An upgrade is made if
-// it fits into what is left then, from the rung the token has by then, to any costlier one. That is one order over all
-// tokens; the steps below only avoid looking at all of them for every upgrade:
+// or the multiplier, whichever is less; then the lower head, the lower position, the cheaper rung. An upgrade is made
+// if it fits into what is left then, from the rung the token has by then, to any costlier one. That is one order over
+// all tokens; the steps below only avoid looking at all of them for every upgrade:
 //
 // 1. Upgrades that save exactly the multiplier (a plateau, and there may be a million) go by position, in one walk.
 //    What is left then is less than the widest step, because all of them together did not fit.
@@ -97,7 +97,8 @@ public:
     /// \param trust  above this key only undecided tokens have upgrades
     /// \param room   [slots + 1, candidates]
     /// \param lists  [slots]
-    spender(backend const& on, problem const& p, index_t leftover, float cap, float trust, upgrade* room, shortlist* lists)
+    spender(
+        backend const& on, problem const& p, index_t leftover, float cap, float trust, upgrade* room, shortlist* lists)
         : on_{on}
         , problem_{p}
         , leftover_{leftover}
@@ -197,7 +198,10 @@ private:
             chunk const tokens{problem_, head * problem_.chunks_per_head() + at / chunk_tokens};
             index_t const position = at % chunk_tokens;
             std::size_t const from = problem_.place[tokens.rung[position]];
-            if (tokens.rungs->cost[u.target] - tokens.rungs->cost[from] <= leftover_) { make(tokens, position, u.target); }
+            if (tokens.rungs->cost[u.target] - tokens.rungs->cost[from] <= leftover_)
+            {
+                make(tokens, position, u.target);
+            }
             // Either way its next best upgrade is another one.
             upgrade_choice const next = choose(tokens, position);
             if (next.key > 0.0F)

@@ -74,9 +74,8 @@ index_t for_sample(problem const& p, Next const& next, Body const& body)
     return sampled;
 }
 
-/// Where the multiplier lies, judged from a sample: two and a half standard errors to each side of the sample's own. A wrong
-/// guess costs another pass, nothing else.
-/// \param spare  bytes there are beyond every token's cheapest rung
+/// Where the multiplier lies, judged from a sample: two and a half standard errors to each side of the sample's own. A
+/// wrong guess costs another pass, nothing else. \param spare  bytes there are beyond every token's cheapest rung
 template <std::size_t Count>
 [[nodiscard]] bracket guess_bracket(problem const& p, index_t spare, bins const& scratch)
 {
@@ -92,8 +91,8 @@ template <std::size_t Count>
                 }
             });
         });
-    double const target
-        = static_cast<double>(spare) * static_cast<double>(sampled) / static_cast<double>(std::max<index_t>(p.token_count(), 1));
+    double const target = static_cast<double>(spare) * static_cast<double>(sampled)
+                          / static_cast<double>(std::max<index_t>(p.token_count(), 1));
     auto const bin_reaching = [&](double bytes) {
         index_t sum = 0;
         index_t bin = bins::sample_count - 1;
@@ -156,7 +155,8 @@ struct weighing
 };
 
 template <std::size_t Count>
-weighing weigh(backend const& on, problem const& p, bins const& scratch, std::uint32_t first, std::uint32_t last, int shift)
+weighing weigh(
+    backend const& on, problem const& p, bins const& scratch, std::uint32_t first, std::uint32_t last, int shift)
 {
     constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
     index_t const chunks           = p.chunk_count();
@@ -275,7 +275,8 @@ template <std::size_t Count>
 
 /// The same from nothing.
 template <std::size_t Count>
-[[nodiscard]] float select_multiplier(backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
+[[nodiscard]] float select_multiplier(
+    backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
 {
     if constexpr (Count == 1) // there is nothing to choose
     {

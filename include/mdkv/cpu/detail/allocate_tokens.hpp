@@ -63,11 +63,15 @@ struct problem
     std::uint16_t* undecided = nullptr; ///< [chunks, chunk_tokens]  positions in the chunk, ascending
     float* copies            = nullptr; ///< [chunks, rungs, copied_tokens]  their losses
 
-    /// The rungs open to the tokens of a head. One table for all: whether a head uses projections is decided beforehand.
+    /// The rungs open to the tokens of a head. One table for all: whether a head uses projections is decided
+    /// beforehand.
     [[nodiscard]] rung_table const& rungs_of(index_t /*head*/) const noexcept { return rungs; }
 
     [[nodiscard]] index_t tokens_per_head() const noexcept { return loss.extent(2); }
-    [[nodiscard]] index_t chunks_per_head() const noexcept { return (tokens_per_head() + chunk_tokens - 1) / chunk_tokens; }
+    [[nodiscard]] index_t chunks_per_head() const noexcept
+    {
+        return (tokens_per_head() + chunk_tokens - 1) / chunk_tokens;
+    }
     [[nodiscard]] index_t chunk_count() const noexcept { return heads * chunks_per_head(); }
     [[nodiscard]] index_t token_count() const noexcept { return heads * tokens_per_head(); }
 
@@ -125,12 +129,12 @@ struct chunk
 };
 
 /// Calls body with the number of rungs as a constant where it is a usual one, or run_time: the whole of a compile-time
-/// set, the paper's four in a run-time one, and two, which are left where projections cannot be paid for. Each constant
-/// is compiled apart.
+/// set of up to eight (what the registers hold), the paper's four in another one, and two, which are left where
+/// projections cannot be paid for. Each constant is compiled apart.
 template <std::size_t Capacity, class Body>
 void with_rungs(std::size_t count, Body const& body)
 {
-    constexpr std::size_t usual = Capacity == max_rungs ? paper_ratios.size() : Capacity;
+    constexpr std::size_t usual = Capacity > 8 ? paper_ratios.size() : Capacity;
     if (count == usual) { return body(std::integral_constant<std::size_t, usual>{}); }
     if constexpr (usual > 2)
     {
@@ -221,7 +225,8 @@ struct token_vector
         });
     }
 
-    /// Zeroes the losses of tokens that have one that is not finite: such a token has nothing to gain. Returns how many.
+    /// Zeroes the losses of tokens that have one that is not finite: such a token has nothing to gain. Returns how
+    /// many.
     [[gnu::always_inline]] std::int32_t silence_non_finite(std::size_t rungs) noexcept
     {
         simd::floats zero = simd::broadcast(0.0F);
@@ -239,7 +244,8 @@ struct token_vector
 [[gnu::always_inline]] inline void store_rungs(std::uint8_t* to, simd::ints rung, index_t count) noexcept
 {
     byte_lanes const bytes = __builtin_convertvector(rung, byte_lanes);
-    std::memcpy(to, &bytes, static_cast<std::size_t>(std::min<index_t>(count, simd::lanes)));
+    if (count >= simd::lanes) [[likely]] { std::memcpy(to, &bytes, sizeof bytes); }
+    else { std::memcpy(to, &bytes, static_cast<std::size_t>(count)); }
 }
 
 /// Rungs as bytes, of a full vector, or of its first `count` tokens and zeros.
@@ -298,9 +304,11 @@ void decide(chunk const& tokens, bracket range) noexcept
                     tokens.undecided[undecided] = static_cast<std::uint16_t>(position);
                     if (undecided < copied_tokens)
                     {
-                        for_rungs<Count>(rungs.count, [&](auto r) __attribute__((always_inline)) {
-                            tokens.copies[static_cast<index_t>(r) * copied_tokens + undecided] = tokens.loss[r][position];
-                        });
+                        for_rungs<Count>(
+                            rungs.count, [&](auto r) __attribute__((always_inline)) {
+                                tokens.copies[static_cast<index_t>(r) * copied_tokens + undecided] =
+                                    tokens.loss[r][position];
+                            });
                     }
                     ++undecided;
                 }
@@ -352,8 +360,8 @@ void for_undecided(chunk const& tokens, Body const& body)
     }
 }
 
-/// Gives the undecided tokens the rung they have at the multiplier, and notes whether a threshold equals it. An upgrade's
-/// saving differs from the threshold it makes by rounding only, so the look-out is a little wider.
+/// Gives the undecided tokens the rung they have at the multiplier, and notes whether a threshold equals it. An
+/// upgrade's saving differs from the threshold it makes by rounding only, so the look-out is a little wider.
 template <std::size_t Count>
 void settle(chunk const& tokens, float multiplier)
 {

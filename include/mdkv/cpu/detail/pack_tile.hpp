@@ -38,7 +38,7 @@ inline void narrow_row(float const* from, T* to, index_t n) noexcept
     }
 }
 
-/// Sixteen vectors of sixteen lanes, as bits.
+/// Sixteen lanes of an element's size, as bits.
 template <std::size_t Bytes>
 struct square;
 template <>
@@ -52,20 +52,30 @@ struct square<4>
     using line = std::uint32_t __attribute__((vector_size(64)));
 };
 
+// Written out for each size: nvcc's front end does not understand the builtin where its operands depend on a template.
+[[gnu::always_inline]] inline void interleave(
+    square<2>::line const& a, square<2>::line const& b, square<2>::line& low, square<2>::line& high) noexcept
+{
+    low  = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+[[gnu::always_inline]] inline void interleave(
+    square<4>::line const& a, square<4>::line const& b, square<4>::line& low, square<4>::line& high) noexcept
+{
+    low  = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
 /// x[i][j] becomes x[j][i]: four rounds that each interleave the first half of the lines with the second.
 template <class Line>
 [[gnu::always_inline]] inline void transpose(Line (&x)[16]) noexcept
 {
-    auto const interleave = [&]<int... I>(std::integer_sequence<int, I...>) {
+    for (int round = 0; round < 4; ++round)
+    {
         Line y[16];
-        for (int i = 0; i < 8; ++i)
-        {
-            y[2 * i]     = __builtin_shufflevector(x[i], x[i + 8], (I / 2 + (I % 2) * 16)...);
-            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 8], (8 + I / 2 + (I % 2) * 16)...);
-        }
+        for (int i = 0; i < 8; ++i) { interleave(x[i], x[i + 8], y[2 * i], y[2 * i + 1]); }
         for (int i = 0; i < 16; ++i) { x[i] = y[i]; }
-    };
-    for (int round = 0; round < 4; ++round) { interleave(std::make_integer_sequence<int, 16>{}); }
+    }
 }
 
 /// columns[d][t] = row[t][first + d] for d < n: sixteen tokens side by side, bit for bit.
