@@ -93,7 +93,7 @@ public:
         double high = 1e6;
         for (int pass = 0; pass < 55; ++pass)
         {
-            double const middle = (low + high) / 2;
+            double const middle                                         = (low + high) / 2;
             (bytes_at(static_cast<float>(middle)) > limit ? low : high) = middle;
         }
         assign(static_cast<float>(high), rung);
@@ -152,7 +152,7 @@ private:
             simd::load(row(p, 0) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[0]));
         simd::ints outcome = simd::broadcast(value(0));
         mdkv::cpu::tile::unroll<static_cast<int>(R) - 1>([&](auto step) {
-            constexpr std::size_t r  = step.value + 1;
+            constexpr std::size_t r = step.value + 1;
             simd::floats const here =
                 simd::load(row(p, r) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[r]));
             simd::ints const cheaper = here < best;
@@ -172,9 +172,9 @@ private:
 template <std::size_t R>
 void allocate_against_bisection(benchmark::State& state)
 {
-    index_t const share   = state.range(0);
+    index_t const share     = state.range(0);
     auto const thread_count = static_cast<int>(state.range(1));
-    index_t const limit   = share == 0 ? heads * 512 * 512 : heads * tokens * 512 / share;
+    index_t const limit     = share == 0 ? heads * 512 * 512 : heads * tokens * 512 / share;
     bench::huge_page_resource pages;
     std::pmr::vector<float> const loss = losses(R, &pages);
     mdkv::rung_costs<R> const cost     = costs<R>();
@@ -207,13 +207,13 @@ void allocate_against_bisection(benchmark::State& state)
         bytes += cost.bytes[theirs[t]];
     }
     if (report.token_bytes > limit || bytes > limit) { state.SkipWithError("a limit was exceeded"); }
-    state.counters["tokens"]         = static_cast<double>(heads * tokens);
-    state.counters["loss_mb"]        = static_cast<double>(loss.size() * sizeof(float)) * 1e-6;
-    state.counters["scratch_mb"]     = static_cast<double>(count.bytes()) * 1e-6;
-    state.counters["loss_ratio"]     = report.loss / loss_of_rival;
-    state.counters["gap"]            = report.gap() / report.loss;
-    state.counters["bytes_unspent"]  = static_cast<double>(limit - report.token_bytes);
-    state.counters["rival_unspent"]  = static_cast<double>(limit - bytes);
+    state.counters["tokens"]        = static_cast<double>(heads * tokens);
+    state.counters["loss_mb"]       = static_cast<double>(loss.size() * sizeof(float)) * 1e-6;
+    state.counters["scratch_mb"]    = static_cast<double>(count.bytes()) * 1e-6;
+    state.counters["loss_ratio"]    = report.loss / loss_of_rival;
+    state.counters["gap"]           = report.gap() / report.loss;
+    state.counters["bytes_unspent"] = static_cast<double>(limit - report.token_bytes);
+    state.counters["rival_unspent"] = static_cast<double>(limit - bytes);
 }
 
 void budgets(benchmark::internal::Benchmark* b)

@@ -85,8 +85,8 @@ struct step
 private:
     void run(cpu::backend const& on, layer const& from)
     {
-        attend(on, in(on, queries.data(), heads * group, dim), from.view(), {}, out(on, output.data(), heads * group, dim),
-            out(on, lse.data(), heads * group));
+        attend(on, in(on, queries.data(), heads * group, dim), from.view(), {},
+            out(on, output.data(), heads * group, dim), out(on, lse.data(), heads * group));
     }
 };
 

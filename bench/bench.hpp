@@ -80,7 +80,8 @@ private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override
     {
         std::size_t const rounded = (bytes + page - 1) / page * page;
-        void* const memory        = std::aligned_alloc(bytes < page ? alignment : page, bytes < page ? (bytes + alignment - 1) / alignment * alignment : rounded);
+        void* const memory        = std::aligned_alloc(
+            bytes < page ? alignment : page, bytes < page ? (bytes + alignment - 1) / alignment * alignment : rounded);
         if (memory == nullptr) { throw std::bad_alloc{}; }
         if (bytes >= page) { static_cast<void>(madvise(memory, rounded, MADV_HUGEPAGE)); }
         return memory;

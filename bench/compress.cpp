@@ -68,14 +68,18 @@ void compress_layer(benchmark::State& state)
     std::align(workspace::alignment, count.bytes(), at, room);
     workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
     compress_report report;
-    for (auto _ : state) { state.SetIterationTime(bench::seconds([&] { report = call(cpu::backend{&scratch, pool}); })); }
-    auto const layer_bytes            = static_cast<double>(report.full_bytes);
-    state.counters["scratch_MB"]      = static_cast<double>(count.bytes()) / 1e6;
-    state.counters["cache_MB"]        = static_cast<double>(report.resident_bytes) / 1e6;
-    state.counters["layer_MB"]        = layer_bytes / 1e6;
+    for (auto _ : state)
+    {
+        state.SetIterationTime(bench::seconds([&] { report = call(cpu::backend{&scratch, pool}); }));
+    }
+    auto const layer_bytes               = static_cast<double>(report.full_bytes);
+    state.counters["scratch_MB"]         = static_cast<double>(count.bytes()) / 1e6;
+    state.counters["cache_MB"]           = static_cast<double>(report.resident_bytes) / 1e6;
+    state.counters["layer_MB"]           = layer_bytes / 1e6;
     state.counters["scratch_over_layer"] = static_cast<double>(count.bytes()) / layer_bytes;
     state.counters["rows_x_tokens_MB"]   = static_cast<double>(heads * group * window * tokens * 4) / 1e6;
-    state.counters["tokens/s"]           = benchmark::Counter(static_cast<double>(tokens), benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["tokens/s"] =
+        benchmark::Counter(static_cast<double>(tokens), benchmark::Counter::kIsIterationInvariantRate);
 }
 
 BENCHMARK(compress_layer)

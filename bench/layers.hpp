@@ -43,7 +43,9 @@ inline huge_page_resource& memory()
     std::vector<std::uint8_t> rung(static_cast<std::size_t>(heads * tokens), std::uint8_t{3});
     if (kv_size == 0) { return rung; }
     auto const room  = static_cast<double>(kv_size - 32); // a projection of 32 columns takes as much as 32 whole tokens
-    auto const share = [&](double part, double coordinates) { return static_cast<index_t>(room * part * dim / coordinates); };
+    auto const share = [&](double part, double coordinates) {
+        return static_cast<index_t>(room * part * dim / coordinates);
+    };
     index_t const counts[]{0, share(0.25, 16), share(0.15, 32), share(0.60, 128)};
     for (index_t h = 0; h < heads; ++h)
     {

@@ -32,9 +32,9 @@ void pack_against_copy(benchmark::State& state)
             std::memcpy(copy.view().arena, cache.view().arena, bytes);
             benchmark::ClobberMemory();
         });
-    state.counters["megabytes"]    = static_cast<double>(bytes) / 1e6;
-    state.counters["packed_GB/s"]  = static_cast<double>(bytes) / times.a / 1e9;
-    state.counters["Mtokens/s"]    = static_cast<double>(bench::heads * state.range(0)) / times.a / 1e6;
+    state.counters["megabytes"]   = static_cast<double>(bytes) / 1e6;
+    state.counters["packed_GB/s"] = static_cast<double>(bytes) / times.a / 1e9;
+    state.counters["Mtokens/s"]   = static_cast<double>(bench::heads * state.range(0)) / times.a / 1e6;
 }
 
 } // namespace

@@ -37,8 +37,8 @@ void pool_against_copy(benchmark::State& state, mdkv::pooling kind)
     for (std::size_t i = 0; i < loss.size(); ++i) { loss[i] = static_cast<float>(i * 2654435761U % 1000003U); }
     mdkv::cpu::thread_pool threads{static_cast<int>(state.range(1))};
     std::pmr::vector<std::byte> no_memory(&pages);
-    auto const width  = state.range(0);
-    auto const pieces = static_cast<index_t>(heads * rungs);
+    auto const width              = state.range(0);
+    auto const pieces             = static_cast<index_t>(heads * rungs);
     bench::pair_times const times = bench::measure_pair(
         state,
         [&] {

@@ -161,7 +161,8 @@ void score_against_literal(benchmark::State& state)
     auto const size = static_cast<std::size_t>(h.tokens) * paper_ratios.size();
     std::vector<float> a(size);
     std::vector<float> b(size);
-    bench::measure_pair(state, [&] { ours(h, lse_given, a); }, [&] { literal(h, b); });
+    bench::measure_pair(
+        state, [&] { ours(h, lse_given, a); }, [&] { literal(h, b); });
 
     double difference = 0;
     double total      = 0;

@@ -13,7 +13,10 @@ namespace engine
 {
 constexpr mdkv::ratio_set ratios{mdkv::drop, mdkv::part(1, 16), mdkv::part(1, 4), mdkv::full}; // checked when compiled
 constexpr mdkv::index_t heads = 2, query_heads = 6, dim = 64, window = 32, tokens = 1024;      // window included
-struct alignas(mdkv::workspace::alignment) line { std::byte bytes[mdkv::workspace::alignment]; };
+struct alignas(mdkv::workspace::alignment) line
+{
+    std::byte bytes[mdkv::workspace::alignment];
+};
 std::vector<line> scratch;
 mdkv::cpu::thread_pool threads{2};
 

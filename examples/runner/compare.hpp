@@ -71,10 +71,10 @@ template <mdkv::element T>
 /// What the layers' reports add up to.
 struct allocation_summary
 {
-    std::vector<std::int64_t> tokens; // by rung
-    double multiplier = 0;            // mean over the layers
-    double loss       = 0;
-    double gap        = 0;
+    std::vector<std::int64_t> tokens;    // by rung
+    double multiplier               = 0; // mean over the layers
+    double loss                     = 0;
+    double gap                      = 0;
     std::int64_t unprojected_layers = 0; // whose budget could not hold the projections
 };
 
@@ -110,8 +110,8 @@ template <mdkv::element T>
 template <mdkv::element T>
 void print_comparison(std::vector<contestant<T>> const& all, double prefill_seconds, std::int64_t steps)
 {
-    table shown{{"policy", "pool", "KV", "KL nats", "top-1 %", "dNLL", "resident", "of full %", "prefill s", "compress s",
-        "attend ms/token", "tokens per rung %"}};
+    table shown{{"policy", "pool", "KV", "KL nats", "top-1 %", "dNLL", "resident", "of full %", "prefill s",
+        "compress s", "attend ms/token", "tokens per rung %"}};
     for (contestant<T> const& one : all)
     {
         sequence_cache<T> const& cache = one.cache;
@@ -141,8 +141,8 @@ template <mdkv::element T>
         {"top1", one.difference.top1_agreement()}, {"dnll", one.difference.nll_difference()},
         {"resident_bytes", cache.resident_bytes()}, {"full_bytes", cache.full_bytes()}, {"prefill_s", prefill_seconds},
         {"compress_s", cache.compress_seconds()}, {"decode_s", cache.attend_seconds()}, {"rungs", rungs},
-        {"lambda", summary.multiplier}, {"gap", summary.gap}, {"loss", summary.loss}, {"pool", cache.chosen().pooling.width},
-        {"unprojected_layers", summary.unprojected_layers}};
+        {"lambda", summary.multiplier}, {"gap", summary.gap}, {"loss", summary.loss},
+        {"pool", cache.chosen().pooling.width}, {"unprojected_layers", summary.unprojected_layers}};
 }
 
 } // namespace detail
@@ -153,9 +153,10 @@ int run_compare(session& run, common_options const& common, compare_options cons
 {
     mdkv::expects(options.context >= 1, "context: ", options.context, " is not positive");
     mdkv::expects(options.continuation >= 1, "continue: ", options.continuation, " is not positive");
-    auto const total  = options.context + options.continuation + 1; // the last token fed has a successor, too
-    auto const tokens = first_tokens(run.words(), options.text_path, total,
-        std::to_string(options.context) + " of context, " + std::to_string(options.continuation) + " to go on, and the next");
+    auto const total         = options.context + options.continuation + 1; // the last token fed has a successor, too
+    auto const tokens        = first_tokens(run.words(), options.text_path, total,
+               std::to_string(options.context) + " of context, " + std::to_string(options.continuation)
+                   + " to go on, and the next");
     model_shape const& shape = run.model().shape();
     mdkv::expects(total - 1 <= shape.context, "context: ", options.context, " + ", options.continuation,
         " tokens are more than the model's ", shape.context);
@@ -169,7 +170,8 @@ int run_compare(session& run, common_options const& common, compare_options cons
     {
         progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
         static_cast<void>(prefill<T>(
-            run.model(), std::span{tokens}.first(static_cast<std::size_t>(options.context)), common.window, run.executor(),
+            run.model(), std::span{tokens}.first(static_cast<std::size_t>(options.context)), common.window,
+            run.executor(),
             [&](layer_kv<T> const& kv) {
                 auto const begun = now();
                 for (auto& one : all) { one.cache.compress_layer(kv, run.executor(), scratch); }
@@ -198,9 +200,8 @@ int run_compare(session& run, common_options const& common, compare_options cons
             std::vector<std::int64_t> const positions(batch, options.context + step);
             decode_step(
                 run.model(), fed, positions, run.executor(),
-                [&](std::int64_t layer, std::int64_t b, float const* query, float const* key, float const* value, float* out) {
-                    all[static_cast<std::size_t>(b)].cache.attend(layer, query, key, value, out, {});
-                },
+                [&](std::int64_t layer, std::int64_t b, float const* query, float const* key, float const* value,
+                    float* out) { all[static_cast<std::size_t>(b)].cache.attend(layer, query, key, value, out, {}); },
                 logits, space);
             std::span<float const> const reference{logits.data(), vocabulary};
             run.executor().parallel_for(static_cast<std::int64_t>(batch), [&](std::int64_t b) {
@@ -213,19 +214,22 @@ int run_compare(session& run, common_options const& common, compare_options cons
     double const decode_seconds = seconds(now() - begun);
 
     std::printf("%s: %lld tokens of context, %lld fed after them; cache element %s, window %lld, %d threads\n",
-        options.text_path.c_str(), static_cast<long long>(options.context), static_cast<long long>(options.continuation),
-        mdkv::element_name<T>(), static_cast<long long>(common.window), run.threads());
+        options.text_path.c_str(), static_cast<long long>(options.context),
+        static_cast<long long>(options.continuation), mdkv::element_name<T>(), static_cast<long long>(common.window),
+        run.threads());
     detail::print_comparison(all, prefill_seconds, options.continuation);
-    std::printf("KL(full || policy), agreement of the likeliest token and difference in NLL: means over the fed tokens. "
-                "All caches decode in lock step: %.1f s.\n",
+    std::printf(
+        "KL(full || policy), agreement of the likeliest token and difference in NLL: means over the fed tokens. "
+        "All caches decode in lock step: %.1f s.\n",
         decode_seconds);
     if (!options.json_path.empty())
     {
         nlohmann::json results = nlohmann::json::array();
         for (auto const& one : all) { results.push_back(detail::json_of(one, prefill_seconds)); }
-        nlohmann::json const record{{"model", common.model_path}, {"text", options.text_path}, {"context", options.context},
-            {"continue", options.continuation}, {"window", common.window}, {"element", mdkv::element_name<T>()},
-            {"threads", run.threads()}, {"lock_step_decode_s", decode_seconds}, {"results", results}};
+        nlohmann::json const record{{"model", common.model_path}, {"text", options.text_path},
+            {"context", options.context}, {"continue", options.continuation}, {"window", common.window},
+            {"element", mdkv::element_name<T>()}, {"threads", run.threads()}, {"lock_step_decode_s", decode_seconds},
+            {"results", results}};
         std::ofstream file{options.json_path};
         file << record.dump(2) << "\n";
         if (!file.flush()) { throw mdkv::error{options.json_path + ": cannot be written"}; }

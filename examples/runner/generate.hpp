@@ -93,8 +93,8 @@ private:
 template <mdkv::element T>
 int run_generate(session& run, common_options const& common, generate_options const& options)
 {
-    mdkv::budget const limit = options.budget ? parse_budget(*options.budget)
-                                              : mdkv::budget::kv_size(options.kv_size.value_or(512));
+    mdkv::budget const limit =
+        options.budget ? parse_budget(*options.budget) : mdkv::budget::kv_size(options.kv_size.value_or(512));
     std::vector<std::int32_t> const prompt = detail::prompt_tokens(run.words(), options);
     sampler choose{options.temperature, options.seed};
     auto const now     = [] { return std::chrono::steady_clock::now(); };
@@ -131,9 +131,8 @@ int run_generate(session& run, common_options const& common, generate_options co
         if (made == options.max_tokens || position >= shape.context) { break; }
         decode_step(
             run.model(), std::span{&token, 1}, std::span{&position, 1}, run.executor(),
-            [&](std::int64_t layer, std::int64_t, float const* query, float const* key, float const* value, float* out) {
-                cache.attend(layer, query, key, value, out, run.executor());
-            },
+            [&](std::int64_t layer, std::int64_t, float const* query, float const* key, float const* value,
+                float* out) { cache.attend(layer, query, key, value, out, run.executor()); },
             logits, space);
         ++position;
     }

@@ -25,7 +25,8 @@ void add_common(CLI::App& command, runner::common_options& common)
     command.add_flag("--mmap", common.map_file, "map the file instead of reading it into memory");
     command.add_option("--threads", common.threads, "threads to use; 0: as many as the machine has")
         ->check(CLI::Range(0, 1024));
-    command.add_option("--element", common.element, "element type of the cache: f16, bf16 or f32")->capture_default_str();
+    command.add_option("--element", common.element, "element type of the cache: f16, bf16 or f32")
+        ->capture_default_str();
     command.add_option("--window", common.window, "last tokens kept as they are")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 20));
@@ -35,7 +36,10 @@ void add_common(CLI::App& command, runner::common_options& common)
 
 int print_policies()
 {
-    for (runner::policy const& p : runner::all_policies()) { std::printf("%-14s %s\n", p.name.c_str(), p.summary.c_str()); }
+    for (runner::policy const& p : runner::all_policies())
+    {
+        std::printf("%-14s %s\n", p.name.c_str(), p.summary.c_str());
+    }
     return 0;
 }
 
@@ -52,13 +56,13 @@ int run(int argc, char** argv)
     generate_command.add_option("--policy", generate.policy_name, "see: mdkv_run policies")->capture_default_str();
     CLI::Option* const size =
         generate_command.add_option("--kv-size", generate.kv_size, "tokens per KV head the cache may weigh (512)");
-    generate_command
-        .add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
+    generate_command.add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
         ->excludes(size);
     generate_command.add_option("--max-tokens", generate.max_tokens, "tokens to make at most")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 24));
-    generate_command.add_option("--temperature", generate.temperature, "0 takes the likeliest token")->capture_default_str();
+    generate_command.add_option("--temperature", generate.temperature, "0 takes the likeliest token")
+        ->capture_default_str();
     generate_command.add_option("--seed", generate.seed, "of the random choice")->capture_default_str();
     generate_command.add_flag("--raw", generate.raw, "the prompt as it is, without the model's chat form");
 

@@ -50,13 +50,14 @@ struct coordinate_map
 template <mdkv::element T>
 [[nodiscard]] coordinate_map make_map(session& run, common_options const& common, map_options const& options)
 {
-    auto const tokens = first_tokens(
-        run.words(), options.text_path, options.context, std::to_string(options.context) + " of context");
+    auto const tokens =
+        first_tokens(run.words(), options.text_path, options.context, std::to_string(options.context) + " of context");
     model_shape const& shape = run.model().shape();
     policy const chosen      = chosen_policy(options.policy_name, common);
     sequence_cache<T> cache{shape, chosen, mdkv::budget::kv_size(options.kv_size), 0};
     coordinate_map map{shape.layers, shape.kv_heads, options.context, shape.key_dim,
-        std::vector<std::int64_t>(static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), shape.key_dim)};
+        std::vector<std::int64_t>(
+            static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), shape.key_dim)};
     scratch_memory scratch;
     progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
     static_cast<void>(prefill<T>(
@@ -92,7 +93,7 @@ namespace detail
     if (!colours)
     {
         constexpr std::string_view shades = " .:-=+*#%@";
-        auto const i = static_cast<std::size_t>(std::clamp(share * 9.0 + 0.999, 0.0, 9.0));
+        auto const i                      = static_cast<std::size_t>(std::clamp(share * 9.0 + 0.999, 0.0, 9.0));
         return std::string(1, shades[i]);
     }
     // From near black through violet and orange to pale yellow; the square root shows low shares.
@@ -101,7 +102,7 @@ namespace detail
         return static_cast<int>(x < 0.5 ? low + (middle - low) * 2 * x : middle + (high - middle) * (2 * x - 1));
     };
     return "\033[48;2;" + std::to_string(mix(10, 190, 252)) + ";" + std::to_string(mix(10, 55, 250)) + ";"
-         + std::to_string(mix(30, 90, 180)) + "m \033[0m";
+           + std::to_string(mix(30, 90, 180)) + "m \033[0m";
 }
 
 } // namespace detail
@@ -121,8 +122,8 @@ inline void print_map(coordinate_map const& map, std::int64_t columns)
                 std::int64_t const end   = map.tokens * (c + 1) / across;
                 std::int64_t total       = 0;
                 for (std::int64_t t = begin; t < end; ++t) { total += map.at(layer, head, t); }
-                line += detail::cell(
-                    static_cast<double>(total) / static_cast<double>((end - begin) * map.most), colours);
+                line +=
+                    detail::cell(static_cast<double>(total) / static_cast<double>((end - begin) * map.most), colours);
             }
             std::printf("%2lld.%lld |%s|\n", static_cast<long long>(layer), static_cast<long long>(head), line.c_str());
         }
@@ -155,8 +156,9 @@ int run_map(session& run, common_options const& common, map_options const& optio
     mdkv::expects(options.columns >= 1, "columns: ", options.columns, " is not positive");
     coordinate_map const map = make_map<T>(run, common, options);
     print_map(map, options.columns);
-    std::printf("layer.head down, %lld tokens across; the brighter a cell, the more of its tokens' %lld coordinates are kept "
-                "(policy %s, KV size %lld)\n",
+    std::printf(
+        "layer.head down, %lld tokens across; the brighter a cell, the more of its tokens' %lld coordinates are kept "
+        "(policy %s, KV size %lld)\n",
         static_cast<long long>(map.tokens), static_cast<long long>(map.most), options.policy_name.c_str(),
         static_cast<long long>(options.kv_size));
     if (!options.csv_path.empty()) { write_map(map, options.csv_path); }

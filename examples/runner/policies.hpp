@@ -29,10 +29,13 @@ struct policy
 
 [[nodiscard]] inline std::vector<policy> all_policies()
 {
-    auto const set = [](auto const& ratios) { return mdkv::ratio_set<>{std::span<mdkv::rung const>{ratios.begin(), ratios.size()}}; };
+    auto const set = [](auto const& ratios) {
+        return mdkv::ratio_set<>{std::span<mdkv::rung const>{ratios.begin(), ratios.size()}};
+    };
     return {
         {"full", "the whole cache: what the others are measured against", true, set(mdkv::evict_ratios), {1}},
-        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", false, set(mdkv::paper_ratios), {7}},
+        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", false,
+            set(mdkv::paper_ratios), {7}},
         {"paper_literal", "MixedDimKV as its algorithm is printed: the same ratio set, no pooling", false,
             set(mdkv::paper_ratios), {1}},
         {"evict", "token eviction by the same scores: ratio set 0, 1, no pooling", false, set(mdkv::evict_ratios), {1}},
@@ -71,7 +74,8 @@ template <class Integer>
     auto const [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (problem != std::errc{} || end != text.data() + text.size())
     {
-        throw mdkv::invalid_argument{std::string{what} + ": \"" + std::string{text} + "\" is not a whole number in range"};
+        throw mdkv::invalid_argument{
+            std::string{what} + ": \"" + std::string{text} + "\" is not a whole number in range"};
     }
     return value;
 }
@@ -86,7 +90,10 @@ template <class Integer>
         throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" names an unknown storage; there is plain"};
     }
     auto const fraction = split(parts[0], '/');
-    if (fraction.size() > 2) { throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" is not a fraction"}; }
+    if (fraction.size() > 2)
+    {
+        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" is not a fraction"};
+    }
     return {parse_integer<std::int32_t>("ratios", fraction[0]),
         fraction.size() == 2 ? parse_integer<std::int32_t>("ratios", fraction[1]) : 1, mdkv::storage::plain};
 }
@@ -131,7 +138,10 @@ template <class Integer>
             num = num * 10 + parse_integer<std::int32_t>("budget", parts[1].substr(i, 1));
             den *= 10;
         }
-        if (num < 0 || num > den) { throw mdkv::invalid_argument{"budget: " + std::string{text} + " is not within 0% and 100%"}; }
+        if (num < 0 || num > den)
+        {
+            throw mdkv::invalid_argument{"budget: " + std::string{text} + " is not within 0% and 100%"};
+        }
         return mdkv::budget::fraction(num, den);
     }
     auto const fraction = split(text, '/');

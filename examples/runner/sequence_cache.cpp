@@ -28,14 +28,14 @@ template <mdkv::element T>
 mdkv::compress_report sequence_cache<T>::compress_layer(
     layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
-    auto const start = std::chrono::steady_clock::now();
-    auto& cache      = layers_[static_cast<std::size_t>(kv.layer)];
-    auto go_on       = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
+    auto const start  = std::chrono::steady_clock::now();
+    auto& cache       = layers_[static_cast<std::size_t>(kv.layer)];
+    auto go_on        = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
     auto const report = scratch.run(executor, [&](mdkv::cpu::backend on) {
         using mdkv::in;
-        auto const H     = model_.kv_heads;
-        auto const keys  = in(on, kv.keys, H, kv.tokens, model_.key_dim);
-        auto const values = in(on, kv.values, H, kv.tokens, model_.value_dim);
+        auto const H       = model_.kv_heads;
+        auto const keys    = in(on, kv.keys, H, kv.tokens, model_.key_dim);
+        auto const values  = in(on, kv.values, H, kv.tokens, model_.value_dim);
         auto const queries = in(on, kv.queries, model_.query_heads, kv.window, model_.key_dim);
         auto const layer   = mdkv::split_window(on, queries, keys, values, kv.window);
         mdkv::compress_options<mdkv::cpu::backend> options{
@@ -58,8 +58,8 @@ mdkv::compress_report sequence_cache<T>::compress_layer(
 }
 
 template <mdkv::element T>
-void sequence_cache<T>::attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,
-    mdkv::cpu::executor_ref executor)
+void sequence_cache<T>::attend(std::int64_t layer, float const* query, float const* key, float const* value,
+    float* output, mdkv::cpu::executor_ref executor)
 {
     auto const start = std::chrono::steady_clock::now();
     auto& cache      = layers_[static_cast<std::size_t>(layer)];

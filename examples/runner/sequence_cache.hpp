@@ -68,15 +68,18 @@ public:
     /// Takes one layer from prefill.
     /// \param rungs   [H, N] receives the rung of every token, or null
     /// \throws interrupted   after Ctrl-C, and what compress throws
-    mdkv::compress_report compress_layer(
-        layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs = nullptr);
+    mdkv::compress_report compress_layer(layer_kv<T> const& kv, mdkv::cpu::executor_ref executor,
+        scratch_memory& scratch, std::uint8_t* rungs = nullptr);
 
     /// Appends one token's key [H * D] and value [H * Dv] and attends with its query [Hq * D]; the tail grows as needed.
     void attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,
         mdkv::cpu::executor_ref executor);
 
     [[nodiscard]] policy const& chosen() const noexcept { return policy_; }
-    [[nodiscard]] std::int64_t resident_bytes() const noexcept { return resident_bytes_; } // of all layers, tails excluded
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept
+    {
+        return resident_bytes_;
+    } // of all layers, tails excluded
     [[nodiscard]] std::int64_t full_bytes() const noexcept { return full_bytes_; }
     [[nodiscard]] double compress_seconds() const noexcept { return compress_seconds_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }

@@ -67,8 +67,8 @@ public:
         std::int64_t const filled    = width * done / total;
         double const seconds         = std::chrono::duration<double>(now - start_).count();
         double const left = done > 0 ? seconds * static_cast<double>(total - done) / static_cast<double>(done) : 0.0;
-        std::string const bar =
-            std::string(static_cast<std::size_t>(filled), '#') + std::string(static_cast<std::size_t>(width - filled), '.');
+        std::string const bar = std::string(static_cast<std::size_t>(filled), '#')
+                                + std::string(static_cast<std::size_t>(width - filled), '.');
         std::fprintf(stderr, "\r%s [%s] %3d %%  %.0f s left \033[K", what_.c_str(), bar.c_str(),
             static_cast<int>(100 * done / total), left);
         std::fflush(stderr);

@@ -97,11 +97,11 @@ struct allocate_options
 /// Where several hold, the first in the order over_limit, everything_kept, non_finite_loss, unprojected_only, optimal.
 enum class allocation_status : std::uint8_t
 {
-    optimal,         ///< the dual optimum, leftover spent
-    everything_kept, ///< the limit holds every token at its costliest rung; losses were not asked
-    unprojected_only,///< the limit could not hold the projections; projected rungs were left out
-    non_finite_loss, ///< a loss was NaN or infinite: such tokens were given the cheapest rung; the limit still holds
-    over_limit       ///< even the cheapest rungs exceed the limit; every token has the cheapest one
+    optimal,          ///< the dual optimum, leftover spent
+    everything_kept,  ///< the limit holds every token at its costliest rung; losses were not asked
+    unprojected_only, ///< the limit could not hold the projections; projected rungs were left out
+    non_finite_loss,  ///< a loss was NaN or infinite: such tokens were given the cheapest rung; the limit still holds
+    over_limit        ///< even the cheapest rungs exceed the limit; every token has the cheapest one
 };
 
 /// What allocate did, in absolute units.
@@ -146,7 +146,8 @@ template <backend B, std::size_t R>
 void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
-    static_assert(requires { allocate_impl(on, loss, costs, limits, options, rung, report); },
+    static_assert(
+        requires { allocate_impl(on, loss, costs, limits, options, rung, report); },
         MDKV_DETAIL_NO_IMPLEMENTATION(allocate, allocate));
     bool const dry      = detail::dry_run(on);
     index_t const heads = loss.extent(0);
@@ -159,10 +160,20 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs
     detail::argument const b{"allocate", "limits", limits};
     detail::argument const r{"allocate", "rung", rung};
     detail::argument const a{"allocate", "report", report};
-    l.shape({heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N").data(dry).aligned().apart_from_scratch(on);
+    l.shape({heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N")
+        .data(dry)
+        .aligned()
+        .apart_from_scratch(on);
     b.data(dry).aligned().apart_from_scratch(on);
     r.shape({heads, loss.extent(2)}, "H,N").data(dry).unique().apart_from(l).apart_from(b).apart_from_scratch(on);
-    a.shape({limits.extent(0)}, "1 or H").data(dry).aligned().unique().apart_from(l).apart_from(b).apart_from(r).apart_from_scratch(on);
+    a.shape({limits.extent(0)}, "1 or H")
+        .data(dry)
+        .aligned()
+        .unique()
+        .apart_from(l)
+        .apart_from(b)
+        .apart_from(r)
+        .apart_from_scratch(on);
     allocate_impl(on, loss, costs, limits, options, rung, report);
 }
 

@@ -26,7 +26,8 @@ namespace mdkv
 template <backend B, element T, element U>
 void append(B const& on, in_view<U, 2, B> key, in_view<U, 2, B> value, cache_view<T, B::memory_space> const& cache)
 {
-    static_assert(requires { append_impl(on, key, value, cache); }, MDKV_DETAIL_NO_IMPLEMENTATION(append, append));
+    static_assert(
+        requires { append_impl(on, key, value, cache); }, MDKV_DETAIL_NO_IMPLEMENTATION(append, append));
     bool const dry = detail::dry_run(on);
     detail::argument const k{"append", "key", key};
     detail::argument const v{"append", "value", value};

@@ -37,13 +37,14 @@ template <backend B, element T, element U>
 void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
-    static_assert(requires { attend_impl(on, queries, cache, options, output, lse); },
+    static_assert(
+        requires { attend_impl(on, queries, cache, options, output, lse); },
         MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
     bool const dry             = detail::dry_run(on);
     cache_layout const& layout = cache.layout;
     index_t const rows         = queries.extent(0);
-    expects(layout.heads == 0 ? rows == 0 : rows % layout.heads == 0 && rows >= layout.heads, "attend: queries [H*G, D] has ",
-        rows, " query heads, which ", layout.heads, " KV heads do not divide");
+    expects(layout.heads == 0 ? rows == 0 : rows % layout.heads == 0 && rows >= layout.heads,
+        "attend: queries [H*G, D] has ", rows, " query heads, which ", layout.heads, " KV heads do not divide");
     expects(options.scale >= 0.0F, "attend: scale is ", options.scale, "; it must not be negative");
     expects(dry || layout.heads == 0 || (cache.heads != nullptr && cache.appended != nullptr),
         "attend: cache has no directory");

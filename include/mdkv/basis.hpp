@@ -24,7 +24,8 @@ namespace mdkv
 template <backend B, element T>
 void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    static_assert(requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, accumulate_gram));
+    static_assert(
+        requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, accumulate_gram));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     bool const dry      = detail::dry_run(on);
@@ -52,7 +53,8 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 template <backend B>
 void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
+    static_assert(
+        requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
     bool const dry      = detail::dry_run(on);
@@ -80,7 +82,8 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
 template <backend B, element T>
 void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(requires { fit_basis_impl(on, samples, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, fit_basis));
+    static_assert(
+        requires { fit_basis_impl(on, samples, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, fit_basis));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     bool const dry      = detail::dry_run(on);

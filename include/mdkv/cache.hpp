@@ -46,7 +46,7 @@ struct cache_layout
     index_t window = 0; // W
     head_dims dims;
     std::size_t rungs     = 0;
-    std::size_t full_rung = 0;                       // == rungs when no rung keeps the original vector
+    std::size_t full_rung = 0;                          // == rungs when no rung keeps the original vector
     std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
     std::array<index_t, max_rungs> value_coordinates{}; // by rung
     row_layout rows = row_layout::tiles16;
@@ -140,17 +140,18 @@ struct cache_view
 /// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
 /// The one place where offsets are decided; the sum over the heads is the arena's size.
 template <element T>
-[[nodiscard]] constexpr index_t lay_out_head(
-    cache_layout const& layout, std::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry) noexcept
+[[nodiscard]] constexpr index_t lay_out_head(cache_layout const& layout, std::array<index_t, max_rungs> const& tokens,
+    index_t offset, head_entry& entry) noexcept
 {
     constexpr index_t bytes = sizeof(T);
     entry                   = head_entry{};
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (tokens[r] == 0 || !layout.projected(r)) { continue; }
-        entry.key_columns   = layout.key_coordinates[r] > entry.key_columns ? layout.key_coordinates[r] : entry.key_columns;
-        entry.value_columns = layout.value_coordinates[r] > entry.value_columns ? layout.value_coordinates[r]
-                                                                                : entry.value_columns;
+        entry.key_columns =
+            layout.key_coordinates[r] > entry.key_columns ? layout.key_coordinates[r] : entry.key_columns;
+        entry.value_columns =
+            layout.value_coordinates[r] > entry.value_columns ? layout.value_coordinates[r] : entry.value_columns;
     }
     auto const place = [&](index_t count) {
         index_t const at = offset;

@@ -123,7 +123,8 @@ template <backend B, element T, std::size_t R, class Cache>
 compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R> const& ratios,
     compress_options<B> const& options, Cache& destination)
 {
-    static_assert(requires { compress_impl(on, layer, ratios, options, layer_shape{}, destination); },
+    static_assert(
+        requires { compress_impl(on, layer, ratios, options, layer_shape{}, destination); },
         MDKV_DETAIL_NO_IMPLEMENTATION(compress, compress));
     bool const dry      = detail::dry_run(on);
     index_t const heads = layer.keys.extent(0);
@@ -138,7 +139,9 @@ compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R
     layer_shape const shape{heads, heads == 0 ? 1 : layer.queries.extent(0) / heads, layer.keys.extent(1),
         layer.window_keys.extent(1), {layer.keys.extent(2), layer.values.extent(2)}, index_t{sizeof(T)}};
     shape.expects_valid("compress");
-    q.shape({layer.queries.extent(0), layer.queries.extent(1), shape.dims.keys}, "H*G,Q,D").data(dry).apart_from_scratch(on);
+    q.shape({layer.queries.extent(0), layer.queries.extent(1), shape.dims.keys}, "H*G,Q,D")
+        .data(dry)
+        .apart_from_scratch(on);
     k.data(dry).apart_from_scratch(on);
     v.shape({heads, shape.tokens, shape.dims.values}, "H,N,Dv").data(dry).apart_from_scratch(on);
     wk.shape({heads, shape.window, shape.dims.keys}, "H,W,D").data(dry).apart_from_scratch(on);

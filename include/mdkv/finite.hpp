@@ -22,7 +22,9 @@ namespace mdkv
 template <backend B, element T>
 void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_t layer = -1)
 {
-    static_assert(requires { expects_finite_impl(on, name, rows, layer); }, MDKV_DETAIL_NO_IMPLEMENTATION(finite, expects_finite));
+    static_assert(
+        requires { expects_finite_impl(on, name, rows, layer); },
+        MDKV_DETAIL_NO_IMPLEMENTATION(finite, expects_finite));
     detail::argument const x{"expects_finite", name, rows};
     x.data(detail::dry_run(on));
     expects_finite_impl(on, name, rows, layer);

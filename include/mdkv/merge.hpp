@@ -28,7 +28,8 @@ template <backend B, element U>
 void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B> lse_a, in_view<U, 2, B> output_b,
     in_view<float, 1, B> lse_b, out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
-    static_assert(requires { merge_attention_impl(on, output_a, lse_a, output_b, lse_b, output, lse); },
+    static_assert(
+        requires { merge_attention_impl(on, output_a, lse_a, output_b, lse_b, output, lse); },
         MDKV_DETAIL_NO_IMPLEMENTATION(merge, merge_attention));
     bool const dry = detail::dry_run(on);
     detail::argument const oa{"merge_attention", "output_a", output_a};
@@ -49,7 +50,10 @@ void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B
     {
         o.apart_from(oa);
     }
-    if (lse.data_handle() != lse_a.data_handle() || lse.mapping().stride(0) != lse_a.mapping().stride(0)) { l.apart_from(la); }
+    if (lse.data_handle() != lse_a.data_handle() || lse.mapping().stride(0) != lse_a.mapping().stride(0))
+    {
+        l.apart_from(la);
+    }
     merge_attention_impl(on, output_a, lse_a, output_b, lse_b, output, lse);
 }
 

@@ -38,7 +38,8 @@ struct pool_options
 template <backend B>
 void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
 {
-    static_assert(requires { pool_impl(on, loss, options, pooled); }, MDKV_DETAIL_NO_IMPLEMENTATION(pool, pool));
+    static_assert(
+        requires { pool_impl(on, loss, options, pooled); }, MDKV_DETAIL_NO_IMPLEMENTATION(pool, pool));
     bool const dry = detail::dry_run(on);
     expects(options.width >= 1 && options.width % 2 == 1, "pool: width is ", options.width,
         "; it must be odd and at least 1");

@@ -23,7 +23,8 @@ namespace mdkv
 template <backend B, element T, element U>
 void project(B const& on, in_view<T, 3, B> vectors, in_view<float, 3, B> basis, out_view<U, 3, B> coordinates)
 {
-    static_assert(requires { project_impl(on, vectors, basis, coordinates); }, MDKV_DETAIL_NO_IMPLEMENTATION(project, project));
+    static_assert(
+        requires { project_impl(on, vectors, basis, coordinates); }, MDKV_DETAIL_NO_IMPLEMENTATION(project, project));
     bool const dry      = detail::dry_run(on);
     index_t const heads = vectors.extent(0);
     index_t const dim   = vectors.extent(2);
@@ -35,7 +36,13 @@ void project(B const& on, in_view<T, 3, B> vectors, in_view<float, 3, B> basis, 
     detail::argument const c{"project", "coordinates", coordinates};
     x.data(dry).apart_from_scratch(on);
     u.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().apart_from_scratch(on);
-    c.shape({heads, vectors.extent(1), kept}, "H,N,r").data(dry).aligned().unique().apart_from(x).apart_from(u).apart_from_scratch(on);
+    c.shape({heads, vectors.extent(1), kept}, "H,N,r")
+        .data(dry)
+        .aligned()
+        .unique()
+        .apart_from(x)
+        .apart_from(u)
+        .apart_from_scratch(on);
     project_impl(on, vectors, basis, coordinates);
 }
 
@@ -55,7 +62,8 @@ template <backend B, element T, element U>
 void reconstruct(B const& on, in_view<U, 3, B> coordinates, in_view<float, 3, B> basis, out_view<T, 3, B> vectors)
 {
     static_assert(
-        requires { reconstruct_impl(on, coordinates, basis, vectors); }, MDKV_DETAIL_NO_IMPLEMENTATION(project, reconstruct));
+        requires { reconstruct_impl(on, coordinates, basis, vectors); },
+        MDKV_DETAIL_NO_IMPLEMENTATION(project, reconstruct));
     bool const dry      = detail::dry_run(on);
     index_t const heads = coordinates.extent(0);
     index_t const kept  = coordinates.extent(2);
@@ -67,7 +75,13 @@ void reconstruct(B const& on, in_view<U, 3, B> coordinates, in_view<float, 3, B>
     detail::argument const x{"reconstruct", "vectors", vectors};
     c.data(dry).apart_from_scratch(on);
     u.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().apart_from_scratch(on);
-    x.shape({heads, coordinates.extent(1), dim}, "H,N,D").data(dry).aligned().unique().apart_from(c).apart_from(u).apart_from_scratch(on);
+    x.shape({heads, coordinates.extent(1), dim}, "H,N,D")
+        .data(dry)
+        .aligned()
+        .unique()
+        .apart_from(c)
+        .apart_from(u)
+        .apart_from_scratch(on);
     reconstruct_impl(on, coordinates, basis, vectors);
 }
 

@@ -59,9 +59,7 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
     ratio_set<R> const& ratios, score_options<B> options, out_view<float, 3, B> loss)
 {
     static_assert(
-        requires {
-            score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
-        },
+        requires { score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss); },
         MDKV_DETAIL_NO_IMPLEMENTATION(score, score));
     index_t const heads     = keys.extent(0);
     index_t const tokens    = keys.extent(1);
@@ -72,13 +70,15 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
         " query heads, which ", heads, " KV heads do not divide");
     expects(heads == 0 || queries.extent(0) >= heads, "score: queries [H*G, Q, D] has ", queries.extent(0),
         " query heads for ", heads, " KV heads");
-    expects(heads == 0 || queries.extent(1) >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
+    expects(
+        heads == 0 || queries.extent(1) >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
     expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: a head dimension is 0");
     expects(options.scale >= 0.0F, "score: scale is ", options.scale, "; it must not be negative");
-    expects(!options.first_query || *options.first_query >= 0, "score: first_query is ", options.first_query.value_or(0),
-        "; it must not be negative");
+    expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
+        options.first_query.value_or(0), "; it must not be negative");
     expects(options.first_query || queries.extent(1) <= tokens + window_keys.extent(1), "score: ", queries.extent(1),
-        " queries are more than the ", tokens, " + ", window_keys.extent(1), " tokens; say where they start (first_query)");
+        " queries are more than the ", tokens, " + ", window_keys.extent(1),
+        " tokens; say where they start (first_query)");
     ratios.expects_fit("key", dim);
     ratios.expects_fit("value", value_dim);
 

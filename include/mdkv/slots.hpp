@@ -24,13 +24,14 @@ namespace mdkv
 /// \throws invalid_argument   a shape disagrees, an output overlaps, or a rung is R or more (naming head and token)
 /// \see    tests/slots.cpp
 template <backend B>
-void list_slots(
-    B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions, out_view<index_t, 2, B> first)
+void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions,
+    out_view<index_t, 2, B> first)
 {
-    static_assert(requires { list_slots_impl(on, rung, positions, first); }, MDKV_DETAIL_NO_IMPLEMENTATION(slots, list_slots));
+    static_assert(
+        requires { list_slots_impl(on, rung, positions, first); }, MDKV_DETAIL_NO_IMPLEMENTATION(slots, list_slots));
     bool const dry = detail::dry_run(on);
-    expects<size_overflow>(rung.extent(1) <= INT32_MAX, "list_slots: N = ", rung.extent(1), " is beyond the limit of ",
-        INT32_MAX);
+    expects<size_overflow>(
+        rung.extent(1) <= INT32_MAX, "list_slots: N = ", rung.extent(1), " is beyond the limit of ", INT32_MAX);
     expects(first.extent(1) >= 2, "list_slots: first [H, R+1] has R+1 = ", first.extent(1), "; it must be at least 2");
     detail::argument const r{"list_slots", "rung", rung};
     detail::argument const p{"list_slots", "positions", positions};

@@ -81,10 +81,14 @@ public:
     {
         switch (unit_)
         {
-        case unit::bytes: return num_;
-        case unit::tokens_per_kv_head: return per_head(shape, num_);
-        case unit::tokens_per_query_head: return per_head(shape, checked_multiply(num_, shape.group));
-        case unit::fraction: break;
+            case unit::bytes:
+                return num_;
+            case unit::tokens_per_kv_head:
+                return per_head(shape, num_);
+            case unit::tokens_per_query_head:
+                return per_head(shape, checked_multiply(num_, shape.group));
+            case unit::fraction:
+                break;
         }
         index_t const whole = shape.full_bytes();
         // whole * num / den without leaving 64 bits on the way
@@ -124,7 +128,7 @@ template <std::size_t R>
 [[nodiscard]] constexpr index_t projection_bytes(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
 {
     return (dims.keys * ratios.widest_projection(dims.keys) + dims.values * ratios.widest_projection(dims.values))
-         * element_bytes;
+           * element_bytes;
 }
 
 } // namespace mdkv

@@ -19,7 +19,7 @@ public:
 
     template <class Callback>
         requires(!std::same_as<std::remove_cv_t<Callback>, progress_ref>)
-             && std::is_invocable_r_v<bool, Callback&, char const*, index_t, index_t>
+                    && std::is_invocable_r_v<bool, Callback&, char const*, index_t, index_t>
     progress_ref(Callback& callback) noexcept
         : target_{const_cast<void*>(static_cast<void const*>(std::addressof(callback)))}
         , call_{[](void* target, char const* stage, index_t done, index_t total) -> bool {

@@ -136,8 +136,8 @@ enum class accounting : std::uint8_t
 
 /// Query heads h * group ... h * group + group - 1 share KV head h.
 /// \throws invalid_argument   the sizes disagree, the group is below 1, a quota is negative
-inline void quotas_of_kv_heads(std::span<index_t const> query_heads, index_t group, accounting how,
-    std::span<index_t> kv_heads)
+inline void quotas_of_kv_heads(
+    std::span<index_t const> query_heads, index_t group, accounting how, std::span<index_t> kv_heads)
 {
     expects(group >= 1, "quotas_of_kv_heads: group is ", group, "; it must be at least 1");
     auto const members = static_cast<std::size_t>(group);

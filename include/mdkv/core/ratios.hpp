@@ -158,11 +158,11 @@ public:
         for (std::size_t r = 0; r < size(); ++r)
         {
             rung const& u = rungs_[r];
-            expects(round_ == rounding::down || dim * u.num % u.den == 0, "ratio_set: rung ", r, " (", u.num, "/", u.den,
-                ") of ", name, " dimension ", dim, " is not a whole number of coordinates");
+            expects(round_ == rounding::down || dim * u.num % u.den == 0, "ratio_set: rung ", r, " (", u.num, "/",
+                u.den, ") of ", name, " dimension ", dim, " is not a whole number of coordinates");
             index_t const kept = coordinates(r, dim);
-            expects(kept > previous, "ratio_set: rungs ", r - 1, " and ", r, " both keep ", kept, " coordinates of ", name,
-                " dimension ", dim);
+            expects(kept > previous, "ratio_set: rungs ", r - 1, " and ", r, " both keep ", kept, " coordinates of ",
+                name, " dimension ", dim);
             previous = kept;
         }
     }
@@ -174,12 +174,12 @@ private:
         {
             rung const& u = rungs_[r];
             expects(u.den >= 1, "ratio_set: rung ", r, " has the denominator ", u.den, "; it must be positive");
-            expects(u.num >= 0 && u.num <= u.den, "ratio_set: rung ", r, " is ", u.num, "/", u.den, "; it must lie in [0, 1]");
+            expects(u.num >= 0 && u.num <= u.den, "ratio_set: rung ", r, " is ", u.num, "/", u.den,
+                "; it must lie in [0, 1]");
             if (r == 0) { continue; }
             rung const& v = rungs_[r - 1];
-            expects(std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den,
-                "ratio_set: rungs must ascend; rung ", r, " (", u.num, "/", u.den, ") does not exceed rung ", r - 1, " (",
-                v.num, "/", v.den, ")");
+            expects(std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den, "ratio_set: rungs must ascend; rung ", r,
+                " (", u.num, "/", u.den, ") does not exceed rung ", r - 1, " (", v.num, "/", v.den, ")");
         }
     }
 

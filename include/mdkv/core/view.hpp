@@ -120,7 +120,10 @@ struct space_accessor
     MDKV_HD constexpr space_accessor(space_accessor<U, S>) noexcept
     {}
 
-    [[nodiscard]] MDKV_HD constexpr reference access(data_handle_type data, std::size_t i) const noexcept { return data[i]; }
+    [[nodiscard]] MDKV_HD constexpr reference access(data_handle_type data, std::size_t i) const noexcept
+    {
+        return data[i];
+    }
     [[nodiscard]] MDKV_HD constexpr data_handle_type offset(data_handle_type data, std::size_t i) const noexcept
     {
         return data + i;
@@ -134,7 +137,9 @@ using view = ::cuda::std::mdspan<T, ::cuda::std::dextents<index_t, Rank>, layout
 /// holds the functions `<stage>_impl`, found by argument-dependent lookup. A backend of your own is a new namespace.
 template <class B>
 concept backend = requires {
-    { B::memory_space } -> std::convertible_to<space>;
+    {
+        B::memory_space
+    } -> std::convertible_to<space>;
 };
 
 template <class T, std::size_t Rank, backend B>
@@ -146,10 +151,18 @@ using out_view = view<T, Rank, B::memory_space>;
 /// Any strided tensor of another library: `::cuda::std::mdspan`, `std::mdspan`, or a struct with the same members.
 template <class V>
 concept strided_tensor = requires(V const& v, std::size_t r) {
-    { V::rank() } -> std::convertible_to<std::size_t>;
-    { v.extent(r) } -> std::convertible_to<index_t>;
-    { v.stride(r) } -> std::convertible_to<index_t>;
-    { v.data_handle() } -> std::convertible_to<void const*>;
+    {
+        V::rank()
+    } -> std::convertible_to<std::size_t>;
+    {
+        v.extent(r)
+    } -> std::convertible_to<index_t>;
+    {
+        v.stride(r)
+    } -> std::convertible_to<index_t>;
+    {
+        v.data_handle()
+    } -> std::convertible_to<void const*>;
 };
 
 namespace detail
@@ -268,13 +281,13 @@ template <backend B, strided_tensor V>
 [[nodiscard]] constexpr auto out(B const&, V const& tensor)
 {
     auto const [extents, strides] = detail::shape_of(tensor);
-    return detail::make_view<detail::pointee<V>, B::memory_space>(
-        tensor.data_handle(), extents, strides);
+    return detail::make_view<detail::pointee<V>, B::memory_space>(tensor.data_handle(), extents, strides);
 }
 
 /// An output read as an input.
 template <class T, class Extents, space S>
-[[nodiscard]] constexpr auto as_input(::cuda::std::mdspan<T, Extents, layout_rows, space_accessor<T, S>> const& whole) noexcept
+[[nodiscard]] constexpr auto as_input(
+    ::cuda::std::mdspan<T, Extents, layout_rows, space_accessor<T, S>> const& whole) noexcept
 {
     return ::cuda::std::mdspan<T const, Extents, layout_rows, space_accessor<T const, S>>{
         whole.data_handle(), whole.mapping()};

@@ -68,12 +68,12 @@ public:
         [[nodiscard]] T* take(index_t count)
         {
             static_assert(alignof(T) <= alignment, "workspace: this type needs a stricter alignment");
-            index_t const bytes = checked_multiply(std::max<index_t>(count, 0), index_t{sizeof(T)});
-            auto const rounded  = (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
+            index_t const bytes  = checked_multiply(std::max<index_t>(count, 0), index_t{sizeof(T)});
+            auto const rounded   = (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
             std::size_t const at = owner_.used_;
             owner_.used_ += rounded;
-            owner_.peak_ = std::max(owner_.peak_, owner_.used_);
-            needed_      = std::max(needed_, owner_.used_);
+            owner_.peak_    = std::max(owner_.peak_, owner_.used_);
+            needed_         = std::max(needed_, owner_.used_);
             bool const fits = !owner_.counting_ && owner_.used_ <= owner_.capacity_;
             return fits ? reinterpret_cast<T*>(owner_.memory_ + at) : nullptr;
         }
@@ -83,8 +83,8 @@ public:
         [[nodiscard]] bool ready() const
         {
             if (owner_.counting_) { return false; }
-            expects<insufficient_workspace>(needed_ <= owner_.capacity_, stage_, ": the workspace holds ", owner_.capacity_,
-                " bytes, ", needed_, " are needed");
+            expects<insufficient_workspace>(needed_ <= owner_.capacity_, stage_, ": the workspace holds ",
+                owner_.capacity_, " bytes, ", needed_, " are needed");
             return true;
         }
 

@@ -243,9 +243,8 @@ void allocate_impl(backend const& on, in_view<float, 3, backend> loss, rung_cost
         if (plan.settled()) { dual::assign_everywhere(on, own, plan, result); }
         else
         {
-            dual::with_rungs<rung_costs<R>::capacity>(own.rungs.count, [&](auto count) {
-                dual::assign<decltype(count)::value>(on, own, plan, options, scratch, result);
-            });
+            dual::with_rungs<rung_costs<R>::capacity>(own.rungs.count,
+                [&](auto count) { dual::assign<decltype(count)::value>(on, own, plan, options, scratch, result); });
         }
         report(i) = result;
     }

@@ -50,10 +50,10 @@ void append_impl(backend const& on, in_view<U, 2, backend> key, in_view<U, 2, ba
     index_t const width     = std::min(tile_tokens, cache.tail_capacity - tile);
     for (index_t h = 0; h < cache.layout.heads; ++h)
     {
-        std::byte* const head  = cache.tail + h * cache.tail_head_bytes();
-        U const* const k       = key.data_handle() + key.mapping()(h, 0);
-        U const* const v       = value.data_handle() + value.mapping()(h, 0);
-        std::byte* const keys  = head + (tile * dims.keys + at - tile) * bytes;
+        std::byte* const head   = cache.tail + h * cache.tail_head_bytes();
+        U const* const k        = key.data_handle() + key.mapping()(h, 0);
+        U const* const v        = value.data_handle() + value.mapping()(h, 0);
+        std::byte* const keys   = head + (tile * dims.keys + at - tile) * bytes;
         std::byte* const values = head + (cache.tail_capacity * dims.keys + at * dims.values) * bytes;
         for (index_t d = 0; d < dims.keys; ++d) { detail::copy_element<T>(k + d, keys + d * width * bytes); }
         for (index_t d = 0; d < dims.values; ++d) { detail::copy_element<T>(v + d, values + d * bytes); }

@@ -46,19 +46,20 @@ inline constexpr index_t least_block_tokens = 64;
 template <element T>
 struct attend_run
 {
-    T const* keys   = nullptr;
-    T const* values = nullptr;
-    index_t tokens  = 0;
-    index_t stored  = 0; // tokens its tiles are laid out for
+    T const* keys             = nullptr;
+    T const* values           = nullptr;
+    index_t tokens            = 0;
+    index_t stored            = 0; // tokens its tiles are laid out for
     index_t key_coordinates   = 0;
     index_t value_coordinates = 0;
-    bool projected  = false;
+    bool projected            = false;
 
     [[nodiscard]] index_t token_bytes() const { return (key_coordinates + value_coordinates) * index_t{sizeof(T)}; }
 
     [[nodiscard]] index_t block_tokens() const
     {
-        return std::clamp(most_block_bytes / token_bytes() / part_tokens * part_tokens, least_block_tokens, most_block_tokens);
+        return std::clamp(
+            most_block_bytes / token_bytes() / part_tokens * part_tokens, least_block_tokens, most_block_tokens);
     }
 };
 
@@ -78,12 +79,12 @@ struct attend_head
         {
             if (!layout.projected(r)) { continue; }
             run_entry const& run = entry.runs[r];
-            add({at(cache.arena, run.keys), at(cache.arena, run.values), run.tokens, run.tokens, layout.key_coordinates[r],
-                layout.value_coordinates[r], true});
+            add({at(cache.arena, run.keys), at(cache.arena, run.values), run.tokens, run.tokens,
+                layout.key_coordinates[r], layout.value_coordinates[r], true});
         }
         head_dims const dims = layout.dims;
-        add({at(cache.arena, entry.exact.keys), at(cache.arena, entry.exact.values), entry.exact.tokens, entry.exact.tokens,
-            dims.keys, dims.values, false});
+        add({at(cache.arena, entry.exact.keys), at(cache.arena, entry.exact.values), entry.exact.tokens,
+            entry.exact.tokens, dims.keys, dims.values, false});
         if (*cache.appended > 0)
         {
             index_t const first = h * cache.tail_head_bytes();
@@ -119,7 +120,10 @@ struct attend_cut
     {}
 
     /// An empty head is one part too: it has a result to write.
-    [[nodiscard]] index_t parts(index_t head_bytes) const { return std::max<index_t>((head_bytes + part - 1) / part, 1); }
+    [[nodiscard]] index_t parts(index_t head_bytes) const
+    {
+        return std::max<index_t>((head_bytes + part - 1) / part, 1);
+    }
 };
 
 /// What one part leaves: per query the softmax state, the sum of full values and the sum of projected ones.
@@ -163,7 +167,7 @@ struct attend_state
     {
         for (index_t g = 0; g < group; ++g)
         {
-            auto const by = softmax[g].merge(other.softmax[g]);
+            auto const by  = softmax[g].merge(other.softmax[g]);
             auto const add = [&](float* to, float const* from, index_t n) {
                 for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by.first + from[c] * by.second; }
             };
@@ -223,7 +227,8 @@ struct attend_job
     }
 
     /// out[g] += x[g] * matrix, the matrix [n, columns] in the cache's element type.
-    void multiply(float const* x, index_t x_step, index_t offset, index_t n, index_t columns, float* out, index_t out_step) const
+    void multiply(
+        float const* x, index_t x_step, index_t offset, index_t n, index_t columns, float* out, index_t out_step) const
     {
         T const* const matrix = reinterpret_cast<T const*>(cache.arena + offset);
         for_group(group, [&](auto chunk, index_t g) {
@@ -234,8 +239,8 @@ struct attend_job
 
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
     /// asked for, and while its values are read the next keys, at last those of the run that follows.
-    void attend_tokens(attend_run<T> const& run, index_t begin, index_t end, float const* q, index_t q_step, float* logits,
-        attend_state const& to, T const* following) const
+    void attend_tokens(attend_run<T> const& run, index_t begin, index_t end, float const* q, index_t q_step,
+        float* logits, attend_state const& to, T const* following) const
     {
         index_t const block      = run.block_tokens();
         float* const sums        = run.projected ? to.latent : to.sums;
@@ -249,8 +254,8 @@ struct attend_job
                 most_block_tokens, read_ahead{value});
             for (index_t g = 0; g < group; ++g)
             {
-                float const factor = soften(
-                    logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
+                float const factor =
+                    soften(logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
                 if (factor != 1.0F) { to.scale(g, factor); }
             }
             read_ahead const next{t + n < end ? run.keys + (t + n) * run.key_coordinates : following};
@@ -344,8 +349,7 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     index_t const heads        = layout.heads;
     if (heads == 0) { return; }
     float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(layout.dims.keys));
-    detail::attend_job<T, U> job{
-        queries, cache, output, lse, scale * mdkv::detail::log2_e, queries.extent(0) / heads};
+    detail::attend_job<T, U> job{queries, cache, output, lse, scale * mdkv::detail::log2_e, queries.extent(0) / heads};
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (!layout.projected(r)) { continue; }
@@ -374,7 +378,8 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
         job.finished[h]       = 0;
     }
     index_t const parts = job.first_part[heads];
-    expects<mismatch>(parts <= capacity, "attend: the cache's directory names ", stored, " bytes, its memory has ", room);
+    expects<mismatch>(
+        parts <= capacity, "attend: the cache's directory names ", stored, " bytes, its memory has ", room);
     auto const body = [&](index_t i, index_t slot) { job.run_item(i, slot); };
     if (stored < detail::serial_bytes) { backend{on.scratch}.for_each(parts, body); }
     else { on.for_each(parts, body); }

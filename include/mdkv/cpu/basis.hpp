@@ -94,7 +94,10 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
             for (index_t j = i; j < dim; ++j)
             {
                 double total = 0;
-                for (index_t part = 0; part < parts; ++part) { total += sums[((head * parts + part) * dim + i) * dim + j]; }
+                for (index_t part = 0; part < parts; ++part)
+                {
+                    total += sums[((head * parts + part) * dim + i) * dim + j];
+                }
                 gram(head, i, j) += total;
                 if (i != j) { gram(head, j, i) += total; }
             }
@@ -114,14 +117,14 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
         {
             for (index_t j = 0; j < dim; ++j)
             {
-                expects(std::isfinite(gram(head, i, j)), "eigenbasis: gram of head ", head, " is not finite at (", i, ", ", j,
-                    ")");
+                expects(std::isfinite(gram(head, i, j)), "eigenbasis: gram of head ", head, " is not finite at (", i,
+                    ", ", j, ")");
             }
         }
     }
     if (dim == 0) { return; }
     on.for_each(heads, [&](index_t head, index_t) {
-        using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic>;
+        using matrix   = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic>;
         double largest = 0;
         for (index_t i = 0; i < dim; ++i) { largest = std::max(largest, std::abs(gram(head, i, i))); }
         // To unit scale, so that neither huge nor tiny keys leave float's range.
@@ -136,8 +139,7 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
         for (index_t i = 0; i < dim; ++i)
         {
             index_t const from = dim - 1 - i; // the solver's order is ascending
-            energy(head, i) =
-                static_cast<float>(std::max(0.0, static_cast<double>(solver.eigenvalues()[from])) / unit);
+            energy(head, i) = static_cast<float>(std::max(0.0, static_cast<double>(solver.eigenvalues()[from])) / unit);
             for (index_t j = 0; j < dim; ++j) { basis(head, i, j) = solver.eigenvectors()(j, from); }
         }
     });

@@ -17,7 +17,8 @@ inline constexpr index_t block_rows = 64;
 
 /// Reads rows [first, first + count) of a head into [block_rows, D] and zeroes the rest.
 template <element T>
-inline void read_block(in_view<T, 3, backend> const& from, index_t head, index_t first, index_t count, float* rows) noexcept
+inline void read_block(
+    in_view<T, 3, backend> const& from, index_t head, index_t first, index_t count, float* rows) noexcept
 {
     index_t const dim = from.extent(2);
     for (index_t t = 0; t < count; ++t)

@@ -32,7 +32,10 @@ public:
         : resource_{resource}
         , size_{size}
     {
-        if (size > 0) { data_ = static_cast<std::byte*>(resource->allocate(static_cast<std::size_t>(size), alignment)); }
+        if (size > 0)
+        {
+            data_ = static_cast<std::byte*>(resource->allocate(static_cast<std::size_t>(size), alignment));
+        }
     }
 
     ~owned_bytes()
@@ -162,7 +165,8 @@ private:
 
     [[nodiscard]] static index_t tail_size(cache_layout const& layout, index_t tokens)
     {
-        index_t const token_bytes = checked_multiply(checked_add(layout.dims.keys, layout.dims.values), index_t{sizeof(T)});
+        index_t const token_bytes =
+            checked_multiply(checked_add(layout.dims.keys, layout.dims.values), index_t{sizeof(T)});
         return checked_multiply(checked_multiply(layout.heads, token_bytes), tokens);
     }
 
@@ -184,14 +188,15 @@ private:
         index_t const tokens    = appended();
         for (index_t first = 0; first < tokens; first += tile_tokens)
         {
-            index_t const old_width = std::min(tile_tokens, tail_capacity_ - first);
-            index_t const new_width = std::min(tile_tokens, capacity - first);
-            index_t const used      = std::min(old_width, tokens - first);
+            index_t const old_width  = std::min(tile_tokens, tail_capacity_ - first);
+            index_t const new_width  = std::min(tile_tokens, capacity - first);
+            index_t const used       = std::min(old_width, tokens - first);
             std::byte const* const a = from + first * dims.keys * bytes;
             std::byte* const b       = to + first * dims.keys * bytes;
             for (index_t d = 0; d < dims.keys; ++d)
             {
-                std::memcpy(b + d * new_width * bytes, a + d * old_width * bytes, static_cast<std::size_t>(used * bytes));
+                std::memcpy(
+                    b + d * new_width * bytes, a + d * old_width * bytes, static_cast<std::size_t>(used * bytes));
             }
         }
         if (tokens > 0)

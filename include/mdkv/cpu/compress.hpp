@@ -90,7 +90,8 @@ template <element T, std::size_t R>
 {
     cache_layout const layout{ratios, shape.heads, shape.window, shape.dims};
     cache<T> made{layout, packed_bytes<T>(on, rung, layout), 0, destination.resource()};
-    pack(on, layer.keys, layer.values, layer.window_keys, layer.window_values, key_basis, value_basis, rung, made.view());
+    pack(on, layer.keys, layer.values, layer.window_keys, layer.window_values, key_basis, value_basis, rung,
+        made.view());
     index_t const bytes = made.arena_bytes();
     destination         = std::move(made);
     return bytes;
@@ -118,14 +119,15 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     report.budget_bytes = options.limit.in_bytes(shape);
     bool const whole    = N == 0 || report.budget_bytes >= report.full_bytes;
     expects(report.budget_bytes >= report.window_bytes, "compress: a budget of ", report.budget_bytes,
-        " bytes cannot hold the window of ", shape.window, " tokens; at least ", report.window_bytes, " bytes are needed");
+        " bytes cannot hold the window of ", shape.window, " tokens; at least ", report.window_bytes,
+        " bytes are needed");
 
     if (!on.scratch->counting()) // so that a workspace too small for the last stage is refused before the first
     {
         workspace all;
         static_cast<void>(compress_impl(backend{&all, on.executor}, layer, ratios, options, shape, destination));
-        expects<insufficient_workspace>(all.bytes() <= on.scratch->free_memory().size(), "compress: the workspace holds ",
-            on.scratch->free_memory().size(), " bytes, ", all.bytes(), " are needed");
+        expects<insufficient_workspace>(all.bytes() <= on.scratch->free_memory().size(),
+            "compress: the workspace holds ", on.scratch->free_memory().size(), " bytes, ", all.bytes(), " are needed");
     }
     workspace::frame frame{*on.scratch, "compress"};
     auto const rung         = out(on, frame.take<std::uint8_t>(H * N), H, N);
@@ -142,9 +144,7 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     auto* const keys        = frame.take<T>(keeping ? H * N * D : 0);
     auto* const values      = frame.take<T>(keeping ? H * N * Dv : 0);
     bool const real         = frame.ready();
-    auto const step         = [&](char const* stage, index_t done) {
-        return !real || options.progress(stage, done, 6);
-    };
+    auto const step      = [&](char const* stage, index_t done) { return !real || options.progress(stage, done, 6); };
     auto const cancelled = [&] {
         report.status = compress_status::cancelled;
         return report;
@@ -189,7 +189,8 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
         if (!real) { return report; }
         std::fill_n(rung.data_handle(), H * N, std::uint8_t{1});
         in_view<float, 3, backend> const none = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-        report.resident_bytes = detail::pack_into(on, layer, evict_ratios, shape, none, none, as_input(rung), destination);
+        report.resident_bytes =
+            detail::pack_into(on, layer, evict_ratios, shape, none, none, as_input(rung), destination);
         report.chosen.status      = allocation_status::everything_kept;
         report.chosen.limit       = report.budget_bytes - report.window_bytes;
         report.chosen.token_bytes = report.full_bytes - report.window_bytes;
@@ -206,8 +207,8 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
         fit_basis(on, known.values, value_basis, value_energy);
     }
     if (!step("score", 2)) { return cancelled(); }
-    score(on, known.queries, known.keys, known.values, known.window_keys, as_input(key_basis), as_input(value_basis), ratios,
-        options.scoring, loss);
+    score(on, known.queries, known.keys, known.values, known.window_keys, as_input(key_basis), as_input(value_basis),
+        ratios, options.scoring, loss);
     if (!step("pool", 3)) { return cancelled(); }
     if (pooled) { pool(on, as_input(loss), options.pooling, smooth); }
     if (keeping && real) { detail::pin(marked, static_cast<index_t>(ratios.full_rung()), pooled ? smooth : loss); }
@@ -236,13 +237,15 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
         " bytes cannot hold every token at its cheapest rung; at least ",
         report.window_bytes + checked_multiply(H * N, costs.bytes[0]) + (costs.projected[0] ? H * costs.projection : 0),
         " bytes are needed");
-    expects(report.chosen.status != allocation_status::unprojected_only || options.on_tight_budget != tight_budget::error,
+    expects(
+        report.chosen.status != allocation_status::unprojected_only || options.on_tight_budget != tight_budget::error,
         "compress: a budget of ", report.budget_bytes, " bytes cannot hold the window and the projections; at least ",
         report.window_bytes + H * costs.projection, " bytes are needed");
     for (index_t i = 0; keeping && i < H * N; ++i)
     {
-        expects(marked[i] == 0 || rung(i / N, i % N) == ratios.full_rung(), "compress: a budget of ", report.budget_bytes,
-            " bytes cannot hold the tokens that are not finite at the full rung; head ", i / N, ", token ", i % N);
+        expects(marked[i] == 0 || rung(i / N, i % N) == ratios.full_rung(), "compress: a budget of ",
+            report.budget_bytes, " bytes cannot hold the tokens that are not finite at the full rung; head ", i / N,
+            ", token ", i % N);
     }
     if (!step("pack", 5)) { return cancelled(); }
     report.resident_bytes = detail::pack_into(

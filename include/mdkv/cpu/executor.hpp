@@ -26,10 +26,12 @@ public:
 
     template <class Executor>
         requires(!std::same_as<std::remove_cv_t<Executor>, executor_ref>)
-             && requires(Executor& executor, task_function task) {
-                    executor.parallel_for(index_t{}, task, nullptr);
-                    { executor.threads() } -> std::convertible_to<int>;
-                }
+                    && requires(Executor& executor, task_function task) {
+                           executor.parallel_for(index_t{}, task, nullptr);
+                           {
+                               executor.threads()
+                           } -> std::convertible_to<int>;
+                       }
     executor_ref(Executor& executor) noexcept
         : target_{std::addressof(executor)}
         , run_{[](void* target, index_t count, task_function task, void* context) {

@@ -24,8 +24,8 @@ namespace detail
 template <element T>
 [[nodiscard]] inline bool all_finite(T const* x, index_t n) noexcept
 {
-    simd::ints bad = simd::broadcast(std::int32_t{0});
-    index_t i      = 0;
+    simd::ints bad           = simd::broadcast(std::int32_t{0});
+    index_t i                = 0;
     auto const exponent_full = [](simd::floats v) {
         simd::ints bits;
         std::memcpy(&bits, &v, sizeof bits);
@@ -48,9 +48,9 @@ template <element T>
 void expects_finite_impl(backend const& on, char const* name, in_view<T, 3, backend> rows, index_t layer)
 {
     if (on.scratch->counting()) { return; }
-    index_t const heads = rows.extent(0);
-    index_t const count = rows.extent(1);
-    index_t const dim   = rows.extent(2);
+    index_t const heads     = rows.extent(0);
+    index_t const count     = rows.extent(1);
+    index_t const dim       = rows.extent(2);
     constexpr index_t block = 1024;
     index_t const blocks    = (count + block - 1) / block;
     std::atomic<index_t> first{heads * count};

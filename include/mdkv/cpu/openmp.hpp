@@ -52,7 +52,6 @@ struct openmp_executor
         }
         if (failure) { std::rethrow_exception(failure); }
     }
-
 };
 
 } // namespace mdkv::cpu

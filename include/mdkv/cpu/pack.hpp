@@ -103,8 +103,8 @@ struct pack_job
             index_t const first = tile * tile_tokens;
             write_projected_keys(
                 k, form.dims.keys, row(key_basis, h, 0), key_basis.mapping().stride(1), rk, at(run.keys) + first * rk);
-            write_projected_values(
-                v, form.dims.values, row(value_basis, h, 0), value_basis.mapping().stride(1), rv, at(run.values) + first * rv);
+            write_projected_values(v, form.dims.values, row(value_basis, h, 0), value_basis.mapping().stride(1), rv,
+                at(run.values) + first * rv);
         }};
         for_tokens_at(rung.data_handle() + rung.mapping()(h, 0), keys.extent(1), r,
             [&](index_t t) { gather.add(row(keys, h, t), row(values, h, t)); });
@@ -143,8 +143,7 @@ struct pack_job
 /// Lays out every head, calls body(h, entry, tokens at each rung), and returns the bytes of the arena.
 /// \throws invalid_argument   a rung is unknown
 template <element T, class Body>
-index_t lay_out(
-    char const* stage, in_view<std::uint8_t, 2, backend> rung, cache_layout const& layout, Body const& body)
+index_t lay_out(char const* stage, in_view<std::uint8_t, 2, backend> rung, cache_layout const& layout, Body const& body)
 {
     index_t bytes = 0;
     for (index_t h = 0; h < layout.heads; ++h)
@@ -170,18 +169,20 @@ template <element T>
 template <element T>
 void pack_impl(backend const& on, in_view<T, 3, backend> keys, in_view<T, 3, backend> values,
     in_view<T, 3, backend> window_keys, in_view<T, 3, backend> window_values, in_view<float, 3, backend> key_basis,
-    in_view<float, 3, backend> value_basis, in_view<std::uint8_t, 2, backend> rung, cache_view<T, space::host> const& cache)
+    in_view<float, 3, backend> value_basis, in_view<std::uint8_t, 2, backend> rung,
+    cache_view<T, space::host> const& cache)
 {
     if (on.scratch->counting()) { return; }
     cache_layout const& layout = cache.layout;
     bool const bases           = key_basis.extent(0) > 0 && value_basis.extent(0) > 0;
-    index_t const bytes        = detail::lay_out<T>("pack", rung, layout, [&](index_t h, head_entry const&, auto const& tokens) {
-        for (std::size_t r = 0; r < layout.rungs; ++r)
-        {
-            expects(bases || !layout.projected(r) || tokens[r] == 0, "pack: head ", h, " has ", tokens[r],
-                " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
-        }
-    });
+    index_t const bytes =
+        detail::lay_out<T>("pack", rung, layout, [&](index_t h, head_entry const&, auto const& tokens) {
+            for (std::size_t r = 0; r < layout.rungs; ++r)
+            {
+                expects(bases || !layout.projected(r) || tokens[r] == 0, "pack: head ", h, " has ", tokens[r],
+                    " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
+            }
+        });
     expects<insufficient_workspace>(
         bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
     detail::lay_out<T>(

@@ -55,7 +55,7 @@ void pool_tokens(float const* loss, index_t n, index_t width, index_t first, ind
     auto const divisor  = static_cast<float>(width);
     index_t i           = first;
     auto const one      = [&] {
-        float joined = Kind::neutral;
+        float joined      = Kind::neutral;
         index_t const end = i + std::min(reach, n - 1 - i) + 1; // i + reach may leave 64 bits
         for (index_t t = i - std::min(reach, i); t < end; ++t) { joined = Kind::join(joined, loss[t]); }
         pooled[i] = Kind::finish(joined, divisor);
@@ -72,8 +72,8 @@ void pool_tokens(float const* loss, index_t n, index_t width, index_t first, ind
 
 } // namespace detail
 
-inline void pool_impl(backend const& on, in_view<float, 3, backend> loss, pool_options options,
-    out_view<float, 3, backend> pooled)
+inline void pool_impl(
+    backend const& on, in_view<float, 3, backend> loss, pool_options options, out_view<float, 3, backend> pooled)
 {
     if (on.scratch->counting()) { return; }
     constexpr index_t piece = 16384;
@@ -81,9 +81,9 @@ inline void pool_impl(backend const& on, in_view<float, 3, backend> loss, pool_o
     index_t const n         = loss.extent(2);
     index_t const pieces    = (n + piece - 1) / piece;
     on.for_each(loss.extent(0) * rungs * pieces, [&](index_t work, index_t) {
-        index_t const row   = work / pieces;
-        index_t const first = work % pieces * piece;
-        index_t const last  = std::min(first + piece, n);
+        index_t const row       = work / pieces;
+        index_t const first     = work % pieces * piece;
+        index_t const last      = std::min(first + piece, n);
         float const* const from = loss.data_handle() + loss.mapping()(row / rungs, row % rungs, 0);
         float* const to         = pooled.data_handle() + pooled.mapping()(row / rungs, row % rungs, 0);
         if (options.kind == pooling::max)

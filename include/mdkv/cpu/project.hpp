@@ -64,16 +64,16 @@ void multiply_rows(backend const& on, std::string_view stage, in_view<From, 3, b
 } // namespace detail
 
 template <element T, element U>
-void project_impl(
-    backend const& on, in_view<T, 3, backend> vectors, in_view<float, 3, backend> basis, out_view<U, 3, backend> coordinates)
+void project_impl(backend const& on, in_view<T, 3, backend> vectors, in_view<float, 3, backend> basis,
+    out_view<U, 3, backend> coordinates)
 {
     detail::multiply_rows(
         on, "project", vectors, coordinates, [&](index_t head, index_t k, index_t c) { return basis(head, c, k); });
 }
 
 template <element T, element U>
-void reconstruct_impl(
-    backend const& on, in_view<U, 3, backend> coordinates, in_view<float, 3, backend> basis, out_view<T, 3, backend> vectors)
+void reconstruct_impl(backend const& on, in_view<U, 3, backend> coordinates, in_view<float, 3, backend> basis,
+    out_view<T, 3, backend> vectors)
 {
     detail::multiply_rows(
         on, "reconstruct", coordinates, vectors, [&](index_t head, index_t k, index_t c) { return basis(head, k, c); });

@@ -43,7 +43,10 @@ struct score_rungs
     std::array<index_t, max_rungs> values{};
     index_t count = 0;
 
-    [[nodiscard]] index_t widest_key() const noexcept { return count == 0 ? 0 : keys[static_cast<std::size_t>(count - 1)]; }
+    [[nodiscard]] index_t widest_key() const noexcept
+    {
+        return count == 0 ? 0 : keys[static_cast<std::size_t>(count - 1)];
+    }
     [[nodiscard]] index_t widest_value() const noexcept
     {
         return count == 0 ? 0 : values[static_cast<std::size_t>(count - 1)];
@@ -90,8 +93,8 @@ struct score_sizes
     [[nodiscard]] index_t value_basis_floats() const noexcept { return value_dim * value_latent; }
     [[nodiscard]] index_t head_floats() const noexcept
     {
-        return tile::round_up(query_floats() + latent_floats() + key_basis_floats() + value_basis_floats()
-                                  + softmaxes * rows,
+        return tile::round_up(
+            query_floats() + latent_floats() + key_basis_floats() + value_basis_floats() + softmaxes * rows,
             simd::lanes);
     }
 
@@ -157,8 +160,8 @@ void prepare_head(in_view<T, 3, backend> const& queries, in_view<float, 3, backe
     index_t const group = s.query_rows / per_head;
     for (index_t row = 0; row < s.query_rows; ++row)
     {
-        T const* const q = queries.data_handle()
-                         + queries.mapping()(head * group + row / per_head, row % per_head, index_t{0});
+        T const* const q =
+            queries.data_handle() + queries.mapping()(head * group + row / per_head, row % per_head, index_t{0});
         float* const panel = h.queries + row / tile::width * s.dim * tile::width + row % tile::width;
         for (index_t d = 0; d < s.dim; ++d)
         {
@@ -196,7 +199,10 @@ public:
 
     /// Every row sees tokens below this.
     [[nodiscard]] bool all_see(index_t last_token) const noexcept { return last_token <= first_query_; }
-    [[nodiscard]] bool none_sees(index_t first_token) const noexcept { return first_token > first_query_ + per_head_ - 1; }
+    [[nodiscard]] bool none_sees(index_t first_token) const noexcept
+    {
+        return first_token > first_query_ + per_head_ - 1;
+    }
 
     /// Puts -infinity where a row may not see tokens token, token + 1, ... of the tile, and past its `count` tokens.
     [[gnu::always_inline]] void apply(
@@ -225,8 +231,8 @@ private:
             for (int i = 0; i < tile::rows; ++i)
             {
                 logits[i][v] = last < simd::broadcast(static_cast<float>(i))
-                                 ? simd::broadcast(-std::numeric_limits<float>::infinity())
-                                 : logits[i][v];
+                                   ? simd::broadcast(-std::numeric_limits<float>::infinity())
+                                   : logits[i][v];
             }
         }
     }
@@ -285,7 +291,9 @@ inline void add_block_lse(score_slot const& slot, index_t first, index_t count, 
         float const* const latents = h.latents + p * s.latent * tile::width;
         for (index_t t = 0; t < count; t += tile::rows)
         {
-            auto const softmax = [&](index_t i) { return lse_state{state + 2 * i * s.rows, state + (2 * i + 1) * s.rows}; };
+            auto const softmax = [&](index_t i) {
+                return lse_state{state + 2 * i * s.rows, state + (2 * i + 1) * s.rows};
+            };
             tile::accumulators<tile::vectors> acc;
             if (exact_needed || whole)
             {
@@ -304,8 +312,8 @@ inline void add_block_lse(score_slot const& slot, index_t first, index_t count, 
             for (index_t j = 0; j < rungs.count; ++j)
             {
                 index_t const end = rungs.keys[static_cast<std::size_t>(j)];
-                tile::multiply_add(slot.latents + t * s.latent + done, s.latent, 1, latents + done * tile::width, tile::width,
-                    end - done, acc);
+                tile::multiply_add(slot.latents + t * s.latent + done, s.latent, 1, latents + done * tile::width,
+                    tile::width, end - done, acc);
                 done = end;
                 tile::accumulators<tile::vectors> shown; // the wider rung goes on from the unhidden sums
                 tile::copy<tile::vectors>(acc, shown);
@@ -350,8 +358,8 @@ inline void add_block_differences(score_slot const& slot, index_t first, index_t
             for (index_t j = 0; j < rungs.count; ++j)
             {
                 index_t const end = rungs.keys[static_cast<std::size_t>(j)];
-                tile::multiply_add(slot.latents + t * s.latent + done, s.latent, 1, latents + done * tile::width, tile::width,
-                    end - done, acc);
+                tile::multiply_add(slot.latents + t * s.latent + done, s.latent, 1, latents + done * tile::width,
+                    tile::width, end - done, acc);
                 done = end;
                 tile::accumulators<tile::vectors> shown;
                 tile::copy<tile::vectors>(acc, shown);
@@ -360,7 +368,8 @@ inline void add_block_differences(score_slot const& slot, index_t first, index_t
                 tile::unroll<tile::rows>([&](auto i) {
                     simd::floats total = simd::load(at(1 + j, t + i));
                     tile::unroll<tile::vectors>([&](auto v) {
-                        total += simd::abs(simd::exp2(shown[i][v] - simd::load(rung_lse + v * simd::lanes)) - exact[i][v]);
+                        total +=
+                            simd::abs(simd::exp2(shown[i][v] - simd::load(rung_lse + v * simd::lanes)) - exact[i][v]);
                     });
                     simd::store(at(1 + j, t + i), total);
                 });
@@ -428,9 +437,10 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
 
     float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(s.dim));
     detail::visibility const see{
-        std::min(options.first_query.value_or(tokens + window - queries.extent(1)), tokens + window), queries.extent(1)};
-    auto const head_at = [&](index_t head) { return detail::score_head{head_memory + head * s.head_floats(), s}; };
-    auto const slot_at = [&](index_t slot) { return detail::score_slot{slot_memory + slot * s.slot_floats(), s}; };
+        std::min(options.first_query.value_or(tokens + window - queries.extent(1)), tokens + window),
+        queries.extent(1)};
+    auto const head_at      = [&](index_t head) { return detail::score_head{head_memory + head * s.head_floats(), s}; };
+    auto const slot_at      = [&](index_t slot) { return detail::score_slot{slot_memory + slot * s.slot_floats(), s}; };
     bool const exact_needed = !options.lse.has_value();
 
     on.for_each(heads, [&](index_t head, index_t) {
@@ -538,8 +548,8 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
                     float const* from = slot.latents + i * s.value_latent + done;
                     kept += tile::sum_of_squares(from, rungs.values[r] - done);
                     done                = rungs.values[r];
-                    float const missing = detail::distance(
-                        slot.rows + i * s.value_dim, squared, kept, slot.latents + i * s.value_latent, value_basis, head, done);
+                    float const missing = detail::distance(slot.rows + i * s.value_dim, squared, kept,
+                        slot.latents + i * s.value_latent, value_basis, head, done);
                     loss(head, static_cast<index_t>(rungs.index[r]), t + i) = total(1 + j) * norm + mass * missing;
                 }
             }

@@ -74,17 +74,15 @@ using ints   = ints_of<lanes>;
 template <int N = lanes>
 [[nodiscard]] inline floats_of<N> broadcast(float x) noexcept
 {
-    return [x]<int... I>(std::integer_sequence<int, I...>) {
-        return floats_of<N>{(static_cast<void>(I), x)...};
-    }(std::make_integer_sequence<int, N>{});
+    return [x]<int... I>(std::integer_sequence<int, I...>) { return floats_of<N>{(static_cast<void>(I), x)...}; }(
+               std::make_integer_sequence<int, N>{});
 }
 
 template <int N = lanes>
 [[nodiscard]] inline ints_of<N> broadcast(std::int32_t x) noexcept
 {
-    return [x]<int... I>(std::integer_sequence<int, I...>) {
-        return ints_of<N>{(static_cast<void>(I), x)...};
-    }(std::make_integer_sequence<int, N>{});
+    return [x]<int... I>(std::integer_sequence<int, I...>) { return ints_of<N>{(static_cast<void>(I), x)...}; }(
+               std::make_integer_sequence<int, N>{});
 }
 
 /// N elements as floats, from any address.

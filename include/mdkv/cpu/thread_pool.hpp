@@ -29,7 +29,10 @@ public:
         try
         {
             workers_.reserve(static_cast<std::size_t>(threads - 1));
-            for (int t = 1; t < threads; ++t) { workers_.emplace_back([this] { serve(); }); }
+            for (int t = 1; t < threads; ++t)
+            {
+                workers_.emplace_back([this] { serve(); });
+            }
         }
         catch (...)
         {
@@ -109,19 +112,19 @@ private:
         for (std::thread& worker : workers_) { worker.join(); }
     }
 
-    std::vector<std::thread>    workers_;
-    std::mutex                  turn_;
-    std::mutex                  mutex_;
-    std::condition_variable     wake_;
-    std::condition_variable     done_;
+    std::vector<std::thread> workers_;
+    std::mutex turn_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::condition_variable done_;
     executor_ref::task_function task_{};
-    void*                       context_{};
-    index_t                     count_{};
-    std::atomic<index_t>        next_{};
-    int                         busy_{};
-    std::uint64_t               generation_{};
-    bool                        stopping_{};
-    std::exception_ptr          failure_;
+    void* context_{};
+    index_t count_{};
+    std::atomic<index_t> next_{};
+    int busy_{};
+    std::uint64_t generation_{};
+    bool stopping_{};
+    std::exception_ptr failure_;
 };
 
 } // namespace mdkv::cpu

@@ -28,9 +28,11 @@ inline constexpr int width   = vectors * simd::lanes;
 template <int N, class Body>
 [[gnu::always_inline]] inline void unroll(Body const& body) noexcept
 {
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline))
+    {
         (body(std::integral_constant<int, I>{}), ...);
-    }(std::make_integer_sequence<int, N>{});
+    }
+    (std::make_integer_sequence<int, N>{});
 }
 
 template <int Vectors>

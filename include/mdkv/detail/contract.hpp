@@ -84,7 +84,10 @@ struct argument
         for (std::size_t i = 0; i < rank; ++i)
         {
             std::size_t j = i;
-            for (; j > 0 && view.mapping().stride(order[j - 1]) > view.mapping().stride(i); --j) { order[j] = order[j - 1]; }
+            for (; j > 0 && view.mapping().stride(order[j - 1]) > view.mapping().stride(i); --j)
+            {
+                order[j] = order[j - 1];
+            }
             order[j] = i;
         }
         index_t reach = 1;
@@ -104,14 +107,18 @@ struct argument
         std::uintptr_t begin;
         std::uintptr_t end;
 
-        [[nodiscard]] bool overlaps(range const& other) const noexcept { return begin < other.end && other.begin < end; }
+        [[nodiscard]] bool overlaps(range const& other) const noexcept
+        {
+            return begin < other.end && other.begin < end;
+        }
     };
 
     [[nodiscard]] range memory() const
     {
         auto const begin = reinterpret_cast<std::uintptr_t>(view.data_handle());
         bool const none  = empty() || view.data_handle() == nullptr;
-        auto const bytes = none ? 0 : static_cast<std::uintptr_t>(view.mapping().required_span_size()) * sizeof(value_type);
+        auto const bytes =
+            none ? 0 : static_cast<std::uintptr_t>(view.mapping().required_span_size()) * sizeof(value_type);
         return {begin, begin + bytes};
     }
 
@@ -142,8 +149,8 @@ template <class V>
 argument(char const*, char const*, V const&) -> argument<V>;
 
 /// Sentence for a backend whose implementation of a function was not included; used in static_asserts.
-#define MDKV_DETAIL_NO_IMPLEMENTATION(header, function)                                                                 \
-    #function ": no implementation for this backend is visible; include <mdkv/cpu/" #header                             \
+#define MDKV_DETAIL_NO_IMPLEMENTATION(header, function)                                                                \
+    #function ": no implementation for this backend is visible; include <mdkv/cpu/" #header                            \
               ".hpp> (or <mdkv/mdkv.hpp>), or write " #function "_impl in your backend's namespace"
 
 } // namespace mdkv::detail

@@ -73,8 +73,8 @@ struct scalar_operations
 
 /// What moving from rung a up to rung c saves, per unit of bytes.
 template <class Floats>
-[[nodiscard]] MDKV_HD constexpr Floats saved_per_unit(rung_table const& rungs, Floats const* loss, std::size_t a,
-    std::size_t c) noexcept
+[[nodiscard]] MDKV_HD constexpr Floats saved_per_unit(
+    rung_table const& rungs, Floats const* loss, std::size_t a, std::size_t c) noexcept
 {
     return (loss[a] - loss[c]) * rungs.inverse[a][c];
 }
@@ -101,9 +101,11 @@ public:
         }
         else
         {
-            [&]<std::size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+            [&]<std::size_t... I>(std::index_sequence<I...>) __attribute__((always_inline))
+            {
                 (start(rungs, loss, I + 1), ...);
-            }(std::make_index_sequence<Count - 1>{});
+            }
+            (std::make_index_sequence<Count - 1>{});
         }
     }
 
@@ -119,10 +121,12 @@ public:
         }
         else if constexpr (Count > 2)
         {
-            [&]<std::size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+            [&]<std::size_t... I>(std::index_sequence<I...>) __attribute__((always_inline))
+            {
                 ((theta[I + 2] = Operations::broadcast(0.0F)), ...);
                 (column<I + 2>(rungs, loss, std::make_index_sequence<I + 1>{}), ...);
-            }(std::make_index_sequence<Count - 2>{});
+            }
+            (std::make_index_sequence<Count - 2>{});
         }
     }
 
@@ -136,16 +140,16 @@ private:
         theta[1]  = Operations::max(theta[1], least_[c]);
     }
 
-    [[gnu::always_inline]] MDKV_HD constexpr void join(rung_table const& rungs, floats const* loss, std::size_t a,
-        std::size_t c) noexcept
+    [[gnu::always_inline]] MDKV_HD constexpr void join(
+        rung_table const& rungs, floats const* loss, std::size_t a, std::size_t c) noexcept
     {
         least_[c]    = Operations::min(least_[c], saved_per_unit(rungs, loss, a, c));
         theta[a + 1] = Operations::max(theta[a + 1], least_[c]);
     }
 
     template <std::size_t C, std::size_t... A>
-    [[gnu::always_inline]] MDKV_HD constexpr void column(rung_table const& rungs, floats const* loss,
-        std::index_sequence<A...>) noexcept
+    [[gnu::always_inline]] MDKV_HD constexpr void column(
+        rung_table const& rungs, floats const* loss, std::index_sequence<A...>) noexcept
     {
         (join(rungs, loss, A + 1, C), ...);
     }

@@ -58,8 +58,8 @@ struct equal_room
 
 /// Gives steps[j] tokens of a head step j: those of the largest thresholds among the ones that have step j - 1, the
 /// lower position first.
-inline void choose_in_head(problem const& p, index_t head, std::array<index_t, max_rungs> const& steps, float* keys,
-    float* sorted)
+inline void choose_in_head(
+    problem const& p, index_t head, std::array<index_t, max_rungs> const& steps, float* keys, float* sorted)
 {
     auto const for_tokens = [&](auto const& body) {
         for (index_t n = 0; n < p.chunks_per_head(); ++n)
@@ -164,9 +164,8 @@ inline void equalise(backend const& on, problem const& p, index_t spare, bool sp
 {
     std::array<index_t, max_rungs> const steps = equal_steps(p);
     index_t const n                            = p.tokens_per_head();
-    on.for_each(p.heads, [&](index_t h, index_t slot) {
-        choose_in_head(p, h, steps, room.keys + slot * n, room.sorted + slot * n);
-    });
+    on.for_each(p.heads,
+        [&](index_t h, index_t slot) { choose_in_head(p, h, steps, room.keys + slot * n, room.sorted + slot * n); });
     index_t leftover = spare;
     for (std::size_t j = 1; j < p.rungs.count; ++j) { leftover -= p.heads * steps[j] * p.rungs.step(j); }
     for (index_t spent = 1; spend_leftover && spent > 0; leftover -= spent)

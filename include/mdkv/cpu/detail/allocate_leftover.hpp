@@ -192,9 +192,9 @@ private:
             std::pop_heap(queue, queue + count);
             upgrade const u = queue[--count];
             if (u.key <= floor || (best.truncated() && u < best.refused())) { break; }
-            served               = true;
-            index_t const head   = u.token / problem_.tokens_per_head();
-            index_t const at     = u.token % problem_.tokens_per_head();
+            served             = true;
+            index_t const head = u.token / problem_.tokens_per_head();
+            index_t const at   = u.token % problem_.tokens_per_head();
             chunk const tokens{problem_, head * problem_.chunks_per_head() + at / chunk_tokens};
             index_t const position = at % chunk_tokens;
             std::size_t const from = problem_.place[tokens.rung[position]];

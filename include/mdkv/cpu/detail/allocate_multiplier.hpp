@@ -75,7 +75,9 @@ index_t for_sample(problem const& p, Next const& next, Body const& body)
 }
 
 /// Where the multiplier lies, judged from a sample: two and a half standard errors to each side of the sample's own. A
-/// wrong guess costs another pass, nothing else. \param spare  bytes there are beyond every token's cheapest rung
+/// wrong guess costs another pass, nothing else.
+///
+/// \param spare  bytes there are beyond every token's cheapest rung
 template <std::size_t Count>
 [[nodiscard]] bracket guess_bracket(problem const& p, index_t spare, bins const& scratch)
 {
@@ -140,8 +142,8 @@ template <std::size_t Count>
         margin = 2.5 * std::sqrt(std::max(squares - sum * sum / places, 0.0)) + 4 * static_cast<double>(p.rungs.unit);
     }
     bracket guess;
-    guess.low            = lower_edge(bin_reaching(target + margin));
-    index_t const top    = target >= margin ? bin_reaching(target - margin) : bins::sample_count - 1;
+    guess.low         = lower_edge(bin_reaching(target + margin));
+    index_t const top = target >= margin ? bin_reaching(target - margin) : bins::sample_count - 1;
     if (top < bins::sample_count - 1) { guess.high = lower_edge(top + 1); }
     if (guess.high <= guess.low) { guess.high = std::numeric_limits<float>::infinity(); }
     return guess;
@@ -177,12 +179,13 @@ weighing weigh(
             // Thresholds fall from step to step: those inside are steps begin + 1 ... end.
             simd::ints begin = simd::broadcast(std::int32_t{0});
             simd::ints end   = begin;
-            for_steps<Count>(rungs.count, [&](auto j) __attribute__((always_inline)) {
-                simd::ints const above = steps.theta[j] > high;
-                above_steps[j] -= above;
-                begin -= above;
-                end -= steps.theta[j] >= low;
-            });
+            for_steps<Count>(
+                rungs.count, [&](auto j) __attribute__((always_inline)) {
+                    simd::ints const above = steps.theta[j] > high;
+                    above_steps[j] -= above;
+                    begin -= above;
+                    end -= steps.theta[j] >= low;
+                });
             std::uint32_t lanes = simd::bits(begin != end);
             if (lanes == 0) { return; }
             float theta[capacity][simd::lanes];

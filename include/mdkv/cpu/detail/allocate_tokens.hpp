@@ -42,11 +42,11 @@ struct bracket
 
 struct chunk_state
 {
-    double loss              = 0;     ///< of the chosen rungs
-    std::int32_t undecided   = 0;     ///< tokens with a threshold inside the bracket
-    std::int32_t non_finite  = 0;     ///< tokens whose losses say nothing
-    bool upgraded            = false; ///< a rung was changed after `loss` was summed
-    bool plateau             = true;  ///< a token may have an upgrade that saves exactly the multiplier
+    double loss             = 0;                  ///< of the chosen rungs
+    std::int32_t undecided  = 0;                  ///< tokens with a threshold inside the bracket
+    std::int32_t non_finite = 0;                  ///< tokens whose losses say nothing
+    bool upgraded           = false;              ///< a rung was changed after `loss` was summed
+    bool plateau            = true;               ///< a token may have an upgrade that saves exactly the multiplier
     std::array<std::int32_t, max_rungs> tokens{}; ///< decided tokens at each rung of the table
 };
 
@@ -57,8 +57,8 @@ struct problem
     out_view<std::uint8_t, 2, backend> rung;
     rung_table rungs;
     std::array<std::uint8_t, max_rungs> place{}; ///< rung of the ratio set -> rung of the table
-    index_t first_head = 0;
-    index_t heads      = 0;
+    index_t first_head       = 0;
+    index_t heads            = 0;
     chunk_state* chunks      = nullptr; ///< [heads * chunks_per_head()]
     std::uint16_t* undecided = nullptr; ///< [chunks, chunk_tokens]  positions in the chunk, ascending
     float* copies            = nullptr; ///< [chunks, rungs, copied_tokens]  their losses
@@ -153,8 +153,8 @@ template <std::size_t Count, class Body>
     }
     else
     {
-        tile::unroll<static_cast<int>(Count) - 1>(
-            [&](auto i) __attribute__((always_inline)) { body(std::integral_constant<std::size_t, i.value + 1>{}); });
+        tile::unroll<static_cast<int>(Count) - 1>([&](auto i)
+                __attribute__((always_inline)) { body(std::integral_constant<std::size_t, i.value + 1>{}); });
     }
 }
 
@@ -210,19 +210,21 @@ struct token_vector
 
     simd::floats loss[capacity];
 
-    [[gnu::always_inline]] void load(std::array<float const*, max_rungs> const& rows, std::size_t rungs, index_t at,
-        index_t count) noexcept
+    [[gnu::always_inline]] void load(
+        std::array<float const*, max_rungs> const& rows, std::size_t rungs, index_t at, index_t count) noexcept
     {
         if (count >= simd::lanes) [[likely]]
         {
-            for_rungs<Count>(rungs, [&](auto r) __attribute__((always_inline)) { loss[r] = simd::load(rows[r] + at); });
+            for_rungs<Count>(
+                rungs, [&](auto r) __attribute__((always_inline)) { loss[r] = simd::load(rows[r] + at); });
             return;
         }
-        for_rungs<Count>(rungs, [&](auto r) __attribute__((always_inline)) {
-            float padded[simd::lanes]{};
-            std::memcpy(padded, rows[r] + at, sizeof(float) * static_cast<std::size_t>(count));
-            loss[r] = simd::load(padded);
-        });
+        for_rungs<Count>(
+            rungs, [&](auto r) __attribute__((always_inline)) {
+                float padded[simd::lanes]{};
+                std::memcpy(padded, rows[r] + at, sizeof(float) * static_cast<std::size_t>(count));
+                loss[r] = simd::load(padded);
+            });
     }
 
     /// Zeroes the losses of tokens that have one that is not finite: such a token has nothing to gain. Returns how
@@ -230,7 +232,8 @@ struct token_vector
     [[gnu::always_inline]] std::int32_t silence_non_finite(std::size_t rungs) noexcept
     {
         simd::floats zero = simd::broadcast(0.0F);
-        for_rungs<Count>(rungs, [&](auto r) __attribute__((always_inline)) { zero += loss[r] * 0.0F; });
+        for_rungs<Count>(
+            rungs, [&](auto r) __attribute__((always_inline)) { zero += loss[r] * 0.0F; });
         simd::ints const bad = zero != zero;
         if (!simd::any(bad)) [[likely]] { return 0; }
         std::int32_t count = 0;
@@ -287,15 +290,17 @@ void decide(chunk const& tokens, bracket range) noexcept
             {
                 steps.others(rungs, v.loss);
                 simd::ints open = simd::broadcast(std::int32_t{0});
-                for_steps<Count>(rungs.count, [&](auto j) __attribute__((always_inline)) {
-                    open |= (steps.theta[j] > low) & (steps.theta[j] <= high);
-                });
-                for_steps<Count>(rungs.count, [&](auto j) __attribute__((always_inline)) {
-                    simd::ints const taken = (steps.theta[j] > high) & ~open;
-                    taken_steps[j] -= taken;
-                    chosen = taken ? v.loss[j] : chosen;
-                    rung   = taken ? simd::broadcast(std::int32_t{rungs.index[j]}) : rung;
-                });
+                for_steps<Count>(
+                    rungs.count, [&](auto j) __attribute__((always_inline)) {
+                        open |= (steps.theta[j] > low) & (steps.theta[j] <= high);
+                    });
+                for_steps<Count>(
+                    rungs.count, [&](auto j) __attribute__((always_inline)) {
+                        simd::ints const taken = (steps.theta[j] > high) & ~open;
+                        taken_steps[j] -= taken;
+                        chosen = taken ? v.loss[j] : chosen;
+                        rung   = taken ? simd::broadcast(std::int32_t{rungs.index[j]}) : rung;
+                    });
                 std::uint32_t lanes = simd::bits(open);
                 if (lanes != 0) { chosen = open ? simd::broadcast(0.0F) : chosen; }
                 for (; lanes != 0; lanes &= lanes - 1)
@@ -377,12 +382,13 @@ void settle(chunk const& tokens, float multiplier)
         simd::ints rung     = simd::broadcast(std::int32_t{0});
         simd::floats chosen = v.loss[0];
         simd::ints equal    = rung;
-        for_steps<Count>(rungs.count, [&](auto j) __attribute__((always_inline)) {
-            simd::ints const taken = steps.theta[j] > m;
-            rung -= taken;
-            chosen = taken ? v.loss[j] : chosen;
-            equal |= (steps.theta[j] >= near) & ~taken;
-        });
+        for_steps<Count>(
+            rungs.count, [&](auto j) __attribute__((always_inline)) {
+                simd::ints const taken = steps.theta[j] > m;
+                rung -= taken;
+                chosen = taken ? v.loss[j] : chosen;
+                equal |= (steps.theta[j] >= near) & ~taken;
+            });
         state.plateau = state.plateau || simd::any(equal);
         for (index_t i = 0; i < count; ++i)
         {

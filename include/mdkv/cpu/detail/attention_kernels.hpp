@@ -103,16 +103,17 @@ inline void narrow_tile_logits(float const* q, index_t q_step, T const* keys, in
     index_t const safe     = elements < tile_tokens ? 0 : (elements - tile_tokens) / width + 1;
     tile_logits<T, G, 1>(q, q_step, keys, width, 0, safe, logits, logit_step, read_ahead{keys});
     T rest[3 * tile_tokens]{};
-    std::memcpy(static_cast<void*>(rest), keys + safe * width, static_cast<std::size_t>(elements - safe * width) * sizeof(T));
-    tile_logits<T, G, 1>(
-        q + safe, q_step, rest, width, 0, coordinates - safe, logits, logit_step, read_ahead{static_cast<T const*>(rest)});
+    std::memcpy(
+        static_cast<void*>(rest), keys + safe * width, static_cast<std::size_t>(elements - safe * width) * sizeof(T));
+    tile_logits<T, G, 1>(q + safe, q_step, rest, width, 0, coordinates - safe, logits, logit_step,
+        read_ahead{static_cast<T const*>(rest)});
 }
 
 /// out[g][c] += sum over t < n of weight[g][t] * rows[t][c], for Columns vectors of N columns. Few accumulators would
 /// leave the multiply-add units waiting for one another; then even and odd rows have their own.
 template <element T, int G, int N, int Columns>
-inline void weighted_columns(float const* weights, index_t weight_step, T const* rows, index_t row_step, index_t n, float* out,
-    index_t out_step, read_ahead ahead) noexcept
+inline void weighted_columns(float const* weights, index_t weight_step, T const* rows, index_t row_step, index_t n,
+    float* out, index_t out_step, read_ahead ahead) noexcept
 {
     constexpr int parts = G * Columns < 8 ? 2 : 1;
     simd::floats_of<N> acc[parts][G][Columns];
@@ -132,7 +133,10 @@ inline void weighted_columns(float const* weights, index_t weight_step, T const*
         });
     };
     index_t t = 0;
-    for (; t + parts <= n; t += parts) { repeat<parts>([&](auto part) { add_row(part, t + part); }); }
+    for (; t + parts <= n; t += parts)
+    {
+        repeat<parts>([&](auto part) { add_row(part, t + part); });
+    }
     if (t < n) { add_row(std::integral_constant<int, 0>{}, t); }
     repeat<G>([&](auto g) {
         repeat<Columns>([&](auto c) {
@@ -184,8 +188,8 @@ inline void weighted_rows(float const* weights, index_t weight_step, T const* ro
 /// Logits of n tokens of a run, beginning with tile `first` of a run laid out for `stored` tokens; those of a last,
 /// incomplete sixteen are followed by -infinity.
 template <element T>
-inline void run_logits(float const* q, index_t q_step, index_t group, T const* keys, index_t coordinates, index_t stored,
-    index_t first, index_t n, float* logits, index_t logit_step, read_ahead ahead) noexcept
+inline void run_logits(float const* q, index_t q_step, index_t group, T const* keys, index_t coordinates,
+    index_t stored, index_t first, index_t n, float* logits, index_t logit_step, read_ahead ahead) noexcept
 {
     index_t const whole     = std::min(n / tile_tokens + (n % tile_tokens != 0), stored / tile_tokens - first);
     index_t const tile_step = tile_tokens * coordinates;
@@ -193,26 +197,29 @@ inline void run_logits(float const* q, index_t q_step, index_t group, T const* k
     index_t const padded    = (n + tile_tokens - 1) / tile_tokens * tile_tokens;
     for (index_t g = 0; g < group; ++g) { std::fill_n(logits + g * logit_step, padded, 0.0F); }
     for_group(group, [&](auto chunk, index_t g) {
-        constexpr int tiles = chunk.value * 4 <= most_group ? 4 : chunk.value * 2 <= most_group || simd::lanes == 16 ? 2 : 1;
+        constexpr int tiles        = chunk.value * 4 <= most_group                        ? 4
+                                     : chunk.value * 2 <= most_group || simd::lanes == 16 ? 2
+                                                                                          : 1;
         float const* const queries = q + g * q_step;
         float* const to            = logits + g * logit_step;
         index_t i                  = 0;
         auto const step            = [&](auto count) {
-            tile_logits<T, chunk.value, count.value>(queries, q_step, at + i * tile_step, tile_tokens, tile_step, coordinates,
-                to + i * tile_tokens, logit_step, ahead.beyond(i * tile_step * index_t{sizeof(T)}));
+            tile_logits<T, chunk.value, count.value>(queries, q_step, at + i * tile_step, tile_tokens, tile_step,
+                coordinates, to + i * tile_tokens, logit_step, ahead.beyond(i * tile_step * index_t{sizeof(T)}));
             i += count.value;
         };
         while (whole - i >= tiles) { step(constant<tiles>); }
         while (i < whole) { step(constant<1>); }
         if (whole * tile_tokens < n)
         {
-            narrow_tile_logits<T, chunk.value>(queries, q_step, at + whole * tile_step, stored % tile_tokens, coordinates,
-                to + whole * tile_tokens, logit_step);
+            narrow_tile_logits<T, chunk.value>(queries, q_step, at + whole * tile_step, stored % tile_tokens,
+                coordinates, to + whole * tile_tokens, logit_step);
         }
     });
     for (index_t g = 0; g < group; ++g)
     {
-        std::fill(logits + g * logit_step + n, logits + g * logit_step + padded, -std::numeric_limits<float>::infinity());
+        std::fill(
+            logits + g * logit_step + n, logits + g * logit_step + padded, -std::numeric_limits<float>::infinity());
     }
 }
 
@@ -222,7 +229,7 @@ inline void run_logits(float const* q, index_t q_step, index_t group, T const* k
 {
     simd::floats top = simd::load(logits);
     for (index_t t = simd::lanes; t < padded; t += simd::lanes) { top = simd::max(top, simd::load(logits + t)); }
-    float const largest = std::max(state.largest, simd::max_lane(top));
+    float const largest      = std::max(state.largest, simd::max_lane(top));
     simd::floats const shift = simd::broadcast(largest);
     simd::floats sum         = simd::broadcast(0.0F);
     for (index_t t = 0; t < padded; t += simd::lanes)

@@ -143,7 +143,8 @@ struct projected_tile
 
     /// at[c][t] = sum over d of row[t][d] * basis[c * basis_step + d], for `coordinates` at most most_coordinates.
     template <element T>
-    void project(token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step, index_t coordinates) noexcept
+    void project(
+        token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step, index_t coordinates) noexcept
     {
         T raw[most_dims * tile_tokens];
         float column[most_dims * tile_tokens];

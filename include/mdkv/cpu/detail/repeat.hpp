@@ -14,8 +14,8 @@ inline constexpr std::integral_constant<int, N> constant{};
 template <int N, class Body>
 [[gnu::always_inline]] inline void repeat(Body const& body)
 {
-    [&]<int... I>(std::integer_sequence<int, I...>) { (body(std::integral_constant<int, I>{}), ...); }
-    (std::make_integer_sequence<int, N>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) { (body(std::integral_constant<int, I>{}), ...); }(
+        std::make_integer_sequence<int, N>{});
 }
 
 } // namespace mdkv::cpu::detail
