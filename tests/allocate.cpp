@@ -110,15 +110,15 @@ outcome solve(layer const& in, std::vector<index_t> const& limits, allocate_opti
 bool same(allocation const& a, allocation const& b)
 {
     return a.status == b.status && a.multiplier == b.multiplier && a.loss == b.loss && a.dual == b.dual
-        && a.limit == b.limit && a.token_bytes == b.token_bytes && a.charged_bytes == b.charged_bytes
-        && a.tokens == b.tokens;
+           && a.limit == b.limit && a.token_bytes == b.token_bytes && a.charged_bytes == b.charged_bytes
+           && a.tokens == b.tokens;
 }
 
 bool same(outcome const& a, outcome const& b)
 {
     return a.rung == b.rung
-        && std::equal(a.report.begin(), a.report.end(), b.report.begin(), b.report.end(),
-            [](allocation const& x, allocation const& y) { return same(x, y); });
+           && std::equal(a.report.begin(), a.report.end(), b.report.begin(), b.report.end(),
+               [](allocation const& x, allocation const& y) { return same(x, y); });
 }
 
 /// Loss and bytes of an allocation, counted anew; tokens whose losses say nothing count for nothing.
@@ -181,7 +181,7 @@ bisected bisect(layer const& in, index_t limit)
     long double high = 1e6L;
     for (int halvings = 0; halvings < 90; ++halvings)
     {
-        long double const middle = (low + high) / 2;
+        long double const middle                                            = (low + high) / 2;
         (count(in, at_multiplier(middle).rung).bytes <= limit ? high : low) = middle;
     }
     return at_multiplier(high);
@@ -190,8 +190,8 @@ bisected bisect(layer const& in, index_t limit)
 /// The greedy rule for what is left, taken literally: for every upgrade all upgrades of all tokens are compared.
 void spend(layer const& in, index_t limit, float cap, std::vector<std::uint8_t>& rung)
 {
-    index_t left     = limit - count(in, rung).bytes;
-    auto const unit  = static_cast<double>(in.cost.back() - in.cost.front());
+    index_t left    = limit - count(in, rung).bytes;
+    auto const unit = static_cast<double>(in.cost.back() - in.cost.front());
     while (true)
     {
         float best        = 0;
@@ -208,7 +208,7 @@ void spend(layer const& in, index_t limit, float cap, std::vector<std::uint8_t>&
                 if (bytes > left) { break; }
                 float const saved =
                     (in.of(h, a, i) - in.of(h, c, i)) * static_cast<float>(unit / static_cast<double>(bytes));
-                float const key   = saved < cap ? saved : cap;
+                float const key = saved < cap ? saved : cap;
                 if (key > best)
                 {
                     best   = key;
@@ -307,8 +307,8 @@ TEST_CASE("both searches choose the same rungs")
         layer const in = heavy_tailed(random, 2, 3000, some_costs(random, rungs));
         for (index_t const share : {50, 10, 3})
         {
-            index_t const limit = in.heads * in.tokens * in.cost.front() + in.most() / share;
-            outcome const exact = solve(in, {limit});
+            index_t const limit  = in.heads * in.tokens * in.cost.front() + in.most() / share;
+            outcome const exact  = solve(in, {limit});
             outcome const halved = solve(in, {limit}, {.search = mdkv::search::bisection});
             CHECK(exact.one().status == halved.one().status);
             CHECK(exact.one().multiplier == doctest::Approx(halved.one().multiplier).epsilon(1e-6));
@@ -374,10 +374,10 @@ TEST_CASE("what is left is spent in the documented order, upgrade by upgrade")
         {
             x = few ? static_cast<float>(random.below(5)) : static_cast<float>(random.uniform());
         }
-        index_t const cheapest = in.heads * in.tokens * in.cost.front();
-        index_t const limit    = cheapest + random.below(in.most() - cheapest + 1);
-        outcome const plain    = solve(in, {limit}, {.spend_leftover = false});
-        outcome const spent    = solve(in, {limit});
+        index_t const cheapest             = in.heads * in.tokens * in.cost.front();
+        index_t const limit                = cheapest + random.below(in.most() - cheapest + 1);
+        outcome const plain                = solve(in, {limit}, {.spend_leftover = false});
+        outcome const spent                = solve(in, {limit});
         std::vector<std::uint8_t> expected = plain.rung;
         if (plain.one().status == allocation_status::optimal)
         {
@@ -519,9 +519,9 @@ TEST_CASE("a sample that misleads costs a pass and changes nothing")
             bool const sampled = i / 16 % 4 == 2;
             auto const size =
                 static_cast<float>((sampled == sampled_are_large ? 1000.0 : 1.0) * (1.0 + random.uniform()));
-            in.of(0, 0, i)     = size;
-            in.of(0, 1, i)     = size * 0.8F;
-            in.of(0, 2, i)     = size * 0.5F;
+            in.of(0, 0, i) = size;
+            in.of(0, 1, i) = size * 0.8F;
+            in.of(0, 2, i) = size * 0.5F;
         }
         // a limit that reaches into the tokens the sample knows nothing of
         index_t const limit = sampled_are_large ? in.most() / 2 : in.most() / 3;
@@ -535,8 +535,8 @@ TEST_CASE("a sample that misleads costs a pass and changes nothing")
         p.heads = 1;
         p.rungs = mdkv::detail::rung_table{512};
         for (std::size_t r = 0; r < 4; ++r) { p.allow(r, in.cost[r]); }
-        mdkv::cpu::dual::bracket const guess
-            = mdkv::cpu::dual::guess_bracket<4>(p, limit, {counters.data(), nullptr, nullptr});
+        mdkv::cpu::dual::bracket const guess =
+            mdkv::cpu::dual::guess_bracket<4>(p, limit, {counters.data(), nullptr, nullptr});
         bisected const oracle  = bisect(in, limit);
         auto const multiplier  = static_cast<double>(oracle.multiplier) * 512;
         bool const guess_holds = multiplier > double{guess.low} && multiplier <= double{guess.high};
@@ -605,9 +605,8 @@ void check_count_of_rungs(source& random)
 TEST_CASE("one to sixteen rungs, known at compile time or at run time, agree with the oracle")
 {
     source random{"allocate rungs"};
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (check_count_of_rungs<I + 1>(random), ...);
-    }(std::make_index_sequence<mdkv::max_rungs>{});
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (check_count_of_rungs<I + 1>(random), ...); }(
+        std::make_index_sequence<mdkv::max_rungs>{});
 }
 
 TEST_CASE("H limits in one call are H calls")
@@ -665,10 +664,10 @@ TEST_CASE("every head gets the same number of tokens at every rung when that is 
         layer in        = heavy_tailed(random, 1 + random.below(5), 1 + random.below(3000), {0, 64, 128, 512});
         in.projection   = random.below(2) * 4096;
         in.projected[1] = in.projected[2] = in.projection > 0;
-        index_t const limit    = random.below(in.most());
-        outcome const joint    = solve(in, {limit});
-        outcome const equal    = solve(in, {limit}, {.same_count_per_head = true});
-        allocation const& said = equal.one();
+        index_t const limit               = random.below(in.most());
+        outcome const joint               = solve(in, {limit});
+        outcome const equal               = solve(in, {limit}, {.same_count_per_head = true});
+        allocation const& said            = equal.one();
         CHECK(said.token_bytes + said.charged_bytes <= limit);
         CHECK(said.dual == joint.one().dual);
         CHECK(said.gap() >= -1e-9 * (1 + said.loss));
@@ -706,7 +705,7 @@ TEST_CASE("a limit that holds everything keeps everything, one that cannot pay f
     source random{"allocate status"};
     layer in        = heavy_tailed(random, 2, 100, {0, 64, 128, 512});
     in.projected[1] = in.projected[2] = true;
-    in.projection   = 10000;
+    in.projection                     = 10000;
     std::fill(in.loss.begin(), in.loss.begin() + 7, 0.0F); // dropping these tokens would lose nothing
 
     outcome const all = solve(in, {in.most()});
@@ -840,7 +839,9 @@ TEST_CASE("allocate names what is wrong with its arguments and changes nothing")
     };
     std::size_t const needed = support::scratch_bytes(whole);
     mdkv::workspace small{{static_cast<std::byte*>(start), needed - 1}};
-    CHECK(error_text<mdkv::insufficient_workspace>([&] { whole({&small, {}}); })
+    CHECK(error_text<mdkv::insufficient_workspace>([&] {
+        whole({&small, {}});
+    })
           == "allocate: the workspace holds " + std::to_string(needed - 1) + " bytes, " + std::to_string(needed)
                  + " are needed");
     CHECK(std::count(rung.begin(), rung.end(), 0xAA) == 20);

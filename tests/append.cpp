@@ -95,7 +95,7 @@ TEST_CASE("appending k tokens is packing them at the full rung")
         {
             for (index_t t = 40; t < sizes.tokens; ++t) { whole.rung.set(3, h, t); }
         }
-        auto const packed = whole.packed();
+        auto const packed        = whole.packed();
         packed_layer<half> fewer = packed_layer<half>{sizes};
         fewer.rung.assign(whole.rung.elements());
         for (index_t h = 0; h < 2; ++h)
@@ -157,8 +157,8 @@ TEST_CASE("a full tail refuses the next token by its capacity and keeps what it 
 TEST_CASE("a token of the wrong shape, a null one, and one inside the tail are refused by name")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1, .dims = {16, 24}}};
-    auto cache        = layer.packed(4);
-    auto const before = tail_of(cache);
+    auto cache         = layer.packed(4);
+    auto const before  = tail_of(cache);
     auto const refused = [&](auto const& key, auto const& value) {
         return error_text<invalid_argument>(
             [&] { support::run([&](cpu::backend const& on) { append(on, key(on), value(on), cache.view()); }); });
@@ -168,7 +168,7 @@ TEST_CASE("a token of the wrong shape, a null one, and one inside the tail are r
     tensor<half, 2> const one_head{{1, 16}};
     auto const given = [](auto const& x) { return [&x](cpu::backend const&) { return x.in(); }; };
     auto const null  = [](cpu::backend const& on) { return in(on, static_cast<half*>(nullptr), 2, 24); };
-    auto const own   = [&](cpu::backend const& on) { return in(on, reinterpret_cast<half*>(cache.view().tail), 2, 16); };
+    auto const own = [&](cpu::backend const& on) { return in(on, reinterpret_cast<half*>(cache.view().tail), 2, 16); };
     CHECK(refused(given(one_head), given(v)) == "append: key must be [H,D] = [2, 16], its extent 0 is 1");
     CHECK(refused(given(k), given(k)) == "append: value must be [H,Dv] = [2, 24], its extent 1 is 16");
     CHECK(refused(given(k), null) == "append: value is null but not empty");

@@ -74,14 +74,17 @@ result<U> attended(host_cache<T> const& cache, tensor<U, 2> const& queries, atte
     cpu::executor_ref threads = {})
 {
     result<U> got{queries.extent(0), cache.layout.dims.values};
-    support::run([&](cpu::backend const& on) { attend(on, queries.in(), cache, options, got.output.out(), got.lse.out()); },
+    support::run(
+        [&](cpu::backend const& on) { attend(on, queries.in(), cache, options, got.output.out(), got.lse.out()); },
         threads);
     return got;
 }
 
 /// Rounding of one element type, relative.
 template <class T>
-constexpr double unit_rounding = std::same_as<T, float> ? 0x1p-24 : std::same_as<T, half> ? 0x1p-11 : 0x1p-8;
+constexpr double unit_rounding = std::same_as<T, float>  ? 0x1p-24
+                                 : std::same_as<T, half> ? 0x1p-11
+                                                         : 0x1p-8;
 
 /// Compares with the definition, over what the cache holds. Sums run in float over at most some hundred tokens and
 /// dimensions; their error is some roundings of |q||k| in the exponent. The output is rounded to U on top.
@@ -99,7 +102,10 @@ void expects_definition(host_cache<T> const& cache, tensor<U, 2> const& queries,
         {
             index_t const row = h * group + g;
             std::vector<double> q;
-            for (index_t d = 0; d < queries.extent(1); ++d) { q.push_back(static_cast<double>(widen(queries.get(row, d)))); }
+            for (index_t d = 0; d < queries.extent(1); ++d)
+            {
+                q.push_back(static_cast<double>(widen(queries.get(row, d))));
+            }
             support::naive_attention const want{tokens, q, cache.layout.dims.values, scale};
             double size = 0;
             for (double const x : want.output) { size = std::max(size, std::fabs(x)); }
@@ -158,7 +164,8 @@ void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
 
 } // namespace
 
-TEST_CASE_TEMPLATE("attention over the packed cache is attention over the reconstructed tokens, whatever the group", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE("attention over the packed cache is attention over the reconstructed tokens, whatever the group", T,
+    float, half, bfloat16)
 {
     for (index_t const group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17})
     {
@@ -167,25 +174,27 @@ TEST_CASE_TEMPLATE("attention over the packed cache is attention over the recons
     }
 }
 
-TEST_CASE_TEMPLATE("attention follows the definition at every head dimension, also where D and Dv differ", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "attention follows the definition at every head dimension, also where D and Dv differ", T, float, half, bfloat16)
 {
     for (index_t const dim : {1, 2, 7, 32, 40, 56, 64, 80, 96, 128, 192, 256, 576})
     {
-        std::vector<rung> const rungs = dim < 8 ? std::vector<rung>{drop, full}
-                                                : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
+        std::vector<rung> const rungs =
+            dim < 8 ? std::vector<rung>{drop, full} : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
         check_attention<T, float>({.heads = 1, .tokens = 70, .window = 3, .dims = {dim, dim}, .rungs = rungs}, 4);
     }
     for (head_dims const dims : {head_dims{192, 128}, {576, 512}, {64, 7}, {40, 96}, {8, 9}, {128, 1}})
     {
-        std::vector<rung> const rungs = dims.values < 8 ? std::vector<rung>{drop, full}
-                                                        : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
+        std::vector<rung> const rungs =
+            dims.values < 8 ? std::vector<rung>{drop, full} : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
         check_attention<T, float>({.heads = 2, .tokens = 37, .window = 1, .dims = dims, .rungs = rungs}, 3);
     }
 }
 
 TEST_CASE_TEMPLATE("every number of tokens around the tiles' and blocks' edges is attended", T, float, half)
 {
-    for (index_t const tokens : {1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 513})
+    for (index_t const tokens :
+        {1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 513})
     {
         for (int const every : {1, 2, 3})
         {
@@ -206,8 +215,10 @@ TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attend
     check_attention<half, float>({.heads = 2, .tokens = 0, .window = 6, .dims = {32, 32}}, 3);
     check_attention<half, float>({.heads = 2, .tokens = 0, .window = 0, .dims = {32, 32}}, 3);
     check_attention<half, float>({.heads = 0, .tokens = 5, .window = 2, .dims = {32, 32}}, 3);
-    check_attention<float, half>({.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {part(1, 8), part(1, 2)}}, 2);
-    check_attention<float, half>({.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
+    check_attention<float, half>(
+        {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {part(1, 8), part(1, 2)}}, 2);
+    check_attention<float, half>(
+        {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
 }
 
 TEST_CASE("an empty cache gives zeros and a log-sum-exp of minus infinity, not NaN")
@@ -277,7 +288,10 @@ TEST_CASE("logits far apart and far from zero neither overflow nor lose the larg
     packed_layer<float> layer{{.heads = 1, .tokens = 700, .window = 0, .dims = {8, 8}, .rungs = {drop, full}}, 1};
     for (index_t t = 0; t < 700; ++t)
     {
-        for (index_t d = 0; d < 8; ++d) { layer.keys.set(static_cast<float>(t - 350) * (t % 2 == 0 ? 1.0F : -1.0F), 0, t, d); }
+        for (index_t d = 0; d < 8; ++d)
+        {
+            layer.keys.set(static_cast<float>(t - 350) * (t % 2 == 0 ? 1.0F : -1.0F), 0, t, d);
+        }
     }
     auto const cache = layer.packed();
     auto const q     = random_queries<float>(3, 8);
@@ -363,8 +377,8 @@ TEST_CASE("the cache's memory may begin at any address, and not a byte outside i
             append_random(cache, random, 19);
             auto const q    = random_queries<float>(4, 40);
             auto const want = attended<half, float>(cache.view(), q);
-            for (placement const how : {placement{.fence = support::guard::after}, placement{.fence = support::guard::before},
-                     placement{.misalign = 1}, placement{.misalign = 2}})
+            for (placement const how : {placement{.fence = support::guard::after},
+                     placement{.fence = support::guard::before}, placement{.misalign = 1}, placement{.misalign = 2}})
             {
                 tensor<std::byte, 1> arena{{cache.arena_bytes()}, how};
                 tensor<std::byte, 1> tail{{cache.tail_bytes()}, how};
@@ -458,13 +472,16 @@ TEST_CASE("a workspace one byte too small is refused by size, and nothing is wri
     auto const q     = random_queries<float>(6, 16);
     result<float> got{6, 16};
     auto const before = got.output.memory();
-    auto const call   = [&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, got.output.out(), got.lse.out()); };
+    auto const call   = [&](cpu::backend const& on) {
+        attend(on, q.in(), cache.view(), {}, got.output.out(), got.lse.out());
+    };
     std::size_t const bytes = support::scratch_bytes(call);
     REQUIRE(bytes > 1);
     support::scratch_memory memory{bytes};
     workspace scratch{memory.span().first(bytes - 1)};
     CHECK(error_text<insufficient_workspace>([&] { call(cpu::backend{&scratch}); })
-          == "attend: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
+          == "attend: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
     CHECK(got.output.memory() == before);
 }
 
@@ -485,8 +502,9 @@ TEST_CASE("a dry run needs no directory, and what it asks for serves every cache
 TEST_CASE("arguments that do not fit are refused by name before anything is written")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3, .dims = {16, 24}}};
-    auto const cache = layer.packed();
-    auto const refused = [&](tensor<float, 2> const& q, tensor<float, 2>& o, tensor<float, 1>& l, attend_options options = {}) {
+    auto const cache   = layer.packed();
+    auto const refused = [&](tensor<float, 2> const& q, tensor<float, 2>& o, tensor<float, 1>& l,
+                             attend_options options = {}) {
         return error_text<invalid_argument>([&] {
             support::run([&](cpu::backend const& on) { attend(on, q.in(), cache.view(), options, o.out(), l.out()); });
         });
@@ -516,8 +534,7 @@ TEST_CASE("arguments that do not fit are refused by name before anything is writ
     CHECK(overlapping == "attend: output overlaps cache.arena");
     auto view       = cache.view();
     view.heads      = nullptr;
-    auto const null = error_text<invalid_argument>([&] {
-        support::run([&](cpu::backend const& on) { attend(on, q.in(), view, {}, o.out(), l.out()); });
-    });
+    auto const null = error_text<invalid_argument>(
+        [&] { support::run([&](cpu::backend const& on) { attend(on, q.in(), view, {}, o.out(), l.out()); }); });
     CHECK(null == "attend: cache has no directory");
 }

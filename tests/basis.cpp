@@ -29,7 +29,7 @@ using support::error_text;
 using support::placement;
 using support::tensor;
 using support::worst_error;
-using host = cpu::backend;
+using host       = cpu::backend;
 namespace oracle = support::oracle;
 
 /// Samples [H, S, D] of decaying spectrum.
@@ -128,7 +128,8 @@ int rises(tensor<float, 2> const& energy)
 
 } // namespace
 
-TEST_CASE_TEMPLATE("the Gram matrix is the sum of the samples' outer products, for every element type and dimension", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE("the Gram matrix is the sum of the samples' outer products, for every element type and dimension", T,
+    float, half, bfloat16)
 {
     for (index_t const dim : {1, 7, 32, 40, 56, 64, 80, 96, 128, 192, 256})
     {
@@ -218,7 +219,10 @@ TEST_CASE("directions and energies are those of Jacobi's method, strongest first
                 // The eight strongest are far apart, so their directions are determined up to the sign.
                 if (i >= 8) { continue; }
                 long double along = 0;
-                for (index_t d = 0; d < dim; ++d) { along += static_cast<long double>(f.basis.get(h, i, d)) * want.vectors(i, d); }
+                for (index_t d = 0; d < dim; ++d)
+                {
+                    along += static_cast<long double>(f.basis.get(h, i, d)) * want.vectors(i, d);
+                }
                 directions.add(std::fabs(along), 1, 1, i);
             }
             CAPTURE(energies);
@@ -343,12 +347,13 @@ TEST_CASE("scaling the samples by a power of two changes no direction and scales
     }
 }
 
-TEST_CASE_TEMPLATE("strides, slack, odd addresses and forbidden neighbours change no bit of a basis", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "strides, slack, odd addresses and forbidden neighbours change no bit of a basis", T, float, half, bfloat16)
 {
     for (index_t const dim : {7, 40, 64})
     {
-        tensor<T, 3> const x             = samples_of<T>(3, 45, dim);
-        std::vector<float> const plain   = fit(x).basis.elements();
+        tensor<T, 3> const x           = samples_of<T>(3, 45, dim);
+        std::vector<float> const plain = fit(x).basis.elements();
         for (placement const how : {placement{.swapped = true}, placement{.slack = 3}, placement{.misalign = 1},
                  placement{.swapped = true, .slack = 5, .misalign = 3}, placement{.fence = support::guard::after},
                  placement{.fence = support::guard::before}})
@@ -404,9 +409,8 @@ TEST_CASE("a Gram matrix that is not finite is refused, naming the head, and not
         gram.set(bad, 1, 2, 3);
         fitted f{tensor<float, 3>{{2, 8, 8}}, tensor<float, 2>{{2, 8}}};
         std::vector<std::byte> const before = f.basis.memory();
-        std::string const text              = error_text<invalid_argument>([&] {
-            support::run([&](host const& on) { eigenbasis(on, gram.in(), f.basis.out(), f.energy.out()); });
-        });
+        std::string const text              = error_text<invalid_argument>(
+            [&] { support::run([&](host const& on) { eigenbasis(on, gram.in(), f.basis.out(), f.energy.out()); }); });
         CHECK(text == "eigenbasis: gram of head 1 is not finite at (2, 3)");
         CHECK(f.basis.memory() == before);
     }
@@ -455,15 +459,16 @@ TEST_CASE("the basis stages refuse null pointers, overlaps and misaligned output
     support::scratch_memory memory{1 << 20};
     workspace scratch{memory.span()};
     host const on{&scratch};
-    CHECK(error_text<invalid_argument>(
-              [&] { fit_basis(on, in(any, static_cast<float*>(nullptr), 2, 20, 8), basis.out(), energy.out()); })
-          == "fit_basis: samples is null but not empty");
+    CHECK(error_text<invalid_argument>([&] {
+        fit_basis(on, in(any, static_cast<float*>(nullptr), 2, 20, 8), basis.out(), energy.out());
+    }) == "fit_basis: samples is null but not empty");
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), out(any, x.data() + 64, 2, 8, 8), energy.out()); })
           == "fit_basis: basis overlaps samples");
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), basis.out(), out(any, basis.data() + 127, 2, 8)); })
           == "fit_basis: energy overlaps basis");
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), out(any, basis.data(), {2, 8, 8}, {0, 8, 1}), energy.out()); })
-          == "fit_basis: basis overlaps itself: stride 0 of dimension 0 is below 1");
+    CHECK(error_text<invalid_argument>([&] {
+        fit_basis(on, x.in(), out(any, basis.data(), {2, 8, 8}, {0, 8, 1}), energy.out());
+    }) == "fit_basis: basis overlaps itself: stride 0 of dimension 0 is below 1");
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), odd.out(), energy.out()); })
           == "fit_basis: basis is not aligned to 4 bytes");
 }
@@ -478,9 +483,10 @@ TEST_CASE("fit_basis names the scratch it needs when it gets one byte too few, a
     support::scratch_memory memory{bytes};
     workspace small{memory.span().first(bytes - 1)};
     std::vector<std::byte> const before = basis.memory();
-    std::string const text = error_text<insufficient_workspace>([&] { call(host{&small}); });
+    std::string const text              = error_text<insufficient_workspace>([&] { call(host{&small}); });
     CAPTURE(text);
-    CHECK(text.ends_with("the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed"));
+    CHECK(text.ends_with(
+        "the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed"));
     CHECK(basis.memory() == before);
 }
 
@@ -489,8 +495,8 @@ TEST_CASE("the scratch of fit_basis does not grow with the number of samples")
     auto const bytes = [](index_t count) {
         host const any{};
         return support::scratch_bytes([&](host const& on) {
-            fit_basis(on, in(any, static_cast<half*>(nullptr), 2, count, 64), out(any, static_cast<float*>(nullptr), 2, 64, 64),
-                out(any, static_cast<float*>(nullptr), 2, 64));
+            fit_basis(on, in(any, static_cast<half*>(nullptr), 2, count, 64),
+                out(any, static_cast<float*>(nullptr), 2, 64, 64), out(any, static_cast<float*>(nullptr), 2, 64));
         });
     };
     CHECK(bytes(100000) == bytes(10000000));

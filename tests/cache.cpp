@@ -84,7 +84,8 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
     CHECK_FALSE(layout.projected(3));
     head_entry entry;
     std::array<index_t, max_rungs> const tokens{100, 5, 0, 7};
-    CHECK(lay_out_head<half>(layout, tokens, 1000, entry) == 1000 + 2 * (16 * 2 + 4 * 32 + 5 * (2 + 4) + 10 * (16 + 32)));
+    CHECK(
+        lay_out_head<half>(layout, tokens, 1000, entry) == 1000 + 2 * (16 * 2 + 4 * 32 + 5 * (2 + 4) + 10 * (16 + 32)));
     CHECK(entry.key_columns == 2); // rung 2 is not in use
     CHECK(entry.value_columns == 4);
     CHECK(entry.key_projection == 1000);
@@ -96,10 +97,12 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
 
 TEST_CASE("a layout that fits no head dimension or has a negative size is refused")
 {
-    CHECK(error_text<invalid_argument>([] { cache_layout const bad{paper_ratios, 1, 0, {12, 16}}; })
-          == "ratio_set: rung 1 (1/8) of key dimension 12 is not a whole number of coordinates");
-    CHECK(error_text<invalid_argument>([] { cache_layout const bad{paper_ratios, -1, 0, {16, 16}}; })
-          == "cache_layout: heads (-1) and window (0) must not be negative");
+    CHECK(error_text<invalid_argument>([] {
+        cache_layout const bad{paper_ratios, 1, 0, {12, 16}};
+    }) == "ratio_set: rung 1 (1/8) of key dimension 12 is not a whole number of coordinates");
+    CHECK(error_text<invalid_argument>([] {
+        cache_layout const bad{paper_ratios, -1, 0, {16, 16}};
+    }) == "cache_layout: heads (-1) and window (0) must not be negative");
 }
 
 TEST_CASE("a new cache is empty, aligned and of the sizes asked for")
@@ -141,7 +144,8 @@ TEST_CASE("sizes that are negative or beyond 64 bits are refused by name")
     CHECK(error_text<size_overflow>([&] { cache const bad(layout, 0, INT64_MAX / 8); })
           == "size 144 * 1152921504606846975 is beyond 64 bits");
     cache good(layout, 0, 4);
-    CHECK(error_text<invalid_argument>([&] { good.reserve_tail(-1); }) == "cache: tokens is -1; it must not be negative");
+    CHECK(
+        error_text<invalid_argument>([&] { good.reserve_tail(-1); }) == "cache: tokens is -1; it must not be negative");
     CHECK(error_text<size_overflow>([&] { good.reserve_tail(INT64_MAX / 8); })
           == "size 144 * 1152921504606846975 is beyond 64 bits");
     CHECK(good.tail_capacity() == 4);

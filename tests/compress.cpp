@@ -86,7 +86,8 @@ contents contents_of(cpu::cache<T> const& cache)
 /// Key and value of a token of an uncompressed run, read by the layout's description: keys in tiles of 16 tokens [D, 16],
 /// the last tile as narrow as what is left; values one token after another.
 template <class T>
-std::pair<std::vector<T>, std::vector<T>> exact_token(cache_view<T, space::host> const& view, index_t head, index_t token)
+std::pair<std::vector<T>, std::vector<T>> exact_token(
+    cache_view<T, space::host> const& view, index_t head, index_t token)
 {
     run_entry const& run   = view.heads[head].exact;
     head_dims const dims   = view.layout.dims;
@@ -159,8 +160,8 @@ TEST_CASE_TEMPLATE("compress is its stages one after another, bit for bit", T, f
         workspace none;
         cpu::cache<T> by_hand{layout, packed_bytes<T>(host{&none}, rung.in(), layout)};
         support::run([&](host const& on) {
-            pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(), key_basis.in(), value_basis.in(),
-                rung.in(), by_hand.view());
+            pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(), key_basis.in(),
+                value_basis.in(), rung.in(), by_hand.view());
         });
         CHECK(contents_of(cache) == contents_of(by_hand));
         CHECK(report.chosen.loss == chosen.get(0).loss);
@@ -195,7 +196,8 @@ TEST_CASE("resident bytes are those of the buffer and never exceed the budget, w
                 index_t tokens = 0;
                 for (index_t const t : report.chosen.tokens) { tokens += t; }
                 CHECK(tokens == 3 * 150);
-                CHECK(report.resident_bytes <= report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes);
+                CHECK(report.resident_bytes
+                      <= report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes);
                 CHECK(report.resident_bytes >= report.window_bytes + report.chosen.token_bytes);
             }
         }
@@ -226,8 +228,8 @@ TEST_CASE("raising the budget never raises the loss")
 TEST_CASE_TEMPLATE("a budget that holds everything stores every bit of it, and no projection", T, float, half, bfloat16)
 {
     layer<T> const x{{.heads = 3, .tokens = 53, .window = 9, .dim = 40, .value_dim = 24}};
-    for (budget const limit : {budget::fraction(1, 1), budget::kv_size(62), budget::kv_size(10000), budget::fraction(3, 1),
-             budget::bytes(full_bytes(x.sizes, sizeof(T)))})
+    for (budget const limit : {budget::fraction(1, 1), budget::kv_size(62), budget::kv_size(10000),
+             budget::fraction(3, 1), budget::bytes(full_bytes(x.sizes, sizeof(T)))})
     {
         cpu::cache<T> cache;
         compress_report const report = compressed(x, paper_ratios, {.limit = limit}, cache);
@@ -242,7 +244,10 @@ TEST_CASE_TEMPLATE("a budget that holds everything stores every bit of it, and n
             REQUIRE(view.heads[h].exact.tokens == 62);
             CHECK(view.heads[h].key_columns == 0);
             for (index_t t = 0; t < 53; ++t) { different += differing(view, h, t, x.keys, x.values, t); }
-            for (index_t t = 0; t < 9; ++t) { different += differing(view, h, 53 + t, x.window_keys, x.window_values, t); }
+            for (index_t t = 0; t < 9; ++t)
+            {
+                different += differing(view, h, 53 + t, x.window_keys, x.window_values, t);
+            }
         }
         CHECK(different == 0);
     }
@@ -269,7 +274,8 @@ TEST_CASE("attending over an uncompressed cache is exact attention")
     {
         for (index_t d = 0; d < 32; ++d) { queries.set(x.queries.get(g, 7, d), g, d); }
     }
-    support::run([&](host const& on) { attend(on, queries.in(), std::as_const(cache).view(), {}, output.out(), lse.out()); });
+    support::run(
+        [&](host const& on) { attend(on, queries.in(), std::as_const(cache).view(), {}, output.out(), lse.out()); });
     worst_error error;
     for (index_t h = 0; h < 2; ++h)
     {
@@ -285,7 +291,10 @@ TEST_CASE("attending over an uncompressed cache is exact attention")
         auto const norms = support::oracle::softmax(q, keys, scale, keys.rows).lse;
         for (index_t g = 0; g < 3; ++g)
         {
-            for (index_t d = 0; d < 32; ++d) { error.add(static_cast<long double>(output.get(h * 3 + g, d)), want(g, d), 1); }
+            for (index_t d = 0; d < 32; ++d)
+            {
+                error.add(static_cast<long double>(output.get(h * 3 + g, d)), want(g, d), 1);
+            }
             error.add(static_cast<long double>(lse.get(h * 3 + g)), norms[static_cast<std::size_t>(g)], 10);
         }
     }
@@ -306,7 +315,10 @@ TEST_CASE("the window is kept bit for bit at every budget, after the full tokens
         {
             index_t const kept = view.heads[h].exact.tokens - 11;
             REQUIRE(kept >= 0);
-            for (index_t t = 0; t < 11; ++t) { different += differing(view, h, kept + t, x.window_keys, x.window_values, t); }
+            for (index_t t = 0; t < 11; ++t)
+            {
+                different += differing(view, h, kept + t, x.window_keys, x.window_values, t);
+            }
             index_t place = 0; // every kept token is some prompt token, and they ascend
             for (index_t t = 0; t < 120 && place < kept; ++t)
             {
@@ -336,8 +348,8 @@ TEST_CASE("drop or keep equals keeping the tokens of largest pooled loss")
         };
         tensor<float, 3> loss{{2, 2, 100}};
         support::run([&](host const& on) {
-            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
-                evict_ratios, {}, loss.out());
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(),
+                x.value_basis.in(), evict_ratios, {}, loss.out());
         });
         std::vector<candidate> order;
         for (index_t h = 0; h < 2; ++h)
@@ -352,7 +364,8 @@ TEST_CASE("drop or keep equals keeping the tokens of largest pooled loss")
                 order.push_back({most, h, t});
             }
         }
-        std::stable_sort(order.begin(), order.end(), [](candidate const& a, candidate const& b) { return a.loss > b.loss; });
+        std::stable_sort(
+            order.begin(), order.end(), [](candidate const& a, candidate const& b) { return a.loss > b.loss; });
         std::array<index_t, 2> kept{};
         int different = 0;
         order.resize(40);
@@ -371,11 +384,12 @@ TEST_CASE("drop or keep equals keeping the tokens of largest pooled loss")
 
 TEST_CASE_TEMPLATE("every head dimension compresses, with keys and values of different ones", T, float, half, bfloat16)
 {
-    for (auto const& [dim, value_dim] : {std::pair<index_t, index_t>{32, 32}, {40, 40}, {56, 56}, {64, 128}, {80, 80}, {96, 96},
-             {128, 128}, {192, 128}, {256, 256}, {576, 512}})
+    for (auto const& [dim, value_dim] : {std::pair<index_t, index_t>{32, 32}, {40, 40}, {56, 56}, {64, 128}, {80, 80},
+             {96, 96}, {128, 128}, {192, 128}, {256, 256}, {576, 512}})
     {
         CAPTURE(dim);
-        layer<T> const x{{.heads = 1, .group = 3, .queries = 3, .tokens = 300, .window = 3, .dim = dim, .value_dim = value_dim}};
+        layer<T> const x{
+            {.heads = 1, .group = 3, .queries = 3, .tokens = 300, .window = 3, .dim = dim, .value_dim = value_dim}};
         cpu::cache<T> cache;
         compress_report const report = compressed(x, paper_ratios, {.limit = budget::fraction(2, 3)}, cache);
         CHECK(report.status == compress_status::compressed);
@@ -386,7 +400,7 @@ TEST_CASE_TEMPLATE("every head dimension compresses, with keys and values of dif
         cpu::cache<T> cache;
         compress_report const report = compressed(x, ratios, {.limit = budget::fraction(1, 2)}, cache);
         return report.status == compress_status::compressed && report.resident_bytes == cache.arena_bytes()
-            && report.resident_bytes <= report.budget_bytes;
+               && report.resident_bytes <= report.budget_bytes;
     };
     CHECK(half_of(layer<T>{{.tokens = 40, .dim = 1, .value_dim = 1}}, evict_ratios));
     layer<T> const seven{{.tokens = 40, .dim = 7, .value_dim = 7}};
@@ -413,14 +427,15 @@ TEST_CASE("keys and values of exact low rank are kept with next to no loss at a 
     CHECK(report.chosen.tokens[0] == 0);
 }
 
-TEST_CASE_TEMPLATE("strides, slack with NaN in it, odd addresses and forbidden neighbours change no bit of a cache", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE("strides, slack with NaN in it, odd addresses and forbidden neighbours change no bit of a cache", T,
+    float, half, bfloat16)
 {
     layer_sizes const sizes{.heads = 3, .queries = 5, .tokens = 75, .window = 9, .dim = 40, .value_dim = 56};
     cpu::cache<T> plain;
     compressed(layer<T>{sizes}, paper_ratios, {.limit = budget::fraction(3, 4)}, plain);
-    for (placement const how : {placement{.swapped = true}, placement{.slack = 3}, placement{.swapped = true, .slack = 1},
-             placement{.misalign = 1}, placement{.slack = 5, .misalign = 3}, placement{.fence = support::guard::before},
-             placement{.fence = support::guard::after}})
+    for (placement const how : {placement{.swapped = true}, placement{.slack = 3},
+             placement{.swapped = true, .slack = 1}, placement{.misalign = 1}, placement{.slack = 5, .misalign = 3},
+             placement{.fence = support::guard::before}, placement{.fence = support::guard::after}})
     {
         cpu::cache<T> cache;
         compressed(layer<T>{sizes, how}, paper_ratios, {.limit = budget::fraction(3, 4)}, cache);
@@ -463,8 +478,9 @@ TEST_CASE("the scratch of compress grows by bytes per token, not by query rows p
         auto const at = [&](index_t h, index_t count) { return in(any, static_cast<half*>(nullptr), h, count, 64); };
         cpu::cache<half> cache;
         return support::scratch_bytes([&](host const& on) {
-            static_cast<void>(compress(on, layer_view<host, half>{at(8, queries), at(2, tokens), at(2, tokens), at(2, 32), at(2, 32)},
-                paper_ratios, options{}, cache));
+            static_cast<void>(
+                compress(on, layer_view<host, half>{at(8, queries), at(2, tokens), at(2, tokens), at(2, 32), at(2, 32)},
+                    paper_ratios, options{}, cache));
         });
     };
     std::size_t const one = bytes(100000, 32);
@@ -484,7 +500,8 @@ TEST_CASE("an empty prompt and a model without heads are compressed to what they
     int different = 0;
     for (index_t t = 0; t < 8; ++t)
     {
-        different += differing(std::as_const(cache).view(), 1, t, window_only.window_keys, window_only.window_values, t);
+        different +=
+            differing(std::as_const(cache).view(), 1, t, window_only.window_keys, window_only.window_values, t);
     }
     CHECK(different == 0);
 
@@ -511,15 +528,20 @@ TEST_CASE("a prompt no longer than the window is all window, and the rest is spl
         auto const split = split_window(host{}, queries.in(), kv.in(), kv.in(), 6);
         CHECK(split.keys.extent(1) == std::max<index_t>(0, tokens - 6));
         CHECK(split.window_keys.extent(1) == std::min<index_t>(6, tokens));
-        if (tokens > 0) { CHECK(split.window_values(1, split.window_values.extent(1) - 1, 0) == static_cast<float>(tokens - 1)); }
+        if (tokens > 0)
+        {
+            CHECK(split.window_values(1, split.window_values.extent(1) - 1, 0) == static_cast<float>(tokens - 1));
+        }
         if (tokens > 6) { CHECK(split.values(1, tokens - 7, 0) == static_cast<float>(tokens - 7)); }
     }
     tensor<float, 3> const kv{{2, 9, 8}};
     tensor<float, 3> const other{{2, 8, 8}};
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(split_window(host{}, queries.in(), kv.in(), kv.in(), -1)); })
-          == "split_window: window is -1; it must not be negative");
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(split_window(host{}, queries.in(), kv.in(), other.in(), 4)); })
-          == "split_window: values have 8 tokens, keys 9");
+    CHECK(error_text<invalid_argument>([&] {
+        static_cast<void>(split_window(host{}, queries.in(), kv.in(), kv.in(), -1));
+    }) == "split_window: window is -1; it must not be negative");
+    CHECK(error_text<invalid_argument>([&] {
+        static_cast<void>(split_window(host{}, queries.in(), kv.in(), other.in(), 4));
+    }) == "split_window: values have 8 tokens, keys 9");
 }
 
 TEST_CASE("a prompt shorter than the window and one just as long are kept whole, without any projection")
@@ -543,8 +565,9 @@ TEST_CASE("a window of no tokens needs queries from elsewhere")
     CHECK(cache.arena_bytes() > 0);
     contents const before = contents_of(cache);
     layer<half> const without{{.queries = 0, .tokens = 50, .window = 0}};
-    CHECK(error_text<invalid_argument>([&] { compressed(without, paper_ratios, {.limit = budget::fraction(1, 2)}, cache); })
-          == "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
+    CHECK(error_text<invalid_argument>([&] {
+        compressed(without, paper_ratios, {.limit = budget::fraction(1, 2)}, cache);
+    }) == "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
     CHECK(contents_of(cache) == before);
 }
 
@@ -621,7 +644,7 @@ TEST_CASE("quotas give every head its own bytes, and what they add up to must fi
     quotas.set(15 * token, 2);
     cpu::cache<half> cache;
     options choice{.limit = budget::kv_size(4 + 20)};
-    choice.quotas = quotas.in();
+    choice.quotas                = quotas.in();
     compress_report const report = compressed(x, evict_ratios, choice, cache);
     auto const view              = std::as_const(cache).view();
     CHECK(view.heads[0].exact.tokens == 5 + 4);
@@ -667,8 +690,8 @@ TEST_CASE("both searches for the multiplier keep what they keep within the same 
     layer<half> const x{{.heads = 3, .tokens = 300, .window = 8}};
     options choice{.limit = budget::fraction(1, 3)};
     cpu::cache<half> cache;
-    compress_report const exact = compressed(x, paper_ratios, choice, cache);
-    choice.allocation.search    = search::bisection;
+    compress_report const exact  = compressed(x, paper_ratios, choice, cache);
+    choice.allocation.search     = search::bisection;
     compress_report const halved = compressed(x, paper_ratios, choice, cache);
     CHECK(halved.chosen.loss == doctest::Approx(exact.chosen.loss).epsilon(1e-5));
     CHECK(halved.chosen.multiplier == doctest::Approx(exact.chosen.multiplier).epsilon(1e-5));
@@ -707,7 +730,8 @@ TEST_CASE("a budget that holds the window but no projections stores none and say
     choice.on_tight_budget = tight_budget::error;
     CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, choice, cache); })
           == "compress: a budget of " + std::to_string(needed - 1)
-                 + " bytes cannot hold the window and the projections; at least " + std::to_string(needed) + " bytes are needed");
+                 + " bytes cannot hold the window and the projections; at least " + std::to_string(needed)
+                 + " bytes are needed");
     CHECK(contents_of(cache) == before);
     choice.limit = budget::bytes(needed);
     CHECK_NOTHROW(compressed(x, paper_ratios, choice, cache));
@@ -721,8 +745,9 @@ TEST_CASE("a ratio set without 0 has a least budget, which is named and works")
     std::string const text =
         error_text<invalid_argument>([&] { compressed(x, ratios, {.limit = budget::bytes(2048)}, cache); });
     index_t const least = 2048 + 2 * 50 * 16 * 2 + 2 * (2 * 32 * 8 * 2);
-    CHECK(text == "compress: a budget of 2048 bytes cannot hold every token at its cheapest rung; at least "
-                      + std::to_string(least) + " bytes are needed");
+    CHECK(text
+          == "compress: a budget of 2048 bytes cannot hold every token at its cheapest rung; at least "
+                 + std::to_string(least) + " bytes are needed");
     compress_report const report = compressed(x, ratios, {.limit = budget::bytes(least)}, cache);
     CHECK(report.resident_bytes == least);
     CHECK(report.chosen.tokens[0] == 100);
@@ -744,7 +769,8 @@ TEST_CASE("a ratio set without 1 still keeps the window as it is")
     CHECK(cache.view().heads[1].exact.tokens == 8);
 }
 
-TEST_CASE("NaN and infinity anywhere are refused, naming layer, input, head and row, and the destination stays as it was")
+TEST_CASE(
+    "NaN and infinity anywhere are refused, naming layer, input, head and row, and the destination stays as it was")
 {
     layer<half> const good{{.heads = 2, .tokens = 60}};
     cpu::cache<half> cache;
@@ -759,9 +785,12 @@ TEST_CASE("NaN and infinity anywhere are refused, naming layer, input, head and 
             choice.layer = 5;
             return error_text<non_finite_input>([&] { compressed(x, paper_ratios, choice, cache); });
         };
-        CHECK(refusal([](layer<half>& x) -> auto& { return x.queries; }, 3, 2) == "queries: NaN or infinity in layer 5, head 3, row 2");
-        CHECK(refusal([](layer<half>& x) -> auto& { return x.keys; }, 1, 59) == "keys: NaN or infinity in layer 5, head 1, row 59");
-        CHECK(refusal([](layer<half>& x) -> auto& { return x.values; }, 0, 0) == "values: NaN or infinity in layer 5, head 0, row 0");
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.queries; }, 3, 2)
+              == "queries: NaN or infinity in layer 5, head 3, row 2");
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.keys; }, 1, 59)
+              == "keys: NaN or infinity in layer 5, head 1, row 59");
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.values; }, 0, 0)
+              == "values: NaN or infinity in layer 5, head 0, row 0");
         CHECK(refusal([](layer<half>& x) -> auto& { return x.window_keys; }, 1, 7)
               == "window_keys: NaN or infinity in layer 5, head 1, row 7");
         CHECK(refusal([](layer<half>& x) -> auto& { return x.window_values; }, 1, 7)
@@ -828,14 +857,16 @@ TEST_CASE("keeping tokens that are not finite has its limits: queries, window, b
           == "queries: NaN or infinity in head 2, row 3");
     CHECK(refusal([&](layer<half>& x) { x.window_values.set(nan, 1, 3, 4); }, paper_ratios)
           == "window_values: NaN or infinity in head 1, row 3");
-    CHECK(refusal([](layer<half>&) {}, ratio_set{drop, part(1, 4)}) == "compress: keep_full needs a ratio set with the rung 1");
+    CHECK(refusal([](layer<half>&) {}, ratio_set{drop, part(1, 4)})
+          == "compress: keep_full needs a ratio set with the rung 1");
     auto const many = [&](layer<half>& x) {
         for (index_t t = 0; t < 60; ++t) { x.keys.set(nan, 1, t, 0); }
     };
-    choice.limit = budget::kv_size(8 + 29);
+    choice.limit           = budget::kv_size(8 + 29);
     std::string const text = refusal(many, evict_ratios);
     CAPTURE(text);
-    CHECK(text.starts_with("compress: a budget of 9472 bytes cannot hold the tokens that are not finite at the full rung; head 1"));
+    CHECK(text.starts_with(
+        "compress: a budget of 9472 bytes cannot hold the tokens that are not finite at the full rung; head 1"));
     CHECK(contents_of(cache) == before);
     choice.limit = budget::kv_size(8 + 30);
     CHECK(refusal(many, evict_ratios) == "threw nothing");
@@ -858,7 +889,10 @@ TEST_CASE("the rung of every token is handed over when asked for, and tells what
         int different = 0;
         for (index_t t = 0; t < 90; ++t)
         {
-            if (rungs.get(h, t) == 3) { different += differing(std::as_const(cache).view(), h, place++, x.keys, x.values, t); }
+            if (rungs.get(h, t) == 3)
+            {
+                different += differing(std::as_const(cache).view(), h, place++, x.keys, x.values, t);
+            }
         }
         CHECK(different == 0);
         CHECK(place + 8 == cache.view().heads[h].exact.tokens);
@@ -883,8 +917,9 @@ TEST_CASE("keys said to be finite that are not never become a basis")
     options choice{.limit = budget::fraction(1, 2)};
     choice.on_non_finite = non_finite::unchecked;
     cpu::cache<float> cache;
-    CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, choice, cache); })
-              .starts_with("eigenbasis: gram of head 1 is not finite at"));
+    CHECK(error_text<invalid_argument>([&] {
+        compressed(x, paper_ratios, choice, cache);
+    }).starts_with("eigenbasis: gram of head 1 is not finite at"));
     CHECK(cache.layout().heads == 0);
 }
 
@@ -1005,10 +1040,12 @@ TEST_CASE("progress is told stage by stage, in order, and never in a dry run")
     options choice{.limit = budget::fraction(1, 2)};
     choice.progress = callback;
     cpu::cache<half> cache;
-    static_cast<void>(support::scratch_bytes([&](host const& on) { compress(on, view_of(x), paper_ratios, choice, cache); }));
+    static_cast<void>(
+        support::scratch_bytes([&](host const& on) { compress(on, view_of(x), paper_ratios, choice, cache); }));
     CHECK(heard.empty());
     compressed(x, paper_ratios, choice, cache);
-    CHECK(heard == std::vector<std::string>{"check 0/6", "basis 1/6", "score 2/6", "pool 3/6", "allocate 4/6", "pack 5/6"});
+    CHECK(heard
+          == std::vector<std::string>{"check 0/6", "basis 1/6", "score 2/6", "pool 3/6", "allocate 4/6", "pack 5/6"});
 }
 
 TEST_CASE("an executor that throws in any loop leaves the destination as it was")
@@ -1046,12 +1083,17 @@ TEST_CASE("an executor that throws in any loop leaves the destination as it was"
     CHECK(contents_of(cache) == contents_of(fresh));
 }
 
-TEST_CASE("compress names the scratch it needs when it gets one byte too few, and changes nothing")
+TEST_CASE(
+    "compress names the scratch it needs when it gets one byte too few, before any stage has run, and changes nothing")
 {
     layer<half> const x{{.heads = 2, .tokens = 80}};
     cpu::cache<half> cache;
+    int stages      = 0;
+    auto count      = [&](char const*, index_t, index_t) { return ++stages > 0; };
     auto const call = [&](host const& on) {
-        static_cast<void>(compress(on, view_of(x), paper_ratios, options{.limit = budget::fraction(1, 2)}, cache));
+        options choice{.limit = budget::fraction(1, 2)};
+        choice.progress = count;
+        static_cast<void>(compress(on, view_of(x), paper_ratios, choice, cache));
     };
     std::size_t const bytes = support::scratch_bytes(call);
     CHECK(cache.layout().heads == 0); // the dry run made nothing
@@ -1062,6 +1104,7 @@ TEST_CASE("compress names the scratch it needs when it gets one byte too few, an
     CHECK(text.find("the workspace holds " + std::to_string(bytes - 1) + " bytes, ") != std::string::npos);
     CHECK(text.ends_with(std::to_string(bytes) + " are needed"));
     CHECK(cache.layout().heads == 0);
+    CHECK(stages == 0);
     workspace none{std::span<std::byte>{}};
     CHECK_THROWS_AS(call(host{&none}), insufficient_workspace);
     workspace exact{memory.span()};
@@ -1112,7 +1155,8 @@ TEST_CASE("compress refuses more tokens than kept positions can number")
     cpu::cache<half> cache;
     workspace count;
     CHECK(error_text<size_overflow>([&] {
-        static_cast<void>(compress(host{&count}, layer_view<host, half>{few, rows, rows, few, few}, paper_ratios, options{}, cache));
+        static_cast<void>(
+            compress(host{&count}, layer_view<host, half>{few, rows, rows, few, few}, paper_ratios, options{}, cache));
     }) == "compress: 2147483648 + 1 tokens are more than the limit of 2147483647");
 }
 
@@ -1153,8 +1197,9 @@ TEST_CASE("what the losses promise is what attention pays: the window's own quer
             });
             for (index_t h = 0; h < 2; ++h)
             {
-                auto const keys   = support::stacked(support::rows_of(x.keys, h), support::rows_of(x.window_keys, h));
-                auto const values = support::stacked(support::rows_of(x.values, h), support::rows_of(x.window_values, h));
+                auto const keys = support::stacked(support::rows_of(x.keys, h), support::rows_of(x.window_keys, h));
+                auto const values =
+                    support::stacked(support::rows_of(x.values, h), support::rows_of(x.window_values, h));
                 support::oracle::matrix q{2, 32};
                 for (index_t g = 0; g < 2; ++g)
                 {
@@ -1166,7 +1211,8 @@ TEST_CASE("what the losses promise is what attention pays: the window's own quer
                     double square = 0;
                     for (index_t d = 0; d < 32; ++d)
                     {
-                        double const away = static_cast<double>(output.get(h * 2 + g, d)) - static_cast<double>(want(g, d));
+                        double const away =
+                            static_cast<double>(output.get(h * 2 + g, d)) - static_cast<double>(want(g, d));
                         square += away * away;
                     }
                     change += std::sqrt(square);

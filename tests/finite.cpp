@@ -64,11 +64,13 @@ std::vector<T> bad_values()
     }
     else if constexpr (std::is_same_v<T, half>)
     {
-        return {from_bits<T>(0x7e00), from_bits<T>(0x7c01), from_bits<T>(0xffff), from_bits<T>(0x7c00), from_bits<T>(0xfc00)};
+        return {from_bits<T>(0x7e00), from_bits<T>(0x7c01), from_bits<T>(0xffff), from_bits<T>(0x7c00),
+            from_bits<T>(0xfc00)};
     }
     else
     {
-        return {from_bits<T>(0x7fc0), from_bits<T>(0x7f81), from_bits<T>(0xffff), from_bits<T>(0x7f80), from_bits<T>(0xff80)};
+        return {from_bits<T>(0x7fc0), from_bits<T>(0x7f81), from_bits<T>(0xffff), from_bits<T>(0x7f80),
+            from_bits<T>(0xff80)};
     }
 }
 
@@ -78,7 +80,8 @@ std::vector<T> good_values()
 {
     if constexpr (std::is_same_v<T, float>)
     {
-        return {from_bits<T>(0x7f7fffff), from_bits<T>(0xff7fffff), from_bits<T>(1), from_bits<T>(0), from_bits<T>(0x80000000)};
+        return {from_bits<T>(0x7f7fffff), from_bits<T>(0xff7fffff), from_bits<T>(1), from_bits<T>(0),
+            from_bits<T>(0x80000000)};
     }
     else if constexpr (std::is_same_v<T, half>)
     {
@@ -126,7 +129,10 @@ TEST_CASE("the first offending row in head and row order is named, for any numbe
     x.set(nan, 1, 4999, 0);
     x.set(nan, 1, 3100, 15);
     cpu::thread_pool pool{4};
-    for (int round = 0; round < 20; ++round) { CHECK(verdict(x, -1, pool) == "keys: NaN or infinity in head 1, row 3100"); }
+    for (int round = 0; round < 20; ++round)
+    {
+        CHECK(verdict(x, -1, pool) == "keys: NaN or infinity in head 1, row 3100");
+    }
     CHECK(verdict(x) == "keys: NaN or infinity in head 1, row 3100");
 }
 
@@ -159,9 +165,9 @@ TEST_CASE("a null pointer behind a view that is not empty is refused")
     host const any{};
     support::scratch_memory memory{64};
     workspace scratch{memory.span()};
-    CHECK(error_text<invalid_argument>(
-              [&] { expects_finite(host{&scratch}, "values", in(any, static_cast<half*>(nullptr), 2, 3, 4)); })
-          == "expects_finite: values is null but not empty");
+    CHECK(error_text<invalid_argument>([&] {
+        expects_finite(host{&scratch}, "values", in(any, static_cast<half*>(nullptr), 2, 3, 4));
+    }) == "expects_finite: values is null but not empty");
 }
 
 TEST_CASE("a dry run looks at nothing")

@@ -14,7 +14,10 @@ int main(int argc, char** argv)
     for (int i = 1; i < argc; ++i)
     {
         std::string_view const argument{argv[i]};
-        if (argument.starts_with("--seed=")) { setenv("MDKV_TEST_SEED", argv[i] + std::string_view{"--seed="}.size(), 1); }
+        if (argument.starts_with("--seed="))
+        {
+            setenv("MDKV_TEST_SEED", argv[i] + std::string_view{"--seed="}.size(), 1);
+        }
     }
     std::string const seed = std::to_string(support::seed());
     // The property tests draw from the same seed, unless they are told otherwise.

@@ -58,7 +58,8 @@ void merge(segment<U> const& a, segment<U> const& b, segment<U>& into, cpu::exec
 {
     support::run(
         [&](cpu::backend const& on) {
-            merge_attention(on, a.output.in(), a.lse.in(), b.output.in(), b.lse.in(), into.output.out(), into.lse.out());
+            merge_attention(
+                on, a.output.in(), a.lse.in(), b.output.in(), b.lse.in(), into.output.out(), into.lse.out());
         },
         threads);
 }

@@ -95,8 +95,8 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
     auto const full_rung = static_cast<int>(layer.layout.full_rung);
     for (index_t h = 0; h < layer.sizes.heads; ++h)
     {
-        auto const stored = support::stored_tokens(cache.view(), h);
-        std::size_t next  = 0;
+        auto const stored       = support::stored_tokens(cache.view(), h);
+        std::size_t next        = 0;
         auto const expect_whole = [&](std::vector<T> const& key, std::vector<T> const& value) {
             REQUIRE(next < stored.size());
             CHECK(stored[next].rung == -1);
@@ -111,7 +111,8 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
                 if (layer.rung.get(h, t) != r || !layer.layout.projected(static_cast<std::size_t>(r))) { continue; }
                 REQUIRE(next < stored.size());
                 CHECK(stored[next].rung == r);
-                CHECK(static_cast<index_t>(stored[next].key.size()) == layer.ratios.coordinates(static_cast<std::size_t>(r), layer.sizes.dims.keys));
+                CHECK(static_cast<index_t>(stored[next].key.size())
+                      == layer.ratios.coordinates(static_cast<std::size_t>(r), layer.sizes.dims.keys));
                 add_errors(error, stored[next].key, row_of(layer.keys, h, t), layer.key_basis, h);
                 add_errors(error, stored[next].value, row_of(layer.values, h, t), layer.value_basis, h);
                 ++next;
@@ -119,7 +120,10 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
         }
         for (index_t t = 0; t < layer.sizes.tokens; ++t)
         {
-            if (layer.rung.get(h, t) == full_rung) { expect_whole(row_of(layer.keys, h, t), row_of(layer.values, h, t)); }
+            if (layer.rung.get(h, t) == full_rung)
+            {
+                expect_whole(row_of(layer.keys, h, t), row_of(layer.values, h, t));
+            }
         }
         for (index_t t = 0; t < layer.sizes.window; ++t)
         {
@@ -136,7 +140,8 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
 
 } // namespace
 
-TEST_CASE_TEMPLATE("full tokens and window are stored bit for bit, projected ones to rounding, in order", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "full tokens and window are stored bit for bit, projected ones to rounding, in order", T, float, half, bfloat16)
 {
     for (index_t const dim : {8, 40, 56, 64, 80, 96, 128, 192, 256, 576})
     {
@@ -158,7 +163,8 @@ TEST_CASE("every token at one rung, none, or a few around a tile's edge")
         {
             for (index_t const window : {0, 1, 16})
             {
-                packed_layer<half> const layer{{.heads = 1, .tokens = tokens, .window = window, .dims = {32, 16}}, every};
+                packed_layer<half> const layer{
+                    {.heads = 1, .tokens = tokens, .window = window, .dims = {32, 16}}, every};
                 check_contents(layer, layer.packed());
             }
         }
@@ -167,9 +173,10 @@ TEST_CASE("every token at one rung, none, or a few around a tile's edge")
 
 TEST_CASE("ratio sets without drop, without full, and with many rungs are packed")
 {
-    for (std::vector<rung> const& rungs : {std::vector<rung>{part(1, 4), full}, {drop, part(3, 4)}, {full}, {drop}, {part(1, 2)},
-             {drop, part(1, 16), part(2, 16), part(3, 16), part(4, 16), part(5, 16), part(6, 16), part(7, 16), part(8, 16),
-                 part(9, 16), part(10, 16), part(11, 16), part(12, 16), part(13, 16), part(14, 16), full}})
+    for (std::vector<rung> const& rungs :
+        {std::vector<rung>{part(1, 4), full}, {drop, part(3, 4)}, {full}, {drop}, {part(1, 2)},
+            {drop, part(1, 16), part(2, 16), part(3, 16), part(4, 16), part(5, 16), part(6, 16), part(7, 16),
+                part(8, 16), part(9, 16), part(10, 16), part(11, 16), part(12, 16), part(13, 16), part(14, 16), full}})
     {
         packed_layer<bfloat16> const layer{{.heads = 2, .tokens = 120, .window = 3, .dims = {64, 32}, .rungs = rungs}};
         check_contents(layer, layer.packed());
@@ -182,7 +189,7 @@ TEST_CASE("the arena holds exactly what the budget is charged")
     index_t bytes = 0;
     for (index_t h = 0; h < 3; ++h)
     {
-        index_t widest = 0;
+        index_t widest       = 0;
         index_t widest_value = 0;
         for (index_t t = 0; t < 64; ++t)
         {
@@ -214,7 +221,8 @@ TEST_CASE("projections hold only the columns of the widest rung in use, rounded 
         {
             for (index_t d = 0; d < 32; ++d)
             {
-                auto const stored = support::element_at<half>(cache.view().arena, entry.key_projection, d * entry.key_columns + c);
+                auto const stored =
+                    support::element_at<half>(cache.view().arena, entry.key_projection, d * entry.key_columns + c);
                 CHECK(widen(stored) == widen(narrow<half>(layer.key_basis.get(h, c, d))));
             }
         }
@@ -234,8 +242,9 @@ TEST_CASE_TEMPLATE("strides, odd addresses and any number of threads pack the sa
     packed_sizes const sizes{.heads = 3, .tokens = 150, .window = 9, .dims = {40, 56}};
     packed_layer<T> const plain{sizes};
     auto const want = plain.packed();
-    for (placement const how : {placement{.swapped = true}, {.slack = 3}, {.misalign = 1}, {.swapped = true, .slack = 1, .misalign = 3},
-             {.fence = support::guard::after}, {.fence = support::guard::before}})
+    for (placement const how :
+        {placement{.swapped = true}, {.slack = 3}, {.misalign = 1}, {.swapped = true, .slack = 1, .misalign = 3},
+            {.fence = support::guard::after}, {.fence = support::guard::before}})
     {
         packed_layer<T> const laid{sizes, -1, how};
         CHECK(arena_of(laid.packed()) == arena_of(want));
@@ -269,8 +278,8 @@ TEST_CASE("NaN in dropped tokens changes no byte")
 TEST_CASE("packing empties the tail")
 {
     packed_layer<half> const layer{{}};
-    auto cache              = layer.packed(4);
-    *cache.view().appended  = 3;
+    auto cache             = layer.packed(4);
+    *cache.view().appended = 3;
     support::run([&](cpu::backend const& on) { layer.pack(on, cache.view()); });
     CHECK(cache.appended() == 0);
 }
@@ -288,14 +297,15 @@ TEST_CASE("no heads, no tokens and no window are packed to nothing")
 TEST_CASE("an unknown rung is refused by head and token, and nothing changes")
 {
     packed_layer<half> layer{{.heads = 2, .tokens = 300}};
-    auto cache            = layer.packed();
-    auto const before     = arena_of(cache);
-    auto const directory  = directory_of(cache);
+    auto cache           = layer.packed();
+    auto const before    = arena_of(cache);
+    auto const directory = directory_of(cache);
     layer.rung.set(4, 1, 268);
     CHECK(error_text<invalid_argument>([&] { static_cast<void>(layer.bytes()); })
           == "packed_bytes: rung of head 1, token 268 is 4; it must be below 4");
-    CHECK(error_text<invalid_argument>([&] { support::run([&](cpu::backend const& on) { layer.pack(on, cache.view()); }); })
-          == "pack: rung of head 1, token 268 is 4; it must be below 4");
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](cpu::backend const& on) { layer.pack(on, cache.view()); });
+    }) == "pack: rung of head 1, token 268 is 4; it must be below 4");
     CHECK(arena_of(cache) == before);
     CHECK(directory_of(cache) == directory);
 }
@@ -307,8 +317,9 @@ TEST_CASE("an arena one byte too small is refused by both sizes, and nothing cha
     cpu::cache<half> cache{layer.layout, bytes - 1};
     std::memset(cache.view().arena, 0x5A, static_cast<std::size_t>(bytes - 1));
     auto const before = arena_of(cache);
-    CHECK(error_text<insufficient_workspace>([&] { support::run([&](cpu::backend const& on) { layer.pack(on, cache.view()); }); })
-          == "pack: the arena holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
+    CHECK(error_text<insufficient_workspace>([&] {
+        support::run([&](cpu::backend const& on) { layer.pack(on, cache.view()); });
+    }) == "pack: the arena holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
     CHECK(arena_of(cache) == before);
     CHECK(directory_of(cache) == std::vector<head_entry>(2));
 }
@@ -326,8 +337,8 @@ TEST_CASE("wrong shapes, missing bases and overlapping memory are refused by nam
     auto const refused = [&](auto const& v, auto const& wk, auto const& uk, auto const& r) {
         return error_text<invalid_argument>([&] {
             support::run([&](cpu::backend const& on) {
-                mdkv::pack(on, layer.keys.in(), v.in(), wk.in(), layer.window_values.in(), uk.in(), layer.value_basis.in(),
-                    r.in(), cache.view());
+                mdkv::pack(on, layer.keys.in(), v.in(), wk.in(), layer.window_values.in(), uk.in(),
+                    layer.value_basis.in(), r.in(), cache.view());
             });
         });
     };
@@ -338,16 +349,18 @@ TEST_CASE("wrong shapes, missing bases and overlapping memory are refused by nam
           == "pack: window_keys must be [H,W,D] = [2, 3, 16], its extent 2 is 17");
     CHECK(refused(x.values, x.window_keys, small_basis, x.rung)
           == "pack: key_basis must be [H,D,D] = [2, 16, 16], its extent 1 is 15");
-    CHECK(refused(x.values, x.window_keys, x.key_basis, one_head) == "pack: rung must be [H,N] = [2, 50], its extent 0 is 1");
+    CHECK(refused(x.values, x.window_keys, x.key_basis, one_head)
+          == "pack: rung must be [H,N] = [2, 50], its extent 0 is 1");
     index_t ones = 0;
     for (index_t t = 0; t < 50; ++t) { ones += x.rung.get(0, t) == 1; }
     CHECK(refused(x.values, x.window_keys, no_basis, x.rung)
-          == "pack: head 0 has " + std::to_string(ones) + " tokens at projected rung 1, but key_basis or value_basis is empty");
+          == "pack: head 0 has " + std::to_string(ones)
+                 + " tokens at projected rung 1, but key_basis or value_basis is empty");
     auto const overlap = error_text<invalid_argument>([&] {
         support::run([&](cpu::backend const& on) {
             auto const inside = in(on, reinterpret_cast<half*>(cache.view().arena), {2, 50, 16}, {index_t{0}, 0, 1});
-            mdkv::pack(on, inside, x.values.in(), x.window_keys.in(), x.window_values.in(), x.key_basis.in(), x.value_basis.in(),
-                x.rung.in(), cache.view());
+            mdkv::pack(on, inside, x.values.in(), x.window_keys.in(), x.window_values.in(), x.key_basis.in(),
+                x.value_basis.in(), x.rung.in(), cache.view());
         });
     });
     CHECK(overlap == "pack: cache.arena overlaps keys");
@@ -361,8 +374,8 @@ TEST_CASE("bases may be left out when no token is at a projected rung")
     cpu::cache<half> cache{layer.layout, layer.bytes()};
     tensor<float, 3> const no_basis{{0, 0, 0}};
     support::run([&](cpu::backend const& on) {
-        mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(), no_basis.in(),
-            no_basis.in(), layer.rung.in(), cache.view());
+        mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(),
+            no_basis.in(), no_basis.in(), layer.rung.in(), cache.view());
     });
     CHECK(arena_of(cache) == arena_of(want));
 }

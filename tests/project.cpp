@@ -29,13 +29,15 @@ using support::layer;
 using support::placement;
 using support::tensor;
 using support::worst_error;
-using host = cpu::backend;
+using host       = cpu::backend;
 namespace oracle = support::oracle;
 
 constexpr long double sum_error = 2e-6L;
 
 template <class T>
-constexpr long double rounding_of = std::is_same_v<T, float> ? 0x1p-24L : std::is_same_v<T, half> ? 0x1p-11L : 0x1p-8L;
+constexpr long double rounding_of = std::is_same_v<T, float>  ? 0x1p-24L
+                                    : std::is_same_v<T, half> ? 0x1p-11L
+                                                              : 0x1p-8L;
 
 template <class U, class T>
 tensor<U, 3> projected(tensor<T, 3> const& x, tensor<float, 3> const& basis, index_t r, cpu::executor_ref threads = {})
@@ -84,7 +86,8 @@ oracle::matrix coordinates_of(oracle::matrix const& x, oracle::matrix const& bas
 
 } // namespace
 
-TEST_CASE_TEMPLATE("project gives the products with the leading directions, at every head dimension", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "project gives the products with the leading directions, at every head dimension", T, float, half, bfloat16)
 {
     for (index_t const dim : {1, 7, 32, 40, 56, 64, 80, 96, 128, 192, 256, 576})
     {
@@ -111,7 +114,8 @@ TEST_CASE_TEMPLATE("project gives the products with the leading directions, at e
     }
 }
 
-TEST_CASE_TEMPLATE("reconstruct gives each vector's part in the subspace of the leading directions", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "reconstruct gives each vector's part in the subspace of the leading directions", T, float, half, bfloat16)
 {
     for (index_t const r : {1, 5, 16, 40})
     {
@@ -122,7 +126,8 @@ TEST_CASE_TEMPLATE("reconstruct gives each vector's part in the subspace of the 
         for (index_t h = 0; h < 2; ++h)
         {
             oracle::matrix const rows = support::rows_of(x.keys, h);
-            worst_error const error   = against(v, h, oracle::compressed(rows, support::rows_of(x.key_basis, h), r), rows);
+            worst_error const error =
+                against(v, h, oracle::compressed(rows, support::rows_of(x.key_basis, h), r), rows);
             CAPTURE(error);
             CHECK(error.within(2));
         }
@@ -154,7 +159,10 @@ TEST_CASE("fewer coordinates are the first of more, bit for bit")
         {
             for (index_t t = 0; t < 70; ++t)
             {
-                for (index_t c = 0; c < r; ++c) { different += widen(few.get(h, t, c)) == widen(all.get(h, t, c)) ? 0 : 1; }
+                for (index_t c = 0; c < r; ++c)
+                {
+                    different += widen(few.get(h, t, c)) == widen(all.get(h, t, c)) ? 0 : 1;
+                }
             }
         }
         CHECK(different == 0);
@@ -177,13 +185,14 @@ TEST_CASE("coordinates of an element type are the float ones rounded to nearest 
     CHECK(different == 0);
 }
 
-TEST_CASE_TEMPLATE("strides, slack, odd addresses, forbidden neighbours and threads change no bit of a projection", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE("strides, slack, odd addresses, forbidden neighbours and threads change no bit of a projection", T,
+    float, half, bfloat16)
 {
     for (index_t const dim : {8, 40, 64})
     {
         layer<T> const x{{.heads = 3, .tokens = 150, .dim = dim, .value_dim = 8}};
-        auto const c     = projected<float>(x.keys, x.key_basis, dim / 4);
-        auto const v     = reconstructed<T>(c, x.key_basis);
+        auto const c                   = projected<float>(x.keys, x.key_basis, dim / 4);
+        auto const v                   = reconstructed<T>(c, x.key_basis);
         std::vector<float> const plain = c.elements();
         for (placement const how : {placement{.swapped = true}, placement{.slack = 3}, placement{.misalign = 1},
                  placement{.swapped = true, .slack = 5, .misalign = 3}, placement{.fence = support::guard::after},
@@ -286,22 +295,24 @@ TEST_CASE("project and reconstruct refuse overlaps, null pointers, misaligned ou
     support::scratch_memory memory{1 << 20};
     workspace scratch{memory.span()};
     host const on{&scratch};
-    CHECK(error_text<invalid_argument>([&] { project(on, x.keys.in(), x.key_basis.in(), out(any, x.keys.data(), 2, 10, 4)); })
-          == "project: coordinates overlaps vectors");
-    CHECK(error_text<invalid_argument>(
-              [&] { reconstruct(on, x.keys.in(), x.key_basis.in(), out(any, x.key_basis.data() + 511, 2, 10, 16)); })
-          == "reconstruct: vectors overlaps basis");
+    CHECK(error_text<invalid_argument>([&] {
+        project(on, x.keys.in(), x.key_basis.in(), out(any, x.keys.data(), 2, 10, 4));
+    }) == "project: coordinates overlaps vectors");
+    CHECK(error_text<invalid_argument>([&] {
+        reconstruct(on, x.keys.in(), x.key_basis.in(), out(any, x.key_basis.data() + 511, 2, 10, 16));
+    }) == "reconstruct: vectors overlaps basis");
     CHECK(error_text<invalid_argument>([&] { project(on, x.keys.in(), x.key_basis.in(), odd.out()); })
           == "project: coordinates is not aligned to 4 bytes");
-    CHECK(error_text<invalid_argument>(
-              [&] { project(on, in(any, static_cast<half*>(nullptr), 2, 10, 16), x.key_basis.in(), c.out()); })
-          == "project: vectors is null but not empty");
+    CHECK(error_text<invalid_argument>([&] {
+        project(on, in(any, static_cast<half*>(nullptr), 2, 10, 16), x.key_basis.in(), c.out());
+    }) == "project: vectors is null but not empty");
     auto const call         = [&](host const& b) { project(b, x.keys.in(), x.key_basis.in(), c.out()); };
     std::size_t const bytes = support::scratch_bytes(call);
     workspace small{memory.span().first(bytes - 1)};
     std::vector<std::byte> const before = c.memory();
     CHECK(error_text<insufficient_workspace>([&] { call(host{&small}); })
-          == "project: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
+          == "project: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
     CHECK(c.memory() == before);
 }
 
@@ -310,8 +321,8 @@ TEST_CASE("the scratch of project does not grow with the number of tokens")
     auto const bytes = [](index_t tokens) {
         host const any{};
         return support::scratch_bytes([&](host const& on) {
-            project(on, in(any, static_cast<half*>(nullptr), 2, tokens, 64), in(any, static_cast<float*>(nullptr), 2, 64, 64),
-                out(any, static_cast<half*>(nullptr), 2, tokens, 16));
+            project(on, in(any, static_cast<half*>(nullptr), 2, tokens, 64),
+                in(any, static_cast<float*>(nullptr), 2, 64, 64), out(any, static_cast<half*>(nullptr), 2, tokens, 16));
         });
     };
     CHECK(bytes(1000) == bytes(100000000));

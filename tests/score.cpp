@@ -58,8 +58,8 @@ std::vector<float> scored(
     if (!choice.first_query) { choice.first_query = x.sizes.first_query; }
     support::run(
         [&](host const& on) {
-            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
-                ratios, choice, loss.out());
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(),
+                x.value_basis.in(), ratios, choice, loss.out());
         },
         threads);
     return loss.elements();
@@ -81,7 +81,7 @@ worst_error against_oracle(layer<T> const& x, std::vector<rung> const& rungs, st
             {
                 // Tokens of next to no attention are compared on the scale of the average one's thousandth.
                 long double const magnitude = want.dropped[static_cast<std::size_t>(t)] + want.loss(r, t)
-                                            + 1e-3L * total / static_cast<long double>(x.sizes.tokens);
+                                              + 1e-3L * total / static_cast<long double>(x.sizes.tokens);
                 error.add(static_cast<long double>(*at++), want.loss(r, t), magnitude, (h * 100 + r) * 1000000 + t);
             }
         }
@@ -90,8 +90,8 @@ worst_error against_oracle(layer<T> const& x, std::vector<rung> const& rungs, st
 }
 
 template <class T>
-worst_error error_of(layer_sizes const& sizes, std::vector<rung> const& rungs, rounding round = rounding::exact,
-    placement how = {})
+worst_error error_of(
+    layer_sizes const& sizes, std::vector<rung> const& rungs, rounding round = rounding::exact, placement how = {})
 {
     layer<T> const x{sizes, how};
     return against_oracle(x, rungs, scored(x, at_run_time(rungs, round)));
@@ -105,7 +105,8 @@ std::vector<float> row(std::vector<float> const& loss, index_t index, index_t to
 
 } // namespace
 
-TEST_CASE_TEMPLATE("score agrees with the materialised Algorithm 1 for every head dimension and element type", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE("score agrees with the materialised Algorithm 1 for every head dimension and element type", T, float,
+    half, bfloat16)
 {
     for (index_t const dim : {32, 40, 56, 64, 80, 96, 128, 192, 256})
     {
@@ -125,10 +126,12 @@ TEST_CASE("score agrees with the oracle at head dimensions 1, 7 and 576")
     worst_error const seven = error_of<float>({.dim = 7, .value_dim = 7}, {drop, part(1, 7), part(3, 7), full});
     CAPTURE(seven);
     CHECK(seven.within(tolerance));
-    worst_error const rounded = error_of<half>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, rounding::down);
+    worst_error const rounded =
+        error_of<half>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, rounding::down);
     CAPTURE(rounded);
     CHECK(rounded.within(tolerance));
-    worst_error const wide = error_of<half>({.heads = 1, .queries = 3, .tokens = 33, .dim = 576, .value_dim = 512, .decay = 0.98}, paper_rungs);
+    worst_error const wide = error_of<half>(
+        {.heads = 1, .queries = 3, .tokens = 33, .dim = 576, .value_dim = 512, .decay = 0.98}, paper_rungs);
     CAPTURE(wide);
     CHECK(wide.within(tolerance));
 }
@@ -139,7 +142,8 @@ TEST_CASE("keys and values may have different head dimensions")
     {
         CAPTURE(dim);
         CAPTURE(value_dim);
-        worst_error const error = error_of<half>({.queries = 3, .tokens = 35, .dim = dim, .value_dim = value_dim}, paper_rungs);
+        worst_error const error =
+            error_of<half>({.queries = 3, .tokens = 35, .dim = dim, .value_dim = value_dim}, paper_rungs);
         CAPTURE(error);
         CHECK(error.within(tolerance));
     }
@@ -153,8 +157,8 @@ TEST_CASE("any number of query heads may share a KV head")
         {
             CAPTURE(group);
             CAPTURE(queries);
-            worst_error const error =
-                error_of<float>({.heads = 3, .group = group, .queries = queries, .tokens = 20, .window = 8}, paper_rungs);
+            worst_error const error = error_of<float>(
+                {.heads = 3, .group = group, .queries = queries, .tokens = 20, .window = 8}, paper_rungs);
             CAPTURE(error);
             CHECK(error.within(tolerance));
         }
@@ -166,7 +170,8 @@ TEST_CASE("any number of tokens is served, also those that fill no tile or block
     for (index_t const tokens : {1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 512, 513, 1000})
     {
         CAPTURE(tokens);
-        worst_error const error = error_of<float>({.heads = 1, .group = 3, .queries = 4, .tokens = tokens}, paper_rungs);
+        worst_error const error =
+            error_of<float>({.heads = 1, .group = 3, .queries = 4, .tokens = tokens}, paper_rungs);
         CAPTURE(error);
         CHECK(error.within(tolerance));
     }
@@ -178,7 +183,8 @@ TEST_CASE("prompts long enough to be cut into parts are scored like short ones")
     {
         CAPTURE(tokens);
         worst_error const error = error_of<half>(
-            {.heads = 1, .group = 1, .queries = 3, .tokens = tokens, .window = 5, .dim = 32, .value_dim = 32}, paper_rungs);
+            {.heads = 1, .group = 1, .queries = 3, .tokens = tokens, .window = 5, .dim = 32, .value_dim = 32},
+            paper_rungs);
         CAPTURE(error);
         CHECK(error.within(tolerance));
     }
@@ -192,7 +198,8 @@ TEST_CASE("windows of every size are part of the softmax and causal among themse
         {
             CAPTURE(window);
             CAPTURE(queries);
-            worst_error const error = error_of<float>({.queries = queries, .tokens = 40, .window = window}, paper_rungs);
+            worst_error const error =
+                error_of<float>({.queries = queries, .tokens = 40, .window = window}, paper_rungs);
             CAPTURE(error);
             CHECK(error.within(tolerance));
         }
@@ -211,7 +218,8 @@ TEST_CASE("queries may start anywhere: before the window, inside the tokens, at 
                 CAPTURE(first);
                 CAPTURE(queries);
                 worst_error const error = error_of<float>(
-                    {.group = 3, .queries = queries, .tokens = 95, .window = window, .first_query = first}, paper_rungs);
+                    {.group = 3, .queries = queries, .tokens = 95, .window = window, .first_query = first},
+                    paper_rungs);
                 CAPTURE(error);
                 CHECK(error.within(tolerance));
             }
@@ -277,7 +285,8 @@ TEST_CASE("log-sum-exps handed over give the losses that computing them gives, t
 TEST_CASE("ratio sets of one to six rungs, with and without 0 and 1, are all scored")
 {
     std::vector<std::vector<rung>> const sets{{drop}, {full}, {part(1, 4)}, {drop, full}, {part(1, 8), full},
-        {drop, part(1, 2)}, {part(1, 8), part(1, 4)}, {drop, part(1, 8), full}, {drop, part(1, 32), part(1, 8), part(1, 2), full},
+        {drop, part(1, 2)}, {part(1, 8), part(1, 4)}, {drop, part(1, 8), full},
+        {drop, part(1, 32), part(1, 8), part(1, 2), full},
         {drop, part(1, 32), part(3, 32), part(1, 4), part(31, 32), full}};
     for (auto const& set : sets)
     {
@@ -309,8 +318,8 @@ TEST_CASE_TEMPLATE("strides, slack and odd addresses change no bit", T, float, h
 {
     layer_sizes const sizes{.heads = 3, .queries = 5, .tokens = 75, .window = 9, .dim = 40, .value_dim = 56};
     std::vector<float> const plain = scored(layer<T>{sizes}, paper_ratios);
-    for (placement const how : {placement{.swapped = true}, placement{.slack = 3}, placement{.swapped = true, .slack = 1},
-             placement{.misalign = 1}, placement{.slack = 5, .misalign = 3}})
+    for (placement const how : {placement{.swapped = true}, placement{.slack = 3},
+             placement{.swapped = true, .slack = 1}, placement{.misalign = 1}, placement{.slack = 5, .misalign = 3}})
     {
         CAPTURE(how.swapped);
         CAPTURE(how.slack);
@@ -398,8 +407,8 @@ TEST_CASE("keys and values more than 2^31 elements apart are found")
         return in(any, data + first * 32, {2, count, 32}, {step, 32, 1});
     };
     support::run([&](host const& on) {
-        score(on, x.queries.in(), part(0, 20), part(20, 20), part(40, 3), x.key_basis.in(), x.value_basis.in(), paper_ratios, {},
-            loss.out());
+        score(on, x.queries.in(), part(0, 20), part(20, 20), part(40, 3), x.key_basis.in(), x.value_basis.in(),
+            paper_ratios, {}, loss.out());
     });
     CHECK(support::same_bits(loss.elements(), scored(x, paper_ratios)));
 }
@@ -463,7 +472,7 @@ TEST_CASE("permuting the tokens permutes the losses")
 {
     layer<float> const x{{.tokens = 90, .first_query = 1000}};
     std::vector<index_t> const order = support::source{"score permutation"}.permutation(90);
-    layer<float> y = layer<float>{x.sizes};
+    layer<float> y                   = layer<float>{x.sizes};
     for (index_t h = 0; h < 2; ++h)
     {
         for (index_t t = 0; t < 90; ++t)
@@ -569,7 +578,8 @@ TEST_CASE("a scale of one's own replaces 1/sqrt(D)")
     worst_error error;
     for (std::size_t i = 0; i < want.size(); ++i)
     {
-        error.add(static_cast<long double>(got[i]), static_cast<long double>(want[i]), 1e-3L + static_cast<long double>(want[i]));
+        error.add(static_cast<long double>(got[i]), static_cast<long double>(want[i]),
+            1e-3L + static_cast<long double>(want[i]));
     }
     CAPTURE(error);
     CHECK(error.within(1e-5));
@@ -626,7 +636,8 @@ TEST_CASE("zero keys, zero values and equal tokens are scored like any others")
         worst_error error;
         for (float const l : equal)
         {
-            error.add(static_cast<long double>(l), static_cast<long double>(equal[0]), static_cast<long double>(equal[0]));
+            error.add(
+                static_cast<long double>(l), static_cast<long double>(equal[0]), static_cast<long double>(equal[0]));
         }
         CHECK(error.within(1e-5));
     }
@@ -642,8 +653,8 @@ TEST_CASE("the scratch a call needs does not grow with the number of tokens")
             return in(any, static_cast<half*>(nullptr), 2, count, width);
         };
         return support::scratch_bytes([&](host const& on) {
-            score(on, queries.in(), at(tokens, 64), at(tokens, 64), at(32, 64), basis.in(), basis.in(), paper_ratios, {},
-                out(any, static_cast<float*>(nullptr), 2, 4, tokens));
+            score(on, queries.in(), at(tokens, 64), at(tokens, 64), at(32, 64), basis.in(), basis.in(), paper_ratios,
+                {}, out(any, static_cast<float*>(nullptr), 2, 4, tokens));
         });
     };
     std::size_t const some = bytes(1 << 16);
@@ -711,8 +722,8 @@ TEST_CASE("score refuses arguments whose shapes disagree, naming argument, shape
     call c;
     c.values = shaped(2, 63, 32);
     CHECK(c.refusal() == "score: values must be [H,N,Dv] = [2, 64, 32], its extent 1 is 63");
-    c          = call{};
-    c.queries  = shaped(4, 8, 31);
+    c         = call{};
+    c.queries = shaped(4, 8, 31);
     CHECK(c.refusal() == "score: queries must be [H*G,Q,D] = [4, 8, 32], its extent 2 is 31");
     c             = call{};
     c.window_keys = shaped(2, 8, 33);
@@ -756,8 +767,8 @@ TEST_CASE("score refuses more queries than tokens unless they say where they sta
     tensor<float, 3> loss{{2, 4, 10}};
     auto const outcome = error_text<invalid_argument>([&] {
         support::run([&](host const& on) {
-            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
-                paper_ratios, {}, loss.out());
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(),
+                x.value_basis.in(), paper_ratios, {}, loss.out());
         });
     });
     CHECK(outcome == "score: 20 queries are more than the 10 + 9 tokens; say where they start (first_query)");
@@ -814,6 +825,34 @@ TEST_CASE("score refuses losses that overlap an input, or themselves")
     CHECK(c.refusal() == "score: loss overlaps itself: stride 63 of dimension 1 is below 64");
 }
 
+TEST_CASE("score refuses inputs and outputs that lie in the memory it takes its scratch from, and only in that part")
+{
+    call c;
+    std::size_t const bytes = support::scratch_bytes([&](host const& on) { c(on); });
+    support::scratch_memory memory{bytes + sizeof(float) * 2 * 4 * 64};
+    auto* const first = reinterpret_cast<float*>(memory.span().data());
+    host const any{};
+    {
+        workspace lent{memory.span()};
+        c.output = out(any, first, 2, 4, 64);
+        CHECK(error_text<invalid_argument>([&] { c(host{&lent}); }) == "score: loss overlaps the workspace");
+    }
+    c = call{};
+    {
+        workspace lent{memory.span()};
+        c.values = in(any, first, 2, 64, 32);
+        CHECK(error_text<invalid_argument>([&] { c(host{&lent}); }) == "score: values overlaps the workspace");
+    }
+    c = call{};
+    {
+        // What a caller has taken from the same workspace is the caller's.
+        workspace lent{memory.span()};
+        workspace::frame frame{lent, "caller"};
+        c.output = out(any, frame.take<float>(2 * 4 * 64), 2, 4, 64);
+        CHECK_NOTHROW(c(host{&lent}));
+    }
+}
+
 TEST_CASE("score refuses losses and bases that are not aligned to a float")
 {
     call c;
@@ -834,7 +873,8 @@ TEST_CASE("score names the scratch it needs when it gets one byte too few, and w
     support::scratch_memory memory{bytes};
     workspace small{memory.span().first(bytes - 1)};
     CHECK(error_text<insufficient_workspace>([&] { c(host{&small}); })
-          == "score: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed");
+          == "score: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
     CHECK(c.loss.memory() == before);
     workspace exact{memory.span()};
     CHECK_NOTHROW(c(host{&exact}));
@@ -878,8 +918,7 @@ TEST_CASE("an executor's exception passes through score, and the next call succe
     {
         refusing executor{k};
         std::vector<float> got;
-        std::string const text =
-            error_text<std::runtime_error>([&] { got = scored(x, paper_ratios, {}, executor); });
+        std::string const text = error_text<std::runtime_error>([&] { got = scored(x, paper_ratios, {}, executor); });
         if (text == "threw nothing")
         {
             CHECK(support::same_bits(got, want));

@@ -32,7 +32,8 @@ struct lists
 
 lists list(tensor<std::uint8_t, 2> const& rung, index_t rungs, cpu::executor_ref threads = {})
 {
-    lists made{tensor<std::int32_t, 2>{{rung.extent(0), rung.extent(1)}}, tensor<index_t, 2>{{rung.extent(0), rungs + 1}}};
+    lists made{
+        tensor<std::int32_t, 2>{{rung.extent(0), rung.extent(1)}}, tensor<index_t, 2>{{rung.extent(0), rungs + 1}}};
     support::run(
         [&](cpu::backend const& on) { list_slots(on, rung.in(), made.positions.out(), made.first.out()); }, threads);
     return made;
@@ -107,9 +108,8 @@ TEST_CASE("shapes that differ are refused by name")
     tensor<std::int32_t, 2> positions{{2, 4}};
     tensor<index_t, 2> first{{2, 3}};
     auto const refused = [&](tensor<std::int32_t, 2>& p, tensor<index_t, 2>& f) {
-        return error_text<invalid_argument>([&] {
-            support::run([&](cpu::backend const& on) { list_slots(on, rung.in(), p.out(), f.out()); });
-        });
+        return error_text<invalid_argument>(
+            [&] { support::run([&](cpu::backend const& on) { list_slots(on, rung.in(), p.out(), f.out()); }); });
     };
     CHECK(refused(positions, first) == "list_slots: positions must be [H,N] = [2, 5], its extent 1 is 4");
     tensor<std::int32_t, 2> right{{2, 5}};

@@ -79,8 +79,11 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
     expects(options.first_query || queries.extent(1) <= tokens + window_keys.extent(1), "score: ", queries.extent(1),
         " queries are more than the ", tokens, " + ", window_keys.extent(1),
         " tokens; say where they start (first_query)");
-    ratios.expects_fit("key", dim);
-    ratios.expects_fit("value", value_dim);
+    if (heads > 0)
+    {
+        ratios.expects_fit("key", dim);
+        ratios.expects_fit("value", value_dim);
+    }
 
     detail::argument const q{"score", "queries", queries};
     detail::argument const k{"score", "keys", keys};

@@ -22,7 +22,8 @@ TEST_CASE("bytes of a layer count every head, key and value coordinate once")
     static_assert(shape.token_bytes() == (64 + 64) * 2);
     static_assert(shape.full_bytes() == 3 * 2048 * 256);
     static_assert(shape.window_bytes() == 3 * 32 * 256);
-    constexpr layer_shape uneven{.heads = 2, .group = 1, .tokens = 5, .window = 0, .dims = {192, 128}, .element_bytes = 4};
+    constexpr layer_shape uneven{
+        .heads = 2, .group = 1, .tokens = 5, .window = 0, .dims = {192, 128}, .element_bytes = 4};
     CHECK(uneven.token_bytes() == (192 + 128) * 4);
     CHECK(uneven.window_bytes() == 0);
 }
@@ -82,7 +83,8 @@ TEST_CASE("a layer shape names what is wrong with it")
     CHECK(complaint([](layer_shape& s) { s.window = -3; }) == "compress: window is -3; it must not be negative");
     CHECK(complaint([](layer_shape& s) { s.dims.values = 0; })
           == "compress: head dimensions are 64 and 0; they must be at least 1");
-    CHECK(complaint([](layer_shape& s) { s.element_bytes = 0; }) == "compress: element_bytes is 0; it must be at least 1");
+    CHECK(complaint([](layer_shape& s) { s.element_bytes = 0; })
+          == "compress: element_bytes is 0; it must be at least 1");
     CHECK(complaint([](layer_shape& s) { s.tokens = index_t{1} << 31; })
           == "compress: 2147483648 + 32 tokens are more than the limit of 2147483647");
     CHECK_NOTHROW(shape.expects_valid("compress"));

@@ -26,8 +26,9 @@ TEST_CASE("expects is silent when the condition holds and can run at compile tim
 TEST_CASE("expects throws the concatenation of its pieces, texts and numbers alike")
 {
     std::string const name = "loss";
-    CHECK(error_text<invalid_argument>([&] { expects(false, "score: ", name, " is ", 7, " of ", std::size_t{9}, ", ", 0.5F); })
-          == "score: loss is 7 of 9, 0.5");
+    CHECK(error_text<invalid_argument>([&] {
+        expects(false, "score: ", name, " is ", 7, " of ", std::size_t{9}, ", ", 0.5F);
+    }) == "score: loss is 7 of 9, 0.5");
     CHECK(error_text<invalid_argument>([] { expects(false, INT64_MIN, "|", UINT64_MAX); })
           == "-9223372036854775808|18446744073709551615");
 }

@@ -71,7 +71,8 @@ TEST_CASE("a run-time set behaves like the compile-time set of the same rungs")
 TEST_CASE("a run-time set refuses rungs out of order, equal, outside [0, 1], none and too many, naming them")
 {
     CHECK(refusal({}) == "ratio_set: it must have at least one rung");
-    CHECK(refusal({part(1, 4), part(1, 8)}) == "ratio_set: rungs must ascend; rung 1 (1/8) does not exceed rung 0 (1/4)");
+    CHECK(
+        refusal({part(1, 4), part(1, 8)}) == "ratio_set: rungs must ascend; rung 1 (1/8) does not exceed rung 0 (1/4)");
     CHECK(refusal({drop, part(1, 4), part(2, 8)})
           == "ratio_set: rungs must ascend; rung 2 (2/8) does not exceed rung 1 (1/4)");
     CHECK(refusal({drop, part(9, 8)}) == "ratio_set: rung 1 is 9/8; it must lie in [0, 1]");

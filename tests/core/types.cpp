@@ -30,7 +30,9 @@ double value_of(std::uint16_t bits, int exponent_bits, int fraction_bits)
         return low != 0U ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
     }
     if (high == 0U) { return sign * std::ldexp(static_cast<double>(low), 1 - bias - fraction_bits); }
-    return sign * std::ldexp(static_cast<double>(low + (1U << fraction_bits)), static_cast<int>(high) - bias - fraction_bits);
+    return sign
+           * std::ldexp(
+               static_cast<double>(low + (1U << fraction_bits)), static_cast<int>(high) - bias - fraction_bits);
 }
 
 template <element T>
@@ -63,7 +65,7 @@ TEST_CASE_TEMPLATE("widen is exact for every 16-bit pattern, subnormals and infi
         auto const pattern = static_cast<std::uint16_t>(bits);
         double const want  = value_of(pattern, exponent_bits<T>, 15 - exponent_bits<T>);
         auto const got     = static_cast<double>(widen(from_bits<T>(pattern)));
-        bool const same    = std::isnan(want) ? std::isnan(got) : got == want && std::signbit(got) == std::signbit(want);
+        bool const same = std::isnan(want) ? std::isnan(got) : got == want && std::signbit(got) == std::signbit(want);
         wrong += same ? 0 : 1;
     }
     CHECK(wrong == 0);
@@ -76,7 +78,8 @@ TEST_CASE_TEMPLATE("narrow undoes widen for every 16-bit pattern that is a numbe
     {
         auto const pattern = static_cast<std::uint16_t>(bits);
         float const value  = widen(from_bits<T>(pattern));
-        bool const same    = std::isnan(value) ? std::isnan(widen(narrow<T>(value))) : to_bits(narrow<T>(value)) == pattern;
+        bool const same =
+            std::isnan(value) ? std::isnan(widen(narrow<T>(value))) : to_bits(narrow<T>(value)) == pattern;
         wrong += same ? 0 : 1;
     }
     CHECK(wrong == 0);
@@ -92,10 +95,10 @@ TEST_CASE_TEMPLATE("narrow goes to the nearest value, and from the middle to the
         float const low  = widen(from_bits<T>(lower));
         float const high = widen(from_bits<T>(upper));
         if (!std::isfinite(high)) { break; }
-        auto const middle         = static_cast<float>((static_cast<double>(low) + static_cast<double>(high)) / 2.0);
-        std::uint16_t const even  = (bits & 1U) == 0U ? lower : upper;
-        float const below         = std::nextafter(middle, 0.0F);
-        float const above         = std::nextafter(middle, std::numeric_limits<float>::infinity());
+        auto const middle        = static_cast<float>((static_cast<double>(low) + static_cast<double>(high)) / 2.0);
+        std::uint16_t const even = (bits & 1U) == 0U ? lower : upper;
+        float const below        = std::nextafter(middle, 0.0F);
+        float const above        = std::nextafter(middle, std::numeric_limits<float>::infinity());
         wrong += to_bits(narrow<T>(middle)) == even ? 0 : 1;
         wrong += below > low && to_bits(narrow<T>(below)) != lower ? 1 : 0;
         wrong += above < high && to_bits(narrow<T>(above)) != upper ? 1 : 0;
@@ -109,8 +112,8 @@ TEST_CASE("float passes through widen and narrow bit for bit")
     int wrong = 0;
     for (int i = 0; i < 10000; ++i)
     {
-        auto const bits   = static_cast<std::uint32_t>(random.bits());
-        auto const value  = std::bit_cast<float>(bits);
+        auto const bits  = static_cast<std::uint32_t>(random.bits());
+        auto const value = std::bit_cast<float>(bits);
         if (std::isnan(value)) { continue; }
         wrong += std::bit_cast<std::uint32_t>(narrow<float>(widen(value))) == bits ? 0 : 1;
     }

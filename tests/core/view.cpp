@@ -115,15 +115,17 @@ TEST_CASE("a negative extent is refused, naming dimension and value")
 TEST_CASE("a negative stride is refused, naming dimension and value")
 {
     float data[4]{};
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(in(host{}, data, {2, 2}, {-2, 1})); })
-          == "view: stride 0 is -2; negative strides are not supported");
+    CHECK(error_text<invalid_argument>([&] {
+        static_cast<void>(in(host{}, data, {2, 2}, {-2, 1}));
+    }) == "view: stride 0 is -2; negative strides are not supported");
 }
 
 TEST_CASE("a last dimension whose elements are no neighbours is refused")
 {
     float data[8]{};
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(in(host{}, data, {2, 2}, {4, 2})); })
-          == "view: stride 1 is 2; elements of the last dimension must be neighbours (stride 1)");
+    CHECK(error_text<invalid_argument>([&] {
+        static_cast<void>(in(host{}, data, {2, 2}, {4, 2}));
+    }) == "view: stride 1 is 2; elements of the last dimension must be neighbours (stride 1)");
     CHECK_NOTHROW(static_cast<void>(in(host{}, data, {2, 1}, {4, 2})));
 }
 

@@ -46,9 +46,11 @@ TEST_CASE("the size of the dry run is enough, and one byte less is an error that
     workspace exact{std::span{memory}.first(count.bytes())};
     CHECK(stage(exact));
     workspace small{std::span{memory}.first(count.bytes() - 1)};
-    CHECK(error_text<insufficient_workspace>([&] { stage(small); }) == "stage: the workspace holds 127 bytes, 128 are needed");
+    CHECK(error_text<insufficient_workspace>([&] { stage(small); })
+          == "stage: the workspace holds 127 bytes, 128 are needed");
     workspace none{std::span<std::byte>{}};
-    CHECK(error_text<insufficient_workspace>([&] { stage(none); }) == "stage: the workspace holds 0 bytes, 128 are needed");
+    CHECK(error_text<insufficient_workspace>([&] { stage(none); })
+          == "stage: the workspace holds 0 bytes, 128 are needed");
 }
 
 TEST_CASE("what a frame takes is aligned and lies apart")
@@ -74,10 +76,19 @@ TEST_CASE("a frame gives its memory back, and nested frames add up")
     {
         workspace::frame outer{count, "outer"};
         static_cast<void>(outer.take<std::byte>(64));
-        { workspace::frame inner{count, "inner"}; static_cast<void>(inner.take<std::byte>(128)); }
-        { workspace::frame inner{count, "inner"}; static_cast<void>(inner.take<std::byte>(64)); }
+        {
+            workspace::frame inner{count, "inner"};
+            static_cast<void>(inner.take<std::byte>(128));
+        }
+        {
+            workspace::frame inner{count, "inner"};
+            static_cast<void>(inner.take<std::byte>(64));
+        }
     }
-    { workspace::frame later{count, "later"}; static_cast<void>(later.take<std::byte>(64)); }
+    {
+        workspace::frame later{count, "later"};
+        static_cast<void>(later.take<std::byte>(64));
+    }
     CHECK(count.bytes() == 192);
     alignas(workspace::alignment) std::array<std::byte, 128> memory{};
     workspace scratch{memory};

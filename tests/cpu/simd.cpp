@@ -62,7 +62,8 @@ int wrong_lanes(std::vector<std::byte> const& bytes, std::size_t elements, std::
 
 } // namespace
 
-TEST_CASE_TEMPLATE("load widens every 16-bit pattern as widen does, at every width and from odd addresses", T, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "load widens every 16-bit pattern as widen does, at every width and from odd addresses", T, half, bfloat16)
 {
     for (std::size_t const shift : {0U, 1U})
     {
@@ -98,8 +99,8 @@ TEST_CASE("max, min and abs work lane by lane")
     support::source random{"simd lanes"};
     for (int i = 0; i < 100; ++i)
     {
-        auto const a = random_lanes(random, -10, 10);
-        auto const b = random_lanes(random, -10, 10);
+        auto const a    = random_lanes(random, -10, 10);
+        auto const b    = random_lanes(random, -10, 10);
         auto const more = to(simd::max(from(a), from(b)));
         auto const less = to(simd::min(from(a), from(b)));
         auto const size = to(simd::abs(from(a)));

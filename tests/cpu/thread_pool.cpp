@@ -8,8 +8,8 @@
 
 #include <atomic>
 #include <cstddef>
-#include <set>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>

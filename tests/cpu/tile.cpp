@@ -65,7 +65,7 @@ TEST_CASE("multiply_add adds a product to what is there, for rows read either wa
                     for (index_t k = 0; k < depth; ++k)
                     {
                         want += static_cast<double>(a[static_cast<std::size_t>(i * row_step + k * k_step)])
-                              * static_cast<double>(b[static_cast<std::size_t>(k * tile::width + c)]);
+                                * static_cast<double>(b[static_cast<std::size_t>(k * tile::width + c)]);
                     }
                     float lane[simd::lanes];
                     simd::store(lane, acc[i][c / simd::lanes]);
@@ -78,7 +78,8 @@ TEST_CASE("multiply_add adds a product to what is there, for rows read either wa
     }
 }
 
-TEST_CASE_TEMPLATE("widen_row serves every length from odd addresses and touches nothing beyond", T, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "widen_row serves every length from odd addresses and touches nothing beyond", T, float, half, bfloat16)
 {
     support::source random{"widen_row"};
     for (index_t n = 0; n <= 70; ++n)

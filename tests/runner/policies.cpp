@@ -57,8 +57,8 @@ TEST_CASE("a ratio set that cannot be read is refused by the part at fault")
         "ratios: \"x\" is not a whole number in range", mdkv::invalid_argument);
     CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_ratios("0,1:int2")),
         "ratios: \"1:int2\" names an unknown storage; there is plain", mdkv::invalid_argument);
-    CHECK_THROWS_WITH_AS(
-        static_cast<void>(runner::parse_ratios("0,1/2/3")), "ratios: \"1/2/3\" is not a fraction", mdkv::invalid_argument);
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_ratios("0,1/2/3")), "ratios: \"1/2/3\" is not a fraction",
+        mdkv::invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_ratios("1,0")), mdkv::invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_ratios("")), mdkv::invalid_argument);
 }
@@ -75,8 +75,8 @@ TEST_CASE("a budget reads as a percentage, a fraction or bytes, exactly")
 
 TEST_CASE("a budget that cannot be read or leaves the cache is refused")
 {
-    CHECK_THROWS_WITH_AS(
-        static_cast<void>(runner::parse_budget("101%")), "budget: 101% is not within 0% and 100%", mdkv::invalid_argument);
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_budget("101%")), "budget: 101% is not within 0% and 100%",
+        mdkv::invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("ten")), mdkv::invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("1/0")), mdkv::invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("-5")), mdkv::invalid_argument);

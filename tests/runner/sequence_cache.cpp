@@ -29,18 +29,21 @@ constexpr std::int64_t window = 8;
 std::vector<std::int32_t> text(std::int64_t count, std::int64_t vocabulary)
 {
     std::vector<std::int32_t> ids;
-    for (std::int64_t i = 0; i < count; ++i) { ids.push_back(static_cast<std::int32_t>((i * 17 + i * i * 5) % vocabulary)); }
+    for (std::int64_t i = 0; i < count; ++i)
+    {
+        ids.push_back(static_cast<std::int32_t>((i * 17 + i * i * 5) % vocabulary));
+    }
     return ids;
 }
 
 /// Logits of the tokens after `context`, fed one by one through whatever cache `load` and `attend` stand for.
 template <class T, class Load, class Attend>
-std::vector<float> continue_with(
-    runner::llama_model const& model, std::vector<std::int32_t> const& tokens, std::int64_t context, Load load, Attend attend)
+std::vector<float> continue_with(runner::llama_model const& model, std::vector<std::int32_t> const& tokens,
+    std::int64_t context, Load load, Attend attend)
 {
     auto const first = std::span{tokens}.first(static_cast<std::size_t>(context));
-    static_cast<void>(runner::prefill<T>(
-        model, first, window, {}, load, [](std::int64_t, std::int64_t) { return true; }));
+    static_cast<void>(
+        runner::prefill<T>(model, first, window, {}, load, [](std::int64_t, std::int64_t) { return true; }));
     auto const vocabulary = static_cast<std::size_t>(model.shape().vocabulary);
     std::vector<float> all;
     std::vector<float> logits(vocabulary);
@@ -73,7 +76,8 @@ std::vector<float> continue_compressed(runner::llama_model const& model, std::ve
 
 } // namespace
 
-TEST_CASE_TEMPLATE("a full budget reproduces the full cache's logits to float rounding", T, float, mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE(
+    "a full budget reproduces the full cache's logits to float rounding", T, float, mdkv::half, mdkv::bfloat16)
 {
     support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
     auto const model  = runner::llama_model::load(llama.writer().file());

@@ -58,8 +58,8 @@ public:
 
     friend std::ostream& operator<<(std::ostream& text, worst_error const& e)
     {
-        return text << "largest error " << e.error_ << " at " << e.place_ << ": got " << e.got_ << ", expected " << e.want_
-                    << " (" << e.compared_ << " compared)";
+        return text << "largest error " << e.error_ << " at " << e.place_ << ": got " << e.got_ << ", expected "
+                    << e.want_ << " (" << e.compared_ << " compared)";
     }
 
 private:

@@ -52,7 +52,10 @@ private:
         std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
     }
 
-    [[nodiscard]] bool do_is_equal(std::pmr::memory_resource const& other) const noexcept override { return this == &other; }
+    [[nodiscard]] bool do_is_equal(std::pmr::memory_resource const& other) const noexcept override
+    {
+        return this == &other;
+    }
 
     failure how_;
     int k_;

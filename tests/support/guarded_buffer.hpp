@@ -26,7 +26,7 @@ public:
         auto const page        = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
         std::size_t const body = (bytes + page - 1) / page * page;
         mapped_                = body + 2 * page;
-        void* const base = mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* const base       = mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (base == MAP_FAILED) { throw std::bad_alloc{}; }
         base_ = static_cast<std::byte*>(base);
         if (body > 0 && mprotect(base_ + page, body, PROT_READ | PROT_WRITE) != 0)

@@ -30,9 +30,9 @@ using mdkv::index_t;
 /// Where a tensor's elements lie.
 struct placement
 {
-    bool swapped     = false; ///< dimensions 0 and 1 change places in memory: [N, H, D] seen as [H, N, D]
-    index_t slack    = 0;     ///< elements between two rows, filled with NaN
-    index_t misalign = 0;     ///< bytes the first element lies past an aligned address
+    bool swapped               = false; ///< dimensions 0 and 1 change places in memory: [N, H, D] seen as [H, N, D]
+    index_t slack              = 0;     ///< elements between two rows, filled with NaN
+    index_t misalign           = 0;     ///< bytes the first element lies past an aligned address
     std::optional<guard> fence = std::nullopt; ///< a forbidden page right after the last element, or before the first
 };
 
@@ -71,7 +71,8 @@ public:
         }
         else
         {
-            heap_.reset(static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes + shift, 1), std::align_val_t{64})));
+            heap_.reset(
+                static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes + shift, 1), std::align_val_t{64})));
             data_ = heap_.get() + shift;
         }
         if (bytes > 0) { std::memset(data_, 0xFF, bytes); }
@@ -134,7 +135,10 @@ public:
         return other;
     }
 
-    [[nodiscard]] mdkv::in_view<T, Rank, mdkv::cpu::backend> in() const { return mdkv::in(mdkv::cpu::backend{}, *this); }
+    [[nodiscard]] mdkv::in_view<T, Rank, mdkv::cpu::backend> in() const
+    {
+        return mdkv::in(mdkv::cpu::backend{}, *this);
+    }
     [[nodiscard]] mdkv::out_view<T, Rank, mdkv::cpu::backend> out() { return mdkv::out(mdkv::cpu::backend{}, *this); }
 
 private:

@@ -18,18 +18,18 @@ namespace support
 
 struct layer_sizes
 {
-    index_t heads     = 2;  // H
-    index_t group     = 2;  // G
-    index_t queries   = 8;  // Q
-    index_t tokens    = 64; // N
-    index_t window    = 8;  // W
-    index_t dim       = 32; // D
-    index_t value_dim = 32; // Dv
+    index_t heads                      = 2;  // H
+    index_t group                      = 2;  // G
+    index_t queries                    = 8;  // Q
+    index_t tokens                     = 64; // N
+    index_t window                     = 8;  // W
+    index_t dim                        = 32; // D
+    index_t value_dim                  = 32; // Dv
     std::optional<index_t> first_query = std::nullopt;
-    index_t rank   = 1 << 20; ///< of keys and values
-    double decay   = 0.9;     ///< of the strength from one direction to the next
-    double logits  = 3.0;     ///< their typical size
-    std::int64_t salt = 0;
+    index_t rank                       = 1 << 20; ///< of keys and values
+    double decay                       = 0.9;     ///< of the strength from one direction to the next
+    double logits                      = 3.0;     ///< their typical size
+    std::int64_t salt                  = 0;
 };
 
 /// Keys and values of decaying spectrum; the first token is a sink that every query likes, every hundredth a needle that
@@ -84,8 +84,8 @@ private:
         for (index_t i = 0; i < sizes.value_dim; ++i) { put(value_basis, h, i, value_shape.direction(i)); }
 
         // q.k * scale is then of the size asked for.
-        double const query_size     = sizes.logits / scale() / key_shape.typical_product();
-        std::vector<double> common  = key_shape.draw(random, query_size);
+        double const query_size    = sizes.logits / scale() / key_shape.typical_product();
+        std::vector<double> common = key_shape.draw(random, query_size);
         std::vector<double> wanted;
         for (index_t g = 0; g < sizes.group; ++g)
         {
@@ -166,9 +166,10 @@ template <class T>
 {
     std::vector<oracle::coordinates> kept;
     for (mdkv::rung const& u : rungs) { kept.push_back(kept_of(u, x.sizes.dim, x.sizes.value_dim)); }
-    return oracle::losses(queries_of(x, head), x.sizes.queries, stacked(rows_of(x.keys, head), rows_of(x.window_keys, head)),
-        rows_of(x.values, head), rows_of(x.key_basis, head), rows_of(x.value_basis, head), kept,
-        static_cast<oracle::real>(x.scale()), x.first_query());
+    return oracle::losses(queries_of(x, head), x.sizes.queries,
+        stacked(rows_of(x.keys, head), rows_of(x.window_keys, head)), rows_of(x.values, head),
+        rows_of(x.key_basis, head), rows_of(x.value_basis, head), kept, static_cast<oracle::real>(x.scale()),
+        x.first_query());
 }
 
 } // namespace support

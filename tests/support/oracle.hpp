@@ -189,9 +189,9 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     matrix const& key_basis, matrix const& value_basis, std::vector<coordinates> const& rungs, real scale,
     count first_query)
 {
-    count const n     = values.rows;
-    count const total = keys.rows;
-    count const dim   = keys.cols;
+    count const n        = values.rows;
+    count const total    = keys.rows;
+    count const dim      = keys.cols;
     auto const attention = [&](matrix const& k) {
         probabilities all{matrix{queries.rows, total}, {}};
         for (count g = 0; g < queries.rows / per_query_head; ++g)
@@ -211,10 +211,14 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         return all;
     };
     probabilities const exact = attention(keys);
-    scores out{matrix{static_cast<count>(rungs.size()), n}, std::vector<real>(static_cast<std::size_t>(n), 0), exact.lse};
+    scores out{
+        matrix{static_cast<count>(rungs.size()), n}, std::vector<real>(static_cast<std::size_t>(n), 0), exact.lse};
     for (count j = 0; j < n; ++j)
     {
-        for (count i = 0; i < queries.rows; ++i) { out.dropped[static_cast<std::size_t>(j)] += 2 * exact.p(i, j) * norm(values, j); }
+        for (count i = 0; i < queries.rows; ++i)
+        {
+            out.dropped[static_cast<std::size_t>(j)] += 2 * exact.p(i, j) * norm(values, j);
+        }
     }
     matrix tokens{n, dim};
     for (count j = 0; j < n; ++j)

@@ -149,8 +149,8 @@ template <class T>
 
 /// The first `tokens` tokens of a run that is laid out for `stored` tokens, as cache.hpp describes it.
 template <class T>
-void read_run(std::byte const* base, index_t keys, index_t values, index_t tokens, index_t stored, index_t key_coordinates,
-    index_t value_coordinates, int rung, std::vector<stored_token<T>>& into)
+void read_run(std::byte const* base, index_t keys, index_t values, index_t tokens, index_t stored,
+    index_t key_coordinates, index_t value_coordinates, int rung, std::vector<stored_token<T>>& into)
 {
     for (index_t t = 0; t < tokens; ++t)
     {
@@ -184,7 +184,8 @@ template <class T>
             layout.value_coordinates[r], static_cast<int>(r), all);
     }
     auto const [dim, value_dim] = layout.dims;
-    read_run<T>(cache.arena, entry.exact.keys, entry.exact.values, entry.exact.tokens, entry.exact.tokens, dim, value_dim, -1, all);
+    read_run<T>(cache.arena, entry.exact.keys, entry.exact.values, entry.exact.tokens, entry.exact.tokens, dim,
+        value_dim, -1, all);
     index_t const token_bytes = (dim + value_dim) * index_t{sizeof(T)};
     index_t const first       = h * cache.tail_capacity * token_bytes;
     read_run<T>(cache.tail, first, first + cache.tail_capacity * dim * index_t{sizeof(T)}, *cache.appended,
@@ -244,7 +245,8 @@ struct naive_attention
     std::vector<double> output;
     double lse = -std::numeric_limits<double>::infinity();
 
-    naive_attention(std::vector<whole_token> const& tokens, std::vector<double> const& query, index_t value_dim, double scale)
+    naive_attention(
+        std::vector<whole_token> const& tokens, std::vector<double> const& query, index_t value_dim, double scale)
         : output(static_cast<std::size_t>(value_dim), 0.0)
     {
         std::vector<double> logits;
