@@ -125,6 +125,14 @@ void print_comparison(std::vector<contestant<T>> const& all, double prefill_seco
             p.whole ? "-" : shares_of(summary_of(cache).tokens)});
     }
     std::fputs(shown.text().c_str(), stdout);
+    for (contestant<T> const& one : all)
+    {
+        auto const layers = summary_of(one.cache).unprojected_layers;
+        if (layers == 0) { continue; }
+        std::printf(
+            "%s at KV %lld: too small for projections in %lld layers; only rungs that need none were used there\n",
+            one.cache.chosen().name.c_str(), static_cast<long long>(one.kv_size), static_cast<long long>(layers));
+    }
 }
 
 template <mdkv::element T>
