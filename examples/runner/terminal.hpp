@@ -35,7 +35,7 @@ inline void catch_interrupts()
 {
     struct sigaction action = {};
     action.sa_handler       = [](int) { detail::interrupt_seen = 1; };
-    action.sa_flags         = SA_RESETHAND;
+    action.sa_flags         = static_cast<int>(SA_RESETHAND);
     sigaction(SIGINT, &action, nullptr);
 }
 

@@ -44,8 +44,13 @@ std::int64_t allocation_counter::count() const noexcept
 
 } // namespace support
 
-// The array and nothrow forms of the standard library call these.
+// All forms that the tests or the standard library use: a sanitizer brings its own of those left out, and then finds
+// memory given back to another allocator than it came from.
 void* operator new(std::size_t bytes)
+{
+    return allocate(bytes, alignof(std::max_align_t));
+}
+void* operator new[](std::size_t bytes)
 {
     return allocate(bytes, alignof(std::max_align_t));
 }
@@ -53,7 +58,30 @@ void* operator new(std::size_t bytes, std::align_val_t alignment)
 {
     return allocate(bytes, static_cast<std::size_t>(alignment));
 }
+void* operator new[](std::size_t bytes, std::align_val_t alignment)
+{
+    return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept
+{
+    try
+    {
+        return allocate(bytes, alignof(std::max_align_t));
+    }
+    catch (std::bad_alloc const&)
+    {
+        return nullptr;
+    }
+}
 void operator delete(void* memory) noexcept
+{
+    std::free(memory);
+}
+void operator delete[](void* memory) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void* memory, std::nothrow_t const&) noexcept
 {
     std::free(memory);
 }
@@ -61,11 +89,23 @@ void operator delete(void* memory, std::size_t) noexcept
 {
     std::free(memory);
 }
+void operator delete[](void* memory, std::size_t) noexcept
+{
+    std::free(memory);
+}
 void operator delete(void* memory, std::align_val_t) noexcept
 {
     std::free(memory);
 }
+void operator delete[](void* memory, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept
 {
     std::free(memory);
 }
