@@ -71,7 +71,7 @@ private:
         output_         = tied ? embedding_ : matrix("output.weight", shape_.vocabulary, shape_.embedding);
     }
 
-    /// Keys that change the computation in ways that are not implemented.
+    /// Refuses files whose keys ask for a computation other than the one here.
     void refuse_variants() const
     {
         if (auto const name = file_.text("general.architecture"); name != "llama")

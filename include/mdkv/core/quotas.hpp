@@ -77,6 +77,7 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
 
 /// What a head cannot use of its quota goes to the others, in proportion to their quotas (equally among quotas of
 /// zero), until it settles. Returns what nobody could use; quotas and that add up to what they were.
+/// Allocates vectors of one entry a head, as split_exactly does: both are for the host, before any stage runs.
 ///
 /// \param[in,out] quotas    [H]
 /// \param[in]     capacity  [H]  the most each head can use
