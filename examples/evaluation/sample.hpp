@@ -1,0 +1,30 @@
+/// \file sample.hpp: one question of an evaluation, whatever it comes from
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace runner
+{
+
+/// The prompt is `context`, `question` and `answer_prefix`, tokenised apart, so that a cache can be compressed after the context
+/// alone or after both and reads the same tokens either way.
+struct sample
+{
+    std::string task; // the column of the table it counts in
+    std::string id;   // unique within the task and the same in every run
+    std::string context;
+    std::string question;
+    std::string answer_prefix;        // what the answer is made to begin with; follows the chat form's header
+    std::vector<std::string> answers; // references
+    std::vector<std::string> classes; // that an answer may name, for classification
+    std::int64_t max_new_tokens = 32;
+    bool stop_at_newline        = false;
+    bool chat                   = false;          // the prompt goes into the model's chat form, where it has one
+    nlohmann::json about        = nlohmann::json::object(); // length, depth ...: copied to the answer's line
+};
+
+} // namespace runner
