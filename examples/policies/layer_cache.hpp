@@ -22,8 +22,9 @@ public:
     virtual void attend(mdkv::cpu::executor_ref executor, scratch_memory& scratch, float const* query,
         float const* key, float const* value, float* output) = 0;
 
-    /// Bytes held for the prompt, directories and whatever the policy keeps beside keys and values (projections, running
-    /// scores, channel lists) included, appended tokens excluded. For a policy that goes on evicting: of all tokens held.
+    /// Bytes held for the prompt, whatever the policy keeps beside keys and values (projections, running scores, channel
+    /// lists) included, appended tokens and the library's directory of some bytes a head excluded: what a budget is
+    /// charged for. For a policy that goes on evicting: of all tokens held.
     [[nodiscard]] virtual std::int64_t resident_bytes() const noexcept = 0;
 };
 

@@ -1,4 +1,4 @@
-/// \file chat.hpp: one question to a model in the form of conversation it was trained on
+/// \file chat.hpp: one question to a model in the form of conversation it was trained on, whole or in parts
 #pragma once
 
 #include <algorithm>
@@ -62,6 +62,14 @@ namespace detail
     return text.substr(first, text.find_last_not_of(space) - first + 1);
 }
 
+/// Tokens, and where the user's text is in them.
+struct marked_tokens
+{
+    std::vector<std::int32_t> ids;
+    std::size_t first = 0; // token of the piece of text that the user's text is the end of
+    std::size_t lead  = 0; // bytes of that piece before the user's
+};
+
 /// Collects control tokens by name and text in which control tokens are not looked for.
 class chat_writer
 {
@@ -69,60 +77,101 @@ public:
     explicit chat_writer(tokenizer const& words)
         : words_(words)
     {}
-    void control(std::string_view name) { ids_.push_back(words_.find_control(name).value()); }
+    void control(std::string_view name) { out_.ids.push_back(words_.find_control(name).value()); }
     void text(std::string const& text)
     {
         std::vector<std::int32_t> const more = words_.encode(text);
-        ids_.insert(ids_.end(), more.begin(), more.end());
+        out_.ids.insert(out_.ids.end(), more.begin(), more.end());
     }
-    [[nodiscard]] std::vector<std::int32_t> take() { return std::move(ids_); }
+    /// One piece of text, of which `user` came from outside and is looked for again later.
+    void user_text(std::string const& lead, std::string_view user)
+    {
+        out_.first = out_.ids.size();
+        out_.lead  = lead.size();
+        text(lead + std::string(user));
+    }
+    [[nodiscard]] marked_tokens take() { return std::move(out_); }
 
 private:
     tokenizer const& words_;
-    std::vector<std::int32_t> ids_;
+    marked_tokens out_;
 };
 
-inline std::vector<std::int32_t> encode_chatml(
+inline marked_tokens encode_chatml(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
     chat_writer out(words);
-    auto const turn = [&](std::string const& role, std::string_view text) {
-        out.control("<|im_start|>");
-        out.text(role + "\n" + std::string(text));
-        out.control("<|im_end|>");
-        out.text("\n");
-    };
     if (!system && words.chat_template().find(smollm2_system_text) != std::string::npos)
     {
         system = smollm2_system_text;
     }
-    if (system) { turn("system", *system); }
-    turn("user", user);
+    if (system)
+    {
+        out.control("<|im_start|>");
+        out.text("system\n" + std::string(*system));
+        out.control("<|im_end|>");
+        out.text("\n");
+    }
+    out.control("<|im_start|>");
+    out.user_text("user\n", user);
+    out.control("<|im_end|>");
+    out.text("\n");
     out.control("<|im_start|>");
     out.text("assistant\n");
     return out.take();
 }
 
-inline std::vector<std::int32_t> encode_llama3(
+inline marked_tokens encode_llama3(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
     chat_writer out(words);
-    auto const header = [&](std::string const& role, std::string_view text) {
+    auto const header = [&](std::string const& role) {
         out.control("<|start_header_id|>");
         out.text(role);
         out.control("<|end_header_id|>");
-        out.text("\n\n" + std::string(text));
     };
     out.control("<|begin_of_text|>");
     if (system)
     {
-        header("system", trimmed(*system));
+        header("system");
+        out.text("\n\n" + std::string(trimmed(*system)));
         out.control("<|eot_id|>");
     }
-    header("user", trimmed(user));
+    header("user");
+    out.user_text("\n\n", trimmed(user));
     out.control("<|eot_id|>");
-    header("assistant", "");
+    header("assistant");
+    out.text("\n\n");
     return out.take();
+}
+
+/// How many of the tokens from `first` on lie within the first `bytes` bytes of the text they were made of.
+[[nodiscard]] inline std::size_t tokens_within(
+    tokenizer const& words, std::vector<std::int32_t> const& ids, std::size_t first, std::size_t bytes)
+{
+    std::size_t count = 0;
+    for (std::size_t i = first; i < ids.size(); ++i, ++count)
+    {
+        std::size_t const size = words.decode_one(ids[i]).size();
+        if (size > bytes) { break; }
+        bytes -= size;
+    }
+    return count;
+}
+
+[[nodiscard]] inline marked_tokens encode_chat_marked(
+    tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
+{
+    switch (chat_form_of(words))
+    {
+        case chat_form::chatml:
+            return encode_chatml(words, system, user);
+        case chat_form::llama3:
+            return encode_llama3(words, system, user);
+        case chat_form::none:
+            break;
+    }
+    throw std::invalid_argument("encode_chat: the model has the control tokens of no known form of conversation");
 }
 
 } // namespace detail
@@ -135,16 +184,63 @@ inline std::vector<std::int32_t> encode_llama3(
 [[nodiscard]] inline std::vector<std::int32_t> encode_chat(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
-    switch (chat_form_of(words))
+    return detail::encode_chat_marked(words, system, user).ids;
+}
+
+/// A prompt in two pieces, one after the other.
+struct prompt_parts
+{
+    std::vector<std::int32_t> context;  // up to the end of the context, whatever the form puts before it included
+    std::vector<std::int32_t> question; // the question, what the form puts behind it, and the beginning of the answer
+
+    [[nodiscard]] std::vector<std::int32_t> whole() const
     {
-        case chat_form::chatml:
-            return detail::encode_chatml(words, system, user);
-        case chat_form::llama3:
-            return detail::encode_llama3(words, system, user);
-        case chat_form::none:
-            break;
+        std::vector<std::int32_t> all = context;
+        all.insert(all.end(), question.begin(), question.end());
+        return all;
     }
-    throw std::invalid_argument("encode_chat: the model has the control tokens of no known form of conversation");
+};
+
+/// The tokens of `context + question`, cut where the context ends, and after them those of `answer_prefix`. A token that
+/// reaches across the cut counts as the question's, so that the tokens are the same wherever the cut is.
+///
+/// \param chat   in the model's form of conversation, the prefix being what the answer begins with; a model without a
+///               known form, or false: the bare texts, after a beginning-of-sequence token where the model wants one
+[[nodiscard]] inline prompt_parts encode_parts(tokenizer const& words, std::string_view context,
+    std::string_view question, std::string_view answer_prefix, bool chat)
+{
+    std::string const user = std::string(context) + std::string(question);
+    detail::marked_tokens all;
+    std::size_t ahead = context.size(); // bytes of the context in the text that was encoded
+    if (chat && chat_form_of(words) != chat_form::none)
+    {
+        all = detail::encode_chat_marked(words, std::nullopt, user);
+        if (chat_form_of(words) == chat_form::llama3) // which trims the text
+        {
+            std::string_view const kept = detail::trimmed(user);
+            std::size_t const cut       = kept.empty() ? ahead : static_cast<std::size_t>(kept.data() - user.data());
+            ahead                       = std::min(ahead - std::min(ahead, cut), kept.size());
+            context                     = kept.substr(0, ahead);
+        }
+    }
+    else
+    {
+        all.ids = words.encode(user);
+        if (words.add_bos() && words.bos())
+        {
+            all.ids.insert(all.ids.begin(), *words.bos());
+            all.first = 1;
+        }
+    }
+    // Bytes no token stands for are in the text, but not in its tokens.
+    std::size_t const bytes = all.lead + ahead - words.bytes_without_token(context.substr(0, ahead));
+    auto const cut = static_cast<std::ptrdiff_t>(all.first + detail::tokens_within(words, all.ids, all.first, bytes));
+    prompt_parts parts;
+    parts.context.assign(all.ids.begin(), all.ids.begin() + cut);
+    parts.question.assign(all.ids.begin() + cut, all.ids.end());
+    std::vector<std::int32_t> const more = words.encode(answer_prefix);
+    parts.question.insert(parts.question.end(), more.begin(), more.end());
+    return parts;
 }
 
 } // namespace runner

@@ -101,14 +101,15 @@ int run_generate(session& run, common_options const& common, generate_options co
     auto const seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
 
     model_shape const& shape = run.model().shape();
-    sequence_cache<T> cache{shape, chosen_policy(options.policy_name, common), limit, options.max_tokens};
+    policy const chosen      = chosen_policy(options.policy_name, common);
+    sequence_cache<T> cache{run.model(), chosen, limit, common.window, options.max_tokens};
     scratch_memory scratch;
     auto const start = now();
     std::vector<float> logits;
     {
         progress_bar bar{"reading " + std::to_string(prompt.size()) + " tokens"};
         logits = prefill<T>(
-            run.model(), prompt, common.window, run.executor(),
+            run.model(), prompt, queries_to_keep(chosen, common.window, std::ssize(prompt)), run.executor(),
             [&](layer_kv<T> const& kv) { cache.compress_layer(kv, run.executor(), scratch); },
             [&](std::int64_t done, std::int64_t total) {
                 bar.show(done, total);
@@ -144,7 +145,7 @@ int run_generate(session& run, common_options const& common, generate_options co
         prompt.size(), seconds(read - start), cache.compress_seconds(), static_cast<long long>(made),
         made > 1 ? static_cast<double>(made - 1) / seconds(end - read) : 0.0, size_text(cache.resident_bytes()).c_str(),
         100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()),
-        size_text(cache.full_bytes()).c_str(), cache.chosen().name.c_str(), mdkv::element_name<T>());
+        size_text(cache.full_bytes()).c_str(), cache.chosen().label.c_str(), mdkv::element_name<T>());
     return interrupt_requested() ? 130 : 0;
 }
 

@@ -9,6 +9,11 @@
 #include <new>
 #include <string>
 
+#include "../evaluation/run_head_scores.hpp"
+#include "../evaluation/run_longbench.hpp"
+#include "../evaluation/run_needle.hpp"
+#include "../evaluation/run_profile.hpp"
+#include "../evaluation/run_ruler.hpp"
 #include "compare.hpp"
 #include "generate.hpp"
 #include "map.hpp"
@@ -32,13 +37,18 @@ void add_common(CLI::App& command, runner::common_options& common)
         ->check(CLI::Range(1, 1 << 20));
     command.add_option("--pool", common.pool, "neighbours that share a loss, odd; overrides the policy's");
     command.add_option("--ratios", common.ratios, "rungs such as 0,1/8,1/4,1; overrides the policy's");
+    command.add_option(
+        "--head-scores", common.head_scores, "file of measured head scores, for policies that read them");
 }
 
 int print_policies()
 {
     for (runner::policy const& p : runner::all_policies())
     {
-        std::printf("%-14s %s\n", p.name.c_str(), p.summary.c_str());
+        std::string parameters;
+        for (std::string const& one : p.parameters) { parameters += ", " + one; }
+        std::printf("%-18s %s%s%s; parameters: heads%s\n", p.name.c_str(), p.keeps.c_str(),
+            p.source.empty() ? "" : "; ", p.source.c_str(), parameters.c_str());
     }
     return 0;
 }
@@ -69,16 +79,17 @@ int run(int argc, char** argv)
     runner::compare_options compare;
     CLI::App& compare_command = *app.add_subcommand("compare", "measure policies against the full cache on a text");
     add_common(compare_command, common);
-    compare_command.add_option("--text", compare.text_path, "text to read and go on with")->required();
+    compare_command.add_option("--text", compare.text_paths, "text to read and go on with; several: means, too")
+        ->required();
     compare_command.add_option("--context", compare.context, "tokens to read and compress")->capture_default_str();
     compare_command.add_option("--continue", compare.continuation, "tokens to feed after them")->capture_default_str();
     compare_command.add_option("--kv-size", compare.kv_sizes, "tokens per KV head, comma-separated")
         ->capture_default_str()
         ->delimiter(',');
     compare_command.add_option("--policies", compare.policies, "comma-separated; see: mdkv_run policies")
-        ->capture_default_str()
-        ->delimiter(',');
+        ->capture_default_str();
     compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");
+    compare_command.add_flag("--markdown", compare.markdown, "the table of means as Markdown");
 
     runner::map_options map;
     CLI::App& map_command = *app.add_subcommand("map", "show how many coordinates each token got");
@@ -89,6 +100,31 @@ int run(int argc, char** argv)
     map_command.add_option("--policy", map.policy_name, "see: mdkv_run policies")->capture_default_str();
     map_command.add_option("--csv", map.csv_path, "file for every token's coordinates");
     map_command.add_option("--columns", map.columns, "cells across")->capture_default_str();
+
+    runner::needle_command needle;
+    CLI::App& needle_command = *app.add_subcommand("needle", "find a sentence hidden in a long text");
+    add_common(needle_command, common);
+    runner::add_needle_options(needle_command, needle);
+
+    runner::ruler_command ruler;
+    CLI::App& ruler_command = *app.add_subcommand("ruler", "RULER's synthetic tasks");
+    add_common(ruler_command, common);
+    runner::add_ruler_options(ruler_command, ruler);
+
+    runner::longbench_command longbench;
+    CLI::App& longbench_command = *app.add_subcommand("longbench", "LongBench's English tasks, from its files");
+    add_common(longbench_command, common);
+    runner::add_longbench_options(longbench_command, longbench);
+
+    runner::head_scores_options head_scores;
+    CLI::App& head_scores_command = *app.add_subcommand("head-scores", "measure which heads retrieve");
+    add_common(head_scores_command, common);
+    runner::add_head_scores_options(head_scores_command, head_scores);
+
+    runner::profile_options profile;
+    CLI::App& profile_command = *app.add_subcommand("profile", "seconds, memory and allocation against context length");
+    add_common(profile_command, common);
+    runner::add_profile_options(profile_command, profile);
 
     CLI::App& policies_command = *app.add_subcommand("policies", "list the policies");
 
@@ -107,6 +143,11 @@ int run(int argc, char** argv)
         runner::session session{common};
         if (generate_command.parsed()) { return runner::run_generate<T>(session, common, generate); }
         if (compare_command.parsed()) { return runner::run_compare<T>(session, common, compare); }
+        if (needle_command.parsed()) { return runner::run_needle<T>(session, common, needle); }
+        if (ruler_command.parsed()) { return runner::run_ruler<T>(session, common, ruler); }
+        if (longbench_command.parsed()) { return runner::run_longbench<T>(session, common, longbench); }
+        if (profile_command.parsed()) { return runner::run_profile<T>(session, common, profile); }
+        if (head_scores_command.parsed()) { return runner::run_head_scores<T>(session, common, head_scores); }
         return runner::run_map<T>(session, common, map);
     });
 }

@@ -54,16 +54,16 @@ template <mdkv::element T>
         first_tokens(run.words(), options.text_path, options.context, std::to_string(options.context) + " of context");
     model_shape const& shape = run.model().shape();
     policy const chosen      = chosen_policy(options.policy_name, common);
-    sequence_cache<T> cache{shape, chosen, mdkv::budget::kv_size(options.kv_size), 0};
+    sequence_cache<T> cache{run.model(), chosen, mdkv::budget::kv_size(options.kv_size), common.window, 0};
     coordinate_map map{shape.layers, shape.kv_heads, options.context, shape.key_dim,
         std::vector<std::int64_t>(
             static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), shape.key_dim)};
     scratch_memory scratch;
     progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
     static_cast<void>(prefill<T>(
-        run.model(), tokens, common.window, run.executor(),
+        run.model(), tokens, queries_to_keep(chosen, common.window, options.context), run.executor(),
         [&](layer_kv<T> const& kv) {
-            std::int64_t const compressible = kv.tokens - kv.window;
+            std::int64_t const compressible = kv.tokens - std::min(common.window, kv.tokens);
             std::vector<std::uint8_t> rungs(static_cast<std::size_t>(shape.kv_heads * compressible));
             cache.compress_layer(kv, run.executor(), scratch, rungs.data());
             for (std::int64_t h = 0; h < shape.kv_heads; ++h)

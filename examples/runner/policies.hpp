@@ -1,47 +1,157 @@
-/// \file policies.hpp: the presets of the library as named policies, and the texts that ratio sets and budgets are given as
+/// \file policies.hpp: every policy by name: what it keeps, its parameters, where it comes from
 #pragma once
 
-#include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/pool.hpp>
 
+#include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
+
+#include "option_texts.hpp"
 
 namespace runner
 {
 
-/// What is done to a layer's cache.
+/// How a layer's cache is made.
+enum class cache_kind
+{
+    whole,    // as it is
+    mixed,    // mdkv::compress: every token at the rung it is worth
+    selected, // tokens kept or dropped by a ranking
+    think,    // selected, and only some channels of the kept keys
+    low_rank, // every token, all at one rank
+    evicting  // selected, and selected again after every new token
+};
+
+/// What tokens are ranked by.
+enum class ranking
+{
+    none,
+    random,
+    recency,
+    window_attention, // received from the window's queries
+    all_attention,    // received from every query
+    last_attention,   // received from the last query
+    key_difference,
+    expected_attention
+};
+
+/// How the budget is shared among layers and heads.
+enum class sharing
+{
+    uniform,
+    pyramid,    // more for early layers
+    adaptive,   // among the heads of a layer, by what they rank
+    head_scores // among all heads, by scores measured beforehand
+};
+
+template <std::size_t R>
+[[nodiscard]] mdkv::ratio_set<> run_time_set(mdkv::ratio_set<R> const& ratios)
+{
+    return mdkv::ratio_set<>{std::span<mdkv::rung const>{ratios.begin(), ratios.size()}};
+}
+
+/// What is done to a prompt's cache.
 struct policy
 {
     std::string name;
-    std::string summary;
-    bool whole = false;       // keeps the whole cache, whatever the budget
-    mdkv::ratio_set<> ratios; // not read where whole
-    mdkv::pool_options pooling{};
+    std::string keeps;
+    std::string source;
+    cache_kind kind;
+    ranking rank  = ranking::none;
+    sharing share = sharing::uniform;
+    std::vector<std::string> parameters{};  // that may be set, besides "heads"
+    bool output_weighted = false;           // the ranking's second stage weighs values by the output projection
+    mdkv::ratio_set<> ratios = run_time_set(mdkv::evict_ratios); // of the mixed ones; keep or drop for the others
+    mdkv::pool_options pooling{1};
+    double beta              = 0;           // how uneven pyramid and head_scores are
+    double floor             = 0.2;         // share of a head's budget that adaptive leaves it
+    double channels          = 0.4;         // share of the key channels that think drops
+    std::int64_t sinks       = 4;           // first tokens that recency keeps
+    std::uint64_t seed       = 0;           // of random
+    std::string head_scores{};              // file
+    bool per_query_head = false;            // caches keys and values once for every query head, as most authors do
+    std::string label{};                    // the name and whatever was set: how tables and files call it
+
+    [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
+    /// Whether prefill must hand over the queries of all tokens, not of the window alone.
+    [[nodiscard]] bool reads_all_queries() const noexcept
+    {
+        return rank == ranking::all_attention || rank == ranking::expected_attention;
+    }
+    [[nodiscard]] bool has_parameter(std::string_view parameter) const
+    {
+        return std::find(parameters.begin(), parameters.end(), parameter) != parameters.end();
+    }
 };
 
 [[nodiscard]] inline std::vector<policy> all_policies()
 {
-    auto const set = [](auto const& ratios) {
-        return mdkv::ratio_set<>{std::span<mdkv::rung const>{ratios.begin(), ratios.size()}};
+    mdkv::pool_options const snapkv_pool{7, mdkv::pooling::max};
+    using k = cache_kind;
+    using r = ranking;
+    using s = sharing;
+    std::vector<policy> all{
+        {"full", "the whole cache: what the others are measured against", "", k::whole},
+        {"random", "tokens drawn at random for each head", "", k::selected, r::random, s::uniform, {"seed"}},
+        {"streaming", "the first tokens and the last ones", "StreamingLLM, arXiv 2309.17453", k::selected, r::recency,
+            s::uniform, {"sinks"}},
+        {"h2o", "tokens that received most attention from all of the prompt's queries", "H2O, arXiv 2306.14048",
+            k::selected, r::all_attention, s::uniform},
+        {"h2o_decode", "the same, dropping one token for each new one while decoding", "H2O, arXiv 2306.14048",
+            k::evicting, r::all_attention, s::uniform},
+        {"snapkv", "tokens that received most attention from the window, pooled", "SnapKV, arXiv 2404.14469",
+            k::selected, r::window_attention, s::uniform, {"pool", "pooling"}},
+        {"pyramidkv", "as snapkv, with more tokens in early layers", "PyramidKV, arXiv 2406.02069", k::selected,
+            r::window_attention, s::pyramid, {"pool", "pooling", "beta"}},
+        {"adakv", "as snapkv, heads of a layer sharing its budget", "AdaKV, arXiv 2407.11550", k::selected,
+            r::window_attention, s::adaptive, {"pool", "pooling", "floor"}},
+        {"criticalkv", "as snapkv, the second half ranked by what values do to the layer's output",
+            "CriticalKV, arXiv 2502.03805", k::selected, r::window_attention, s::uniform, {"pool", "pooling"}, true},
+        {"headkv", "as snapkv, heads of all layers sharing the budget by measured scores", "HeadKV, arXiv 2410.19258",
+            k::selected, r::window_attention, s::head_scores, {"pool", "pooling", "beta", "scores"}},
+        {"keydiff", "tokens whose keys are least like the others", "KeyDiff, arXiv 2504.15364", k::selected,
+            r::key_difference, s::uniform},
+        {"tova", "tokens that received most attention from the last query, all heads agreeing",
+            "TOVA, arXiv 2401.06104", k::selected, r::last_attention, s::uniform},
+        {"expected_attention", "tokens that queries to come are expected to attend to",
+            "Expected Attention, arXiv 2510.00636", k::selected, r::expected_attention, s::uniform},
+        {"think", "as snapkv, without the key channels that matter least", "ThinK, arXiv 2407.21018", k::think,
+            r::window_attention, s::uniform, {"pool", "pooling", "channels"}},
+        {"low_rank", "every token, all at the rank the budget allows", "after Palu, arXiv 2407.21118", k::low_rank},
+        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", "arXiv 2603.20616",
+            k::mixed, r::none, s::uniform, {"pool", "pooling", "ratios"}},
+        {"paper_h", "MixedDimKV-H: the same, heads of all layers sharing the budget by measured scores",
+            "arXiv 2603.20616", k::mixed, r::none, s::head_scores, {"pool", "pooling", "ratios", "beta", "scores"}},
+        {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling", "arXiv 2603.20616", k::mixed, r::none,
+            s::uniform, {"pool", "pooling", "ratios"}},
+        {"evict", "token eviction by MixedDimKV's scores: ratio set 0, 1, no pooling", "arXiv 2603.20616", k::mixed,
+            r::none, s::uniform, {"pool", "pooling", "ratios"}},
     };
-    return {
-        {"full", "the whole cache: what the others are measured against", true, set(mdkv::evict_ratios), {1}},
-        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", false,
-            set(mdkv::paper_ratios), {7}},
-        {"paper_literal", "MixedDimKV as its algorithm is printed: the same ratio set, no pooling", false,
-            set(mdkv::paper_ratios), {1}},
-        {"evict", "token eviction by the same scores: ratio set 0, 1, no pooling", false, set(mdkv::evict_ratios), {1}},
-    };
+    for (policy& p : all)
+    {
+        p.label = p.name;
+        if (p.kind == k::mixed && p.name != "evict") { p.ratios = run_time_set(mdkv::paper_ratios); }
+        if (p.name != "paper_literal" && p.name != "evict" && p.has_parameter("pool")) { p.pooling = snapkv_pool; }
+        if (p.output_weighted) { p.pooling = {5, mdkv::pooling::mean}; } // kvpress, where it is defined
+        if (p.share == s::pyramid) { p.beta = 20; }
+        if (p.share == s::head_scores) { p.beta = 1.1; }
+    }
+    return all;
 }
 
+/// The policy as its authors define it.
 /// \throws mdkv::invalid_argument   no such policy; the message lists those there are
 [[nodiscard]] inline policy find_policy(std::string_view name)
 {
@@ -54,103 +164,107 @@ struct policy
     throw mdkv::invalid_argument{"policy \"" + std::string{name} + "\" is unknown; there are " + known};
 }
 
-[[nodiscard]] inline std::vector<std::string_view> split(std::string_view text, char separator)
+/// Sets one parameter from its text.
+/// \throws mdkv::invalid_argument   the policy does not read it, or the value is none of its values
+inline void set_parameter(policy& p, std::string_view parameter, std::string_view value)
 {
-    std::vector<std::string_view> parts;
-    while (true)
+    auto const refuse = [&](std::string const& why) {
+        throw mdkv::invalid_argument{"policy " + p.name + ": " + std::string{parameter} + " = " + std::string{value}
+                                     + ": " + why};
+    };
+    auto const number = [&](double least, double most, char const* limits) {
+        double result{};
+        auto const [end, problem] = std::from_chars(value.data(), value.data() + value.size(), result);
+        bool const whole          = problem == std::errc{} && end == value.data() + value.size();
+        if (!whole || !(result >= least && result <= most)) { refuse(std::string{"must be a number "} + limits); }
+        return result;
+    };
+    if (parameter == "heads")
     {
-        std::size_t const end = text.find(separator);
-        parts.push_back(text.substr(0, end));
-        if (end == std::string_view::npos) { return parts; }
-        text.remove_prefix(end + 1);
+        if (value != "kv" && value != "query") { refuse("must be kv or query"); }
+        p.per_query_head = value == "query";
+        return;
     }
+    if (!p.has_parameter(parameter))
+    {
+        std::string known = "heads";
+        for (std::string const& one : p.parameters) { known += ", " + one; }
+        refuse("unknown parameter; there are " + known);
+    }
+    if (parameter == "pool")
+    {
+        p.pooling.width = parse_integer<std::int64_t>("pool", value);
+        if (p.pooling.width < 1 || p.pooling.width % 2 == 0) { refuse("must be odd and at least 1"); }
+    }
+    else if (parameter == "pooling")
+    {
+        if (value != "max" && value != "mean") { refuse("must be max or mean"); }
+        p.pooling.kind = value == "max" ? mdkv::pooling::max : mdkv::pooling::mean;
+    }
+    else if (parameter == "ratios") { p.ratios = parse_ratios(value); }
+    else if (parameter == "scores") { p.head_scores = value; }
+    else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
+    else if (parameter == "sinks")
+    {
+        p.sinks = parse_integer<std::int64_t>("sinks", value);
+        if (p.sinks < 0) { refuse("must not be negative"); }
+    }
+    else if (parameter == "beta") { p.beta = number(1, 1e6, "between 1 and 1000000"); }
+    else if (parameter == "floor") { p.floor = number(0, 1, "between 0 and 1"); }
+    else { p.channels = number(0, 0.99, "between 0 and 0.99"); } // "channels", the last of them
 }
 
-/// \throws mdkv::invalid_argument   the text is no whole number of the type
-template <class Integer>
-[[nodiscard]] Integer parse_integer(std::string_view what, std::string_view text)
-{
-    Integer value{};
-    auto const [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (problem != std::errc{} || end != text.data() + text.size())
-    {
-        throw mdkv::invalid_argument{
-            std::string{what} + ": \"" + std::string{text} + "\" is not a whole number in range"};
-    }
-    return value;
-}
-
-/// A rung: "0", "1", "1/8", or with its storage, "1:plain".
+/// A policy and what differs from its authors' choice: "snapkv", "paper[pool=13+ratios=0,1/4,1+heads=query]".
 /// \throws mdkv::invalid_argument   naming the part that cannot be read
-[[nodiscard]] inline mdkv::rung parse_rung(std::string_view text)
+[[nodiscard]] inline policy parse_policy(std::string_view text)
 {
-    auto const parts = split(text, ':');
-    if (parts.size() > 2 || (parts.size() == 2 && parts[1] != "plain"))
+    std::size_t const open = text.find('[');
+    policy p               = find_policy(text.substr(0, open));
+    if (open == std::string_view::npos) { return p; }
+    if (!text.ends_with(']'))
     {
-        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" names an unknown storage; there is plain"};
+        throw mdkv::invalid_argument{"policy \"" + std::string{text} + "\": the closing ] is missing"};
     }
-    auto const fraction = split(parts[0], '/');
-    if (fraction.size() > 2)
+    for (std::string_view const part : split(text.substr(open + 1, text.size() - open - 2), '+'))
     {
-        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" is not a fraction"};
-    }
-    return {parse_integer<std::int32_t>("ratios", fraction[0]),
-        fraction.size() == 2 ? parse_integer<std::int32_t>("ratios", fraction[1]) : 1, mdkv::storage::plain};
-}
-
-/// "0,1/8,1/4,1"
-/// \throws mdkv::invalid_argument   naming the rung at fault
-[[nodiscard]] inline mdkv::ratio_set<> parse_ratios(std::string_view text)
-{
-    std::vector<mdkv::rung> rungs;
-    for (std::string_view const part : split(text, ',')) { rungs.push_back(parse_rung(part)); }
-    return mdkv::ratio_set<>{rungs};
-}
-
-[[nodiscard]] inline std::string text_of(mdkv::rung const& rung)
-{
-    if (rung.den == 1) { return std::to_string(rung.num); }
-    return std::to_string(rung.num) + "/" + std::to_string(rung.den);
-}
-
-[[nodiscard]] inline std::string text_of(mdkv::ratio_set<> const& ratios)
-{
-    std::string text;
-    for (mdkv::rung const& rung : ratios) { text += (text.empty() ? "" : ",") + text_of(rung); }
-    return text;
-}
-
-/// "10%", "12.5%", "1/16" of the whole cache, or a number of bytes a layer.
-/// \throws mdkv::invalid_argument   it cannot be read, or is not within the whole cache
-[[nodiscard]] inline mdkv::budget parse_budget(std::string_view text)
-{
-    if (text.ends_with('%'))
-    {
-        auto const parts = split(text.substr(0, text.size() - 1), '.');
-        if (parts.size() > 2 || (parts.size() == 2 && parts[1].size() > 6))
+        std::size_t const equals = part.find('=');
+        if (equals == std::string_view::npos)
         {
-            throw mdkv::invalid_argument{"budget: \"" + std::string{text} + "\" is not a percentage"};
+            throw mdkv::invalid_argument{"policy \"" + std::string{text} + "\": \"" + std::string{part}
+                                         + "\" is not of the form parameter=value"};
         }
-        mdkv::index_t num = parse_integer<std::int32_t>("budget", parts[0]);
-        mdkv::index_t den = 100;
-        for (std::size_t i = 0; parts.size() == 2 && i < parts[1].size(); ++i)
-        {
-            num = num * 10 + parse_integer<std::int32_t>("budget", parts[1].substr(i, 1));
-            den *= 10;
-        }
-        if (num < 0 || num > den)
-        {
-            throw mdkv::invalid_argument{"budget: " + std::string{text} + " is not within 0% and 100%"};
-        }
-        return mdkv::budget::fraction(num, den);
+        set_parameter(p, part.substr(0, equals), part.substr(equals + 1));
     }
-    auto const fraction = split(text, '/');
-    if (fraction.size() == 2)
+    p.label = text;
+    if (!p.head_scores.empty()) // the folder of a file says nothing in a table
     {
-        return mdkv::budget::fraction(
-            parse_integer<std::int32_t>("budget", fraction[0]), parse_integer<std::int32_t>("budget", fraction[1]));
+        p.label.replace(
+            p.label.find(p.head_scores), p.head_scores.size(), std::filesystem::path{p.head_scores}.stem().string());
     }
-    return mdkv::budget::bytes(parse_integer<std::int64_t>("budget", text));
+    return p;
+}
+
+/// "a,b[ratios=0,1],c" at the commas outside of brackets; "all" stands for every policy.
+[[nodiscard]] inline std::vector<std::string> split_policies(std::string_view text)
+{
+    std::vector<std::string> parts(1);
+    int depth = 0;
+    for (char const c : text)
+    {
+        depth += c == '[' ? 1 : c == ']' ? -1 : 0;
+        if (c == ',' && depth == 0) { parts.emplace_back(); }
+        else { parts.back() += c; }
+    }
+    std::vector<std::string> specs;
+    for (std::string const& part : parts)
+    {
+        if (part != "all") { specs.push_back(part); }
+        else
+        {
+            for (policy const& p : all_policies()) { specs.push_back(p.name); }
+        }
+    }
+    return specs;
 }
 
 } // namespace runner

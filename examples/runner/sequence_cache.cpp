@@ -1,80 +1,140 @@
 #include "sequence_cache.hpp"
 
-#include <mdkv/append.hpp>
-#include <mdkv/attend.hpp>
-#include <mdkv/core/view.hpp>
-#include <mdkv/cpu/append.hpp>
-#include <mdkv/cpu/attend.hpp>
-#include <mdkv/cpu/compress.hpp>
+#include <mdkv/core/error.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <utility>
+#include <vector>
 
-#include "terminal.hpp"
+#include "../policies/make_cache.hpp"
 
 namespace runner
 {
 
+namespace
+{
+
+/// Rows [heads, width] as [heads * group, width], every row `group` times.
+template <class T>
+void repeat_heads(T const* rows, std::int64_t heads, std::int64_t group, std::int64_t width, T* out)
+{
+    for (std::int64_t h = 0; h < heads * group; ++h) { std::copy_n(rows + h / group * width, width, out + h * width); }
+}
+
+} // namespace
+
 template <mdkv::element T>
-sequence_cache<T>::sequence_cache(model_shape const& model, policy chosen, mdkv::budget limit, std::int64_t tail_tokens)
-    : model_{model}
+struct sequence_cache<T>::layer_memory
+{
+    std::vector<T> keys, values;       // [query_heads, tokens, D]
+    std::vector<float> output_weights; // [embedding, query_heads * Dv]
+};
+
+template <mdkv::element T>
+sequence_cache<T>::sequence_cache(
+    llama_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens)
+    : model_{&model}
     , policy_{std::move(chosen)}
-    , limit_{policy_.whole ? mdkv::budget::fraction(1, 1) : limit}
+    , maker_{policy_, limit, model.shape().layers, model.shape().query_heads}
+    , window_{window}
     , tail_tokens_{tail_tokens}
-    , layers_(static_cast<std::size_t>(model.layers))
+    , layers_(static_cast<std::size_t>(model.shape().layers))
 {}
+
+template <mdkv::element T>
+sequence_cache<T>::~sequence_cache() = default;
+template <mdkv::element T>
+sequence_cache<T>::sequence_cache(sequence_cache&&) noexcept = default;
+template <mdkv::element T>
+sequence_cache<T>& sequence_cache<T>::operator=(sequence_cache&&) noexcept = default;
+
+template <mdkv::element T>
+prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory& memory) const
+{
+    model_shape const& shape = model_->shape();
+    prompt_layer<T> layer{.layer = kv.layer,
+        .layers                  = shape.layers,
+        .heads                   = shape.kv_heads,
+        .group                   = shape.query_heads / shape.kv_heads,
+        .tokens                  = kv.tokens,
+        .window                  = std::min(window_, kv.tokens),
+        .key_dim                 = shape.key_dim,
+        .value_dim               = shape.value_dim,
+        .keys                    = kv.keys,
+        .values                  = kv.values,
+        .queries                 = kv.queries,
+        .lse                     = kv.lse,
+        .query_tokens            = kv.window,
+        .embedding               = shape.embedding,
+        .rotation                = &model_->rotation()};
+    if (policy_.per_query_head && layer.group > 1)
+    {
+        auto const rows = static_cast<std::size_t>(shape.query_heads * kv.tokens);
+        memory.keys.resize(rows * static_cast<std::size_t>(shape.key_dim));
+        memory.values.resize(rows * static_cast<std::size_t>(shape.value_dim));
+        repeat_heads(kv.keys, shape.kv_heads, layer.group, kv.tokens * shape.key_dim, memory.keys.data());
+        repeat_heads(kv.values, shape.kv_heads, layer.group, kv.tokens * shape.value_dim, memory.values.data());
+        layer.keys   = memory.keys.data();
+        layer.values = memory.values.data();
+        layer.heads  = shape.query_heads;
+        layer.group  = 1;
+    }
+    if (policy_.output_weighted)
+    {
+        weight_matrix const& weights = model_->layer(kv.layer).attention_output;
+        memory.output_weights.resize(static_cast<std::size_t>(weights.rows() * weights.columns()));
+        weights.dequantise_rows(0, weights.rows(), memory.output_weights.data());
+        layer.output_weights = memory.output_weights.data();
+    }
+    return layer;
+}
 
 template <mdkv::element T>
 mdkv::compress_report sequence_cache<T>::compress_layer(
     layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
-    auto const start  = std::chrono::steady_clock::now();
-    auto& cache       = layers_[static_cast<std::size_t>(kv.layer)];
-    auto go_on        = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
-    auto const report = scratch.run(executor, [&](mdkv::cpu::backend on) {
-        using mdkv::in;
-        auto const H       = model_.kv_heads;
-        auto const keys    = in(on, kv.keys, H, kv.tokens, model_.key_dim);
-        auto const values  = in(on, kv.values, H, kv.tokens, model_.value_dim);
-        auto const queries = in(on, kv.queries, model_.query_heads, kv.window, model_.key_dim);
-        auto const layer   = mdkv::split_window(on, queries, keys, values, kv.window);
-        mdkv::compress_options<mdkv::cpu::backend> options{
-            .limit    = limit_,
-            .pooling  = policy_.pooling,
-            .scoring  = {.lse = in(on, kv.lse, model_.query_heads, kv.window)},
-            .progress = go_on,
-            .layer    = kv.layer,
-        };
-        if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, kv.tokens - kv.window); }
-        return mdkv::compress(on, layer, policy_.ratios, options, cache);
-    });
-    if (report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
-    cache.reserve_tail(tail_tokens_);
+    auto const start       = std::chrono::steady_clock::now();
+    model_shape const& own = model_->shape();
+    layer_memory memory;
+    auto made = maker_.make(layer_of(kv, memory), mdkv::layer_shape{own.kv_heads, own.query_heads / own.kv_heads,
+                                              kv.tokens - std::min(window_, kv.tokens), std::min(window_, kv.tokens),
+                                              {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
+        tail_tokens_, executor, scratch, rungs);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    resident_bytes_ += report.resident_bytes;
-    full_bytes_ += report.full_bytes;
-    reports_.push_back(report);
-    return report;
+    layers_[static_cast<std::size_t>(kv.layer)] = std::move(made.cache);
+    full_bytes_ += own.kv_heads * kv.tokens * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
+    reports_.push_back(made.report);
+    return made.report;
 }
 
 template <mdkv::element T>
 void sequence_cache<T>::attend(std::int64_t layer, float const* query, float const* key, float const* value,
     float* output, mdkv::cpu::executor_ref executor)
 {
-    auto const start = std::chrono::steady_clock::now();
-    auto& cache      = layers_[static_cast<std::size_t>(layer)];
-    if (cache.appended() == cache.tail_capacity()) { cache.reserve_tail(2 * cache.tail_capacity() + 16); }
-    lse_.resize(static_cast<std::size_t>(model_.query_heads));
-    scratch_.run(executor, [&](mdkv::cpu::backend on) {
-        using mdkv::in;
-        using mdkv::out;
-        mdkv::append(on, in(on, key, model_.kv_heads, model_.key_dim), in(on, value, model_.kv_heads, model_.value_dim),
-            cache.view());
-        mdkv::attend(on, in(on, query, model_.query_heads, model_.key_dim), cache.view(), {},
-            out(on, output, model_.query_heads, model_.value_dim), out(on, lse_.data(), model_.query_heads));
-        return 0;
-    });
+    auto const start         = std::chrono::steady_clock::now();
+    model_shape const& shape = model_->shape();
+    auto const group         = shape.query_heads / shape.kv_heads;
+    if (policy_.per_query_head && group > 1)
+    {
+        auto const keys = shape.query_heads * shape.key_dim;
+        repeated_.resize(static_cast<std::size_t>(keys + shape.query_heads * shape.value_dim));
+        repeat_heads(key, shape.kv_heads, group, shape.key_dim, repeated_.data());
+        repeat_heads(value, shape.kv_heads, group, shape.value_dim, repeated_.data() + keys);
+        key   = repeated_.data();
+        value = repeated_.data() + keys;
+    }
+    layers_[static_cast<std::size_t>(layer)]->attend(executor, scratch_, query, key, value, output);
     attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+template <mdkv::element T>
+std::int64_t sequence_cache<T>::resident_bytes() const noexcept
+{
+    std::int64_t bytes = 0;
+    for (auto const& layer : layers_) { bytes += layer ? layer->resident_bytes() : 0; }
+    return bytes;
 }
 
 template class sequence_cache<float>;

@@ -4,12 +4,14 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "../policies/cache_maker.hpp"
+#include "../policies/layer_cache.hpp"
 #include "llama_model.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
@@ -23,11 +25,18 @@ template <mdkv::element T>
 class sequence_cache
 {
 public:
+    /// \param model         must outlive the cache
+    /// \param window        last prompt tokens that are kept as they are
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
-    sequence_cache(model_shape const& model, policy chosen, mdkv::budget limit, std::int64_t tail_tokens);
+    sequence_cache(
+        llama_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
+    ~sequence_cache();
+    sequence_cache(sequence_cache&&) noexcept;
+    sequence_cache& operator=(sequence_cache&&) noexcept;
 
-    /// Takes one layer from prefill.
-    /// \param rungs   [H, N] receives the rung of every token, or null
+    /// Takes one layer from prefill, which may hand over more queries than the window's (see `queries_to_keep`).
+    /// \param rungs   [H, N] receives every token's rung of the policy's ratio set, or null; not for policies whose caches
+    ///                are not made of rungs of KV heads
     /// \throws interrupted   after Ctrl-C, and what compress throws
     mdkv::compress_report compress_layer(layer_kv<T> const& kv, mdkv::cpu::executor_ref executor,
         scratch_memory& scratch, std::uint8_t* rungs = nullptr);
@@ -37,29 +46,36 @@ public:
         mdkv::cpu::executor_ref executor);
 
     [[nodiscard]] policy const& chosen() const noexcept { return policy_; }
-    [[nodiscard]] std::int64_t resident_bytes() const noexcept
-    {
-        return resident_bytes_;
-    } // of all layers, tails excluded
-    [[nodiscard]] std::int64_t full_bytes() const noexcept { return full_bytes_; }
+    /// Of the prompt in all layers, as measured from the buffers; what was appended is excluded.
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept;
+    [[nodiscard]] std::int64_t full_bytes() const noexcept { return full_bytes_; } // of the model's cache, uncompressed
     [[nodiscard]] double compress_seconds() const noexcept { return compress_seconds_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
 
 private:
-    model_shape model_;
+    struct layer_memory; // what a layer needs besides prefill's own
+    [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv, layer_memory& memory) const;
+
+    llama_model const* model_;
     policy policy_;
-    mdkv::budget limit_;
+    cache_maker<T> maker_;
+    std::int64_t window_;
     std::int64_t tail_tokens_;
-    std::vector<mdkv::cpu::cache<T>> layers_; // [layers]
+    std::vector<std::unique_ptr<layer_cache>> layers_; // [layers]
     std::vector<mdkv::compress_report> reports_;
-    std::vector<float> lse_; // [query_heads], not used here
+    std::vector<float> repeated_; // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
-    std::int64_t resident_bytes_ = 0;
-    std::int64_t full_bytes_     = 0;
-    double compress_seconds_     = 0;
-    double attend_seconds_       = 0;
+    std::int64_t full_bytes_ = 0;
+    double compress_seconds_ = 0;
+    double attend_seconds_   = 0;
 };
+
+/// Queries that prefill must hand over for these policies: those of the window, or of the whole prompt.
+[[nodiscard]] inline std::int64_t queries_to_keep(policy const& one, std::int64_t window, std::int64_t tokens) noexcept
+{
+    return one.reads_all_queries() ? tokens : window;
+}
 
 // Compiled once, in sequence_cache.cpp: this is where the library is instantiated.
 extern template class sequence_cache<float>;

@@ -32,15 +32,33 @@ struct common_options
     std::int64_t window = 32;
     std::optional<std::int64_t> pool;
     std::optional<std::string> ratios;
+    std::string head_scores; // file
 };
 
-/// The policy of that name with the options' pool and ratio set in place of its own.
-[[nodiscard]] inline policy chosen_policy(std::string const& name, common_options const& options)
+/// The policy of that text (see `parse_policy`), with the options' parameters where the text leaves them open and the
+/// policy has them.
+/// \throws mdkv::invalid_argument   the text cannot be read, or the policy needs head scores and has none
+[[nodiscard]] inline policy chosen_policy(std::string const& text, common_options const& options)
 {
-    policy chosen = find_policy(name);
-    if (chosen.whole) { return chosen; }
-    if (options.pool) { chosen.pooling.width = *options.pool; }
-    if (options.ratios) { chosen.ratios = parse_ratios(*options.ratios); }
+    policy const named = parse_policy(text);
+    std::string more;
+    auto const set = [&](char const* parameter, std::optional<std::string> const& value) {
+        std::string const part = std::string{parameter} + "=";
+        if (!value || !named.has_parameter(parameter) || text.find(part) != std::string::npos) { return; }
+        more += (more.empty() ? "" : "+") + part + *value;
+    };
+    set("pool", options.pool ? std::optional{std::to_string(*options.pool)} : std::nullopt);
+    set("ratios", options.ratios);
+    bool const bare = text.find('[') == std::string::npos;
+    policy chosen   = more.empty() ? named
+                      : bare       ? parse_policy(text + "[" + more + "]")
+                                   : parse_policy(text.substr(0, text.size() - 1) + "+" + more + "]");
+    if (chosen.share == sharing::head_scores && chosen.head_scores.empty())
+    {
+        mdkv::expects(!options.head_scores.empty(), "policy ", chosen.name,
+            " needs head scores: give --head-scores FILE; mdkv_run head-scores makes one");
+        chosen.head_scores = options.head_scores;
+    }
     return chosen;
 }
 

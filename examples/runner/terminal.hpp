@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -44,33 +45,36 @@ inline void catch_interrupts()
     return detail::interrupt_seen != 0;
 }
 
-/// One line on standard error that is drawn again and again; nothing at all where standard error is no terminal.
+/// One line on standard error that is drawn again and again. Where standard error is no terminal: nothing at all, or,
+/// for long work, a plain line every so often.
 class progress_bar
 {
 public:
-    explicit progress_bar(std::string what)
+    explicit progress_bar(std::string what, std::chrono::seconds plain_lines_every = std::chrono::seconds::zero())
         : what_{std::move(what)}
-        , shown_{isatty(STDERR_FILENO) != 0}
+        , terminal_{isatty(STDERR_FILENO) != 0}
+        , plain_every_{plain_lines_every}
     {}
     ~progress_bar() { clear(); }
     progress_bar(progress_bar const&)            = delete;
     progress_bar& operator=(progress_bar const&) = delete;
 
+    void rename(std::string what) { what_ = std::move(what); }
+
     void show(std::int64_t done, std::int64_t total)
     {
-        if (!shown_ || total <= 0) { return; }
+        if (total <= 0) { return; }
+        if (!terminal_) { return show_plainly(done, total); }
         auto const now = std::chrono::steady_clock::now();
         if (done < total && drawn_ && now - last_ < std::chrono::milliseconds{100}) { return; }
         last_                        = now;
         drawn_                       = true;
         constexpr std::int64_t width = 40;
         std::int64_t const filled    = width * done / total;
-        double const seconds         = std::chrono::duration<double>(now - start_).count();
-        double const left = done > 0 ? seconds * static_cast<double>(total - done) / static_cast<double>(done) : 0.0;
-        std::string const bar = std::string(static_cast<std::size_t>(filled), '#')
+        std::string const bar        = std::string(static_cast<std::size_t>(filled), '#')
                                 + std::string(static_cast<std::size_t>(width - filled), '.');
-        std::fprintf(stderr, "\r%s [%s] %3d %%  %.0f s left \033[K", what_.c_str(), bar.c_str(),
-            static_cast<int>(100 * done / total), left);
+        std::fprintf(stderr, "\r%s [%s] %3d %%  %s left \033[K", what_.c_str(), bar.c_str(),
+            static_cast<int>(100 * done / total), time_left(done, total).c_str());
         std::fflush(stderr);
     }
 
@@ -81,35 +85,62 @@ public:
     }
 
 private:
+    void show_plainly(std::int64_t done, std::int64_t total)
+    {
+        auto const now = std::chrono::steady_clock::now();
+        if (plain_every_ == std::chrono::seconds::zero() || now - last_plain_ < plain_every_) { return; }
+        last_plain_ = now;
+        std::fprintf(stderr, "%s: %d %%, %s left\n", what_.c_str(), static_cast<int>(100 * done / total),
+            time_left(done, total).c_str());
+    }
+
+    [[nodiscard]] std::string time_left(std::int64_t done, std::int64_t total) const
+    {
+        double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        double const left    = done > 0 ? seconds * static_cast<double>(total - done) / static_cast<double>(done) : 0.0;
+        auto const whole     = static_cast<std::int64_t>(left + 0.5);
+        if (whole < 600) { return std::to_string(whole) + " s"; }
+        return whole < 36000 ? std::to_string(whole / 60) + " min" : std::to_string(whole / 3600) + " h";
+    }
+
     std::string what_;
-    bool shown_;
+    bool terminal_;
+    std::chrono::seconds plain_every_;
     bool drawn_ = false;
     std::chrono::steady_clock::time_point start_{std::chrono::steady_clock::now()};
     std::chrono::steady_clock::time_point last_{};
+    std::chrono::steady_clock::time_point last_plain_{start_};
 };
 
 /// Rows of text under headings; numbers to the right, the first column to the left.
 class table
 {
 public:
-    explicit table(std::vector<std::string> headings) { rows_.push_back(std::move(headings)); }
-    void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+    explicit table(std::vector<std::string> headings) { rows_.push_back({std::move(headings)}); }
+    void add(std::vector<std::string> row) { rows_.push_back({std::move(row)}); }
+
+    /// A line across, above the rows that follow. CSV has none.
+    void section(std::string title) { rows_.push_back({{std::move(title)}, true}); }
 
     [[nodiscard]] std::string text() const
     {
-        std::vector<std::size_t> widths(rows_[0].size());
-        for (auto const& row : rows_)
+        std::vector<std::size_t> widths(rows_[0].cells.size());
+        for (auto const& [row, across] : rows_)
         {
-            for (std::size_t c = 0; c < row.size(); ++c) { widths[c] = std::max(widths[c], row[c].size()); }
+            for (std::size_t c = 0; !across && c < row.size(); ++c) { widths[c] = std::max(widths[c], row[c].size()); }
         }
+        std::size_t length = 2 * (widths.size() - 1);
+        for (std::size_t const width : widths) { length += width; }
         std::string all;
         for (std::size_t r = 0; r < rows_.size(); ++r)
         {
-            std::string line;
-            for (std::size_t c = 0; c < rows_[r].size(); ++c)
+            auto const& [row, across] = rows_[r];
+            std::string line          = across ? "-- " + row[0] + " " : "";
+            if (across) { line += std::string(length - std::min(length, line.size()), '-'); }
+            for (std::size_t c = 0; !across && c < row.size(); ++c)
             {
-                std::string const padding(widths[c] - rows_[r][c].size(), ' ');
-                line += (c == 0 ? "" : "  ") + (c == 0 ? rows_[r][c] + padding : padding + rows_[r][c]);
+                std::string const padding(widths[c] - row[c].size(), ' ');
+                line += (c == 0 ? "" : "  ") + (c == 0 ? row[c] + padding : padding + row[c]);
             }
             all += line + "\n";
             if (r == 0) { all += std::string(line.size(), '-') + "\n"; }
@@ -117,8 +148,61 @@ public:
         return all;
     }
 
+    /// As GitHub and others draw them.
+    [[nodiscard]] std::string markdown() const
+    {
+        std::string all;
+        for (std::size_t r = 0; r < rows_.size(); ++r)
+        {
+            auto const& [row, across] = rows_[r];
+            for (std::size_t c = 0; c < rows_[0].cells.size(); ++c)
+            {
+                std::string const cell = c < row.size() ? escaped(row[c], "|", '\\') : "";
+                all += "| " + (across && c == 0 ? "**" + cell + "**" : cell) + (cell.empty() ? "" : " ");
+            }
+            all += "|\n";
+            if (r > 0) { continue; }
+            for (std::size_t c = 0; c < row.size(); ++c) { all += c == 0 ? "|:--" : "|--:"; }
+            all += "|\n";
+        }
+        return all;
+    }
+
+    /// As RFC 4180 has it, with plain line ends.
+    [[nodiscard]] std::string csv() const
+    {
+        std::string all;
+        for (auto const& [row, across] : rows_)
+        {
+            for (std::size_t c = 0; !across && c < row.size(); ++c)
+            {
+                bool const quotes = row[c].find_first_of(",\"\r\n") != std::string::npos;
+                all += (c == 0 ? "" : ",") + (quotes ? "\"" + escaped(row[c], "\"", '"') + "\"" : row[c]);
+            }
+            if (!across) { all += "\n"; }
+        }
+        return all;
+    }
+
 private:
-    std::vector<std::vector<std::string>> rows_;
+    struct table_row
+    {
+        std::vector<std::string> cells;
+        bool across = false; // one cell over all columns
+    };
+
+    [[nodiscard]] static std::string escaped(std::string const& text, std::string_view which, char by)
+    {
+        std::string out;
+        for (char const c : text)
+        {
+            if (which.find(c) != std::string_view::npos) { out += by; }
+            out += c;
+        }
+        return out;
+    }
+
+    std::vector<table_row> rows_;
 };
 
 /// A number with so many digits behind the point.

@@ -1,0 +1,359 @@
+/// \file evaluate.hpp: samples through many policies and sizes at once: one prefill for all, then all answers in lock step
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/executor.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../runner/chat.hpp"
+#include "../runner/decode.hpp"
+#include "../runner/llama_model.hpp"
+#include "../runner/matmul.hpp"
+#include "../runner/policies.hpp"
+#include "../runner/prefill.hpp"
+#include "../runner/sampler.hpp"
+#include "../runner/scratch_memory.hpp"
+#include "../runner/sequence_cache.hpp"
+#include "../runner/terminal.hpp"
+#include "../runner/tokenizer.hpp"
+#include "answer_log.hpp"
+#include "layer_prefix.hpp"
+#include "sample.hpp"
+
+namespace runner
+{
+
+/// One policy at one size, asked in one way.
+struct entrant
+{
+    policy chosen;
+    std::int64_t kv_size    = 0; // tokens per KV head; 0 for the whole cache
+    question_place question = question_place::window;
+};
+
+/// Every policy at every size and question place, the full cache first, asked for or not: the others are judged by it.
+[[nodiscard]] inline std::vector<entrant> entrants_of(std::vector<policy> const& policies,
+    std::vector<std::int64_t> const& kv_sizes, std::vector<question_place> const& questions)
+{
+    std::vector<entrant> all;
+    std::set<std::string> labels;
+    for (question_place const place : questions) { all.push_back({find_policy("full"), 0, place}); }
+    for (policy const& one : policies)
+    {
+        if (one.whole() || !labels.insert(one.label).second) { continue; }
+        for (std::int64_t const size : kv_sizes)
+        {
+            mdkv::expects(size >= 1, "kv-size: ", size, " is not at least 1");
+            for (question_place const place : questions) { all.push_back({one, size, place}); }
+        }
+    }
+    return all;
+}
+
+/// What an evaluation runs on and what its answers are filed under.
+struct evaluation_setting
+{
+    llama_model const& model;
+    tokenizer const& words;
+    mdkv::cpu::executor_ref executor;
+    answer_origin origin;          // its window is the policies'
+    std::size_t most_at_once = 64; // entrants that share a prefill: their caches are in memory together
+};
+
+[[nodiscard]] inline answer_key key_of(
+    evaluation_setting const& setting, sample const& one, std::string const& mark, entrant const& who)
+{
+    return {one.task, one.id, mark, who.chosen.label, who.kv_size, text_of(who.question), setting.origin};
+}
+
+namespace detail
+{
+
+/// Below this many sequences a step's products have the same bits whatever their number, so that neither the number of
+/// entrants nor which of them are finished already changes an answer.
+inline constexpr std::size_t lock_step = static_cast<std::size_t>(most_dot_tokens);
+
+/// One entrant's way through one sample.
+template <mdkv::element T>
+struct lane
+{
+    entrant const* who;
+    sequence_cache<T> cache;
+    std::int64_t position;  // of the next token
+    std::size_t fed    = 0; // tokens of the question that went through the cache
+    std::int32_t token = 0; // made last, to be fed next
+    std::int64_t made  = 0;
+    bool done          = false;
+    std::string text{};
+};
+
+/// A token the model made: its text, and whether the answer ends with it.
+template <mdkv::element T>
+void take_token(lane<T>& at, std::int32_t token, tokenizer const& words, sample const& one)
+{
+    if (words.is_end_of_generation(token))
+    {
+        at.done = true;
+        return;
+    }
+    std::string_view const piece = words.decode_one(token);
+    if (words.find_control(piece) != token) { at.text += piece; }
+    at.token = token;
+    at.done  = ++at.made >= one.max_new_tokens;
+    if (std::size_t const line = at.text.find('\n'); one.stop_at_newline && line != std::string::npos)
+    {
+        at.text.resize(line);
+        at.done = true;
+    }
+}
+
+/// All entrants of one prefill.
+template <mdkv::element T>
+class sample_run
+{
+public:
+    sample_run(evaluation_setting const& setting, sample const& one, prompt_parts const& parts)
+        : setting_{setting}
+        , sample_{one}
+        , parts_{parts}
+        , tokens_{parts.whole()}
+    {}
+
+    void enter(entrant const& who)
+    {
+        bool const sees   = who.question == question_place::window;
+        auto const limit  = who.chosen.whole() ? mdkv::budget::fraction(1, 1) : mdkv::budget::kv_size(who.kv_size);
+        auto const behind = sees ? 0 : std::ssize(parts_.question);
+        lanes_.push_back({&who,
+            sequence_cache<T>{
+                setting_.model, who.chosen, limit, setting_.origin.window, behind + sample_.max_new_tokens},
+            std::ssize(tokens_) - behind});
+        keep_ = std::max(keep_, behind + queries_to_keep(who.chosen, setting_.origin.window, lanes_.back().position));
+    }
+
+    /// \param progress   void(share of the work that is done, from 0 to 1)
+    template <class Progress>
+    void run(Progress const& progress)
+    {
+        constexpr double prefill_share  = 0.7; // of the time, roughly
+        std::vector<float> const logits = prefill<T>(
+            setting_.model, tokens_, keep_, setting_.executor, [&](layer_kv<T> const& kv) { compress(kv); },
+            [&](std::int64_t done, std::int64_t total) {
+                progress(prefill_share * static_cast<double>(done) / static_cast<double>(total));
+                if (interrupt_requested()) { throw interrupted{}; }
+                return true;
+            });
+        for (lane<T>& at : lanes_)
+        {
+            if (at.position == std::ssize(tokens_)) { take_token(at, greedy_token(logits), setting_.words, sample_); }
+        }
+        auto const steps = static_cast<double>(std::ssize(parts_.question) + sample_.max_new_tokens);
+        for (double step = 0; step_all(); ++step)
+        {
+            progress(prefill_share + (1 - prefill_share) * std::min(1.0, step / steps));
+            if (interrupt_requested()) { throw interrupted{}; }
+        }
+    }
+
+    [[nodiscard]] std::vector<lane<T>> const& lanes() const noexcept { return lanes_; }
+
+private:
+    void compress(layer_kv<T> const& kv)
+    {
+        bool const some_see_less = std::any_of(
+            lanes_.begin(), lanes_.end(), [](auto const& at) { return at.who->question == question_place::after; });
+        layer_kv<T> const before_question =
+            some_see_less ? prefix_.of(kv, std::ssize(parts_.context), setting_.model.shape()) : kv;
+        for (lane<T>& at : lanes_)
+        {
+            bool const sees = at.who->question == question_place::window;
+            try
+            {
+                at.cache.compress_layer(sees ? kv : before_question, setting_.executor, scratch_);
+            }
+            catch (interrupted const&)
+            {
+                throw;
+            }
+            catch (std::exception const& problem)
+            {
+                throw mdkv::error{"task " + sample_.task + ", sample " + sample_.id + ", policy " + at.who->chosen.label
+                                  + " at KV size " + std::to_string(at.who->kv_size) + ": " + problem.what()};
+            }
+        }
+    }
+
+    /// One token further for every lane that is not done; false when all are.
+    bool step_all()
+    {
+        std::vector<lane<T>*> going;
+        for (lane<T>& at : lanes_)
+        {
+            if (!at.done) { going.push_back(&at); }
+        }
+        for (std::size_t first = 0; first < going.size(); first += lock_step)
+        {
+            step(std::span{going}.subspan(first, std::min(lock_step, going.size() - first)));
+        }
+        return !going.empty();
+    }
+
+    void step(std::span<lane<T>* const> going)
+    {
+        std::vector<std::int32_t> fed;
+        std::vector<std::int64_t> positions;
+        for (lane<T>* const at : going)
+        {
+            bool const reading = at->position < std::ssize(tokens_);
+            fed.push_back(reading ? tokens_[static_cast<std::size_t>(at->position)] : at->token);
+            positions.push_back(at->position);
+        }
+        auto const vocabulary = static_cast<std::size_t>(setting_.model.shape().vocabulary);
+        logits_.resize(going.size() * vocabulary);
+        auto const inner = going.size() == 1 ? setting_.executor : mdkv::cpu::executor_ref{};
+        decode_step(
+            setting_.model, fed, positions, setting_.executor,
+            [&](std::int64_t layer, std::int64_t b, float const* query, float const* key, float const* value,
+                float* out) { going[static_cast<std::size_t>(b)]->cache.attend(layer, query, key, value, out, inner); },
+            logits_, space_);
+        for (std::size_t i = 0; i < going.size(); ++i)
+        {
+            if (++going[i]->position < std::ssize(tokens_)) { continue; } // the question goes on
+            take_token(*going[i], greedy_token(std::span{logits_}.subspan(i * vocabulary, vocabulary)), setting_.words,
+                sample_);
+        }
+    }
+
+    evaluation_setting const& setting_;
+    sample const& sample_;
+    prompt_parts const& parts_;
+    std::vector<std::int32_t> tokens_; // the whole prompt's
+    std::int64_t keep_ = 0;            // queries prefill hands over
+    std::vector<lane<T>> lanes_;
+    layer_prefix<T> prefix_;
+    scratch_memory scratch_;
+    decode_workspace space_;
+    std::vector<float> logits_; // [lanes of a step, vocabulary]
+};
+
+/// What is still to be answered.
+struct open_sample
+{
+    sample const* one;
+    std::string mark;
+    std::vector<entrant const*> who;
+    double work = 0; // an estimate, for the time left
+};
+
+[[nodiscard]] inline prompt_parts parts_of(evaluation_setting const& setting, sample const& one)
+{
+    return encode_parts(setting.words, one.context, one.question, one.answer_prefix, one.chat);
+}
+
+/// \throws mdkv::error   the sample cannot be run on the model
+inline void expect_fits(evaluation_setting const& setting, sample const& one, prompt_parts const& parts)
+{
+    std::string const name = "task " + one.task + ", sample " + one.id + ": ";
+    auto const prompt      = std::ssize(parts.context) + std::ssize(parts.question);
+    auto const limit       = setting.model.shape().context;
+    if (one.max_new_tokens < 1)
+    {
+        throw mdkv::error{name + "max_new_tokens is " + std::to_string(one.max_new_tokens) + ", not at least 1"};
+    }
+    if (parts.context.empty()) { throw mdkv::error{name + "the context is empty, so there is nothing to compress"}; }
+    if (one.max_new_tokens > limit || prompt > limit - one.max_new_tokens)
+    {
+        throw mdkv::error{
+            name + "a prompt of " + std::to_string(prompt) + " tokens and an answer of up to "
+            + std::to_string(one.max_new_tokens) + " are longer than the model's context of " + std::to_string(limit)
+            + "; make the prompts shorter (--lengths or --max-length), or take a model with more context. "
+              "Finished answers are kept"};
+    }
+}
+
+[[nodiscard]] inline std::vector<open_sample> open_samples(evaluation_setting const& setting,
+    std::span<sample const> samples, std::span<entrant const> entrants, answer_log const& log)
+{
+    std::vector<open_sample> open;
+    for (sample const& one : samples)
+    {
+        open_sample left{&one, sample_mark(one), {}};
+        for (entrant const& who : entrants)
+        {
+            if (!log.has(key_of(setting, one, left.mark, who))) { left.who.push_back(&who); }
+        }
+        if (left.who.empty()) { continue; }
+        prompt_parts const parts = parts_of(setting, one);
+        expect_fits(setting, one, parts);
+        // A prefill of all layers costs about as much as making caches of it for eight policies.
+        auto const batches = (left.who.size() + setting.most_at_once - 1) / setting.most_at_once;
+        left.work =
+            static_cast<double>((8 * batches + left.who.size()) * (parts.context.size() + parts.question.size()));
+        open.push_back(std::move(left));
+    }
+    return open;
+}
+
+} // namespace detail
+
+/// Runs what the log does not have yet, sample by sample, and files every sample's answers as soon as they are there.
+///
+/// \param title   of the line of progress on standard error
+/// \param score   std::map<std::string, double>(sample const&, std::string const& answer), each from 0 to 100
+/// \order  answers do not depend on the executor, on `most_at_once` or on what was finished before
+/// \throws interrupted    after Ctrl-C; what the log has stays
+/// \throws mdkv::error    before anything is run: a sample is longer than the model's context
+template <mdkv::element T, class Score>
+void evaluate(evaluation_setting const& setting, std::string const& title, std::span<sample const> samples,
+    std::span<entrant const> entrants, answer_log& log, Score const& score)
+{
+    mdkv::expects(setting.most_at_once >= 1, "at-once: ", setting.most_at_once, " is not at least 1");
+    std::vector<detail::open_sample> const open = detail::open_samples(setting, samples, entrants, log);
+    double total                                = 0;
+    for (detail::open_sample const& left : open) { total += left.work; }
+    progress_bar bar{title, std::chrono::seconds{30}};
+    double done = 0;
+    for (std::size_t i = 0; i < open.size(); ++i)
+    {
+        detail::open_sample const& left = open[i];
+        bar.rename(title + ": sample " + std::to_string(samples.size() - open.size() + i + 1) + " of "
+                   + std::to_string(samples.size()));
+        prompt_parts const parts = detail::parts_of(setting, *left.one);
+        std::vector<answer> answers;
+        for (std::size_t first = 0; first < left.who.size(); first += setting.most_at_once)
+        {
+            std::size_t const last = std::min(first + setting.most_at_once, left.who.size());
+            double const share     = left.work / static_cast<double>(left.who.size());
+            detail::sample_run<T> run{setting, *left.one, parts};
+            for (std::size_t c = first; c < last; ++c) { run.enter(*left.who[c]); }
+            run.run([&](double part) {
+                double const now =
+                    done + share * (static_cast<double>(first) + static_cast<double>(last - first) * part);
+                bar.show(static_cast<std::int64_t>(now), static_cast<std::int64_t>(total));
+            });
+            for (auto const& lane : run.lanes())
+            {
+                answers.push_back({key_of(setting, *left.one, left.mark, *lane.who), lane.text,
+                    score(*left.one, lane.text), lane.cache.resident_bytes(), lane.cache.full_bytes(), left.one->about,
+                    lane.cache.compress_seconds() + lane.cache.attend_seconds()});
+            }
+        }
+        log.add(answers);
+        done += left.work;
+    }
+}
+
+} // namespace runner

@@ -1,0 +1,62 @@
+/// \file cache_maker.hpp: makes the caches of a prompt's layers as a policy and a budget say
+#pragma once
+
+#include <mdkv/compress.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/executor.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../runner/policies.hpp"
+#include "../runner/scratch_memory.hpp"
+#include "head_scores.hpp"
+#include "layer_cache.hpp"
+#include "prompt_layer.hpp"
+
+namespace runner
+{
+
+struct made_cache
+{
+    std::unique_ptr<layer_cache> cache;
+    mdkv::compress_report report; // tokens counted by rung; multiplier, loss and dual of mixed ones only
+};
+
+/// One for a sequence: some policies share the budget among the heads of all layers. Every policy gets the same bytes a
+/// layer or, where it shares them among layers, the same bytes in all; what it makes of them is its authors' rule.
+template <mdkv::element T>
+class cache_maker
+{
+public:
+    cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads);
+
+    /// \param shape   of the model's own cache, which budgets refer to; the layer's heads may be query heads
+    /// \param rungs   [heads, past] receives the tokens' rungs, or null
+    /// \throws mdkv::invalid_argument   the budget is below the window; rungs are asked of a policy that has none
+    [[nodiscard]] made_cache make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape, std::int64_t tail_tokens,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
+
+private:
+    [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
+    void share_among_heads(prompt_layer<T> const& layer, std::int64_t bytes);
+    /// [heads, past] 1 for what stays of `size` tokens a head, the window among them.
+    [[nodiscard]] std::vector<std::uint8_t> chosen_tokens(prompt_layer<T> const& layer, std::int64_t size,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
+    /// [heads, past] scores by the policy's ranking.
+    /// \param counts   [heads] past tokens that will stay, for rankings that depend on it
+    [[nodiscard]] std::vector<float> ranked(prompt_layer<T> const& layer, std::vector<std::int64_t> const& counts,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
+    static void count_rungs(std::vector<std::uint8_t> const& rungs, mdkv::compress_report& report);
+
+    policy policy_;
+    mdkv::budget limit_;
+    std::optional<head_scores> scores_; // where heads share by them
+    std::vector<mdkv::index_t> quotas_; // [layers, heads] bytes, of mixed caches that do
+};
+
+} // namespace runner

@@ -1,0 +1,65 @@
+/// \file keydiff.hpp: KeyDiff's scores: how little a key resembles the average key
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/executor.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../runner/element_rows.hpp"
+#include "../runner/scratch_memory.hpp"
+#include "prompt_layer.hpp"
+
+namespace runner
+{
+
+/// arXiv 2504.15364; NVIDIA/kvpress, kvpress/presses/keydiff_press.py: minus the cosine between a key, after position
+/// encoding, and the mean of all the head's keys, each of length 1, the window's included. Lengths below 1e-8 count as
+/// that in the cosine, below 1e-12 in the mean. As in kvpress the whole prompt is scored at once; the paper goes block
+/// by block.
+///
+/// \return [heads, past]
+template <mdkv::element T>
+[[nodiscard]] std::vector<float> keydiff_scores(
+    prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory&)
+{
+    std::vector<float> scores(static_cast<std::size_t>(layer.heads * layer.past()));
+    executor.parallel_for(layer.heads, [&](std::int64_t head) {
+        auto const dim = static_cast<std::size_t>(layer.key_dim);
+        std::vector<float> key(dim);
+        auto const read = [&](std::int64_t token) { // and give its length
+            widen_row(layer.keys + (head * layer.tokens + token) * layer.key_dim, layer.key_dim, key.data());
+            double square = 0;
+            for (float const x : key) { square += double{x} * double{x}; }
+            return std::sqrt(square);
+        };
+        std::vector<double> anchor(dim, 0.0);
+        for (std::int64_t t = 0; t < layer.tokens; ++t)
+        {
+            double const length = std::max(read(t), 1e-12);
+            for (std::size_t d = 0; d < dim; ++d) { anchor[d] += double{key[d]} / length; }
+        }
+        double square = 0;
+        for (double& x : anchor)
+        {
+            x /= static_cast<double>(layer.tokens);
+            square += x * x;
+        }
+        double const anchor_length = std::max(std::sqrt(square), 1e-8);
+        for (std::int64_t t = 0; t < layer.past(); ++t)
+        {
+            double const length = std::max(read(t), 1e-8);
+            double product      = 0;
+            for (std::size_t d = 0; d < dim; ++d) { product += double{key[d]} * anchor[d]; }
+            scores[static_cast<std::size_t>(head * layer.past() + t)] =
+                static_cast<float>(-product / (length * anchor_length));
+        }
+    });
+    return scores;
+}
+
+} // namespace runner

@@ -1,0 +1,254 @@
+/// \file make_cache.hpp: the definitions of cache_maker: which parts each kind of policy is put together from
+#pragma once
+
+#include <mdkv/compress.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/compress.hpp>
+#include <mdkv/cpu/executor.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../runner/policies.hpp"
+#include "../runner/scratch_memory.hpp"
+#include "../runner/terminal.hpp"
+#include "cache_maker.hpp"
+#include "counts.hpp"
+#include "criticalkv.hpp"
+#include "evicting_cache.hpp"
+#include "expected_attention.hpp"
+#include "h2o.hpp"
+#include "head_scores.hpp"
+#include "headkv_quotas.hpp"
+#include "keep.hpp"
+#include "keydiff.hpp"
+#include "layer_cache.hpp"
+#include "low_rank.hpp"
+#include "packed_cache.hpp"
+#include "prompt_layer.hpp"
+#include "pyramid.hpp"
+#include "random.hpp"
+#include "snapkv.hpp"
+#include "streaming.hpp"
+#include "think.hpp"
+#include "tova.hpp"
+
+namespace runner
+{
+
+template <mdkv::element T>
+cache_maker<T>::cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads)
+    : policy_{std::move(chosen)}
+    , limit_{policy_.whole() ? mdkv::budget::fraction(1, 1) : limit}
+{
+    if (policy_.share == sharing::head_scores)
+    {
+        scores_ = read_head_scores(policy_.head_scores, layers, query_heads);
+    }
+}
+
+template <mdkv::element T>
+made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+    std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+{
+    std::int64_t const bytes = limit_.in_bytes(shape);
+    if (policy_.kind == cache_kind::whole || policy_.kind == cache_kind::mixed)
+    {
+        return mixed(layer, bytes, tail_tokens, executor, scratch, rungs);
+    }
+    made_cache made;
+    // An evicting cache keeps a running score beside every token, and pays for it.
+    std::int64_t const beside = policy_.kind == cache_kind::evicting ? std::int64_t{sizeof(float)} : 0;
+    std::int64_t const size   = std::min(bytes / (layer.heads * (shape.token_bytes() + beside)), layer.tokens); // T
+    mdkv::expects(size >= layer.window, "policy ", policy_.label, ": ", bytes, " bytes a layer are ", size,
+        " tokens of each cached head, fewer than the window of ", layer.window);
+    switch (policy_.kind)
+    {
+        case cache_kind::selected:
+        {
+            auto const kept = chosen_tokens(layer, size, executor, scratch);
+            made.cache = std::make_unique<packed_cache<T>>(executor, scratch, layer, kept, tail_tokens);
+            count_rungs(kept, made.report);
+            if (rungs != nullptr) { std::copy(kept.begin(), kept.end(), rungs); }
+            break;
+        }
+        case cache_kind::think:
+        {
+            think_options const options{.ratio = policy_.channels};
+            auto const most = think_tokens(layer, bytes, options); // fewer channels a token are more tokens
+            mdkv::expects(most >= 0, "policy ", policy_.label, ": ", bytes, " bytes a layer do not hold the window");
+            auto const kept = chosen_tokens(layer, layer.window + most, executor, scratch);
+            made.cache      = std::make_unique<think_cache<T>>(executor, scratch, layer, kept, options, tail_tokens);
+            count_rungs(kept, made.report);
+            break;
+        }
+        case cache_kind::low_rank:
+        {
+            auto const rank = low_rank_that_fits(shape_of(layer), bytes);
+            made.cache      = std::make_unique<packed_cache<T>>(
+                low_rank_cache(executor, scratch, layer, rank), layer.group, tail_tokens);
+            made.report.chosen.tokens[rank == 0 ? 0 : 1] = layer.heads * layer.past();
+            break;
+        }
+        default: // evicting
+        {
+            prompt_layer<T> all = layer; // the authors know no window
+            all.window          = 0;
+            made.cache          = std::make_unique<evicting_cache<T>>(
+                layer, h2o_scores(all, executor, scratch), heavy_hitters::of_size(size));
+            made.report.chosen.tokens[1] = layer.heads * (size - layer.window);
+            made.report.chosen.tokens[0] = layer.heads * (layer.tokens - size);
+            break;
+        }
+    }
+    mdkv::expects(rungs == nullptr || policy_.kind == cache_kind::selected, "policy ", policy_.label,
+        ": its tokens have no rungs to show");
+    made.report.shape          = shape;
+    made.report.budget_bytes   = bytes;
+    made.report.window_bytes   = shape.window_bytes();
+    made.report.resident_bytes = made.cache->resident_bytes();
+    made.report.full_bytes     = shape.full_bytes();
+    return made;
+}
+
+template <mdkv::element T>
+made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+{
+    auto const heads      = static_cast<std::size_t>(layer.heads);
+    mdkv::index_t limit   = bytes;
+    mdkv::index_t* quotas = nullptr;
+    if (scores_)
+    {
+        if (quotas_.empty()) { share_among_heads(layer, bytes); }
+        quotas = quotas_.data() + static_cast<std::size_t>(layer.layer) * heads;
+        limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + heads, mdkv::index_t{0});
+    }
+    auto go_on = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
+    mdkv::cpu::cache<T> cache;
+    made_cache made;
+    made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
+        using mdkv::in;
+        using mdkv::slice;
+        auto const H       = layer.heads;
+        auto const last    = layer.query_tokens - layer.window;
+        auto const queries = in(on, layer.queries, H * layer.group, layer.query_tokens, layer.key_dim);
+        auto const view    = mdkv::split_window(on, slice<1>(queries, last, layer.window),
+               in(on, layer.keys, H, layer.tokens, layer.key_dim), in(on, layer.values, H, layer.tokens, layer.value_dim),
+               layer.window);
+        mdkv::compress_options<mdkv::cpu::backend> options{
+            .limit    = mdkv::budget::bytes(limit),
+            .pooling  = policy_.pooling,
+            .scoring  = {.lse = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), last, layer.window)},
+            .progress = go_on,
+            .layer    = layer.layer,
+        };
+        if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
+        if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
+        return mdkv::compress(on, view, policy_.ratios, options, cache);
+    });
+    if (made.report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
+    made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens);
+    return made;
+}
+
+/// Bytes of every head of the model, decided once: at the first layer, when the prompt's length is known.
+template <mdkv::element T>
+void cache_maker<T>::share_among_heads(prompt_layer<T> const& layer, std::int64_t bytes)
+{
+    mdkv::layer_shape const shape = shape_of(layer);
+    std::int64_t const beyond     = bytes - shape.window_bytes();
+    mdkv::expects(beyond >= 0, "policy ", policy_.label, ": ", bytes, " bytes a layer do not hold the window of ",
+        shape.window_bytes());
+    std::vector<mdkv::index_t> const most(
+        static_cast<std::size_t>(layer.layers * layer.heads), layer.past() * shape.token_bytes());
+    quotas_ = mixed_head_quotas(*scores_, layer.group, layer.layers * beyond, most, policy_.beta);
+}
+
+template <mdkv::element T>
+std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(prompt_layer<T> const& layer, std::int64_t size,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
+{
+    std::int64_t const past = size - layer.window; // b: past tokens of an average head
+    if (past >= layer.past())
+    {
+        return std::vector<std::uint8_t>(static_cast<std::size_t>(layer.heads * layer.past()), std::uint8_t{1});
+    }
+    auto const even = uniform_counts(layer.heads, layer.past(), past);
+    auto const scores = ranked(layer, even, executor, scratch);
+    switch (policy_.share)
+    {
+        case sharing::pyramid:
+        {
+            if (past == 0) { break; }
+            auto const own = pyramid_capacity(
+                past, layer.tokens, layer.window, layer.layer, layer.layers, static_cast<std::int64_t>(policy_.beta));
+            return keep_best(scores, uniform_counts(layer.heads, layer.past(), own.value_or(layer.past())));
+        }
+        case sharing::adaptive:
+            return keep_best(scores, adaptive_counts(scores, layer.heads, past, {.floor_ratio = policy_.floor}));
+        case sharing::head_scores:
+        {
+            if (past == 0) { break; }
+            auto const all   = headkv_capacities_of_kv_heads(
+                headkv_capacities(*scores_, size, layer.window, policy_.beta), layer.group);
+            auto const first = all.begin() + static_cast<std::ptrdiff_t>(layer.layer * layer.heads);
+            return keep_best(scores, std::vector<std::int64_t>(first, first + layer.heads));
+        }
+        case sharing::uniform:
+            break;
+    }
+    return keep_best(scores, even);
+}
+
+template <mdkv::element T>
+std::vector<float> cache_maker<T>::ranked(prompt_layer<T> const& layer, std::vector<std::int64_t> const& counts,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
+{
+    switch (policy_.rank)
+    {
+        case ranking::random:
+            return random_scores(layer, policy_.seed, executor, scratch);
+        case ranking::recency:
+            return streaming_scores(layer, policy_.sinks, executor, scratch);
+        case ranking::all_attention:
+            return h2o_scores(layer, executor, scratch);
+        case ranking::last_attention:
+            return tova_scores(layer, executor, scratch);
+        case ranking::key_difference:
+            return keydiff_scores(layer, executor, scratch);
+        case ranking::expected_attention:
+            return expected_attention_scores(layer, {}, executor, scratch);
+        case ranking::none:
+        case ranking::window_attention:
+            break;
+    }
+    if (policy_.output_weighted)
+    {
+        return criticalkv_scores(
+            layer, counts, {.base = {.pooling = policy_.pooling, .mean = true}}, executor, scratch);
+    }
+    return snapkv_scores(layer, {.pooling = policy_.pooling, .mean = true}, executor, scratch);
+}
+
+template <mdkv::element T>
+void cache_maker<T>::count_rungs(std::vector<std::uint8_t> const& rungs, mdkv::compress_report& report)
+{
+    for (std::uint8_t const rung : rungs) { ++report.chosen.tokens[rung]; }
+}
+
+} // namespace runner

@@ -1,0 +1,134 @@
+/// \file packed_cache.hpp: a layer's cache in the library's packed form, from what compress made or from tokens marked as kept (arXiv 2603.20616, section 5)
+#pragma once
+
+#include <mdkv/append.hpp>
+#include <mdkv/attend.hpp>
+#include <mdkv/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/pack.hpp>
+#include <mdkv/pack.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../runner/scratch_memory.hpp"
+#include "layer_cache.hpp"
+#include "prompt_layer.hpp"
+
+namespace runner
+{
+
+/// The bases of a layer's heads; null where no projected rung is in use.
+struct head_bases
+{
+    float const* keys   = nullptr; // [heads, key_dim, key_dim]
+    float const* values = nullptr; // [heads, value_dim, value_dim]
+};
+
+/// The layer with its past tokens at the given rungs and its window whole, in exactly the memory that takes.
+/// \param rungs   [heads, past], indices into `ratios`
+/// \throws mdkv::invalid_argument   rungs has another size, or holds an index outside the ratio set
+template <mdkv::element T>
+[[nodiscard]] mdkv::cpu::cache<T> pack_layer(mdkv::cpu::executor_ref executor, scratch_memory& scratch,
+    prompt_layer<T> const& layer, mdkv::ratio_set<> const& ratios, head_bases const& bases,
+    std::span<std::uint8_t const> rungs)
+{
+    std::int64_t const heads = layer.heads;
+    mdkv::expects(std::ssize(rungs) == heads * layer.past(), "pack_layer: rungs has ", std::ssize(rungs),
+        " entries; [heads, past] is [", heads, ", ", layer.past(), "]");
+    mdkv::cache_layout const layout{ratios, heads, layer.window, {layer.key_dim, layer.value_dim}};
+    mdkv::index_t const bytes = mdkv::packed_bytes<T>(mdkv::cpu::backend{nullptr, executor},
+        mdkv::in(mdkv::cpu::backend{}, rungs.data(), heads, layer.past()), layout);
+    mdkv::cpu::cache<T> made{layout, bytes};
+    scratch.run(executor, [&](mdkv::cpu::backend on) {
+        using mdkv::in;
+        using mdkv::slice;
+        std::int64_t const key_heads   = bases.keys == nullptr ? 0 : heads;
+        std::int64_t const value_heads = bases.values == nullptr ? 0 : heads;
+        auto const keys                = in(on, layer.keys, heads, layer.tokens, layer.key_dim);
+        auto const values              = in(on, layer.values, heads, layer.tokens, layer.value_dim);
+        mdkv::pack(on, slice<1>(keys, 0, layer.past()), slice<1>(values, 0, layer.past()),
+            slice<1>(keys, layer.past(), layer.window), slice<1>(values, layer.past(), layer.window),
+            in(on, bases.keys, key_heads, layer.key_dim, layer.key_dim),
+            in(on, bases.values, value_heads, layer.value_dim, layer.value_dim),
+            in(on, rungs.data(), heads, layer.past()), made.view());
+        return 0;
+    });
+    return made;
+}
+
+/// Makes room for one more token; the tail at least doubles, so that a token costs O(1) copies of a row.
+template <mdkv::element T>
+void grow_tail(mdkv::cpu::cache<T>& cache)
+{
+    if (cache.appended() == cache.tail_capacity()) { cache.reserve_tail(2 * cache.tail_capacity() + 16); }
+}
+
+/// The ratio set of plain token selection: rung 0 drops a token, rung 1 keeps it.
+[[nodiscard]] inline mdkv::ratio_set<> keep_or_drop()
+{
+    return mdkv::ratio_set<>{std::span<mdkv::rung const>{mdkv::evict_ratios.begin(), mdkv::evict_ratios.size()}};
+}
+
+/// Every policy that chooses a rung per token of the prompt and then leaves the cache alone.
+template <mdkv::element T>
+class packed_cache : public layer_cache
+{
+public:
+    /// \param group         query heads that share each cached head
+    /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
+    packed_cache(mdkv::cpu::cache<T> finished, std::int64_t group, std::int64_t tail_tokens = 0)
+        : cache_{std::move(finished)}
+        , query_heads_{cache_.layout().heads * group}
+        , lse_(static_cast<std::size_t>(query_heads_))
+    {
+        cache_.reserve_tail(tail_tokens);
+    }
+
+    /// Keeps whole tokens and the window.
+    /// \param kept   [heads, past], 1 where a token stays and 0 where it goes
+    /// \throws mdkv::invalid_argument   kept has another size, or holds anything else
+    packed_cache(mdkv::cpu::executor_ref executor, scratch_memory& scratch, prompt_layer<T> const& layer,
+        std::span<std::uint8_t const> kept, std::int64_t tail_tokens = 0)
+        : packed_cache{pack_layer(executor, scratch, layer, keep_or_drop(), {}, kept), layer.group, tail_tokens}
+    {}
+
+    void attend(mdkv::cpu::executor_ref executor, scratch_memory& scratch, float const* query, float const* key,
+        float const* value, float* output) override
+    {
+        grow_tail(cache_);
+        mdkv::cache_layout const& layout = cache_.layout();
+        scratch.run(executor, [&](mdkv::cpu::backend on) {
+            using mdkv::in;
+            using mdkv::out;
+            mdkv::append(on, in(on, key, layout.heads, layout.dims.keys),
+                in(on, value, layout.heads, layout.dims.values), cache_.view());
+            mdkv::attend(on, in(on, query, query_heads_, layout.dims.keys), cache_.view(), {},
+                out(on, output, query_heads_, layout.dims.values), out(on, lse_.data(), query_heads_));
+            return 0;
+        });
+    }
+
+    /// Window, tokens and projections.
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes(); }
+
+    [[nodiscard]] mdkv::cpu::cache<T> const& packed() const noexcept { return cache_; }
+
+private:
+    mdkv::cpu::cache<T> cache_;
+    std::int64_t query_heads_;
+    std::vector<float> lse_; // [query_heads], needed by attend alone
+};
+
+} // namespace runner

@@ -1,0 +1,119 @@
+/// \file option_texts.hpp: the texts that ratio sets, budgets and numbers are given as
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace runner
+{
+
+[[nodiscard]] inline std::vector<std::string_view> split(std::string_view text, char separator)
+{
+    std::vector<std::string_view> parts;
+    while (true)
+    {
+        std::size_t const end = text.find(separator);
+        parts.push_back(text.substr(0, end));
+        if (end == std::string_view::npos) { return parts; }
+        text.remove_prefix(end + 1);
+    }
+}
+
+/// \throws mdkv::invalid_argument   the text is no whole number of the type
+template <class Integer>
+[[nodiscard]] Integer parse_integer(std::string_view what, std::string_view text)
+{
+    Integer value{};
+    auto const [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (problem != std::errc{} || end != text.data() + text.size())
+    {
+        throw mdkv::invalid_argument{
+            std::string{what} + ": \"" + std::string{text} + "\" is not a whole number in range"};
+    }
+    return value;
+}
+
+/// A rung: "0", "1", "1/8", or with its storage, "1:plain".
+/// \throws mdkv::invalid_argument   naming the part that cannot be read
+[[nodiscard]] inline mdkv::rung parse_rung(std::string_view text)
+{
+    auto const parts = split(text, ':');
+    if (parts.size() > 2 || (parts.size() == 2 && parts[1] != "plain"))
+    {
+        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" names an unknown storage; there is plain"};
+    }
+    auto const fraction = split(parts[0], '/');
+    if (fraction.size() > 2)
+    {
+        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" is not a fraction"};
+    }
+    return {parse_integer<std::int32_t>("ratios", fraction[0]),
+        fraction.size() == 2 ? parse_integer<std::int32_t>("ratios", fraction[1]) : 1, mdkv::storage::plain};
+}
+
+/// "0,1/8,1/4,1"
+/// \throws mdkv::invalid_argument   naming the rung at fault
+[[nodiscard]] inline mdkv::ratio_set<> parse_ratios(std::string_view text)
+{
+    std::vector<mdkv::rung> rungs;
+    for (std::string_view const part : split(text, ',')) { rungs.push_back(parse_rung(part)); }
+    return mdkv::ratio_set<>{rungs};
+}
+
+[[nodiscard]] inline std::string text_of(mdkv::rung const& rung)
+{
+    if (rung.den == 1) { return std::to_string(rung.num); }
+    return std::to_string(rung.num) + "/" + std::to_string(rung.den);
+}
+
+[[nodiscard]] inline std::string text_of(mdkv::ratio_set<> const& ratios)
+{
+    std::string text;
+    for (mdkv::rung const& rung : ratios) { text += (text.empty() ? "" : ",") + text_of(rung); }
+    return text;
+}
+
+/// "10%", "12.5%", "1/16" of the whole cache, or a number of bytes a layer.
+/// \throws mdkv::invalid_argument   it cannot be read, or is not within the whole cache
+[[nodiscard]] inline mdkv::budget parse_budget(std::string_view text)
+{
+    if (text.ends_with('%'))
+    {
+        auto const parts = split(text.substr(0, text.size() - 1), '.');
+        if (parts.size() > 2 || (parts.size() == 2 && parts[1].size() > 6))
+        {
+            throw mdkv::invalid_argument{"budget: \"" + std::string{text} + "\" is not a percentage"};
+        }
+        mdkv::index_t num = parse_integer<std::int32_t>("budget", parts[0]);
+        mdkv::index_t den = 100;
+        for (std::size_t i = 0; parts.size() == 2 && i < parts[1].size(); ++i)
+        {
+            num = num * 10 + parse_integer<std::int32_t>("budget", parts[1].substr(i, 1));
+            den *= 10;
+        }
+        if (num < 0 || num > den)
+        {
+            throw mdkv::invalid_argument{"budget: " + std::string{text} + " is not within 0% and 100%"};
+        }
+        return mdkv::budget::fraction(num, den);
+    }
+    auto const fraction = split(text, '/');
+    if (fraction.size() == 2)
+    {
+        return mdkv::budget::fraction(
+            parse_integer<std::int32_t>("budget", fraction[0]), parse_integer<std::int32_t>("budget", fraction[1]));
+    }
+    return mdkv::budget::bytes(parse_integer<std::int64_t>("budget", text));
+}
+
+} // namespace runner

@@ -1,0 +1,325 @@
+#include "evaluation/evaluate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <mdkv/core/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include "evaluation/answer_log.hpp"
+#include "evaluation/byte_vocabulary.hpp"
+#include "evaluation/sample.hpp"
+#include "evaluation/scratch_folder.hpp"
+#include "runner/llama_model.hpp"
+#include "runner/policies.hpp"
+#include "runner/terminal.hpp"
+#include "runner/tokenizer.hpp"
+#include "support/random.hpp"
+#include "support/synthetic_llama.hpp"
+
+namespace
+{
+
+using runner::question_place;
+
+/// A random model whose vocabulary is the 256 bytes and the chat form's control tokens, so that it answers with anything.
+struct byte_model
+{
+    runner::tokenizer words = byte_vocabulary({}, false, "smollm", {"<bos>", "<|im_start|>", "<|im_end|>"});
+    support::synthetic_llama llama{
+        {.layers = 2, .feed_forward = 48, .key_dim = 8, .value_dim = 8, .vocabulary = words.size(), .context = 400}};
+    runner::llama_model model = runner::llama_model::load(llama.writer().file());
+
+    [[nodiscard]] runner::evaluation_setting setting(std::size_t most_at_once = 64) const
+    {
+        return {model, words, {}, {"synthetic.gguf", "f32", 8}, most_at_once};
+    }
+};
+
+std::vector<runner::sample> some_samples(std::int64_t count)
+{
+    support::source random("samples of bytes", count);
+    std::vector<runner::sample> samples;
+    for (std::int64_t i = 0; i < count; ++i)
+    {
+        runner::sample one;
+        one.task = "task";
+        one.id   = std::to_string(i);
+        for (auto left = 80 + random.below(60); left > 0; --left)
+        {
+            one.context += static_cast<char>('a' + random.below(26));
+        }
+        one.question       = " what is it?";
+        one.answer_prefix  = "It is";
+        one.max_new_tokens = 6;
+        one.chat           = i % 2 == 0;
+        samples.push_back(one);
+    }
+    return samples;
+}
+
+std::vector<runner::entrant> some_entrants(
+    std::vector<question_place> const& places = {question_place::window, question_place::after})
+{
+    std::vector<runner::policy> policies;
+    for (char const* name : {"snapkv", "paper", "h2o", "random"}) { policies.push_back(runner::parse_policy(name)); }
+    return runner::entrants_of(policies, {16, 24, 48}, places);
+}
+
+std::map<std::string, double> length_score(runner::sample const&, std::string const& text)
+{
+    return {{"bytes", static_cast<double>(text.size())}};
+}
+
+/// Its lines in order, without what differs from run to run.
+std::vector<std::string> answers_in(std::string const& content)
+{
+    std::vector<std::string> lines;
+    std::istringstream in{content};
+    for (std::string line; std::getline(in, line);)
+    {
+        nlohmann::json json = nlohmann::json::parse(line);
+        json.erase("seconds");
+        lines.push_back(json.dump());
+    }
+    std::ranges::sort(lines);
+    return lines;
+}
+
+std::vector<std::string> run_whole(byte_model const& model, std::span<runner::sample const> samples,
+    std::span<runner::entrant const> entrants, std::size_t most_at_once)
+{
+    scratch_folder const folder;
+    {
+        runner::answer_log log{folder.file("answers.jsonl")};
+        runner::evaluate<float>(model.setting(most_at_once), "test", samples, entrants, log, length_score);
+    }
+    return answers_in(folder.read("answers.jsonl"));
+}
+
+} // namespace
+
+TEST_CASE("entrants are the full cache once for every question place, and every other policy at every size, once")
+{
+    std::vector<runner::policy> const policies{
+        runner::parse_policy("snapkv"), runner::parse_policy("full"), runner::parse_policy("snapkv")};
+    auto const all = runner::entrants_of(policies, {64, 128}, {question_place::window, question_place::after});
+    REQUIRE(all.size() == 2 + 4);
+    CHECK(all[0].chosen.whole());
+    CHECK(all[1].chosen.whole());
+    CHECK(all[1].question == question_place::after);
+    CHECK(all[2].chosen.label == "snapkv");
+    CHECK(all[4].kv_size == 128);
+    CHECK_THROWS_AS(static_cast<void>(runner::entrants_of(policies, {0}, {question_place::window})), mdkv::error);
+}
+
+TEST_CASE("every sample is answered once for every entrant, however many share a prefill")
+{
+    byte_model const model;
+    auto const samples  = some_samples(2);
+    auto const entrants = some_entrants();
+    REQUIRE(entrants.size() > 2 * runner::detail::lock_step / 2 + 8); // more than go in one step
+    auto const all = run_whole(model, samples, entrants, 64);
+    CHECK(all.size() == samples.size() * entrants.size());
+    CHECK(std::set<std::string>(all.begin(), all.end()).size() == all.size());
+    for (std::size_t const at_once : {std::size_t{1}, std::size_t{5}})
+    {
+        CAPTURE(at_once);
+        CHECK(run_whole(model, samples, entrants, at_once) == all);
+    }
+}
+
+TEST_CASE("a run that is killed and goes on leaves the same answers as one in one go")
+{
+    byte_model const model;
+    auto const samples  = some_samples(3);
+    auto const entrants = some_entrants();
+    auto const expected = run_whole(model, samples, entrants, 7);
+    scratch_folder const folder;
+    std::string const path = folder.file("answers.jsonl");
+    std::size_t before     = 0;
+    for (std::size_t const allowed : {std::size_t{3}, entrants.size() + 5, std::size_t{100'000}})
+    {
+        std::size_t left = allowed;
+        auto const dying = [&](runner::sample const& one, std::string const& text) {
+            if (left-- == 0) { throw std::runtime_error("killed"); }
+            return length_score(one, text);
+        };
+        try
+        {
+            runner::answer_log log{path};
+            runner::evaluate<float>(model.setting(), "test", samples, entrants, log, dying);
+        }
+        catch (std::runtime_error const& problem)
+        {
+            CHECK(std::string{problem.what()} == "killed");
+        }
+        std::string const content = folder.read("answers.jsonl");
+        CHECK(answers_in(content).size() >= before);
+        before = answers_in(content).size();
+        CHECK(before == (allowed < entrants.size() ? 0 : allowed < 1000 ? entrants.size() : expected.size()));
+        if (before < expected.size()) { folder.write("answers.jsonl", content + R"({"task":"task","id":"1","pol)"); }
+    }
+    CHECK(answers_in(folder.read("answers.jsonl")) == expected);
+
+    runner::answer_log log{path};
+    runner::evaluate<float>(model.setting(), "test", samples, entrants, log,
+        [](runner::sample const&, std::string const&) -> std::map<std::string, double> {
+            throw std::runtime_error("asked again");
+        });
+}
+
+TEST_CASE("policies and sizes added later are all that is run")
+{
+    byte_model const model;
+    auto const samples = some_samples(1);
+    auto const more    = some_entrants();
+    auto const few     = std::span{more}.first(5);
+    scratch_folder const folder;
+    runner::answer_log log{folder.file("answers.jsonl")};
+    runner::evaluate<float>(model.setting(), "test", samples, few, log, length_score);
+    std::size_t asked  = 0;
+    auto const counted = [&](runner::sample const& one, std::string const& text) {
+        ++asked;
+        return length_score(one, text);
+    };
+    runner::evaluate<float>(model.setting(), "test", samples, more, log, counted);
+    CHECK(asked == more.size() - few.size());
+    CHECK(answers_in(folder.read("answers.jsonl")) == run_whole(model, samples, more, 64));
+}
+
+TEST_CASE("the full cache answers the same with the question in the window and behind it")
+{
+    byte_model const model;
+    auto const samples  = some_samples(6);
+    auto const entrants = runner::entrants_of({}, {}, {question_place::window, question_place::after});
+    scratch_folder const folder;
+    runner::answer_log log{folder.file("answers.jsonl")};
+    runner::evaluate<float>(model.setting(), "test", samples, entrants, log, length_score);
+    REQUIRE(log.answers().size() == 12);
+    std::set<std::string> texts;
+    for (auto const& [key, given] : log.answers())
+    {
+        runner::answer_key other = key;
+        other.question           = "window";
+        CHECK(given.text == log.answers().at(other).text);
+        texts.insert(given.text);
+    }
+    CHECK(texts.size() > 3); // or the comparison would mean little
+}
+
+TEST_CASE("a cache compressed before the question holds fewer tokens, and its budget is that of its size")
+{
+    byte_model const model;
+    auto const samples = some_samples(1);
+    scratch_folder const folder;
+    runner::answer_log log{folder.file("answers.jsonl")};
+    auto const entrants = some_entrants();
+    runner::evaluate<float>(model.setting(), "test", samples, entrants, log, length_score);
+    for (auto const& [key, given] : log.answers())
+    {
+        CAPTURE(key.policy);
+        CAPTURE(key.kv_size);
+        auto const tokens = given.full_bytes / (2 * 2 * (8 + 8) * 4); // layers, heads, D + Dv, bytes
+        auto const expected =
+            std::ssize(model.words.encode(samples[0].context)) + (key.question == "window" ? 12 + 5 : 0);
+        CHECK(tokens > expected); // the chat form's come on top
+        CHECK(tokens < expected + 60);
+        std::int64_t const share = key.kv_size == 0 ? given.full_bytes : given.full_bytes * key.kv_size / tokens;
+        CHECK(given.resident_bytes <= share + 4096); // what a policy keeps beside keys and values
+        CHECK(given.resident_bytes > share / 2);
+    }
+}
+
+TEST_CASE("a sample longer than the model's context is refused by name before anything is run, and answers stay")
+{
+    byte_model const model;
+    auto samples        = some_samples(2);
+    auto const entrants = some_entrants({question_place::window});
+    scratch_folder const folder;
+    runner::answer_log log{folder.file("answers.jsonl")};
+    runner::evaluate<float>(model.setting(), "test", std::span{samples}.first(1), entrants, log, length_score);
+    std::string const content = folder.read("answers.jsonl");
+    samples[1].context.resize(390, 'x');
+    std::string problem;
+    try
+    {
+        runner::evaluate<float>(model.setting(), "test", samples, entrants, log, length_score);
+    }
+    catch (mdkv::error const& caught)
+    {
+        problem = caught.what();
+    }
+    CHECK(
+        problem.starts_with("task task, sample 1: a prompt of 407 tokens and an answer of up to 6 are longer than the "
+                            "model's context of 400; "));
+    CHECK(folder.read("answers.jsonl") == content);
+
+    samples[1].context.clear();
+    samples[1].chat = false;
+    CHECK_THROWS_AS(
+        runner::evaluate<float>(model.setting(), "test", samples, entrants, log, length_score), mdkv::error);
+    samples[1]                = some_samples(2)[1];
+    samples[1].max_new_tokens = 0;
+    CHECK_THROWS_AS(
+        runner::evaluate<float>(model.setting(), "test", samples, entrants, log, length_score), mdkv::error);
+}
+
+TEST_CASE("Ctrl-C ends an evaluation, and finished answers are kept")
+{
+    byte_model const model;
+    auto const samples  = some_samples(2);
+    auto const entrants = some_entrants({question_place::window});
+    scratch_folder const folder;
+    {
+        runner::answer_log log{folder.file("answers.jsonl")};
+        std::size_t scored = 0;
+        auto const pressed = [&](runner::sample const& one, std::string const& text) {
+            if (++scored == entrants.size()) { runner::detail::interrupt_seen = 1; }
+            return length_score(one, text);
+        };
+        CHECK_THROWS_AS(
+            runner::evaluate<float>(model.setting(), "test", samples, entrants, log, pressed), runner::interrupted);
+        runner::detail::interrupt_seen = 0;
+    }
+    CHECK(answers_in(folder.read("answers.jsonl")).size() == entrants.size());
+}
+
+TEST_CASE("an answer ends at an end-of-generation token, at its last token, or at a line end where that is asked for")
+{
+    byte_model const model;
+    runner::sample one;
+    one.max_new_tokens = 3;
+    auto const taken   = [&](std::vector<std::int32_t> const& tokens) {
+        runner::entrant const who{runner::find_policy("full")};
+        runner::detail::lane<float> at{
+            &who, runner::sequence_cache<float>{model.model, who.chosen, mdkv::budget::fraction(1, 1), 8, 0}, 0};
+        std::string text;
+        for (std::int32_t const token : tokens)
+        {
+            CHECK_FALSE(at.done);
+            runner::detail::take_token(at, token, model.words, one);
+        }
+        return at.text + (at.done ? "|" : "");
+    };
+    std::int32_t const start = model.words.find_control("<|im_start|>").value();
+    std::int32_t const end   = model.words.find_control("<|im_end|>").value();
+    CHECK(taken({'a', 'b'}) == "ab");
+    CHECK(taken({'a', 'b', 'c'}) == "abc|");
+    CHECK(taken({'a', end}) == "a|");
+    CHECK(taken({end}) == "|");
+    CHECK(taken({'a', start, 'b'}) == "ab|"); // a control token counts, but is no text
+    CHECK(taken({'a', '\n', 'b'}) == "a\nb|");
+    one.stop_at_newline = true;
+    CHECK(taken({'a', '\n'}) == "a|");
+}
