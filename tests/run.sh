@@ -108,6 +108,19 @@ python_crosschecks() {
     fi
 }
 
+# metrics_crosscheck: the evaluations' metrics against the public packages; needs no model
+metrics_crosscheck() {
+    local tools=$mdkv_root/tests/tools program=$build/release/tests/dump_metrics
+    if [[ ! -x $program ]]; then
+        note FAILED "crosscheck_metrics: its program was not built"
+    elif ! (setup_python) || ! "$mdkv_cache/venv/bin/python" -m pip install -q --disable-pip-version-check \
+        -r "$tools/public_metrics.txt" >"$build/pip.log" 2>&1; then
+        note SKIPPED "crosscheck_metrics: PyPI is out of reach (log: $build/pip.log)"
+    else
+        crosscheck crosscheck_metrics "$mdkv_cache/venv/bin/python" "$tools/crosscheck_metrics.py" "$program"
+    fi
+}
+
 setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
 setup_compiler
 setup_clang
@@ -126,6 +139,7 @@ fi
 
 leg release '' '' -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx"
 python_crosschecks
+metrics_crosscheck
 leg asan mdkv_doctests '-L doctest' -DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1' \
     -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_SANITIZE=address,undefined -DMDKV_NATIVE=OFF -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF
 if [[ -n $mdkv_clang ]]; then

@@ -112,7 +112,12 @@ struct profile_task
 {
     std::vector<profile_task> tasks;
     auto const stretch = tokens.size() / static_cast<std::size_t>(options.samples);
-    auto const add     = [&](policy const& chosen, std::int64_t context, std::string const& size, mdkv::budget limit) {
+    for (std::int64_t const context : options.contexts)
+    {
+        mdkv::expects(context + shared.steps <= static_cast<std::int64_t>(stretch), "profile: samples of ", stretch,
+            " tokens are shorter than the context of ", context, " and ", shared.steps, " tokens after it");
+    }
+    auto const add = [&](policy const& chosen, std::int64_t context, std::string const& size, mdkv::budget limit) {
         for (std::int64_t sample = 0; sample < options.samples; ++sample)
         {
             auto const own = tokens.subspan(
@@ -304,10 +309,10 @@ int run_profile(session& run, common_options const& common, profile_options cons
     detail::expect_profile(options, run.model().shape());
     std::int64_t const steps = *std::max_element(options.generated.begin(), options.generated.end()) - 1;
     std::int64_t const most  = *std::max_element(options.contexts.begin(), options.contexts.end()) + steps;
-    auto const tokens        = first_tokens(run.words(), options.text_path, most,
-               std::to_string(options.samples) + " times the longest context and " + std::to_string(steps)
-                   + " tokens after it");
-    auto const name          = [](std::string const& path) { return std::filesystem::path{path}.filename().string(); };
+    auto const tokens = first_tokens(run.words(), options.text_path, mdkv::checked_multiply(options.samples, most),
+        std::to_string(options.samples) + " times the longest context and " + std::to_string(steps)
+            + " tokens after it");
+    auto const name   = [](std::string const& path) { return std::filesystem::path{path}.filename().string(); };
     profile_key const shared{.steps = steps,
         .element                    = mdkv::element_name<T>(),
         .window                     = common.window,
@@ -328,7 +333,7 @@ int run_profile(session& run, common_options const& common, profile_options cons
         detail::profile_task const& task = tasks[i];
         std::string const title = "profile " + std::to_string(i + 1) + " of " + std::to_string(tasks.size()) + ": "
                                   + task.chosen.label + " at " + task.key.size + ", " + std::to_string(task.key.context)
-                                  + " tokens";
+                                  + " tokens, sample " + std::to_string(task.key.sample + 1);
         try
         {
             if (!log->has(task.key))

@@ -222,6 +222,10 @@ TEST_CASE("samples are stretches of the text, one behind the other")
     CHECK(tasks[1].tokens.front() == 8);
     CHECK(tasks[3].tokens.size() == 8);
     CHECK(tasks[3].tokens.back() == 15);
+    tokens.pop_back();
+    auto const text = support::error_text<mdkv::invalid_argument>(
+        [&] { static_cast<void>(runner::detail::profile_tasks({}, options, {.steps = 2}, tokens)); });
+    CHECK(text.find("samples of 7 tokens are shorter than the context of 6") != std::string::npos);
 }
 
 TEST_CASE("samples are merged into means, sums of tokens and the highest peak")
