@@ -82,9 +82,16 @@ struct evaluation_setting
 namespace detail
 {
 
-/// Below this many sequences a step's products have the same bits whatever their number, so that neither the number of
-/// entrants nor which of them are finished already changes an answer.
-inline constexpr std::size_t lock_step = static_cast<std::size_t>(most_dot_tokens);
+/// How many sequences a step is run with so that `live` of them are in it: products of this many rows go the way of
+/// matrix products, in whole register tiles, where a row's bits do not depend on how many others there are. So neither the
+/// number of entrants nor which of them are finished already changes an answer. (For one or two sequences dot products
+/// would be faster, but they round in another order.)
+[[nodiscard]] constexpr std::size_t lock_step(std::size_t live) noexcept
+{
+    constexpr std::size_t tile = 4;
+    auto const least           = static_cast<std::size_t>(most_dot_tokens) + 1;
+    return (std::max(live, least) + tile - 1) / tile * tile;
+}
 
 /// One entrant's way through one sample.
 template <mdkv::element T>
@@ -92,8 +99,7 @@ struct lane
 {
     entrant const* who;
     sequence_cache<T> cache;
-    std::int64_t position;  // of the next token
-    std::size_t fed    = 0; // tokens of the question that went through the cache
+    std::int64_t position;  // of the next token, be it the question's or the answer's
     std::int32_t token = 0; // made last, to be fed next
     std::int64_t made  = 0;
     bool done          = false;
@@ -204,10 +210,7 @@ private:
         {
             if (!at.done) { going.push_back(&at); }
         }
-        for (std::size_t first = 0; first < going.size(); first += lock_step)
-        {
-            step(std::span{going}.subspan(first, std::min(lock_step, going.size() - first)));
-        }
+        if (!going.empty()) { step(going); }
         return !going.empty();
     }
 
@@ -221,13 +224,18 @@ private:
             fed.push_back(reading ? tokens_[static_cast<std::size_t>(at->position)] : at->token);
             positions.push_back(at->position);
         }
+        fed.resize(lock_step(going.size()), fed[0]); // what is computed for these is not looked at
+        positions.resize(fed.size(), positions[0]);
         auto const vocabulary = static_cast<std::size_t>(setting_.model.shape().vocabulary);
-        logits_.resize(going.size() * vocabulary);
-        auto const inner = going.size() == 1 ? setting_.executor : mdkv::cpu::executor_ref{};
+        auto const heads      = setting_.model.shape().query_heads * setting_.model.shape().value_dim;
+        logits_.resize(fed.size() * vocabulary);
         decode_step(
             setting_.model, fed, positions, setting_.executor,
             [&](std::int64_t layer, std::int64_t b, float const* query, float const* key, float const* value,
-                float* out) { going[static_cast<std::size_t>(b)]->cache.attend(layer, query, key, value, out, inner); },
+                float* out) {
+                if (b >= std::ssize(going)) { std::fill_n(out, heads, 0.0F); }
+                else { going[static_cast<std::size_t>(b)]->cache.attend(layer, query, key, value, out, {}); }
+            },
             logits_, space_);
         for (std::size_t i = 0; i < going.size(); ++i)
         {

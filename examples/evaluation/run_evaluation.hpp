@@ -158,7 +158,7 @@ inline void print_summary(evaluation_plan const& plan, evaluation_options const&
 } // namespace detail
 
 /// Opens the folder's log, makes what is missing, prints the tables and writes them.
-/// \param more   void(answer_log const&, summary_request const&), to print more than tables
+/// \param more   void(answer_log const&, summary_request const&), to print more before the tables
 /// \throws interrupted   after Ctrl-C; finished answers are kept
 template <mdkv::element T, class More>
 int run_evaluation(session& run, common_options const& common, evaluation_options const& options,
@@ -200,8 +200,8 @@ int run_evaluation(session& run, common_options const& common, evaluation_option
     }
     summary_request const request{
         samples, origin, plan.metrics.at(0), plan.column, plan.group, labels, options.least_full};
-    detail::print_summary(plan, options, log, request);
     more(log, request);
+    detail::print_summary(plan, options, log, request);
     detail::write_summary(folder, plan, options, log, request);
     std::printf("%zu samples, %zu systems, %zu answers made now; model %s, cache element %s, window %lld\n"
                 "answers, summary and tables: %s\n",

@@ -75,7 +75,8 @@ public:
         float const* value, float* output) override
     {
         ++count_; // the new token's row; there is always room for one beyond the limit
-        executor.parallel_for(heads_, [&](std::int64_t h) {
+        bool const little = resident_bytes() < serial_bytes;
+        (little ? mdkv::cpu::executor_ref{} : executor).parallel_for(heads_, [&](std::int64_t h) {
             narrow_row(key + h * key_dim_, key_dim_, key_row(h, count_ - 1));
             narrow_row(value + h * value_dim_, value_dim_, value_row(h, count_ - 1));
             sum(h, count_ - 1) = 0.0F;
@@ -102,6 +103,9 @@ public:
     }
 
 private:
+    /// Below so many bytes another thread would take longer to wake than it saves, as in the library's attend.
+    static constexpr std::int64_t serial_bytes = std::int64_t{1} << 20;
+
     [[nodiscard]] T* key_row(std::int64_t h, std::int64_t i) noexcept
     {
         return keys_.data() + (h * capacity_ + i) * key_dim_;

@@ -213,9 +213,10 @@ public:
                 out(on, output, rows, value_dim_), out(on, whole_lse_.data(), rows));
             mdkv::attend(on, in(on, thin_query_.data(), rows, channel_count_), thin_.view(), {.scale = scale},
                 out(on, thin_output_.data(), rows, value_dim_), out(on, thin_lse_.data(), rows));
-            mdkv::merge_attention(on, in(on, output, rows, value_dim_), in(on, whole_lse_.data(), rows),
-                in(on, thin_output_.data(), rows, value_dim_), in(on, thin_lse_.data(), rows),
-                out(on, output, rows, value_dim_), out(on, whole_lse_.data(), rows));
+            // A few rows: less than waking another thread for them costs.
+            mdkv::merge_attention(mdkv::cpu::backend{on.scratch}, in(on, output, rows, value_dim_),
+                in(on, whole_lse_.data(), rows), in(on, thin_output_.data(), rows, value_dim_),
+                in(on, thin_lse_.data(), rows), out(on, output, rows, value_dim_), out(on, whole_lse_.data(), rows));
             return 0;
         });
     }

@@ -96,6 +96,16 @@ public:
         return out;
     }
 
+    /// An array of single-precision floats.
+    [[nodiscard]] std::vector<float> floats(std::string_view key) const
+    {
+        entry const& found = array_entry(key);
+        expect_type(found, found.element, detail::gguf_value::f32);
+        std::vector<float> out(found.count);
+        if (!out.empty()) { std::memcpy(out.data(), contents_.bytes.data() + found.offset, out.size() * sizeof(float)); }
+        return out;
+    }
+
     /// For what only the user of a value can tell about it: throws a file_error that names the key and its place.
     [[noreturn]] void refuse(
         std::string_view key, std::string_view problem, std::string_view value = {}, std::string_view limit = {}) const

@@ -20,6 +20,7 @@
 #include "evaluation/byte_vocabulary.hpp"
 #include "evaluation/sample.hpp"
 #include "evaluation/scratch_folder.hpp"
+#include "runner/decode.hpp"
 #include "runner/llama_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/terminal.hpp"
@@ -128,14 +129,42 @@ TEST_CASE("every sample is answered once for every entrant, however many share a
     byte_model const model;
     auto const samples  = some_samples(2);
     auto const entrants = some_entrants();
-    REQUIRE(entrants.size() > 2 * runner::detail::lock_step / 2 + 8); // more than go in one step
+    REQUIRE(entrants.size() > runner::detail::lock_step(1)); // some steps have more rows than others
     auto const all = run_whole(model, samples, entrants, 64);
     CHECK(all.size() == samples.size() * entrants.size());
     CHECK(std::set<std::string>(all.begin(), all.end()).size() == all.size());
-    for (std::size_t const at_once : {std::size_t{1}, std::size_t{5}})
+    for (std::size_t const at_once : {std::size_t{1}, std::size_t{5}, std::size_t{22}})
     {
         CAPTURE(at_once);
         CHECK(run_whole(model, samples, entrants, at_once) == all);
+    }
+}
+
+TEST_CASE("a step's bits do not depend on how many sequences share it")
+{
+    byte_model const model;
+    auto const vocabulary = static_cast<std::size_t>(model.model.shape().vocabulary);
+    runner::decode_workspace space;
+    std::vector<float> first; // logits of the first sequence in the smallest step
+    for (std::size_t live = 1; live <= 70; live += 3)
+    {
+        CAPTURE(live);
+        std::size_t const rows = runner::detail::lock_step(live);
+        REQUIRE(rows >= live);
+        std::vector<std::int32_t> tokens(rows, 'x');
+        std::vector<std::int64_t> const positions(rows, 9);
+        tokens[0] = tokens[live - 1] = 'a';
+        std::vector<float> logits(rows * vocabulary);
+        runner::decode_step(
+            model.model, tokens, positions, {},
+            [&](std::int64_t, std::int64_t, float const* query, float const*, float const*, float* out) {
+                std::copy_n(query, 6 * 8, out);
+            },
+            logits, space);
+        if (first.empty()) { first.assign(logits.begin(), logits.begin() + static_cast<std::ptrdiff_t>(vocabulary)); }
+        CHECK(std::equal(first.begin(), first.end(), logits.begin()));
+        CHECK(std::equal(
+            first.begin(), first.end(), logits.begin() + static_cast<std::ptrdiff_t>((live - 1) * vocabulary)));
     }
 }
 

@@ -184,6 +184,26 @@ TEST_CASE("H2O's memory is bounded by its limit however long it decodes")
     }
 }
 
+TEST_CASE("a large cache decodes to the same bits on two threads as on one")
+{
+    support::random_prompt<float> prompt{{.tokens = 3000, .key_dim = 64, .value_dim = 64}};
+    auto const& layer = prompt.layer;
+    auto const sums   = random_sums(prompt.random, layer.heads * layer.tokens);
+    runner::evicting_cache<float> one{layer, sums, {1400, 1400}};
+    runner::evicting_cache<float> two{layer, sums, {1400, 1400}};
+    REQUIRE(one.resident_bytes() > 2 << 20); // enough to be worth a second thread
+    runner::scratch_memory scratch;
+    mdkv::cpu::thread_pool threads{2};
+    std::vector<float> a(static_cast<std::size_t>(layer.heads * layer.group * layer.value_dim)), b(a.size());
+    for (int step = 0; step < 3; ++step)
+    {
+        support::decode_step_rows const rows{prompt.random, layer};
+        one.attend({}, scratch, rows.query.data(), rows.key.data(), rows.value.data(), a.data());
+        two.attend(threads, scratch, rows.query.data(), rows.key.data(), rows.value.data(), b.data());
+        CHECK(a == b);
+    }
+}
+
 TEST_CASE("H2O refuses sums of another size and limits that hold nothing")
 {
     support::random_prompt<float> prompt{{}};
