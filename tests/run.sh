@@ -84,7 +84,7 @@ python_crosschecks() {
         note FAILED "cross-checks: their programs were not built"
         return
     elif ! (setup_python) || ! "$mdkv_cache/venv/bin/python" -m pip install -q --disable-pip-version-check \
-        numpy gguf==0.19.0 tokenizers >"$build/pip.log" 2>&1; then
+        numpy gguf==0.19.0 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3 >"$build/pip.log" 2>&1; then
         reason="PyPI is out of reach (log: $build/pip.log)"
     fi
     if [[ -n $reason ]]; then

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <set>
 #include <span>
 #include <string>
@@ -106,6 +107,24 @@ struct lane
     std::string text{};
 };
 
+/// The likeliest token, or, where the answer must go on, the likeliest that does not end it.
+[[nodiscard]] inline std::int32_t chosen_token(
+    std::span<float const> logits, tokenizer const& words, sample const& one, std::int64_t made)
+{
+    std::int32_t const likeliest = greedy_token(logits);
+    auto const ends              = [&](std::int32_t token) {
+        return words.is_end_of_generation(token)
+               || (one.stop_at_newline && words.decode_one(token).find('\n') != std::string_view::npos);
+    };
+    if (made >= one.min_new_tokens || !ends(likeliest)) { return likeliest; }
+    std::vector<float> others{logits.begin(), logits.end()};
+    for (std::size_t token = 0; token < others.size(); ++token)
+    {
+        if (ends(static_cast<std::int32_t>(token))) { others[token] = -std::numeric_limits<float>::infinity(); }
+    }
+    return greedy_token(others);
+}
+
 /// A token the model made: its text, and whether the answer ends with it.
 template <mdkv::element T>
 void take_token(lane<T>& at, std::int32_t token, tokenizer const& words, sample const& one)
@@ -164,7 +183,7 @@ public:
             });
         for (lane<T>& at : lanes_)
         {
-            if (at.position == std::ssize(tokens_)) { take_token(at, greedy_token(logits), setting_.words, sample_); }
+            if (at.position == std::ssize(tokens_)) { take_token(at, chosen_token(logits, setting_.words, sample_, at.made), setting_.words, sample_); }
         }
         auto const steps = static_cast<double>(std::ssize(parts_.question) + sample_.max_new_tokens);
         for (double step = 0; step_all(); ++step)
@@ -240,8 +259,8 @@ private:
         for (std::size_t i = 0; i < going.size(); ++i)
         {
             if (++going[i]->position < std::ssize(tokens_)) { continue; } // the question goes on
-            take_token(*going[i], greedy_token(std::span{logits_}.subspan(i * vocabulary, vocabulary)), setting_.words,
-                sample_);
+            auto const logits = std::span{logits_}.subspan(i * vocabulary, vocabulary);
+            take_token(*going[i], chosen_token(logits, setting_.words, sample_, going[i]->made), setting_.words, sample_);
         }
     }
 

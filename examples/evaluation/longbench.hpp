@@ -104,6 +104,7 @@ struct longbench_prompt
     out.classes         = item.classes;
     out.max_new_tokens  = task.max_new_tokens;
     out.stop_at_newline = task.stop_at_newline;
+    out.min_new_tokens  = task.stop_at_newline ? 1 : 0; // the public program asks for it
     out.chat            = task.chat;
     out.about           = {{"line", item.line}, {"whole_tokens", prompt.whole_tokens}, {"cut", prompt.cut}};
     if (item.length >= 0) { out.about["length"] = item.length; }

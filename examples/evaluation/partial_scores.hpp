@@ -4,10 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <ios>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -15,6 +12,7 @@
 #include <vector>
 
 #include "../runner/file_error.hpp"
+#include "json_lines.hpp"
 
 namespace runner
 {
@@ -31,17 +29,13 @@ public:
     };
 
     /// \param setting   what the samples depend on
-    /// \throws file_error   the file is of other settings, or cannot be written
+    /// \throws file_error    the file is of other settings, or a line is no sample; it is then as it was
+    /// \throws mdkv::error   it cannot be used, or another run has it
     partial_scores(std::string path, nlohmann::json const& setting, std::size_t heads)
-        : path_{std::move(path)}
+        : lines_{
+            std::move(path), {"{", "sample of this run"}, [&](json_line const& line) { take(line, setting, heads); }}
     {
-        std::uintmax_t const whole = read(setting, heads);
-        std::error_code problem;
-        // What a killed run left half-written goes.
-        if (std::filesystem::exists(path_, problem)) { std::filesystem::resize_file(path_, whole, problem); }
-        if (problem) { throw file_error{path_, joined("cannot be written: ", problem.message())}; }
-        file_.open(path_, std::ios::binary | std::ios::app);
-        write(whole == 0 ? setting.dump() + "\n" : "");
+        if (!begun_) { lines_.append(setting.dump() + "\n"); }
     }
 
     [[nodiscard]] std::vector<entry> const& entries() const noexcept { return entries_; }
@@ -51,44 +45,37 @@ public:
         line["f1"]     = one.f1;
         line["counts"] = one.counts;
         line["scores"] = one.scores;
-        write(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+        lines_.append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
         entries_.push_back(std::move(one));
     }
 
     void remove()
     {
-        file_.close();
         std::error_code ignored;
-        std::filesystem::remove(path_, ignored);
+        std::filesystem::remove(lines_.path(), ignored);
     }
 
 private:
-    /// How many bytes at the beginning of the file are whole lines.
-    [[nodiscard]] std::uintmax_t read(nlohmann::json const& setting, std::size_t heads)
+    void take(json_line const& line, nlohmann::json const& setting, std::size_t heads)
     {
-        std::ifstream file{path_, std::ios::binary};
-        std::uintmax_t whole = 0;
-        std::string line;
-        for (std::int64_t number = 1; std::getline(file, line) && !file.eof(); ++number)
+        auto const parsed = nlohmann::json::parse(line.text, nullptr, false);
+        if (line.number == 1)
         {
-            auto const parsed = nlohmann::json::parse(line, nullptr, false);
-            if (number == 1 && !(parsed == setting))
+            if (!(parsed == setting))
             {
-                throw file_error{path_, "is an unfinished run with other settings; remove it, or give another --out"};
+                throw file_error{
+                    line.file, "is an unfinished run with other settings; remove it, or give another --out"};
             }
-            if (number > 1)
-            {
-                std::optional<entry> one = entry_of(parsed, heads);
-                if (!one)
-                {
-                    throw file_error{path_, joined("line ", std::to_string(number),
-                                                " is no sample of this run; remove the file to begin anew")};
-                }
-                entries_.push_back(std::move(*one));
-            }
-            whole += line.size() + 1;
+            begun_ = true;
+            return;
         }
-        return whole;
+        std::optional<entry> one = entry_of(parsed, heads);
+        if (!one) // one line alone cannot go: the samples are counted
+        {
+            throw file_error{line.file, joined("line ", std::to_string(line.number),
+                                            " is no sample of this run; remove the file to begin anew")};
+        }
+        entries_.push_back(std::move(*one));
     }
 
     [[nodiscard]] static std::optional<entry> entry_of(nlohmann::json const& line, std::size_t heads)
@@ -108,15 +95,9 @@ private:
         return one;
     }
 
-    void write(std::string const& text)
-    {
-        file_ << text;
-        if (!file_.flush()) { throw file_error{path_, "cannot be written"}; }
-    }
-
-    std::string path_;
-    std::ofstream file_;
     std::vector<entry> entries_;
+    bool begun_ = false;
+    json_lines lines_; // last: reading it fills the others
 };
 
 } // namespace runner

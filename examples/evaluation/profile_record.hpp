@@ -9,7 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "json_lines.hpp"
 
 namespace runner
 {
@@ -93,62 +96,75 @@ struct profile_record
     return "over_limit";
 }
 
-/// The first key of every line, by which a line that was cut short is told from another file's.
-inline constexpr char const* profile_line_begin = R"({"context":)";
+inline constexpr json_line_kind profile_line{R"({"context":)", "measurement of mdkv_run profile"};
+
+namespace detail
+{
+
+/// Calls visit(key, value) for everything that a line has, in its order, but for the layers.
+template <class Record, class Visit>
+void visit_record(Record& one, Visit const& visit)
+{
+    visit("context", one.key.context);
+    visit("policy", one.key.policy);
+    visit("size", one.key.size);
+    visit("steps", one.key.steps);
+    visit("element", one.key.element);
+    visit("window", one.key.window);
+    visit("threads", one.key.threads);
+    visit("text", one.key.text);
+    visit("model", one.key.model);
+    visit("mapped", one.key.mapped);
+    visit("sample", one.key.sample);
+    visit("mixed", one.mixed);
+    visit("prefill_s", one.prefill_s);
+    visit("compress_s", one.compress_s);
+    visit("attend_s", one.attend_s);
+    visit("step_s", one.step_s);
+    visit("peak_bytes", one.peak_bytes);
+    visit("model_bytes", one.model_bytes);
+    visit("resident_bytes", one.resident_bytes);
+    visit("full_bytes", one.full_bytes);
+    visit("rungs", one.rungs);
+}
+
+template <class Layer, class Visit>
+void visit_layer(Layer& one, Visit const& visit)
+{
+    visit("status", one.status);
+    visit("tokens", one.tokens);
+    visit("lambda", one.multiplier);
+    visit("loss", one.loss);
+    visit("gap", one.gap);
+}
+
+} // namespace detail
 
 [[nodiscard]] inline std::string line_of(profile_record const& one)
 {
-    nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-    for (layer_allocation const& layer : one.layers)
-    {
-        layers.push_back({{"status", layer.status}, {"tokens", layer.tokens}, {"lambda", layer.multiplier},
-            {"loss", layer.loss}, {"gap", layer.gap}});
-    }
-    nlohmann::ordered_json const line{{"context", one.key.context}, {"policy", one.key.policy}, {"size", one.key.size},
-        {"steps", one.key.steps}, {"element", one.key.element}, {"window", one.key.window},
-        {"threads", one.key.threads}, {"text", one.key.text}, {"model", one.key.model}, {"mapped", one.key.mapped},
-        {"sample", one.key.sample}, {"mixed", one.mixed}, {"prefill_s", one.prefill_s}, {"compress_s", one.compress_s},
-        {"attend_s", one.attend_s}, {"step_s", one.step_s}, {"peak_bytes", one.peak_bytes},
-        {"model_bytes", one.model_bytes}, {"resident_bytes", one.resident_bytes}, {"full_bytes", one.full_bytes},
-        {"rungs", one.rungs}, {"layers", layers}};
+    auto const into = [](nlohmann::ordered_json& json) {
+        return [&json](char const* key, auto const& value) { json[key] = value; };
+    };
+    nlohmann::ordered_json line;
+    detail::visit_record(one, into(line));
+    nlohmann::ordered_json& layers = line["layers"];
+    layers                         = nlohmann::ordered_json::array();
+    for (layer_allocation const& layer : one.layers) { detail::visit_layer(layer, into(layers.emplace_back())); }
     return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 /// \throws nlohmann::json::exception   it is no JSON, or a key is absent or of another type
-[[nodiscard]] inline profile_record profile_record_of(std::string const& text)
+[[nodiscard]] inline profile_record profile_record_of(std::string_view text)
 {
+    auto const from = [](nlohmann::json const& json) {
+        return [&json](char const* key, auto& value) { json.at(key).get_to(value); };
+    };
     nlohmann::json const line = nlohmann::json::parse(text);
     profile_record one;
-    auto const read = [&](char const* key, auto& value) { line.at(key).get_to(value); };
-    read("context", one.key.context);
-    read("policy", one.key.policy);
-    read("size", one.key.size);
-    read("steps", one.key.steps);
-    read("element", one.key.element);
-    read("window", one.key.window);
-    read("threads", one.key.threads);
-    read("text", one.key.text);
-    read("model", one.key.model);
-    read("mapped", one.key.mapped);
-    read("sample", one.key.sample);
-    read("mixed", one.mixed);
-    read("prefill_s", one.prefill_s);
-    read("compress_s", one.compress_s);
-    read("attend_s", one.attend_s);
-    read("step_s", one.step_s);
-    read("peak_bytes", one.peak_bytes);
-    read("model_bytes", one.model_bytes);
-    read("resident_bytes", one.resident_bytes);
-    read("full_bytes", one.full_bytes);
-    read("rungs", one.rungs);
+    detail::visit_record(one, from(line));
     for (nlohmann::json const& layer : line.at("layers"))
     {
-        layer_allocation& added = one.layers.emplace_back();
-        layer.at("status").get_to(added.status);
-        layer.at("tokens").get_to(added.tokens);
-        layer.at("lambda").get_to(added.multiplier);
-        layer.at("loss").get_to(added.loss);
-        layer.at("gap").get_to(added.gap);
+        detail::visit_layer(one.layers.emplace_back(), from(layer));
     }
     return one;
 }

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <span>
 #include <string>
@@ -81,11 +82,25 @@ struct evaluation_plan
     std::vector<std::string> metrics; // that the scores have; the first one is printed
     std::function<std::string(sample const&)> column = [](sample const& one) { return one.task; };
     std::function<std::string(sample const&)> group  = [](sample const&) { return std::string{}; };
-    nlohmann::json options                           = nlohmann::json::object(); // the command's own, for the record
+    // Prints more before the tables.
+    std::function<void(answer_log const&, summary_request const&)> print_more = [](answer_log const&,
+                                                                                    summary_request const&) {};
+    nlohmann::json options = nlohmann::json::object(); // the command's own, for the record
 };
 
 namespace detail
 {
+
+/// Puts the first `most` of `more` (0: all) behind those there are.
+inline void add_samples(std::vector<sample>& all, std::vector<sample> more, std::int64_t most, bool chat)
+{
+    if (most > 0 && std::ssize(more) > most) { more.resize(static_cast<std::size_t>(most)); }
+    for (sample& one : more)
+    {
+        one.chat = chat;
+        all.push_back(std::move(one));
+    }
+}
 
 [[nodiscard]] inline std::string utc_now()
 {
@@ -158,11 +173,10 @@ inline void print_summary(evaluation_plan const& plan, evaluation_options const&
 } // namespace detail
 
 /// Opens the folder's log, makes what is missing, prints the tables and writes them.
-/// \param more   void(answer_log const&, summary_request const&), to print more before the tables
 /// \throws interrupted   after Ctrl-C; finished answers are kept
-template <mdkv::element T, class More>
-int run_evaluation(session& run, common_options const& common, evaluation_options const& options,
-    evaluation_plan const& plan, More const& more)
+template <mdkv::element T>
+int run_evaluation(
+    session& run, common_options const& common, evaluation_options const& options, evaluation_plan const& plan)
 {
     std::vector<policy> policies;
     std::vector<std::string> labels;
@@ -200,7 +214,7 @@ int run_evaluation(session& run, common_options const& common, evaluation_option
     }
     summary_request const request{
         samples, origin, plan.metrics.at(0), plan.column, plan.group, labels, options.least_full};
-    more(log, request);
+    plan.print_more(log, request);
     detail::print_summary(plan, options, log, request);
     detail::write_summary(folder, plan, options, log, request);
     std::printf("%zu samples, %zu systems, %zu answers made now; model %s, cache element %s, window %lld\n"

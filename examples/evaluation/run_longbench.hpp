@@ -7,17 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "../runner/session.hpp"
 #include "../runner/tokenizer.hpp"
-#include "answer_log.hpp"
 #include "longbench.hpp"
 #include "longbench_tasks.hpp"
 #include "metrics.hpp"
@@ -25,7 +22,6 @@
 #include "rouge.hpp"
 #include "run_evaluation.hpp"
 #include "sample.hpp"
-#include "summary.hpp"
 
 namespace runner
 {
@@ -106,17 +102,8 @@ namespace detail
         longbench_task const& task = find_longbench_task(name);
         bool const chat            = task.chat && !options.plain;
         std::int64_t const room    = context - task.max_new_tokens - tokens_around(words, chat) - drift;
-        std::vector<sample> made =
-            make_longbench_samples(words, task, options.data, options.max_length > 0 ? options.max_length : room);
-        if (options.samples > 0 && std::ssize(made) > options.samples)
-        {
-            made.resize(static_cast<std::size_t>(options.samples));
-        }
-        for (sample& one : made)
-        {
-            one.chat = chat;
-            all.push_back(std::move(one));
-        }
+        std::int64_t const most    = options.max_length > 0 ? options.max_length : room;
+        add_samples(all, make_longbench_samples(words, task, options.data, most), options.samples, chat);
     }
     return all;
 }
@@ -137,7 +124,7 @@ int run_longbench(session& run, common_options const& common, longbench_command 
     plan.metrics = {"score"};
     plan.options = {{"data", options.data}, {"tasks", options.tasks}, {"max_length", options.max_length},
         {"samples", options.samples}, {"plain", options.plain}};
-    return run_evaluation<T>(run, common, options.shared, plan, [](answer_log const&, summary_request const&) {});
+    return run_evaluation<T>(run, common, options.shared, plan);
 }
 
 } // namespace runner

@@ -112,15 +112,17 @@ int run_needle(session& run, common_options const& common, needle_command const&
     plan.options = {{"text", options.texts}, {"lengths", needles.lengths}, {"depths", needles.depths},
         {"prompt", options.prompt}, {"needle", options.kind}, {"fit", options.fit}, {"seed", options.seed}};
     if (needles.fit == needle_fit::buffer) { plan.options["buffer"] = options.buffer; }
-    return run_evaluation<T>(
-        run, common, options.shared, plan, [&](answer_log const& log, summary_request const& request) {
-            if (!options.heatmaps) { return; }
+    if (options.heatmaps)
+    {
+        plan.print_more = [](answer_log const& log, summary_request const& request) {
             for (heatmap const& map : heatmaps_of(log, request))
             {
                 std::printf("%s\n", heatmap_text(map, isatty(STDOUT_FILENO) != 0).c_str());
             }
             std::puts("depth down, length across; a digit: tens of points, *: all 100");
-        });
+        };
+    }
+    return run_evaluation<T>(run, common, options.shared, plan);
 }
 
 } // namespace runner

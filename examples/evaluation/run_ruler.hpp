@@ -18,7 +18,6 @@
 #include "../runner/option_texts.hpp"
 #include "../runner/session.hpp"
 #include "../runner/tokenizer.hpp"
-#include "answer_log.hpp"
 #include "metrics.hpp"
 #include "needle.hpp"
 #include "ruler.hpp"
@@ -26,7 +25,6 @@
 #include "ruler_tasks.hpp"
 #include "run_evaluation.hpp"
 #include "sample.hpp"
-#include "summary.hpp"
 
 namespace runner
 {
@@ -80,19 +78,13 @@ namespace detail
 {
     std::vector<sample> all;
     auto const add = [&](std::vector<sample> more) {
-        for (sample& one : more)
-        {
-            one.chat = options.chat;
-            all.push_back(std::move(one));
-        }
+        add_samples(all, std::move(more), options.samples, options.chat);
     };
     for (std::string const& file : options.files)
     {
         std::size_t const equals = file.find('=');
         mdkv::expects(equals != std::string::npos, "file: \"", file, "\" is not of the form TASK=FILE");
-        std::vector<sample> read = read_ruler_file(file.substr(equals + 1), file.substr(0, equals));
-        if (std::ssize(read) > options.samples) { read.resize(static_cast<std::size_t>(options.samples)); }
-        add(std::move(read));
+        add(read_ruler_file(file.substr(equals + 1), file.substr(0, equals)));
     }
     if (!options.files.empty()) { return all; }
     std::vector<std::string> tasks;
@@ -131,7 +123,7 @@ int run_ruler(session& run, common_options const& common, ruler_command const& o
     };
     plan.options = {{"tasks", options.tasks}, {"lengths", options.lengths}, {"samples", options.samples},
         {"seed", options.made.seed}, {"chat", options.chat}, {"files", options.files}};
-    return run_evaluation<T>(run, common, options.shared, plan, [](answer_log const&, summary_request const&) {});
+    return run_evaluation<T>(run, common, options.shared, plan);
 }
 
 } // namespace runner

@@ -10,8 +10,8 @@
 namespace runner
 {
 
-/// The prompt is `context`, `question` and `answer_prefix`, tokenised apart, so that a cache can be compressed after the context
-/// alone or after both and reads the same tokens either way.
+/// The prompt is `context`, `question` and `answer_prefix`. Its tokens are cut where the context ends, so that a cache can be
+/// compressed after the context alone or after everything and reads the same tokens either way.
 struct sample
 {
     std::string task; // the column of the table it counts in
@@ -22,6 +22,7 @@ struct sample
     std::vector<std::string> answers; // references
     std::vector<std::string> classes; // that an answer may name, for classification
     std::int64_t max_new_tokens = 32;
+    std::int64_t min_new_tokens = 0; // so many cannot be the end, nor end the line where that ends the answer
     bool stop_at_newline        = false;
     bool chat                   = false;          // the prompt goes into the model's chat form, where it has one
     nlohmann::json about        = nlohmann::json::object(); // length, depth ...: copied to the answer's line

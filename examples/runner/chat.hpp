@@ -17,12 +17,13 @@
 namespace runner
 {
 
-/// Known forms; which one a model speaks is told by its control tokens.
+/// Known forms; which one a model speaks is told by its control tokens, or by its template where it has none for that.
 enum class chat_form
 {
     none,   // none of these
     chatml, // <|im_start|>ROLE\nTEXT<|im_end|>\n
-    llama3  // <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
+    llama3, // <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
+    mistral // [INST] TEXT [/INST]
 };
 
 [[nodiscard]] inline chat_form chat_form_of(tokenizer const& words)
@@ -35,6 +36,10 @@ enum class chat_form
     {
         return chat_form::llama3;
     }
+    // Llama 2 writes [INST] too, but trims the texts, and has marks of its own for the system text.
+    bool const writes_inst = words.chat_template().find("[INST]") != std::string::npos
+                             && words.chat_template().find("<<SYS>>") == std::string::npos;
+    if (words.has_sentence_pieces() && words.bos() && writes_inst) { return chat_form::mistral; }
     return chat_form::none;
 }
 
@@ -43,7 +48,7 @@ inline constexpr std::string_view smollm2_system_text =
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 
 /// Whether the file's template is, byte for byte, one that `encode_chat` is known to reproduce. Templates are programs
-/// which are not run here; where this says no, the form was chosen by the control tokens alone.
+/// which are not run here; where this says no, the form was chosen by its marks alone.
 [[nodiscard]] inline bool chat_template_is_known(tokenizer const& words) noexcept
 {
     std::uint64_t hash = 0xCBF29CE484222325U; // FNV-1a
@@ -66,8 +71,8 @@ namespace detail
 struct marked_tokens
 {
     std::vector<std::int32_t> ids;
-    std::size_t first = 0; // token of the piece of text that the user's text is the end of
-    std::size_t lead  = 0; // bytes of that piece before the user's
+    std::size_t first = 0; // token of the piece of text that the user's text is in
+    std::size_t lead  = 0; // bytes of that piece's tokens before the user's
 };
 
 /// Collects control tokens by name and text in which control tokens are not looked for.
@@ -77,18 +82,19 @@ public:
     explicit chat_writer(tokenizer const& words)
         : words_(words)
     {}
-    void control(std::string_view name) { out_.ids.push_back(words_.find_control(name).value()); }
+    void token(std::int32_t id) { out_.ids.push_back(id); }
+    void control(std::string_view name) { token(words_.find_control(name).value()); }
     void text(std::string const& text)
     {
         std::vector<std::int32_t> const more = words_.encode(text);
         out_.ids.insert(out_.ids.end(), more.begin(), more.end());
     }
     /// One piece of text, of which `user` came from outside and is looked for again later.
-    void user_text(std::string const& lead, std::string_view user)
+    void user_text(std::string const& lead, std::string_view user, std::string const& behind = {})
     {
         out_.first = out_.ids.size();
-        out_.lead  = lead.size();
-        text(lead + std::string(user));
+        out_.lead  = words_.space_prefix().size() + lead.size();
+        text(lead + std::string(user) + behind);
     }
     [[nodiscard]] marked_tokens take() { return std::move(out_); }
 
@@ -145,6 +151,34 @@ inline marked_tokens encode_llama3(
     return out.take();
 }
 
+/// As mistral_common encodes it: the system text is the beginning of the question, nothing is trimmed, and [INST] is
+/// ordinary text in the vocabulary of the models up to v0.2, a control token since v0.3.
+inline marked_tokens encode_mistral(
+    tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
+{
+    chat_writer out(words);
+    std::string const lead = system && !system->empty() ? std::string(*system) + "\n\n" : "";
+    out.token(words.bos().value());
+    if (words.find_control("[INST]") && words.find_control("[/INST]"))
+    {
+        out.control("[INST]");
+        out.user_text(lead, user);
+        out.control("[/INST]");
+    }
+    else { out.user_text("[INST] " + lead, user, " [/INST]"); }
+    return out.take();
+}
+
+/// The tokens of what an answer begins with, behind the conversation or the bare text that asks for it.
+[[nodiscard]] inline std::vector<std::int32_t> encode_answer(
+    tokenizer const& words, std::string_view prefix, chat_form form)
+{
+    if (form != chat_form::mistral) { return words.encode_continued(prefix); }
+    // An answer of Mistral is a text that begins, and one space separates it from [/INST].
+    if (prefix.starts_with(' ')) { prefix.remove_prefix(1); }
+    return words.encode(prefix);
+}
+
 /// How many of the tokens from `first` on lie within the first `bytes` bytes of the text they were made of.
 [[nodiscard]] inline std::size_t tokens_within(
     tokenizer const& words, std::vector<std::int32_t> const& ids, std::size_t first, std::size_t bytes)
@@ -168,16 +202,19 @@ inline marked_tokens encode_llama3(
             return encode_chatml(words, system, user);
         case chat_form::llama3:
             return encode_llama3(words, system, user);
+        case chat_form::mistral:
+            return encode_mistral(words, system, user);
         case chat_form::none:
             break;
     }
-    throw std::invalid_argument("encode_chat: the model has the control tokens of no known form of conversation");
+    throw std::invalid_argument("encode_chat: the model speaks no known form of conversation");
 }
 
 } // namespace detail
 
 /// A conversation of at most a system text and one question, up to where the answer begins. The texts come from
-/// outside: a control token's name in them is just text, so that nobody can end a turn by writing it.
+/// outside: a control token's name in them is just text, so that nobody can end a turn by writing it (but for Mistral up
+/// to v0.2, whose [/INST] is text itself).
 ///
 /// \param system   none: the default of the model's template, where that is known
 /// \throws std::invalid_argument   the vocabulary knows none of the forms
@@ -211,11 +248,12 @@ struct prompt_parts
 {
     std::string const user = std::string(context) + std::string(question);
     detail::marked_tokens all;
-    std::size_t ahead = context.size(); // bytes of the context in the text that was encoded
-    if (chat && chat_form_of(words) != chat_form::none)
+    std::size_t ahead    = context.size(); // bytes of the context in the text that was encoded
+    chat_form const form = chat ? chat_form_of(words) : chat_form::none;
+    if (form != chat_form::none)
     {
         all = detail::encode_chat_marked(words, std::nullopt, user);
-        if (chat_form_of(words) == chat_form::llama3) // which trims the text
+        if (form == chat_form::llama3) // which trims the text
         {
             std::string_view const kept = detail::trimmed(user);
             std::size_t const cut       = kept.empty() ? ahead : static_cast<std::size_t>(kept.data() - user.data());
@@ -225,7 +263,8 @@ struct prompt_parts
     }
     else
     {
-        all.ids = words.encode(user);
+        all.ids  = words.encode(user);
+        all.lead = words.space_prefix().size();
         if (words.add_bos() && words.bos())
         {
             all.ids.insert(all.ids.begin(), *words.bos());
@@ -238,7 +277,7 @@ struct prompt_parts
     prompt_parts parts;
     parts.context.assign(all.ids.begin(), all.ids.begin() + cut);
     parts.question.assign(all.ids.begin() + cut, all.ids.end());
-    std::vector<std::int32_t> const more = words.encode(answer_prefix);
+    std::vector<std::int32_t> const more = detail::encode_answer(words, answer_prefix, form);
     parts.question.insert(parts.question.end(), more.begin(), more.end());
     return parts;
 }

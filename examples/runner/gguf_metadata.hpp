@@ -102,7 +102,10 @@ public:
         entry const& found = array_entry(key);
         expect_type(found, found.element, detail::gguf_value::f32);
         std::vector<float> out(found.count);
-        if (!out.empty()) { std::memcpy(out.data(), contents_.bytes.data() + found.offset, out.size() * sizeof(float)); }
+        if (!out.empty())
+        {
+            std::memcpy(out.data(), contents_.bytes.data() + found.offset, out.size() * sizeof(float));
+        }
         return out;
     }
 

@@ -64,7 +64,7 @@ public:
     void encode(std::string_view text, bool begins, std::vector<std::int32_t>& out) const
     {
         if (text.empty()) { return; }
-        std::string const whole = (begins ? replaced(space_prefix_, " ", space) : "") + replaced(text, " ", space);
+        std::string const whole     = (begins ? replaced(space_prefix_, " ", space) : "") + replaced(text, " ", space);
         std::string_view const rest = whole;
         std::size_t done            = 0;
         user_defined_.each_match(rest, [&](special_tokens::match const& match) {
@@ -182,7 +182,10 @@ private:
     }
 
     /// A space that is no piece is its own byte, not those of the character it is written as.
-    [[nodiscard]] static std::string_view bytes_of(std::string_view part) noexcept { return part == space ? " " : part; }
+    [[nodiscard]] static std::string_view bytes_of(std::string_view part) noexcept
+    {
+        return part == space ? " " : part;
+    }
 
     [[nodiscard]] bool has_bytes_of(std::string_view part) const noexcept
     {

@@ -49,16 +49,13 @@ struct common_options
     };
     set("pool", options.pool ? std::optional{std::to_string(*options.pool)} : std::nullopt);
     set("ratios", options.ratios);
+    set("scores", options.head_scores.empty() ? std::nullopt : std::optional{options.head_scores});
     bool const bare = text.find('[') == std::string::npos;
     policy chosen   = more.empty() ? named
                       : bare       ? parse_policy(text + "[" + more + "]")
                                    : parse_policy(text.substr(0, text.size() - 1) + "+" + more + "]");
-    if (chosen.share == sharing::head_scores && chosen.head_scores.empty())
-    {
-        mdkv::expects(!options.head_scores.empty(), "policy ", chosen.name,
-            " needs head scores: give --head-scores FILE; mdkv_run head-scores makes one");
-        chosen.head_scores = options.head_scores;
-    }
+    mdkv::expects(chosen.share != sharing::head_scores || !chosen.head_scores.empty(), "policy ", chosen.name,
+        " needs head scores: give --head-scores FILE; mdkv_run head-scores makes one");
     return chosen;
 }
 

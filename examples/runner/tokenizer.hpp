@@ -26,11 +26,11 @@ namespace runner
 /// Byte-level pairs ("gpt2") or SentencePiece ("llama"), as the file says. Holds copies of all it needs of the file;
 /// const operations are safe from many threads.
 ///
-/// SentencePiece models learnt texts that begin with a space, which is put there if the text has none of its own or
-/// has. So here: `encode` puts one before every text and behind every control token it finds, as SentencePiece does for
-/// a text, and llama.cpp and transformers (legacy = true, which Mistral-7B-Instruct-v0.2 asks for) do behind control
-/// tokens. `decode` takes that space off again; `decode_one` cannot know, and has it. A text in several pieces is
-/// encoded in one, or from the second on by `encode_continued`. Byte-level models know no such space.
+/// SentencePiece models learnt from texts with a space put before each. So here: `encode` puts one before every text, as
+/// SentencePiece does, and behind every control token it finds there, as llama.cpp does, and transformers with
+/// legacy = true: of its two rules the one that makes mistral_common's tokens of "<s>[INST] ...". `decode` takes that
+/// space off again; `decode_one` cannot know, and leaves it. A text that comes in several pieces is encoded in one, or
+/// from the second on by `encode_continued`. Byte-level models know no such space.
 class tokenizer
 {
 public:
@@ -42,7 +42,8 @@ public:
     {
         for (std::int32_t id = 0; id < known_.size(); ++id)
         {
-            pieces_.push_back(std::visit([&](auto const& m) { return m.piece(known_.written(id), known_.kind(id)); }, model_));
+            pieces_.push_back(std::visit(
+                [&](auto const& model) { return model.piece(known_.written(id), known_.kind(id)); }, model_));
         }
         read_special_tokens(file);
     }
@@ -96,7 +97,10 @@ public:
     /// of SentencePiece what is unknown.
     [[nodiscard]] std::size_t bytes_without_token(std::string_view text) const
     {
-        if (auto const* const bytes = std::get_if<byte_level_model>(&model_)) { return bytes->bytes_without_token(text); }
+        if (auto const* const bytes = std::get_if<byte_level_model>(&model_))
+        {
+            return bytes->bytes_without_token(text);
+        }
         if (std::get<sentence_piece_model>(model_).keeps_all(text)) { return 0; }
         std::size_t kept = 0;
         for (std::int32_t const id : encode_continued(text)) { kept += decode_one(id).size(); }
@@ -120,8 +124,7 @@ public:
     {
         std::string out;
         for (std::int32_t const id : ids) { out += decode_one(id); }
-        bool const has_prefix = !space_prefix().empty() && !ids.empty() && known_.kind(ids[0]) != token_kind::control
-                                && decode_one(ids[0]).starts_with(space_prefix());
+        bool const has_prefix = !ids.empty() && decode_one(ids[0]).starts_with(space_prefix());
         if (has_prefix) { out.erase(0, space_prefix().size()); }
         return out;
     }
@@ -164,7 +167,7 @@ private:
 
     void read_special_tokens(gguf_file const& file)
     {
-        bool const wants_bos = std::visit([&](auto const& m) { return m.wants_bos(file); }, model_);
+        bool const wants_bos = std::visit([&](auto const& model) { return model.wants_bos(file); }, model_);
         bos_                 = known_.find_id(file, "tokenizer.ggml.bos_token_id");
         eos_                 = known_.find_id(file, "tokenizer.ggml.eos_token_id");
         add_bos_             = file.find_boolean("tokenizer.ggml.add_bos_token").value_or(wants_bos);

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "evaluation/scratch_folder.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {
@@ -88,12 +88,6 @@ TEST_CASE("a line that was being written when the run was killed is cut off, at 
         log.add(std::span{&other, 1});
         CHECK(folder.read("answers.jsonl") == first + second);
     }
-    scratch_folder const folder; // only the line end is missing: the answer is whole
-    folder.write("answers.jsonl", first + second.substr(0, second.size() - 1));
-    runner::answer_log const log{folder.file("answers.jsonl")};
-    CHECK(log.cut() == 0);
-    CHECK(log.has(other.key));
-    CHECK(folder.read("answers.jsonl") == first + second);
 }
 
 TEST_CASE("a line that is no answer is refused with file, line and remedy, and the file stays as it was")
@@ -111,19 +105,6 @@ TEST_CASE("a line that is no answer is refused with file, line and remedy, and t
     std::string other = good;
     other.replace(other.find("\"kv_size\":128"), 13, "\"kv_size\":\"x\"");
     CHECK(refusal(other).starts_with(":1: is no answer of an evaluation"));
-}
-
-TEST_CASE("a log belongs to one run at a time")
-{
-    scratch_folder const folder;
-    runner::answer_log const log{folder.file("answers.jsonl")};
-    CHECK_THROWS_AS(runner::answer_log{folder.file("answers.jsonl")}, mdkv::error);
-}
-
-TEST_CASE("a folder that is not there is refused")
-{
-    scratch_folder const folder;
-    CHECK_THROWS_AS(runner::answer_log{folder.file("none/answers.jsonl")}, mdkv::error);
 }
 
 TEST_CASE("an answer that stops within a character is filed, and the file stays UTF-8")

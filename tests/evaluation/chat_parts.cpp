@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "evaluation/byte_vocabulary.hpp"
+#include "support/byte_vocabulary.hpp"
 #include "support/random.hpp"
 
 namespace

@@ -17,15 +17,15 @@
 #include <nlohmann/json.hpp>
 
 #include "evaluation/answer_log.hpp"
-#include "evaluation/byte_vocabulary.hpp"
 #include "evaluation/sample.hpp"
-#include "evaluation/scratch_folder.hpp"
 #include "runner/decode.hpp"
 #include "runner/llama_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/terminal.hpp"
 #include "runner/tokenizer.hpp"
+#include "support/byte_vocabulary.hpp"
 #include "support/random.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
@@ -351,4 +351,25 @@ TEST_CASE("an answer ends at an end-of-generation token, at its last token, or a
     CHECK(taken({'a', '\n', 'b'}) == "a\nb|");
     one.stop_at_newline = true;
     CHECK(taken({'a', '\n'}) == "a|");
+}
+
+TEST_CASE("an answer that must go on takes the likeliest token that does not end it")
+{
+    byte_model const at;
+    runner::sample one;
+    one.min_new_tokens = 1;
+    std::vector<float> logits(static_cast<std::size_t>(at.words.size()), 0.0F);
+    auto const newline = at.words.encode("\n").at(0);
+    auto const end     = at.words.find_control("<|im_end|>").value();
+    auto const letter  = at.words.encode("a").at(0);
+    REQUIRE(at.words.is_end_of_generation(end));
+    logits[static_cast<std::size_t>(end)]     = 3;
+    logits[static_cast<std::size_t>(newline)] = 2;
+    logits[static_cast<std::size_t>(letter)]  = 1;
+    CHECK(runner::detail::chosen_token(logits, at.words, one, 0) == newline); // which ends nothing here
+    one.stop_at_newline = true;
+    CHECK(runner::detail::chosen_token(logits, at.words, one, 0) == letter);
+    CHECK(runner::detail::chosen_token(logits, at.words, one, 1) == end);
+    one.min_new_tokens = 0;
+    CHECK(runner::detail::chosen_token(logits, at.words, one, 0) == end);
 }

@@ -4,10 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <rapidcheck.h>
 
-#include "evaluation/byte_vocabulary.hpp"
 #include "evaluation/longbench_file.hpp"
 #include "evaluation/longbench_tasks.hpp"
 #include "evaluation/lossy_utf8.hpp"
@@ -24,56 +19,22 @@
 #include "runner/gguf.hpp"
 #include "runner/tokenizer.hpp"
 #include "runner/utf8.hpp"
+#include "support/byte_vocabulary.hpp"
+#include "support/message.hpp"
 #include "support/reference_model.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {
 
 using metric = runner::longbench_metric;
+using support::message_of;
 
 std::uint64_t fnv1a(std::string_view text, std::uint64_t hash = 0xCBF29CE484222325U)
 {
     for (char const c : text) { hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3U; }
     return hash;
 }
-
-std::string message_of(std::function<void()> const& call)
-{
-    try
-    {
-        call();
-    }
-    catch (std::exception const& error)
-    {
-        return error.what();
-    }
-    return "(nothing was thrown)";
-}
-
-/// A folder that is gone when the test is.
-class scratch_folder
-{
-public:
-    explicit scratch_folder(std::string const& name)
-        : path_(std::filesystem::temp_directory_path() / ("mdkv_longbench_" + name))
-    {
-        std::filesystem::remove_all(path_);
-        std::filesystem::create_directories(path_);
-    }
-    scratch_folder(scratch_folder const&)            = delete;
-    scratch_folder& operator=(scratch_folder const&) = delete;
-    ~scratch_folder() { std::filesystem::remove_all(path_); }
-
-    [[nodiscard]] std::string write(std::string const& name, std::string_view text) const
-    {
-        std::ofstream(path_ / name, std::ios::binary) << text;
-        return (path_ / name).string();
-    }
-    [[nodiscard]] std::string path() const { return path_.string(); }
-
-private:
-    std::filesystem::path path_;
-};
 
 /// A line as the public files have them.
 nlohmann::json line_of(std::string const& task, std::string const& id)
@@ -154,7 +115,7 @@ TEST_CASE("longbench: an unknown task is refused with the names of those there a
 TEST_CASE("longbench: every task is read from its file and asked in its words")
 {
     auto const words = byte_vocabulary();
-    scratch_folder const folder("all");
+    scratch_folder const folder;
     for (runner::longbench_task const& task : runner::longbench_tasks())
     {
         CAPTURE(task.name);
@@ -385,13 +346,13 @@ TEST_CASE("longbench: the reference model's prompts are cut as another tokenizer
 
 TEST_CASE("longbench: keys that may be absent are, and what is no LongBench is refused with file, line and key")
 {
-    scratch_folder const folder("bad");
+    scratch_folder const folder;
     auto const& qasper     = runner::find_longbench_task("qasper");
     std::string const good = line_of("qasper", "good").dump();
-    std::string const file = folder.path() + "/x.jsonl";
+    std::string const file = folder.file("x.jsonl");
     auto const refusal     = [&](std::string const& second_line, std::string_view task = "qasper") {
         std::string const first = task == "qasper" ? good + "\n" : "\n";
-        static_cast<void>(folder.write("x.jsonl", first + second_line));
+        folder.write("x.jsonl", first + second_line);
         return message_of([&] { static_cast<void>(runner::read_longbench(file, runner::find_longbench_task(task))); });
     };
     auto const without = [&](std::string const& key) {
@@ -411,7 +372,7 @@ TEST_CASE("longbench: keys that may be absent are, and what is no LongBench is r
         CHECK(refusal(without(key)) == "(nothing was thrown)");
         CHECK(refusal(with(key, nullptr)) == "(nothing was thrown)");
     }
-    static_cast<void>(folder.write("x.jsonl", without("_id")));
+    folder.write("x.jsonl", without("_id"));
     auto const items = runner::read_longbench(file, qasper);
     REQUIRE(items.size() == 1);
     CHECK(items[0].id == "line-1");
@@ -454,7 +415,7 @@ TEST_CASE("longbench: keys that may be absent are, and what is no LongBench is r
     CHECK(refusal(line_of("trec", "a").dump(), "trec")
           == file + ": line 2: key \"all_classes\" is null, not an array of strings");
 
-    static_cast<void>(folder.write("x.jsonl", "\n  \n"));
+    folder.write("x.jsonl", "\n  \n");
     CHECK(message_of([&] { static_cast<void>(runner::read_longbench(file, qasper)); })
           == file + ": holds no sample; the file may be damaged: get it again");
     CHECK(message_of([&] { static_cast<void>(runner::read_longbench(folder.path(), qasper)); })

@@ -3,10 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,7 +12,6 @@
 
 #include <doctest/doctest.h>
 
-#include "evaluation/byte_vocabulary.hpp"
 #include "evaluation/needle_haystack.hpp"
 #include "evaluation/needle_options.hpp"
 #include "evaluation/sample.hpp"
@@ -24,12 +19,16 @@
 #include "runner/gguf.hpp"
 #include "runner/tokenizer.hpp"
 #include "runner/utf8.hpp"
+#include "support/byte_vocabulary.hpp"
+#include "support/message.hpp"
 #include "support/reference_model.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {
 
 using ids = std::vector<std::int32_t>;
+using support::message_of;
 
 constexpr std::string_view sandwich =
     "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n";
@@ -49,44 +48,6 @@ std::string prose(int sentences)
     }
     return out;
 }
-
-std::string message_of(std::function<void()> const& call)
-{
-    try
-    {
-        call();
-    }
-    catch (std::exception const& error)
-    {
-        return error.what();
-    }
-    return "(nothing was thrown)";
-}
-
-/// A folder that is gone when the test is.
-class scratch_folder
-{
-public:
-    explicit scratch_folder(std::string const& name)
-        : path_(std::filesystem::temp_directory_path() / ("mdkv_needle_" + name))
-    {
-        std::filesystem::remove_all(path_);
-        std::filesystem::create_directories(path_);
-    }
-    scratch_folder(scratch_folder const&)            = delete;
-    scratch_folder& operator=(scratch_folder const&) = delete;
-    ~scratch_folder() { std::filesystem::remove_all(path_); }
-
-    std::string write(std::string const& name, std::string_view text) const
-    {
-        std::ofstream(path_ / name, std::ios::binary) << text;
-        return (path_ / name).string();
-    }
-    [[nodiscard]] std::string path() const { return path_.string(); }
-
-private:
-    std::filesystem::path path_;
-};
 
 /// As the prompt is read.
 std::int64_t tokens_of(runner::tokenizer const& words, runner::sample const& s)
@@ -395,7 +356,7 @@ TEST_CASE("needle: a short haystack is repeated")
 
 TEST_CASE("needle: haystacks are read from files and folders, in the order of names")
 {
-    scratch_folder const folder("read");
+    scratch_folder const folder;
     std::string const two = folder.write("b.txt", "Two. ");
     std::string const one = folder.write("a.txt", "One. ");
     folder.write("c.md", "No. ");
@@ -409,7 +370,7 @@ TEST_CASE("needle: haystacks are read from files and folders, in the order of na
     CHECK(refusal({}) == "needle: no haystack is given; name a text file, or a folder of *.txt files");
     CHECK(refusal({folder.path() + "/none"})
           == folder.path() + "/none: does not exist; the haystack is a text file, or a folder of *.txt files");
-    scratch_folder const empty("empty");
+    scratch_folder const empty;
     CHECK(refusal({empty.path()}) == empty.path() + ": holds no *.txt file; the haystack is made of these");
     std::string const nothing = empty.write("nothing.txt", "");
     CHECK(refusal({nothing}) == nothing + ": holds no text to hide a needle in");

@@ -4,14 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <stdlib.h>
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -20,6 +15,7 @@
 #include "runner/llama_model.hpp"
 #include "runner/policies.hpp"
 #include "support/host.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
@@ -51,30 +47,6 @@ runner::profile_record example(std::string const& policy, std::int64_t context)
     return one;
 }
 
-/// A folder of its own, removed at the end.
-struct temporary_folder
-{
-    std::filesystem::path path;
-
-    temporary_folder()
-    {
-        std::string name = (std::filesystem::temp_directory_path() / "mdkv-profile-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) { throw mdkv::error{name + ": cannot be made"}; }
-        path = name;
-    }
-    ~temporary_folder() { std::filesystem::remove_all(path); }
-    temporary_folder(temporary_folder const&)            = delete;
-    temporary_folder& operator=(temporary_folder const&) = delete;
-
-    [[nodiscard]] std::string file() const { return (path / "profile.jsonl").string(); }
-    void write(std::string const& text) const { std::ofstream{file(), std::ios::binary} << text; }
-    [[nodiscard]] std::string read() const
-    {
-        std::ifstream in{file(), std::ios::binary};
-        return {std::istreambuf_iterator<char>{in}, std::istreambuf_iterator<char>{}};
-    }
-};
-
 } // namespace
 
 TEST_CASE("a measurement survives the way through its line")
@@ -85,7 +57,7 @@ TEST_CASE("a measurement survives the way through its line")
     CHECK(runner::line_of(again) == runner::line_of(one));
     CHECK(again.layers.size() == 2);
     CHECK(again.layers[1].tokens == one.layers[1].tokens);
-    CHECK(runner::line_of(one).starts_with(runner::profile_line_begin));
+    CHECK(runner::line_of(one).starts_with(runner::profile_line.begin));
 }
 
 TEST_CASE("the latency of so many tokens is prompt, compression and one step less than tokens")
@@ -101,54 +73,40 @@ TEST_CASE("the latency of so many tokens is prompt, compression and one step les
 
 TEST_CASE("a log that is opened again has what was added, without the line a killed run left half written")
 {
-    temporary_folder const folder;
+    scratch_folder const folder;
     auto const one = example("paper", 512);
     auto const two = example("paper", 1024);
     {
-        runner::profile_log log{folder.file()};
+        runner::profile_log log{folder.file("profile.jsonl")};
         log.add(one);
     }
-    std::string const whole = folder.read();
+    std::string const whole = folder.read("profile.jsonl");
     std::string const other = runner::line_of(two);
     for (std::size_t const cut : {std::size_t{1}, std::size_t{8}, std::size_t{40}, other.size() - 1})
     {
         CAPTURE(cut);
-        folder.write(whole + other.substr(0, cut));
-        runner::profile_log const log{folder.file()};
+        folder.write("profile.jsonl", whole + other.substr(0, cut));
+        runner::profile_log const log{folder.file("profile.jsonl")};
         CHECK(log.has(one.key));
         CHECK(!log.has(two.key));
-        CHECK(folder.read() == whole);
+        CHECK(log.size() == 1);
+        CHECK(folder.read("profile.jsonl") == whole);
     }
-    folder.write(whole + other); // only the line end is missing
-    {
-        runner::profile_log log{folder.file()};
-        CHECK(log.has(two.key));
-        log.add(example("paper", 2048));
-    }
-    runner::profile_log const log{folder.file()};
-    CHECK(log.size() == 3);
 }
 
 TEST_CASE("a log that is no log is refused with its line and left as it is")
 {
-    temporary_folder const folder;
+    scratch_folder const folder;
     std::string const good = runner::line_of(example("paper", 512)) + "\n";
     for (std::string const bad : {"no JSON\n", "{\"context\":1}\n", "[]\n", "precious", "{\"context\":\"1\",\n"})
     {
         CAPTURE(bad);
-        folder.write(good + bad);
-        auto const text = support::error_text<mdkv::error>([&] { runner::profile_log const log{folder.file()}; });
+        folder.write("profile.jsonl", good + bad);
+        auto const text =
+            support::error_text<mdkv::error>([&] { runner::profile_log const log{folder.file("profile.jsonl")}; });
         CHECK(text.find("profile.jsonl:2: is no measurement") != std::string::npos);
-        CHECK(folder.read() == good + bad);
+        CHECK(folder.read("profile.jsonl") == good + bad);
     }
-}
-
-TEST_CASE("two runs cannot write one log")
-{
-    temporary_folder const folder;
-    runner::profile_log const first{folder.file()};
-    auto const text = support::error_text<mdkv::error>([&] { runner::profile_log const second{folder.file()}; });
-    CHECK(text.find("another run is writing it") != std::string::npos);
 }
 
 TEST_CASE("tables show what the measurements add up to")

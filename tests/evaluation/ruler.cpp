@@ -9,7 +9,6 @@
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <regex>
 #include <set>
@@ -28,19 +27,13 @@
 #include "evaluation/ruler_words.hpp"
 #include "evaluation/sample.hpp"
 #include "runner/file_error.hpp"
-#include "scratch_folder.hpp"
+#include "support/message.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {
 
-struct text_folder : scratch_folder
-{
-    std::string write(std::string const& name, std::string_view text) const
-    {
-        scratch_folder::write(name, std::string(text));
-        return file(name);
-    }
-};
+using support::message_of;
 
 /// Words that no other list has: the stem and three letters that count.
 std::string word_list(std::string_view stem, int count)
@@ -80,7 +73,7 @@ struct files
         options.essay_path   = folder.file("essay.txt");
     }
 
-    text_folder folder;
+    scratch_folder folder;
     runner::ruler_options options;
 };
 
@@ -124,19 +117,6 @@ std::vector<std::string> lines(std::string const& text)
     std::vector<std::string> out;
     for (std::string line; std::getline(in, line);) { out.push_back(line); }
     return out;
-}
-
-std::string what(auto const& call)
-{
-    try
-    {
-        call();
-    }
-    catch (std::exception const& error)
-    {
-        return error.what();
-    }
-    return "no error";
 }
 
 bool contains(std::string_view text, std::string_view part)
@@ -610,7 +590,7 @@ TEST_CASE("a HotpotQA question keeps its ten documents")
         }
     }
     f.options.max_length = 128;
-    CHECK(contains(what([&] { (void)runner::make_ruler_samples(f.options, "qa_2", count_tokens); }),
+    CHECK(contains(message_of([&] { (void)runner::make_ruler_samples(f.options, "qa_2", count_tokens); }),
         "max_length: 128 is too small for qa_2: its smallest prompt takes "));
 }
 
@@ -620,7 +600,7 @@ TEST_CASE("options that cannot be met are refused with what would help")
     auto const message = [&](std::string_view task, auto const& change) {
         auto options = f.options;
         change(options);
-        return what([&] { (void)runner::make_ruler_samples(options, task, count_tokens); });
+        return message_of([&] { (void)runner::make_ruler_samples(options, task, count_tokens); });
     };
     auto const as_is = [](runner::ruler_options&) {};
     CHECK(message("niah", as_is)
@@ -693,18 +673,18 @@ TEST_CASE("the chat form's tokens are kept free")
 
 TEST_CASE("word files are cleaned, and bad ones are refused by line")
 {
-    text_folder folder;
+    scratch_folder folder;
     CHECK(runner::ruler::load_words(folder.write("a", "nasty \r\nad hoc\n\nbig\nnasty\njalape\u00f1o"), "r")
           == std::vector<std::string>{"ad hoc", "big", "jalape\u00f1o", "nasty"});
     auto const message = [&](std::string_view text) {
         std::string const path = folder.write("b", text);
-        return what([&] { (void)runner::ruler::load_words(path, "do this"); }).substr(path.size());
+        return message_of([&] { (void)runner::ruler::load_words(path, "do this"); }).substr(path.size());
     };
     CHECK(message("") == ": is empty; do this");
     CHECK(message("\n \n") == ": holds no word; do this");
     CHECK(message("one\nt\two\n") == ": line 2 is no word: \"t\\x09wo\"; do this");
     CHECK(message("one\n\xff\n") == ": is not UTF-8 from byte 4 on; do this");
-    CHECK(contains(what([&] { (void)runner::ruler::load_word_lists(folder.file("nowhere")); }),
+    CHECK(contains(message_of([&] { (void)runner::ruler::load_word_lists(folder.file("nowhere")); }),
         "nowhere/adjectivelist.txt: cannot be opened: No such file or directory; `bash examples/setup.sh words` "
         "fetches"));
 }
@@ -714,13 +694,13 @@ TEST_CASE("files of questions that are missing, cut short or laid out otherwise 
     files f;
     auto const message = [&](std::string const& task, std::string_view text) {
         (task == "qa_1" ? f.options.squad_path : f.options.hotpot_path) = f.folder.write("q.json", text);
-        std::string const error = what([&] { (void)runner::make_ruler_samples(f.options, task, count_tokens); });
+        std::string const error = message_of([&] { (void)runner::make_ruler_samples(f.options, task, count_tokens); });
         CHECK(contains(error, task == "qa_1" ? "; qa_1 needs SQuAD's dev-v2.0.json (" : "; qa_2 needs HotpotQA's "));
         CHECK(contains(error, "/q.json: "));
         return error;
     };
     f.options.squad_path = f.folder.file("none.json");
-    CHECK(contains(what([&] { (void)runner::make_ruler_samples(f.options, "qa_1", count_tokens); }),
+    CHECK(contains(message_of([&] { (void)runner::make_ruler_samples(f.options, "qa_1", count_tokens); }),
         "none.json: cannot be opened: No such file or directory; qa_1 needs"));
     std::string const whole = squad(2);
     CHECK(contains(message("qa_1", std::string_view(whole).substr(0, whole.size() - 5)),
@@ -744,7 +724,7 @@ TEST_CASE("files of questions that are missing, cut short or laid out otherwise 
         message("qa_2", R"([{"context": [["title", ["s"]]], "question": "q"}])"), "[0] has no key \"answer\""));
     f.options.samples    = 7;
     f.options.squad_path = f.folder.write("squad.json", squad(2));
-    CHECK(what([&] { (void)runner::make_ruler_samples(f.options, "qa_1", count_tokens); })
+    CHECK(message_of([&] { (void)runner::make_ruler_samples(f.options, "qa_1", count_tokens); })
           == "samples: 7 are wanted, the file of questions has 6");
 }
 
@@ -789,7 +769,7 @@ TEST_CASE("a public file gives back what the generator made, with the prefix apa
 
 TEST_CASE("a line of a public file as it is written there is split into its parts")
 {
-    text_folder folder;
+    scratch_folder folder;
     std::string const path = folder.write("validation.jsonl",
         R"({"index": 176, "input": "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.\nThe grass is green.\nOne of the special magic numbers for old-hat is: 1234567.\nWhat is the special magic number for old-hat mentioned in the provided text?", "outputs": ["1234567"], "length": 210, "length_w_model_temp": 210, "answer_prefix": " The special magic number for old-hat mentioned in the provided text is", "token_position_answer": 41})"
         "\n");
@@ -806,17 +786,17 @@ TEST_CASE("a line of a public file as it is written there is split into its part
 
 TEST_CASE("bad lines of a public file are refused by number, with what to do")
 {
-    text_folder folder;
+    scratch_folder folder;
     std::string const good =
         R"({"input": "x\nQuestion: What are the 10 most common words in the above list?", "outputs": ["a"], "answer_prefix": " Answer:"})";
     auto const message = [&](std::string_view line, std::string_view task = "cwe") {
         std::string const path  = folder.write("f.jsonl", good + "\n" + std::string(line) + "\n");
-        std::string const error = what([&] { (void)runner::read_ruler_file(path, task); });
+        std::string const error = message_of([&] { (void)runner::read_ruler_file(path, task); });
         return error.starts_with(path) ? error.substr(path.size()) : error;
     };
     std::string const remedy =
         "; correct or remove that line, or name the task that the file was made for (read as cwe)";
-    CHECK(message(good) == "no error");
+    CHECK(message(good) == "(nothing was thrown)");
     CHECK(message("no json") == ": line 2: is no JSON at byte 1: \"o json\"" + remedy);
     CHECK(message(good.substr(0, 40)) == ": line 2: is cut short: no JSON value ends at byte 40" + remedy);
     CHECK(message("[]") == ": line 2: the whole value is array, it must be an object" + remedy);
@@ -833,7 +813,10 @@ TEST_CASE("bad lines of a public file are refused by number, with what to do")
     CHECK(contains(
         message(good.substr(0, good.size() - 1) + R"(, "length": "7"})"), ": line 2: length is no whole number"));
     CHECK(contains(message(good, "vt"), ": line 1: input has no \"Question: Find all variables"));
-    CHECK(contains(what([&] { (void)runner::read_ruler_file(folder.file("none"), "xy"); }), "task: \"xy\" is unknown"));
-    CHECK(contains(what([&] { (void)runner::read_ruler_file(folder.write("e", "\n\n"), "cwe"); }), "holds no sample"));
-    CHECK(contains(what([&] { (void)runner::read_ruler_file(folder.file("none"), "cwe"); }), "none: cannot be opened"));
+    CHECK(contains(
+        message_of([&] { (void)runner::read_ruler_file(folder.file("none"), "xy"); }), "task: \"xy\" is unknown"));
+    CHECK(contains(
+        message_of([&] { (void)runner::read_ruler_file(folder.write("e", "\n\n"), "cwe"); }), "holds no sample"));
+    CHECK(contains(
+        message_of([&] { (void)runner::read_ruler_file(folder.file("none"), "cwe"); }), "none: cannot be opened"));
 }

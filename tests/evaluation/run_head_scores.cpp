@@ -11,48 +11,33 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include <doctest/doctest.h>
 
 #include "evaluation/head_detection.hpp"
 #include "evaluation/hidden_statements.hpp"
-#include "runner/byte_alphabet.hpp"
 #include "runner/tokenizer.hpp"
-#include "support/gguf_bytes.hpp"
+#include "support/byte_vocabulary.hpp"
+#include "support/message.hpp"
 #include "support/random.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
 {
 
+using support::message_of;
+using support::says;
+
 /// One token for every byte, and one that ends a text.
 runner::tokenizer byte_words()
 {
-    runner::byte_alphabet const alphabet;
-    gguf_parts parts;
-    std::vector<std::string> tokens;
-    std::vector<std::int32_t> kinds(256, 1);
-    for (unsigned byte = 0; byte < 256; ++byte)
-    {
-        tokens.push_back(alphabet.written(static_cast<unsigned char>(byte)));
-    }
-    tokens.emplace_back("<|endoftext|>");
-    kinds.push_back(3);
-    parts.text("tokenizer.ggml.model", "gpt2");
-    parts.text("tokenizer.ggml.pre", "smollm");
-    parts.texts("tokenizer.ggml.tokens", tokens);
-    parts.integers("tokenizer.ggml.token_type", kinds);
-    parts.texts("tokenizer.ggml.merges", {});
-    parts.boolean("tokenizer.ggml.add_bos_token", false);
-    return runner::tokenizer(parse_gguf(parts.bytes()));
+    return byte_vocabulary({}, false, "smollm", {"<|endoftext|>"});
 }
 
 constexpr support::llama_sizes sizes{.vocabulary = 257};
@@ -67,23 +52,10 @@ std::string prose()
     return text;
 }
 
-/// A folder that is gone at the end of the test, with some prose in it.
-class folder
+/// A folder with some prose in it.
+struct prose_folder : scratch_folder
 {
-public:
-    folder()
-    {
-        static int count = 0;
-        path_            = std::filesystem::temp_directory_path()
-                / ("mdkv_run_head_scores_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
-        std::filesystem::create_directory(path_);
-        std::ofstream{file("prose.txt")} << prose();
-    }
-    ~folder() { std::filesystem::remove_all(path_); }
-    folder(folder const&)            = delete;
-    folder& operator=(folder const&) = delete;
-
-    [[nodiscard]] std::string file(std::string const& name) const { return (path_ / name).string(); }
+    prose_folder() { write("prose.txt", prose()); }
 
     [[nodiscard]] runner::head_scores_options options(std::string const& out) const
     {
@@ -97,16 +69,7 @@ public:
             .raw           = true,
             .digits        = 17};
     }
-
-private:
-    std::filesystem::path path_;
 };
-
-std::string content(std::string const& path)
-{
-    std::ifstream file{path, std::ios::binary};
-    return {std::istreambuf_iterator<char>{file}, std::istreambuf_iterator<char>{}};
-}
 
 /// Runs everything in order until it has had enough.
 class failing_executor
@@ -129,28 +92,6 @@ public:
 private:
     std::int64_t left_;
 };
-
-template <class Call>
-std::string message_of(Call const& call)
-{
-    try
-    {
-        call();
-    }
-    catch (std::exception const& error)
-    {
-        return error.what();
-    }
-    return "(nothing was thrown)";
-}
-
-bool says(std::string const& message, std::string const& part)
-{
-    CAPTURE(message);
-    bool const found = message.find(part) != std::string::npos;
-    CHECK(found);
-    return found;
-}
 
 /// By sorting: equal weights in the order of their positions.
 double needle_attention_slowly(std::vector<float> const& attention, runner::token_span needle)
@@ -270,7 +211,7 @@ TEST_CASE("a statement stands whole in the prompt, between sentences, at its dep
 {
     auto const words  = byte_words();
     auto const tokens = words.encode(prose());
-    folder const place;
+    prose_folder const place;
     auto const options = place.options("scores.json");
     double before      = -1;
     for (std::int64_t const index : {0, 2, 4})
@@ -322,11 +263,11 @@ TEST_CASE("a detection that was killed anywhere, even in the middle of a line, e
     support::synthetic_llama const reference{sizes, 5};
     auto const model = runner::llama_model::load(reference.writer().file());
     auto const words = byte_words();
-    folder const place;
+    prose_folder const place;
     mdkv::cpu::thread_pool pool{2};
     auto const options = place.options("whole.json");
     REQUIRE(runner::detect_head_scores<float>(model, words, pool, "tiny", options, nullptr) == 0);
-    std::string const whole = content(options.out_path);
+    std::string const whole = place.read("whole.json");
     CHECK_FALSE(std::filesystem::exists(options.out_path + ".partial"));
     auto const scores = runner::read_head_scores(options.out_path, sizes.layers, sizes.query_heads);
     CHECK(scores.samples[0] == 5);
@@ -334,7 +275,7 @@ TEST_CASE("a detection that was killed anywhere, even in the middle of a line, e
     auto const resumed = place.options("resumed.json");
     failing_executor counting{INT64_MAX};
     REQUIRE(runner::detect_head_scores<float>(model, words, counting, "tiny", resumed, nullptr) == 0);
-    CHECK(content(resumed.out_path) == whole); // whatever the threads
+    CHECK(place.read("resumed.json") == whole); // whatever the threads
     std::filesystem::remove(resumed.out_path);
     std::int64_t const work = INT64_MAX - counting.left();
     int kills               = 0;
@@ -347,14 +288,14 @@ TEST_CASE("a detection that was killed anywhere, even in the middle of a line, e
             static_cast<void>(runner::detect_head_scores<float>(model, words, some, "tiny", resumed, nullptr));
         }) == "killed";
         if (!killed) { break; }
-        std::string const partial = content(resumed.out_path + ".partial");
+        std::string const partial = place.read("resumed.json.partial");
         auto const lines          = static_cast<std::size_t>(std::count(partial.begin(), partial.end(), '\n'));
         CHECK(lines > kept); // each run got further
         kept = lines;
         std::ofstream{resumed.out_path + ".partial", std::ios::app} << R"({"counts": true, "f1": 9)";
     }
     CHECK(kills >= 3);
-    CHECK(content(resumed.out_path) == whole);
+    CHECK(place.read("resumed.json") == whole);
     CHECK_FALSE(std::filesystem::exists(resumed.out_path + ".partial"));
 }
 
@@ -363,7 +304,7 @@ TEST_CASE("an unfinished run of other settings or with a damaged line is refused
     support::synthetic_llama const reference{sizes, 5};
     auto const model = runner::llama_model::load(reference.writer().file());
     auto const words = byte_words();
-    folder const place;
+    prose_folder const place;
     auto options   = place.options("scores.json");
     auto const run = [&] {
         static_cast<void>(runner::detect_head_scores<float>(model, words, {}, "tiny", options, nullptr));
@@ -371,13 +312,13 @@ TEST_CASE("an unfinished run of other settings or with a damaged line is refused
     options.samples  = 2;
     options.least_f1 = 99;
     says(message_of(run), "none of the 2 statements was found");
-    std::string const partial = content(options.out_path + ".partial");
+    std::string const partial = place.read("scores.json.partial");
     CHECK(std::count(partial.begin(), partial.end(), '\n') == 3);
     CHECK_FALSE(std::filesystem::exists(options.out_path));
 
     options.seed = 9;
     says(message_of(run), "scores.json.partial: is an unfinished run with other settings; remove it");
-    CHECK(content(options.out_path + ".partial") == partial);
+    CHECK(place.read("scores.json.partial") == partial);
     options.seed = 7;
 
     for (std::string const line : {"[1]\n", "{}\n", "no JSON\n",
@@ -387,9 +328,9 @@ TEST_CASE("an unfinished run of other settings or with a damaged line is refused
              "\n"})
     {
         CAPTURE(line);
-        std::ofstream{options.out_path + ".partial"} << partial + line;
+        place.write("scores.json.partial", partial + line);
         says(message_of(run), "scores.json.partial: line 4 is no sample of this run");
-        CHECK(content(options.out_path + ".partial") == partial + line);
+        CHECK(place.read("scores.json.partial") == partial + line);
     }
 }
 
@@ -398,7 +339,7 @@ TEST_CASE("a bad option is named with its value before anything is run")
     support::synthetic_llama const reference{sizes, 5};
     auto const model = runner::llama_model::load(reference.writer().file());
     auto const words = byte_words();
-    folder const place;
+    prose_folder const place;
     auto const refusal = [&](auto const& change) {
         auto options = place.options("scores.json");
         change(options);
@@ -418,10 +359,7 @@ TEST_CASE("a bad option is named with its value before anything is run")
     says(refusal([](auto& o) { o.least_f1 = 100; }), "least-f1: 100");
     says(refusal([](auto& o) { o.digits = 18; }), "digits: 18");
     says(refusal([](auto& o) { o.text_path += ".gone"; }), "prose.txt.gone: cannot be");
-    says(refusal([&](auto& o) {
-        o.text_path = place.file("short.txt");
-        std::ofstream{o.text_path} << "Too short.";
-    }),
+    says(refusal([&](auto& o) { o.text_path = place.write("short.txt", "Too short."); }),
         "short.txt has 10 tokens; 600 are needed");
     says(refusal([](auto& o) { o.out_path = "/nowhere/scores.json"; }),
         "/nowhere/scores.json.partial: cannot be written");

@@ -13,8 +13,8 @@
 #include "evaluation/answer_log.hpp"
 #include "evaluation/heatmap.hpp"
 #include "evaluation/sample.hpp"
-#include "evaluation/scratch_folder.hpp"
 #include "runner/terminal.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {

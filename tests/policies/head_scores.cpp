@@ -15,18 +15,19 @@
 #include <utility>
 #include <vector>
 
-#include <unistd.h>
-
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include "policies/headkv_quotas.hpp"
+#include "support/message.hpp"
 #include "support/random.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {
 
 using capacities = std::vector<mdkv::index_t>;
+using support::says;
 
 /// What HeadKV publishes, reduced to means (tests/tools/record_head_scores.py).
 runner::head_scores published(std::string const& name)
@@ -55,51 +56,22 @@ capacities eight(capacities const& all, std::ptrdiff_t layer)
     return {all.begin() + layer * 32, all.begin() + layer * 32 + 8};
 }
 
-/// A file that is gone at the end of the test.
-class scratch_file
-{
-public:
-    explicit scratch_file(std::string const& content = {})
-    {
-        static int count = 0;
-        path_            = (std::filesystem::temp_directory_path()
-                 / ("mdkv_head_scores_" + std::to_string(::getpid()) + "_" + std::to_string(count++)))
-                    .string();
-        std::ofstream{path_, std::ios::binary} << content;
-    }
-    ~scratch_file() { std::filesystem::remove(path_); }
-    scratch_file(scratch_file const&)            = delete;
-    scratch_file& operator=(scratch_file const&) = delete;
-
-    [[nodiscard]] std::string const& path() const { return path_; }
-
-private:
-    std::string path_;
-};
-
 /// What the reader says about a file for a model of one layer with two heads.
 std::string refusal(std::string const& content)
 {
-    scratch_file const file{content};
+    scratch_folder const folder;
+    std::string const file = folder.write("scores.json", content);
     try
     {
-        static_cast<void>(runner::read_head_scores(file.path(), 1, 2));
+        static_cast<void>(runner::read_head_scores(file, 1, 2));
     }
     catch (runner::file_error const& error)
     {
         std::string const message = error.what();
-        CHECK(message.find(file.path()) == 0);
+        CHECK(message.find(file) == 0);
         return message;
     }
     return "(nothing was thrown)";
-}
-
-bool says(std::string const& message, std::string const& part)
-{
-    CAPTURE(message);
-    bool const found = message.find(part) != std::string::npos;
-    CHECK(found);
-    return found;
 }
 
 } // namespace
@@ -288,8 +260,10 @@ TEST_CASE("a parameter out of range is named with its value")
 
 TEST_CASE("keys are read in any order, and every list is averaged")
 {
-    scratch_file const file{R"({"1-0": [4], "0-1": [1, 2, 6], "0-0": [0, 0.5], "1-1": [1e-3]})"};
-    auto const scores = runner::read_head_scores(file.path(), 2, 2);
+    scratch_folder const folder;
+    std::string const file =
+        folder.write("scores.json", R"({"1-0": [4], "0-1": [1, 2, 6], "0-0": [0, 0.5], "1-1": [1e-3]})");
+    auto const scores = runner::read_head_scores(file, 2, 2);
     CHECK(scores.mean == std::vector<double>{0.25, 3, 4, 1e-3});
     CHECK(scores.samples == std::vector<std::int64_t>{2, 3, 1, 1});
 }
@@ -297,23 +271,24 @@ TEST_CASE("keys are read in any order, and every list is averaged")
 TEST_CASE("what is written is read back")
 {
     std::vector<std::vector<double>> const lists = {{0.1, 0.25}, {1.0 / 3}, {0}, {7e-9, 12345.678}};
-    scratch_file const file;
-    runner::write_head_scores(file.path(), 2, 2, lists);
-    CHECK(runner::read_head_scores(file.path(), 2, 2).mean
+    scratch_folder const folder;
+    std::string const file = folder.file("scores.json");
+    runner::write_head_scores(file, 2, 2, lists);
+    CHECK(runner::read_head_scores(file, 2, 2).mean
           == std::vector<double>{(0.1 + 0.25) / 2, 1.0 / 3, 0, (7e-9 + 12345.678) / 2});
-    runner::write_head_scores(file.path(), 2, 2, lists, 3);
-    CHECK(runner::read_head_scores(file.path(), 2, 2).mean
+    runner::write_head_scores(file, 2, 2, lists, 3);
+    CHECK(runner::read_head_scores(file, 2, 2).mean
           == std::vector<double>{(0.1 + 0.25) / 2, 0.333, 0, (7e-9 + 12300) / 2});
-    std::ifstream written{file.path()};
+    std::ifstream written{file};
     std::string line, more;
     std::getline(written, line);
     CHECK(line == R"({"0-0": [0.1, 0.25], "0-1": [0.333], "1-0": [0], "1-1": [7e-09, 1.23e+04]})");
     CHECK_FALSE(std::getline(written, more));
 
-    CHECK_THROWS_AS(runner::write_head_scores(file.path(), 2, 2, {{1}, {1}, {1}}), mdkv::invalid_argument);
-    CHECK_THROWS_AS(runner::write_head_scores(file.path(), 1, 2, {{1}, {}}), mdkv::invalid_argument);
-    CHECK_THROWS_AS(runner::write_head_scores(file.path(), 1, 2, {{1}, {-1}}), mdkv::invalid_argument);
-    CHECK_THROWS_AS(runner::write_head_scores(file.path() + "/none", 1, 2, {{1}, {1}}), runner::file_error);
+    CHECK_THROWS_AS(runner::write_head_scores(file, 2, 2, {{1}, {1}, {1}}), mdkv::invalid_argument);
+    CHECK_THROWS_AS(runner::write_head_scores(file, 1, 2, {{1}, {}}), mdkv::invalid_argument);
+    CHECK_THROWS_AS(runner::write_head_scores(file, 1, 2, {{1}, {-1}}), mdkv::invalid_argument);
+    CHECK_THROWS_AS(runner::write_head_scores(file + "/none", 1, 2, {{1}, {1}}), runner::file_error);
 }
 
 TEST_CASE("a bad file is refused with the key at fault")
@@ -351,8 +326,9 @@ TEST_CASE("a bad file is refused with the key at fault")
 
 TEST_CASE("a file larger than any head scores is refused by its size")
 {
-    scratch_file const file;
-    std::filesystem::resize_file(file.path(), std::uintmax_t{257} << 20U); // a hole; takes no room
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::read_head_scores(file.path(), 1, 2)),
+    scratch_folder const folder;
+    std::string const file = folder.write("scores.json", "");
+    std::filesystem::resize_file(file, std::uintmax_t{257} << 20U); // a hole; takes no room
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::read_head_scores(file, 1, 2)),
         doctest::Contains("is too large for head scores: 269484032 bytes (limit 268435456)"), runner::file_error);
 }

@@ -40,21 +40,10 @@ TEST_CASE_TEMPLATE("a packed cache attends over the kept tokens, the window and 
     support::random_prompt<T> prompt{{.value_dim = 8}};
     auto const& layer = prompt.layer;
     auto const kept   = prompt.some_tokens(0.3);
-    auto tokens       = kept_tokens(layer, kept);
     runner::scratch_memory scratch;
     runner::packed_cache<T> cache{{}, scratch, layer, kept, 3};
-    std::vector<float> output(static_cast<std::size_t>(layer.heads * layer.group * layer.value_dim));
-    for (int step = 0; step < 40; ++step) // far beyond the three that room was made for
-    {
-        CAPTURE(step);
-        support::decode_step_rows const rows{prompt.random, layer};
-        for (std::int64_t h = 0; h < layer.heads; ++h)
-        {
-            tokens[static_cast<std::size_t>(h)].push_back(rows.token(layer, h));
-        }
-        cache.attend({}, scratch, rows.query.data(), rows.key.data(), rows.value.data(), output.data());
-        CHECK(support::attention_error(layer, rows, tokens, output) < 1e-5);
-    }
+    // 40 are far beyond the three that room was made for.
+    support::check_appended(cache, scratch, prompt, kept_tokens(layer, kept), 40);
 }
 
 TEST_CASE("a packed cache's bytes are those of kept tokens and window, whatever is appended")

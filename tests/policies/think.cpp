@@ -89,21 +89,9 @@ void check_against_zeroed(
     support::random_prompt<T> prompt{sizes};
     auto const& layer = prompt.layer;
     auto const kept   = prompt.some_tokens(0.4);
-    auto tokens       = zeroed_tokens(layer, kept, dropped, options);
     runner::scratch_memory scratch;
     runner::think_cache<T> cache{{}, scratch, layer, kept, options};
-    std::vector<float> output(static_cast<std::size_t>(layer.heads * layer.group * layer.value_dim));
-    for (int step = 0; step < 20; ++step)
-    {
-        CAPTURE(step);
-        support::decode_step_rows const rows{prompt.random, layer};
-        for (std::int64_t h = 0; h < layer.heads; ++h)
-        {
-            tokens[static_cast<std::size_t>(h)].push_back(rows.token(layer, h));
-        }
-        cache.attend({}, scratch, rows.query.data(), rows.key.data(), rows.value.data(), output.data());
-        CHECK(support::attention_error(layer, rows, tokens, output) < 1e-5);
-    }
+    support::check_appended(cache, scratch, prompt, zeroed_tokens(layer, kept, dropped, options), 20);
 }
 
 } // namespace

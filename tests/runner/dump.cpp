@@ -4,12 +4,15 @@
 #include <fstream>
 #include <ios>
 #include <iostream>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "runner/chat.hpp"
 #include "runner/dequantise.hpp"
 #include "runner/gguf.hpp"
 #include "runner/tokenizer.hpp"
@@ -33,18 +36,33 @@ void dump_tensors(std::string const& model, std::string const& to)
     if (!out.flush()) { throw std::runtime_error(to + ": cannot be written"); }
 }
 
-/// A JSON array of texts to a JSON array of arrays of ids, on standard output.
-void encode_texts(std::string const& model, std::string const& from, bool parse_special)
+/// A JSON array to a JSON array of arrays of ids, on standard output. `encode(words, entry)` makes the ids.
+template <class Encode>
+void encode_entries(std::string const& model, std::string const& from, Encode const& encode)
 {
     runner::tokenizer const words(runner::gguf_file::open(model));
     std::ifstream in(from);
     if (!in) { throw std::runtime_error(from + ": cannot be opened"); }
     nlohmann::json out = nlohmann::json::array();
-    for (nlohmann::json const& text : nlohmann::json::parse(in))
-    {
-        out.push_back(words.encode(text.get<std::string>(), parse_special));
-    }
+    for (nlohmann::json const& entry : nlohmann::json::parse(in)) { out.push_back(encode(words, entry)); }
     std::cout << out.dump() << '\n';
+}
+
+void encode_texts(std::string const& model, std::string const& from, bool parse_special)
+{
+    encode_entries(model, from, [&](runner::tokenizer const& words, nlohmann::json const& text) {
+        return words.encode(text.get<std::string>(), parse_special);
+    });
+}
+
+/// Every entry is a system text or null, and a question.
+void encode_chats(std::string const& model, std::string const& from)
+{
+    encode_entries(model, from, [](runner::tokenizer const& words, nlohmann::json const& pair) {
+        std::string const system = pair.at(0).is_null() ? std::string() : pair.at(0).get<std::string>();
+        auto const first         = pair.at(0).is_null() ? std::nullopt : std::optional<std::string_view>(system);
+        return runner::encode_chat(words, first, pair.at(1).get<std::string>());
+    });
 }
 
 } // namespace
@@ -60,9 +78,11 @@ int main(int argc, char** argv)
         {
             encode_texts(arguments[1], arguments[2], command == "encode-special");
         }
+        else if (command == "chat") { encode_chats(arguments[1], arguments[2]); }
         else
         {
-            std::cerr << "usage: dump dequantise MODEL OUT | dump encode MODEL JSON | dump encode-special MODEL JSON\n";
+            std::cerr << "usage: dump dequantise MODEL OUT | dump encode MODEL JSON | dump encode-special MODEL JSON | "
+                         "dump chat MODEL JSON\n";
             return 2;
         }
     }

@@ -4,17 +4,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -26,6 +21,7 @@
 #include "runner/ggml_type.hpp"
 #include "support/gguf_bytes.hpp"
 #include "support/reference_model.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace
 {
@@ -131,31 +127,6 @@ bool has(std::string const& message, std::string_view phrase)
     CHECK(found);
     return found;
 }
-
-/// A folder for one test, removed with it.
-class scratch_folder
-{
-public:
-    scratch_folder()
-    {
-        std::string name = (std::filesystem::temp_directory_path() / "mdkv-gguf-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) { throw std::runtime_error("no temporary folder"); }
-        path_ = name;
-    }
-    scratch_folder(scratch_folder const&)            = delete;
-    scratch_folder& operator=(scratch_folder const&) = delete;
-    ~scratch_folder() { std::filesystem::remove_all(path_); }
-
-    [[nodiscard]] std::string file(std::string const& name, std::string const& contents) const
-    {
-        std::ofstream(path_ / name, std::ios::binary) << contents;
-        return (path_ / name).string();
-    }
-    [[nodiscard]] std::string path(std::string const& name = "") const { return (path_ / name).string(); }
-
-private:
-    std::filesystem::path path_;
-};
 
 std::string open_refusal(std::string const& path, runner::gguf_options const& options = {})
 {
@@ -484,7 +455,7 @@ TEST_CASE("gguf: every limit is kept, and the value just within it accepted")
 TEST_CASE("gguf: a file on disk is the same read and mapped")
 {
     scratch_folder const folder;
-    std::string const path = folder.file("good.gguf", good_parts().bytes());
+    std::string const path = folder.write("good.gguf", good_parts().bytes());
     auto const read        = runner::gguf_file::open(path);
     auto const mapped      = runner::gguf_file::open(path, {.access = runner::file_access::map, .limits = {}});
     CHECK(read.name() == path);
@@ -495,19 +466,19 @@ TEST_CASE("gguf: a file on disk is the same read and mapped")
 TEST_CASE("gguf: what is no file of the right kind is refused before it is read")
 {
     scratch_folder const folder;
-    has(open_refusal(folder.path("absent")), "cannot be opened");
+    has(open_refusal(folder.file("absent")), "cannot be opened");
     has(open_refusal(folder.path()), "is not a regular file");
-    has(open_refusal(folder.file("empty", "")), "does not begin with \"GGUF\" at byte 0: \"\"");
-    has(open_refusal(folder.file("one", "G")), "\"G\"");
-    has(open_refusal(folder.file("text", "hello\n")), "\"hell\"");
-    has(open_refusal(folder.file("short", "GGUF")), "file ends inside version");
-    has(open_refusal(folder.file("short", "GGUF"), {.access = runner::file_access::map, .limits = {}}),
+    has(open_refusal(folder.write("empty", "")), "does not begin with \"GGUF\" at byte 0: \"\"");
+    has(open_refusal(folder.write("one", "G")), "\"G\"");
+    has(open_refusal(folder.write("text", "hello\n")), "\"hell\"");
+    has(open_refusal(folder.write("short", "GGUF")), "file ends inside version");
+    has(open_refusal(folder.write("short", "GGUF"), {.access = runner::file_access::map, .limits = {}}),
         "file ends inside version");
     runner::gguf_options small;
     small.limits.file_bytes = 100;
-    has(open_refusal(folder.file("large", good_parts().bytes()), small), "file is too large");
-    REQUIRE(::mkfifo(folder.path("pipe").c_str(), 0600) == 0);
-    has(open_refusal(folder.path("pipe")), "is not a regular file");
+    has(open_refusal(folder.write("large", good_parts().bytes()), small), "file is too large");
+    REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
+    has(open_refusal(folder.file("pipe")), "is not a regular file");
 }
 
 TEST_CASE("gguf: the reference model has the tensors and values it should have")

@@ -23,6 +23,7 @@
 #include "support/compare.hpp"
 #include "support/full_cache.hpp"
 #include "support/gguf_writer.hpp"
+#include "support/message.hpp"
 #include "support/reference_model.hpp"
 #include "support/synthetic_llama.hpp"
 
@@ -30,6 +31,7 @@ namespace
 {
 
 using support::llama_sizes;
+using support::message_of;
 using support::synthetic_llama;
 
 /// Copies of what one layer's prefill handed out.
@@ -106,19 +108,6 @@ void compare_heads(support::worst_error& worst, std::vector<float> const& got,
         worst.add(got[static_cast<std::size_t>(i)], row[static_cast<std::size_t>(head * dim + i % dim)], 1, i);
     }
     CHECK(heads * dim == std::ssize(want[0]));
-}
-
-std::string message_of(std::function<void()> const& call)
-{
-    try
-    {
-        call();
-    }
-    catch (std::exception const& error)
-    {
-        return error.what();
-    }
-    return "(nothing was thrown)";
 }
 
 bool mentions(std::string const& message, std::vector<std::string> const& parts)

@@ -531,7 +531,7 @@ TEST_CASE("tokenizer: contradictory vocabularies are refused with the entry that
         "wants this token before a text");
     has(with([](auto& p) {
         p.pairs.erase(p.pairs.begin());
-        p.text("tokenizer.ggml.model", "llama");
+        p.text("tokenizer.ggml.model", "bert");
     }),
         "\"tokenizer.ggml.model\" is not supported");
     has(with([](auto& p) { p.pairs.erase(p.pairs.begin()); }), "\"tokenizer.ggml.model\" is absent");

@@ -1,9 +1,13 @@
 /// \file prompt.hpp: random layers of a prompt as policies see them, and decode steps after them
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <mdkv/core/types.hpp>
 
+#include "policies/layer_cache.hpp"
 #include "policies/prompt_layer.hpp"
+#include "runner/scratch_memory.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
 
@@ -38,6 +42,21 @@ template <class T>
     return rows;
 }
 
+/// A layer of these sizes, the last `query_tokens` queries at hand, without its numbers.
+template <class T>
+[[nodiscard]] runner::prompt_layer<T> layer_of(prompt_sizes const& s, std::int64_t query_tokens)
+{
+    runner::prompt_layer<T> layer;
+    layer.heads        = s.heads;
+    layer.group        = s.group;
+    layer.tokens       = s.tokens;
+    layer.window       = s.window;
+    layer.key_dim      = s.key_dim;
+    layer.value_dim    = s.value_dim;
+    layer.query_tokens = query_tokens;
+    return layer;
+}
+
 /// A layer with memory of its own.
 template <class T>
 struct random_prompt
@@ -53,18 +72,12 @@ struct random_prompt
         , values{random_rows<T>(random, s.heads * s.tokens * s.value_dim)}
         , queries{random_rows<T>(random, s.heads * s.group * s.window * s.key_dim)}
         , lse(static_cast<std::size_t>(s.heads * s.group * s.window))
+        , layer{layer_of<T>(s, s.window)}
     {
-        layer.heads        = s.heads;
-        layer.group        = s.group;
-        layer.tokens       = s.tokens;
-        layer.window       = s.window;
-        layer.key_dim      = s.key_dim;
-        layer.value_dim    = s.value_dim;
-        layer.keys         = keys.data();
-        layer.values       = values.data();
-        layer.queries      = queries.data();
-        layer.lse          = lse.data();
-        layer.query_tokens = s.window;
+        layer.keys    = keys.data();
+        layer.values  = values.data();
+        layer.queries = queries.data();
+        layer.lse     = lse.data();
     }
     random_prompt(random_prompt const&)            = delete;
     random_prompt& operator=(random_prompt const&) = delete;
@@ -145,6 +158,26 @@ template <class T>
         }
     }
     return worst;
+}
+
+/// Appends tokens and checks that each attends over its head's `tokens` and those appended before it.
+template <class T>
+void check_appended(runner::layer_cache& cache, runner::scratch_memory& scratch, random_prompt<T>& prompt,
+    std::vector<std::vector<whole_token>> tokens, int steps)
+{
+    auto const& layer = prompt.layer;
+    std::vector<float> output(static_cast<std::size_t>(layer.heads * layer.group * layer.value_dim));
+    for (int step = 0; step < steps; ++step)
+    {
+        CAPTURE(step);
+        decode_step_rows const rows{prompt.random, layer};
+        for (std::int64_t h = 0; h < layer.heads; ++h)
+        {
+            tokens[static_cast<std::size_t>(h)].push_back(rows.token(layer, h));
+        }
+        cache.attend({}, scratch, rows.query.data(), rows.key.data(), rows.value.data(), output.data());
+        CHECK(attention_error(layer, rows, tokens, output) < 1e-5);
+    }
 }
 
 } // namespace support

@@ -39,18 +39,12 @@ struct scored_prompt
         , values{random_rows<T>(random, s.heads * s.tokens * s.value_dim)}
         , queries{random_rows<T>(random, s.heads * s.group * query_tokens * s.key_dim, 2.0)} // attention has peaks
         , rotation{std::make_unique<runner::rotary>(s.key_dim / 4 * 3, 100.0, std::span<float const>{})}
+        , layer{layer_of<T>(s, query_tokens)}
     {
-        layer.layer        = 3;
-        layer.layers       = 5;
-        layer.heads        = s.heads;
-        layer.group        = s.group;
-        layer.tokens       = s.tokens;
-        layer.window       = s.window;
-        layer.key_dim      = s.key_dim;
-        layer.value_dim    = s.value_dim;
-        layer.query_tokens = query_tokens;
-        layer.embedding    = embedding;
-        weights            = random_rows<float>(random, embedding * s.heads * s.group * s.value_dim);
+        layer.layer     = 3;
+        layer.layers    = 5;
+        layer.embedding = embedding;
+        weights         = random_rows<float>(random, embedding * s.heads * s.group * s.value_dim);
         connect();
     }
 

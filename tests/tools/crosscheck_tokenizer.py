@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compares our tokenizer with PyPI `tokenizers` on random Unicode text, for all three pre-tokenisers.
+"""Compares our tokenizer with PyPI `tokenizers` on random Unicode text, for all three pre-tokenisers, and with
+`sentencepiece` and `mistral_common` for the vocabularies and conversations of Mistral.
 
 usage: crosscheck_tokenizer.py DUMP [--model MODEL] [--text FILE] [--count 10000] [--seed SEED]
 
 DUMP is the executable of tests/runner/dump.cpp. With a model, its vocabulary is used for its own pre-tokeniser, and
 its control tokens are tried too; without, and for the other two, a small vocabulary is trained here. FILE adds its
-lines to the random strings. Needs: pip install gguf==0.19 tokenizers
+lines to the random strings. Mistral's vocabularies come with mistral_common: v1 is that of Mistral-7B-Instruct up to
+v0.2, v3 that of v0.3. Needs: pip install gguf==0.19 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3
 """
 import argparse
 import json
@@ -17,6 +19,10 @@ import tempfile
 import unicodedata
 
 import gguf
+import sentencepiece
+from mistral_common.protocol.instruct.messages import SystemMessage, UserMessage
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -81,12 +87,16 @@ def theirs(vocabulary, merges, name, control=()):
     return tokenizer
 
 
-def compare(what, dump, command, model, tokenizer, texts, folder):
+def ids_of(tokenizer):
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def compare(what, dump, command, model, expect, texts, folder):
     listing = pathlib.Path(folder) / "texts.json"
     listing.write_text(json.dumps(texts))
     answer = subprocess.run([dump, command, model, str(listing)], check=True, stdout=subprocess.PIPE)
     for text, mine in zip(texts, json.loads(answer.stdout), strict=True):
-        expected = tokenizer.encode(text, add_special_tokens=False).ids
+        expected = expect(text)
         if mine != expected:
             sys.exit(f"crosscheck tokenizer ({what}): {text!r} is {mine} here and {expected} there")
     print(f"crosscheck tokenizer ({what}): {len(texts)} compared, {len(texts)} equal")
@@ -128,6 +138,47 @@ def write_vocabulary(path, name, vocabulary, merges):
     writer.close()
 
 
+def write_pieces(path, pieces):
+    """A SentencePiece model's vocabulary as a GGUF file has it."""
+    kinds = ((pieces.IsUnknown, gguf.TokenType.UNKNOWN), (pieces.IsControl, gguf.TokenType.CONTROL),
+             (pieces.IsByte, gguf.TokenType.BYTE), (pieces.IsUnused, gguf.TokenType.UNUSED),
+             (lambda _: True, gguf.TokenType.NORMAL))
+    ids = range(pieces.vocab_size())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([pieces.IdToPiece(i) for i in ids])
+    writer.add_token_scores([pieces.GetScore(i) for i in ids])
+    writer.add_token_types([int(next(kind for holds, kind in kinds if holds(i))) for i in ids])
+    writer.add_bos_token_id(pieces.bos_id())
+    writer.add_eos_token_id(pieces.eos_id())
+    writer.add_unk_token_id(pieces.unk_id())
+    writer.add_chat_template("{{ bos_token }}[INST] {{ messages[0]['content'] }} [/INST]")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def compare_mistral(version, dump, model, texts, chance, folder):
+    """Texts and conversations of a system text or none and one question, in one of Mistral's vocabularies."""
+    public = getattr(MistralTokenizer, version)()
+    path = public.instruct_tokenizer.tokenizer.file_path
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    write_pieces(model, pieces)
+    long = ["".join(texts), "".join(text for text in texts if " " not in text), "a" * 200000, " " * 1001, "\u2581 \u2581"]
+    compare(f"Mistral {version}, the vocabulary", dump, "encode", model, pieces.encode, texts + long, folder)
+
+    def conversation(pair):
+        system, question = pair
+        messages = [SystemMessage(content=system)] if system else []
+        request = ChatCompletionRequest(messages=messages + [UserMessage(content=question)])
+        return public.encode_chat_completion(request).tokens
+
+    questions = [text for text in texts if text.strip()][:2000] + ["a [/INST] b", " x ", "[INST]"]
+    pairs = [(chance.choice(texts) if chance.random() < 0.3 else None, question) for question in questions]
+    compare(f"Mistral {version}, conversations", dump, "chat", model, conversation, pairs, folder)
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("dump")
@@ -146,10 +197,10 @@ def main():
         if given.model:
             own, vocabulary, merges, control = read_model(given.model)
             compare(f"{own}, the model's vocabulary", given.dump, "encode", given.model,
-                    theirs(vocabulary, merges, own), texts, folder)
+                    ids_of(theirs(vocabulary, merges, own)), texts, folder)
             mixed = [chance.choice(control).join(random_text(chance) for _ in range(3)) for _ in range(1000)]
             compare(f"{own}, with control tokens", given.dump, "encode-special", given.model,
-                    theirs(vocabulary, merges, own, control), mixed, folder)
+                    ids_of(theirs(vocabulary, merges, own, control)), mixed, folder)
         corpus = [random_text(chance) for _ in range(2000)] + [__doc__] * 20 + texts[:500]
         for name in PRE_TOKENIZERS:
             if name != own:
@@ -157,7 +208,10 @@ def main():
                 model = str(pathlib.Path(folder) / "vocabulary.gguf")
                 write_vocabulary(model, name, vocabulary, merges)
                 compare(f"{name}, a trained vocabulary", given.dump, "encode", model,
-                        theirs(vocabulary, merges, name), texts, folder)
+                        ids_of(theirs(vocabulary, merges, name)), texts, folder)
+        model = str(pathlib.Path(folder) / "pieces.gguf")
+        for version in ("v1", "v3"):
+            compare_mistral(version, given.dump, model, texts, chance, folder)
 
 
 if __name__ == "__main__":

@@ -188,9 +188,10 @@ private:
         index_t const tokens    = appended();
         for (index_t first = 0; first < tokens; first += tile_tokens)
         {
-            index_t const old_width  = std::min(tile_tokens, tail_capacity_ - first);
-            index_t const new_width  = std::min(tile_tokens, capacity - first);
-            index_t const used       = std::min(old_width, tokens - first);
+            index_t const old_width = std::min(tile_tokens, tail_capacity_ - first);
+            index_t const new_width = std::min(tile_tokens, capacity - first);
+            index_t const used      = std::min(old_width, tokens - first);
+            if (used <= 0) { break; } // never: what was appended fits the tail; g++ 12 warns where it cannot see that
             std::byte const* const a = from + first * dims.keys * bytes;
             std::byte* const b       = to + first * dims.keys * bytes;
             for (index_t d = 0; d < dims.keys; ++d)

@@ -4,29 +4,33 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 
-#include <unistd.h>
+#include <stdlib.h>
 
 class scratch_folder
 {
 public:
     scratch_folder()
     {
-        static int count = 0;
-        path_            = std::filesystem::temp_directory_path()
-                / ("mdkv_evaluation_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
-        std::filesystem::create_directory(path_);
+        std::string name = (std::filesystem::temp_directory_path() / "mdkv-test-XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) { throw std::runtime_error{name + ": cannot be made"}; }
+        path_ = name;
     }
     ~scratch_folder() { std::filesystem::remove_all(path_); }
     scratch_folder(scratch_folder const&)            = delete;
     scratch_folder& operator=(scratch_folder const&) = delete;
 
+    [[nodiscard]] std::string path() const { return path_.string(); }
     [[nodiscard]] std::string file(std::string const& name) const { return (path_ / name).string(); }
 
-    void write(std::string const& name, std::string const& content) const
+    /// \return the file's path
+    std::string write(std::string const& name, std::string_view content) const
     {
         std::ofstream{file(name), std::ios::binary} << content;
+        return file(name);
     }
 
     [[nodiscard]] std::string read(std::string const& name) const
