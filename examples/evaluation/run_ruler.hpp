@@ -55,6 +55,8 @@ inline void add_ruler_options(CLI::App& command, ruler_command& options)
         ->check(CLI::Range(1, 1 << 20));
     command.add_option("--seed", options.made.seed, "of the generator")->capture_default_str();
     command.add_flag("--chat", options.chat, "prompts in the model's chat form; as they are otherwise");
+    command.add_flag("--close-fit", options.made.close_fit,
+        "prompts as long as fits; the public generator shrinks in steps that leave short ones much shorter");
     command.add_option("--words", options.made.words_folder,
         "folder of adjectivelist.txt, nounlist.txt, verblist.txt, for niah_* and cwe (bash examples/setup.sh words)");
     command.add_option("--more-words", options.made.more_words_path, "one word a line, for long cwe");
@@ -122,7 +124,8 @@ int run_ruler(session& run, common_options const& common, ruler_command const& o
                           : std::string{"from files"};
     };
     plan.options = {{"tasks", options.tasks}, {"lengths", options.lengths}, {"samples", options.samples},
-        {"seed", options.made.seed}, {"chat", options.chat}, {"files", options.files}};
+        {"seed", options.made.seed}, {"chat", options.chat}, {"close_fit", options.made.close_fit},
+        {"files", options.files}};
     return run_evaluation<T>(run, common, options.shared, plan);
 }
 

@@ -65,8 +65,8 @@ public:
         keys_.resize(static_cast<std::size_t>(heads_ * capacity_ * key_dim_));
         values_.resize(static_cast<std::size_t>(heads_ * capacity_ * value_dim_));
         sums_.resize(static_cast<std::size_t>(heads_ * capacity_));
-        probabilities_.resize(static_cast<std::size_t>(heads_ * group_ * capacity_));
-        rows_.resize(static_cast<std::size_t>(heads_ * std::max(key_dim_, value_dim_)));
+        probabilities_.resize(static_cast<std::size_t>(heads_ * group_ * padded(capacity_)));
+        rows_.resize(static_cast<std::size_t>(heads_ * (group_ + 1) * padded(std::max(key_dim_, value_dim_))));
         count_ = std::min(layer.tokens, limit.tokens());
         for (std::int64_t h = 0; h < heads_; ++h) { take_prompt(layer, h, sums.data() + h * layer.tokens); }
     }
@@ -142,38 +142,49 @@ private:
         }
     }
 
+    /// So many floats begin and end at a register's border: what Eigen computes of the first and last elements of a row
+    /// that does not may differ in the last bit, and an answer must not depend on where memory was to be had.
+    [[nodiscard]] static constexpr std::int64_t padded(std::int64_t floats) noexcept { return (floats + 15) / 16 * 16; }
+    using aligned_floats = std::vector<float, Eigen::aligned_allocator<float>>;
+
     /// Attention of the group's queries, whose probabilities are added to the tokens' sums.
     void attend_head(std::int64_t h, float const* query, float* output)
     {
-        float const scale   = 1.0F / std::sqrt(static_cast<float>(key_dim_));
-        float* const row    = rows_.data() + h * std::max(key_dim_, value_dim_);
-        float* const weight = probabilities_.data() + h * group_ * capacity_; // [group, capacity]
+        float const scale        = 1.0F / std::sqrt(static_cast<float>(key_dim_));
+        std::int64_t const width = padded(std::max(key_dim_, value_dim_));
+        std::int64_t const span  = padded(capacity_);
+        float* const row         = rows_.data() + h * (group_ + 1) * width;
+        float* const sum_of      = row + width;                               // [group, width]
+        float* const weight      = probabilities_.data() + h * group_ * span; // [group, span]
         for (std::int64_t i = 0; i < count_; ++i)
         {
             widen_row(key_row(h, i), key_dim_, row);
             for (std::int64_t g = 0; g < group_; ++g)
             {
                 const_row_view const q(query + g * key_dim_, key_dim_);
-                weight[g * capacity_ + i] = scale * (const_row_view(row, key_dim_) * q).sum();
+                weight[g * span + i] = scale * (const_row_view(row, key_dim_) * q).sum();
             }
         }
         row_view sums(&sum(h, 0), count_);
         for (std::int64_t g = 0; g < group_; ++g)
         {
-            row_view w(weight + g * capacity_, count_);
+            row_view w(weight + g * span, count_);
             w = (w - w.maxCoeff()).exp();
             w /= w.sum();
             sums += w;
         }
-        std::fill_n(output, group_ * value_dim_, 0.0F);
+        std::fill_n(sum_of, group_ * width, 0.0F);
         for (std::int64_t i = 0; i < count_; ++i)
         {
             widen_row(value_row(h, i), value_dim_, row);
             for (std::int64_t g = 0; g < group_; ++g)
             {
-                row_view(output + g * value_dim_, value_dim_) +=
-                    weight[g * capacity_ + i] * const_row_view(row, value_dim_);
+                row_view(sum_of + g * width, value_dim_) += weight[g * span + i] * const_row_view(row, value_dim_);
             }
+        }
+        for (std::int64_t g = 0; g < group_; ++g)
+        {
+            std::copy_n(sum_of + g * width, value_dim_, output + g * value_dim_);
         }
     }
 
@@ -206,13 +217,13 @@ private:
 
     heavy_hitters limit_;
     std::int64_t heads_, group_, key_dim_, value_dim_;
-    std::int64_t capacity_;            // rows of a head: the limit and the token that is coming in
-    std::int64_t count_ = 0;           // rows of a head that are held
-    std::vector<T> keys_;              // [heads, capacity, key_dim], in order of position
-    std::vector<T> values_;            // [heads, capacity, value_dim]
-    std::vector<float> sums_;          // [heads, capacity]
-    std::vector<float> probabilities_; // [heads, group, capacity], of one step
-    std::vector<float> rows_;          // [heads, key_dim or value_dim], one row at a time
+    std::int64_t capacity_;        // rows of a head: the limit and the token that is coming in
+    std::int64_t count_ = 0;       // rows of a head that are held
+    std::vector<T> keys_;          // [heads, capacity, key_dim], in order of position
+    std::vector<T> values_;        // [heads, capacity, value_dim]
+    std::vector<float> sums_;      // [heads, capacity]
+    aligned_floats probabilities_; // [heads, group, padded capacity], of one step
+    aligned_floats rows_;          // [heads, 1 + group, padded dimension]: a key or value, and the group's sums
 };
 
 } // namespace runner
