@@ -183,7 +183,10 @@ public:
             });
         for (lane<T>& at : lanes_)
         {
-            if (at.position == std::ssize(tokens_)) { take_token(at, chosen_token(logits, setting_.words, sample_, at.made), setting_.words, sample_); }
+            if (at.position == std::ssize(tokens_))
+            {
+                take_token(at, chosen_token(logits, setting_.words, sample_, at.made), setting_.words, sample_);
+            }
         }
         auto const steps = static_cast<double>(std::ssize(parts_.question) + sample_.max_new_tokens);
         for (double step = 0; step_all(); ++step)
@@ -260,7 +263,8 @@ private:
         {
             if (++going[i]->position < std::ssize(tokens_)) { continue; } // the question goes on
             auto const logits = std::span{logits_}.subspan(i * vocabulary, vocabulary);
-            take_token(*going[i], chosen_token(logits, setting_.words, sample_, going[i]->made), setting_.words, sample_);
+            take_token(
+                *going[i], chosen_token(logits, setting_.words, sample_, going[i]->made), setting_.words, sample_);
         }
     }
 

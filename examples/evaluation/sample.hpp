@@ -24,7 +24,7 @@ struct sample
     std::int64_t max_new_tokens = 32;
     std::int64_t min_new_tokens = 0; // so many cannot be the end, nor end the line where that ends the answer
     bool stop_at_newline        = false;
-    bool chat                   = false;          // the prompt goes into the model's chat form, where it has one
+    bool chat                   = false; // the prompt goes into the model's chat form, where it has one
     nlohmann::json about        = nlohmann::json::object(); // length, depth ...: copied to the answer's line
 };
 

@@ -37,8 +37,8 @@ public:
     /// \param shape   of the model's own cache, which budgets refer to; the layer's heads may be query heads
     /// \param rungs   [heads, past] receives the tokens' rungs, or null
     /// \throws mdkv::invalid_argument   the budget is below the window; rungs are asked of a policy that has none
-    [[nodiscard]] made_cache make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape, std::int64_t tail_tokens,
-        mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
+    [[nodiscard]] made_cache make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+        std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
 
 private:
     [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,

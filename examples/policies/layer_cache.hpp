@@ -19,8 +19,8 @@ public:
 
     /// Appends one token's key [heads * key_dim] and value [heads * value_dim], already rotated, and writes the attention
     /// of its query [heads * group * key_dim] over all that is cached to output [heads * group * value_dim].
-    virtual void attend(mdkv::cpu::executor_ref executor, scratch_memory& scratch, float const* query,
-        float const* key, float const* value, float* output) = 0;
+    virtual void attend(mdkv::cpu::executor_ref executor, scratch_memory& scratch, float const* query, float const* key,
+        float const* value, float* output) = 0;
 
     /// Bytes held for the prompt, whatever the policy keeps beside keys and values (projections, running scores, channel
     /// lists) included, appended tokens and the library's directory of some bytes a head excluded: what a budget is

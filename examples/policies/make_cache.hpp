@@ -55,15 +55,12 @@ cache_maker<T>::cache_maker(policy chosen, mdkv::budget limit, std::int64_t laye
     : policy_{std::move(chosen)}
     , limit_{policy_.whole() ? mdkv::budget::fraction(1, 1) : limit}
 {
-    if (policy_.share == sharing::head_scores)
-    {
-        scores_ = read_head_scores(policy_.head_scores, layers, query_heads);
-    }
+    if (policy_.share == sharing::head_scores) { scores_ = read_head_scores(policy_.head_scores, layers, query_heads); }
 }
 
 template <mdkv::element T>
-made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
-    std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape, std::int64_t tail_tokens,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
     std::int64_t const bytes = limit_.in_bytes(shape);
     if (policy_.kind == cache_kind::whole || policy_.kind == cache_kind::mixed)
@@ -81,7 +78,7 @@ made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape 
         case cache_kind::selected:
         {
             auto const kept = chosen_tokens(layer, size, executor, scratch);
-            made.cache = std::make_unique<packed_cache<T>>(executor, scratch, layer, kept, tail_tokens);
+            made.cache      = std::make_unique<packed_cache<T>>(executor, scratch, layer, kept, tail_tokens);
             count_rungs(kept, made.report);
             if (rungs != nullptr) { std::copy(kept.begin(), kept.end(), rungs); }
             break;
@@ -180,15 +177,15 @@ void cache_maker<T>::share_among_heads(prompt_layer<T> const& layer, std::int64_
 }
 
 template <mdkv::element T>
-std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(prompt_layer<T> const& layer, std::int64_t size,
-    mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
+std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(
+    prompt_layer<T> const& layer, std::int64_t size, mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
 {
     std::int64_t const past = size - layer.window; // b: past tokens of an average head
     if (past >= layer.past())
     {
         return std::vector<std::uint8_t>(static_cast<std::size_t>(layer.heads * layer.past()), std::uint8_t{1});
     }
-    auto const even = uniform_counts(layer.heads, layer.past(), past);
+    auto const even   = uniform_counts(layer.heads, layer.past(), past);
     auto const scores = ranked(layer, even, executor, scratch);
     switch (policy_.share)
     {
@@ -204,7 +201,7 @@ std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(prompt_layer<T> const& l
         case sharing::head_scores:
         {
             if (past == 0) { break; }
-            auto const all   = headkv_capacities_of_kv_heads(
+            auto const all = headkv_capacities_of_kv_heads(
                 headkv_capacities(*scores_, size, layer.window, policy_.beta), layer.group);
             auto const first = all.begin() + static_cast<std::ptrdiff_t>(layer.layer * layer.heads);
             return keep_best(scores, std::vector<std::int64_t>(first, first + layer.heads));

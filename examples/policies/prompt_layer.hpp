@@ -16,17 +16,17 @@ template <mdkv::element T>
 struct prompt_layer
 {
     std::int64_t layer = 0, layers = 1;
-    std::int64_t heads = 0, group = 1;  // cached heads, query heads that share each
+    std::int64_t heads = 0, group = 1;   // cached heads, query heads that share each
     std::int64_t tokens = 0, window = 0; // of the prompt; window <= tokens
     std::int64_t key_dim = 0, value_dim = 0;
-    T const* keys                = nullptr; // [heads, tokens, key_dim], after position encoding
-    T const* values              = nullptr; // [heads, tokens, value_dim]
-    T const* queries             = nullptr; // [heads * group, query_tokens, key_dim], of the last query_tokens tokens
-    float const* lse             = nullptr; // [heads * group, query_tokens], natural, over all keys each query sees
-    std::int64_t query_tokens    = 0;       // window, or tokens for a policy that reads every query
-    float const* output_weights  = nullptr; // [embedding, heads * group * value_dim], for policies that read them
-    std::int64_t embedding       = 0;
-    rotary const* rotation       = nullptr; // for policies that read it
+    T const* keys               = nullptr; // [heads, tokens, key_dim], after position encoding
+    T const* values             = nullptr; // [heads, tokens, value_dim]
+    T const* queries            = nullptr; // [heads * group, query_tokens, key_dim], of the last query_tokens tokens
+    float const* lse            = nullptr; // [heads * group, query_tokens], natural, over all keys each query sees
+    std::int64_t query_tokens   = 0;       // window, or tokens for a policy that reads every query
+    float const* output_weights = nullptr; // [embedding, heads * group * value_dim], for policies that read them
+    std::int64_t embedding      = 0;
+    rotary const* rotation      = nullptr; // for policies that read it
 
     [[nodiscard]] std::int64_t past() const noexcept { return tokens - window; }
 };

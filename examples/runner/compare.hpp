@@ -119,8 +119,8 @@ void print_comparison(std::vector<contestant<T>> const& all, double prefill_seco
     {
         sequence_cache<T> const& cache = one.cache;
         policy const& p                = cache.chosen();
-        shown.add({p.label, p.has_parameter("pool") ? std::to_string(p.pooling.width) : "-", std::to_string(one.kv_size),
-            fixed(one.difference.kl(), 4), fixed(100 * one.difference.top1_agreement(), 1),
+        shown.add({p.label, p.has_parameter("pool") ? std::to_string(p.pooling.width) : "-",
+            std::to_string(one.kv_size), fixed(one.difference.kl(), 4), fixed(100 * one.difference.top1_agreement(), 1),
             fixed(one.difference.nll_difference(), 4), size_text(cache.resident_bytes()),
             fixed(100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()), 2),
             fixed(prefill_seconds, 2), fixed(cache.compress_seconds(), 2),

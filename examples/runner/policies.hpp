@@ -71,18 +71,18 @@ struct policy
     cache_kind kind;
     ranking rank  = ranking::none;
     sharing share = sharing::uniform;
-    std::vector<std::string> parameters{};  // that may be set, besides "heads"
-    bool output_weighted = false;           // the ranking's second stage weighs values by the output projection
+    std::vector<std::string> parameters{}; // that may be set, besides "heads"
+    bool output_weighted     = false;      // the ranking's second stage weighs values by the output projection
     mdkv::ratio_set<> ratios = run_time_set(mdkv::evict_ratios); // of the mixed ones; keep or drop for the others
     mdkv::pool_options pooling{1};
-    double beta              = 0;           // how uneven pyramid and head_scores are
-    double floor             = 0.2;         // share of a head's budget that adaptive leaves it
-    double channels          = 0.4;         // share of the key channels that think drops
-    std::int64_t sinks       = 4;           // first tokens that recency keeps
-    std::uint64_t seed       = 0;           // of random
-    std::string head_scores{};              // file
-    bool per_query_head = false;            // caches keys and values once for every query head, as most authors do
-    std::string label{};                    // the name and whatever was set: how tables and files call it
+    double beta        = 0;      // how uneven pyramid and head_scores are
+    double floor       = 0.2;    // share of a head's budget that adaptive leaves it
+    double channels    = 0.4;    // share of the key channels that think drops
+    std::int64_t sinks = 4;      // first tokens that recency keeps
+    std::uint64_t seed = 0;      // of random
+    std::string head_scores{};   // file
+    bool per_query_head = false; // caches keys and values once for every query head, as most authors do
+    std::string label{};         // the name and whatever was set: how tables and files call it
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
@@ -130,8 +130,8 @@ struct policy
         {"think", "as snapkv, without the key channels that matter least", "ThinK, arXiv 2407.21018", k::think,
             r::window_attention, s::uniform, {"pool", "pooling", "channels"}},
         {"low_rank", "every token, all at the rank the budget allows", "after Palu, arXiv 2407.21118", k::low_rank},
-        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", "arXiv 2603.20616",
-            k::mixed, r::none, s::uniform, {"pool", "pooling", "ratios"}},
+        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", "arXiv 2603.20616", k::mixed,
+            r::none, s::uniform, {"pool", "pooling", "ratios"}},
         {"paper_h", "MixedDimKV-H: the same, heads of all layers sharing the budget by measured scores",
             "arXiv 2603.20616", k::mixed, r::none, s::head_scores, {"pool", "pooling", "ratios", "beta", "scores"}},
         {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling", "arXiv 2603.20616", k::mixed, r::none,
@@ -169,8 +169,8 @@ struct policy
 inline void set_parameter(policy& p, std::string_view parameter, std::string_view value)
 {
     auto const refuse = [&](std::string const& why) {
-        throw mdkv::invalid_argument{"policy " + p.name + ": " + std::string{parameter} + " = " + std::string{value}
-                                     + ": " + why};
+        throw mdkv::invalid_argument{
+            "policy " + p.name + ": " + std::string{parameter} + " = " + std::string{value} + ": " + why};
     };
     auto const number = [&](double least, double most, char const* limits) {
         double result{};

@@ -98,9 +98,9 @@ mdkv::compress_report sequence_cache<T>::compress_layer(
     auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
     layer_memory memory;
-    auto made = maker_.make(layer_of(kv, memory), mdkv::layer_shape{own.kv_heads, own.query_heads / own.kv_heads,
-                                              kv.tokens - std::min(window_, kv.tokens), std::min(window_, kv.tokens),
-                                              {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
+    auto made = maker_.make(layer_of(kv, memory),
+        mdkv::layer_shape{own.kv_heads, own.query_heads / own.kv_heads, kv.tokens - std::min(window_, kv.tokens),
+            std::min(window_, kv.tokens), {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
         tail_tokens_, executor, scratch, rungs);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     layers_[static_cast<std::size_t>(kv.layer)] = std::move(made.cache);

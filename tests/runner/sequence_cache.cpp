@@ -184,10 +184,8 @@ TEST_CASE("the tail grows beyond what was reserved for it")
     support::synthetic_llama const llama{{.layers = 2}};
     auto const model  = runner::llama_model::load(llama.writer().file());
     auto const tokens = text(100, model.shape().vocabulary);
-    runner::sequence_cache<float> roomy{
-        model, runner::find_policy("evict"), mdkv::budget::kv_size(20), window, 64};
-    runner::sequence_cache<float> tight{
-        model, runner::find_policy("evict"), mdkv::budget::kv_size(20), window, 0};
+    runner::sequence_cache<float> roomy{model, runner::find_policy("evict"), mdkv::budget::kv_size(20), window, 64};
+    runner::sequence_cache<float> tight{model, runner::find_policy("evict"), mdkv::budget::kv_size(20), window, 0};
     auto const a = continue_compressed(model, tokens, 40, roomy);
     auto const b = continue_compressed(model, tokens, 40, tight);
     REQUIRE(a.size() == b.size());
@@ -243,8 +241,8 @@ TEST_CASE("heads cached per query head repeat the KV heads: with room for all of
     auto const tokens = text(60, model.shape().vocabulary);
     REQUIRE(group > 1);
     runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 16};
-    runner::sequence_cache<float> repeated{model, runner::parse_policy("snapkv[heads=query]"),
-        mdkv::budget::kv_size_per_query_head(50), window, 16};
+    runner::sequence_cache<float> repeated{
+        model, runner::parse_policy("snapkv[heads=query]"), mdkv::budget::kv_size_per_query_head(50), window, 16};
     auto const a = continue_compressed(model, tokens, 50, whole);
     auto const b = continue_compressed(model, tokens, 50, repeated);
     CHECK(repeated.resident_bytes() == group * whole.resident_bytes());
@@ -255,8 +253,8 @@ TEST_CASE("heads cached per query head repeat the KV heads: with room for all of
 TEST_CASE("what cannot be made is refused by name")
 {
     support::synthetic_llama const llama{{.layers = 2}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
-    auto const tokens = text(60, model.shape().vocabulary);
+    auto const model   = runner::llama_model::load(llama.writer().file());
+    auto const tokens  = text(60, model.shape().vocabulary);
     auto const refuses = [&](runner::policy const& chosen, std::int64_t size, char const* message) {
         runner::sequence_cache<float> cache{model, chosen, mdkv::budget::kv_size(size), window, 16};
         CHECK_THROWS_WITH_AS(static_cast<void>(continue_compressed(model, tokens, 50, cache)),
@@ -267,7 +265,7 @@ TEST_CASE("what cannot be made is refused by name")
     refuses(runner::find_policy("h2o_decode"), 7, "fewer than the window of 8");
     support::synthetic_llama const other{{.layers = 3}};
     score_file const scores{runner::llama_model::load(other.writer().file()).shape()};
-    CHECK_THROWS_AS((runner::sequence_cache<float>{
-                        model, scores.policy("headkv"), mdkv::budget::kv_size(20), window, 16}),
+    CHECK_THROWS_AS(
+        (runner::sequence_cache<float>{model, scores.policy("headkv"), mdkv::budget::kv_size(20), window, 16}),
         std::exception);
 }
