@@ -52,8 +52,8 @@ inline void add_evaluation_options(CLI::App& command, evaluation_options& option
         ->required();
     command
         .add_option("--policies", options.policies,
-            "comma-separated, with parameters such as snapkv[pool=5]; all of them by default. See: mdkv_run "
-            "policies")
+            "comma-separated, with parameters such as snapkv[pool=5]; all of them by default, those that need "
+            "head scores only with --head-scores. See: mdkv_run policies")
         ->capture_default_str();
     command.add_option("--kv-size", options.kv_sizes, "tokens per KV head, comma-separated")
         ->capture_default_str()
@@ -180,7 +180,7 @@ int run_evaluation(
 {
     std::vector<policy> policies;
     std::vector<std::string> labels;
-    for (std::string const& text : split_policies(options.policies))
+    for (std::string const& text : split_policies(options.policies, !common.head_scores.empty()))
     {
         policies.push_back(chosen_policy(text, common));
         labels.push_back(policies.back().label);

@@ -135,7 +135,7 @@ struct profile_task
     };
     for (std::int64_t const context : options.contexts)
     {
-        for (std::string const& spec : split_policies(options.policies))
+        for (std::string const& spec : split_policies(options.policies, !common.head_scores.empty()))
         {
             policy const chosen = chosen_policy(spec, common);
             if (chosen.whole()) { add(chosen, context, "whole", mdkv::budget::fraction(1, 1)); }

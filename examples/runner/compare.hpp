@@ -62,7 +62,7 @@ template <mdkv::element T>
             {size, sequence_cache<T>{model, p, mdkv::budget::kv_size(size), common.window, options.continuation}});
     };
     add(find_policy("full"), options.context);
-    for (std::string const& text : split_policies(options.policies))
+    for (std::string const& text : split_policies(options.policies, !common.head_scores.empty()))
     {
         policy const chosen = chosen_policy(text, common);
         if (chosen.whole()) { continue; }

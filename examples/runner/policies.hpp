@@ -244,8 +244,9 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     return p;
 }
 
-/// "a,b[ratios=0,1],c" at the commas outside of brackets; "all" stands for every policy.
-[[nodiscard]] inline std::vector<std::string> split_policies(std::string_view text)
+/// "a,b[ratios=0,1],c" at the commas outside of brackets; "all" stands for every policy, without head scores for every
+/// one that needs none.
+[[nodiscard]] inline std::vector<std::string> split_policies(std::string_view text, bool head_scores = true)
 {
     std::vector<std::string> parts(1);
     int depth = 0;
@@ -261,7 +262,10 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (part != "all") { specs.push_back(part); }
         else
         {
-            for (policy const& p : all_policies()) { specs.push_back(p.name); }
+            for (policy const& p : all_policies())
+            {
+                if (head_scores || p.share != sharing::head_scores) { specs.push_back(p.name); }
+            }
         }
     }
     return specs;

@@ -102,6 +102,8 @@ TEST_CASE("a list of policies is cut at the commas outside of brackets, and all 
     CHECK(runner::split_policies("full,paper[ratios=0,1/4,1+pool=3],evict")
           == std::vector<std::string>{"full", "paper[ratios=0,1/4,1+pool=3]", "evict"});
     CHECK(runner::split_policies("all").size() == runner::all_policies().size());
+    CHECK(runner::split_policies("all", false).size() == runner::all_policies().size() - 2); // headkv and paper_h
+    CHECK(runner::split_policies("headkv", false) == std::vector<std::string>{"headkv"});    // asked for by name
 }
 
 TEST_CASE("a ratio set reads as it is written, with or without its storage")
