@@ -67,6 +67,8 @@ made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape 
     {
         return mixed(layer, bytes, tail_tokens, executor, scratch, rungs);
     }
+    mdkv::expects(rungs == nullptr || policy_.kind == cache_kind::selected, "policy ", policy_.label,
+        ": its tokens have no rungs to show");
     made_cache made;
     // An evicting cache keeps a running score beside every token, and pays for it.
     std::int64_t const beside = policy_.kind == cache_kind::evicting ? std::int64_t{sizeof(float)} : 0;
@@ -112,8 +114,6 @@ made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape 
             break;
         }
     }
-    mdkv::expects(rungs == nullptr || policy_.kind == cache_kind::selected, "policy ", policy_.label,
-        ": its tokens have no rungs to show");
     made.report.shape          = shape;
     made.report.budget_bytes   = bytes;
     made.report.window_bytes   = shape.window_bytes();
