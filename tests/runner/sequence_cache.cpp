@@ -263,6 +263,19 @@ TEST_CASE("what cannot be made is refused by name")
     refuses(runner::find_policy("snapkv"), 7, "are 7 tokens of each cached head, fewer than the window of 8");
     refuses(runner::find_policy("think"), 4, "fewer than the window of 8");
     refuses(runner::find_policy("h2o_decode"), 7, "fewer than the window of 8");
+    // Rungs are asked of a policy that has none: nothing is made, and nothing is counted as made.
+    runner::sequence_cache<float> thin{model, runner::find_policy("think"), mdkv::budget::kv_size(20), window, 16};
+    runner::scratch_memory scratch;
+    std::vector<std::uint8_t> rungs(1000);
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(runner::prefill<float>(
+            model, std::span{tokens}.first(50), window, {},
+            [&](runner::layer_kv<float> const& kv) { thin.compress_layer(kv, {}, scratch, rungs.data()); },
+            [](std::int64_t, std::int64_t) { return true; })),
+        "policy think: its tokens have no rungs to show", mdkv::invalid_argument);
+    CHECK(thin.reports().empty());
+    CHECK(thin.resident_bytes() == 0);
+
     support::synthetic_llama const other{{.layers = 3}};
     score_file const scores{runner::llama_model::load(other.writer().file()).shape()};
     CHECK_THROWS_AS(
