@@ -7,6 +7,10 @@
 /// bytes at the full width of the machine's vectors, with the number of rungs a constant; nothing is written before the
 /// last pass. It ends where the paper's does not: after 55 halvings.
 ///
+/// by_use_against_always: heads that are charged for the projections they use beside heads that all pay, 8 heads of 8,192
+/// to 32,768 tokens at head dimension 128 in 16 bits, some heads in need of low rungs and some not. Counters: a_ms = by
+/// use, b_ms = always, `loss_ratio` = loss by use / always, `paying` = bytes charged by use / always.
+///
 ///   bench_allocate [--benchmark_format=json]
 
 #include <benchmark/benchmark.h>
@@ -54,21 +58,25 @@ mdkv::rung_costs<R> costs()
 }
 
 /// Few large losses among many small ones, falling with the rung at rates of their own.
-std::pmr::vector<float> losses(std::size_t rungs, std::pmr::memory_resource* memory)
+/// `loss_of_low_rungs`: how much more of it remains at the rungs between in the last head than in the first.
+std::pmr::vector<float> losses(std::size_t rungs, std::pmr::memory_resource* memory, index_t tokens_per_head = tokens,
+    double loss_of_low_rungs = 0)
 {
+    auto const row = static_cast<std::size_t>(tokens_per_head);
     std::mt19937_64 random{20603};
     std::normal_distribution<double> size{0.0, 2.0};
     std::uniform_real_distribution<double> fall{0.5, 1.02};
-    std::pmr::vector<float> loss(static_cast<std::size_t>(heads * tokens) * rungs, memory);
+    std::pmr::vector<float> loss(static_cast<std::size_t>(heads) * row * rungs, memory);
     for (std::size_t h = 0; h < heads; ++h)
     {
-        for (std::size_t i = 0; i < tokens; ++i)
+        for (std::size_t i = 0; i < row; ++i)
         {
             double x = std::exp(size(random));
             for (std::size_t r = 0; r < rungs; ++r)
             {
-                loss[(h * rungs + r) * tokens + i] = r + 1 == rungs ? 0.0F : static_cast<float>(x);
-                x *= fall(random);
+                loss[(h * rungs + r) * row + i] = r + 1 == rungs ? 0.0F : static_cast<float>(x);
+                double const rest               = fall(random);
+                x *= rest + (1 - rest) * loss_of_low_rungs * static_cast<double>(h) / static_cast<double>(heads - 1);
             }
         }
     }
@@ -223,6 +231,51 @@ void budgets(benchmark::internal::Benchmark* b)
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);
 }
+
+/// \param kv_size  the limit is so many full tokens a head
+void by_use_against_always(benchmark::State& state)
+{
+    index_t const tokens_per_head = state.range(0);
+    index_t const kv_size         = state.range(1);
+    index_t const limit           = heads * kv_size * 512;
+    bench::huge_page_resource pages;
+    std::pmr::vector<float> const loss = losses(4, &pages, tokens_per_head, 0.9);
+    mdkv::rung_costs const cost{mdkv::paper_ratios, {128, 128}, 2};
+    std::vector<std::uint8_t> rung(static_cast<std::size_t>(heads * tokens_per_head));
+    std::array<mdkv::allocation, 2> report;
+    mdkv::cpu::thread_pool pool{static_cast<int>(state.range(2))};
+    auto const call = [&](mdkv::workspace& scratch, mdkv::projection_charge charge) {
+        mdkv::cpu::backend const on{&scratch, pool};
+        mdkv::allocate(on, mdkv::in(on, loss.data(), heads, 4, tokens_per_head), cost, mdkv::in(on, &limit, 1),
+            {.charge = charge}, mdkv::out(on, rung.data(), heads, tokens_per_head),
+            mdkv::out(on, &report[static_cast<std::size_t>(charge)], 1));
+    };
+    mdkv::workspace count;
+    call(count, mdkv::projection_charge::by_use);
+    struct alignas(mdkv::workspace::alignment) line
+    {
+        std::array<std::byte, mdkv::workspace::alignment> bytes;
+    };
+    std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
+    auto const measured = [&](mdkv::projection_charge charge) {
+        return [&, charge] {
+            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
+            call(scratch, charge);
+        };
+    };
+    bench::measure_pair(state, measured(mdkv::projection_charge::by_use), measured(mdkv::projection_charge::always));
+    state.counters["scratch_mb"] = static_cast<double>(count.bytes()) * 1e-6;
+    state.counters["loss_ratio"] = report[0].loss / report[1].loss;
+    state.counters["paying"]     = static_cast<double>(report[0].charged_bytes)
+                               / static_cast<double>(std::max<index_t>(report[1].charged_bytes, 1));
+    state.counters["gap"] = report[0].gap() / report[0].loss;
+}
+
+BENCHMARK(by_use_against_always)
+    ->ArgNames({"tokens", "kv_size", "threads"})
+    ->ArgsProduct({{8192, 32768}, {64, 128, 512, 1024}, {1, 2}})
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
 
 BENCHMARK_TEMPLATE(allocate_against_bisection, 4)->Apply(budgets);
 BENCHMARK_TEMPLATE(allocate_against_bisection, 8)->Apply(budgets);

@@ -1,7 +1,9 @@
 // Decode attention from the packed cache: against a plain read of the same bytes, and small caches against the full one.
 // Llama-3-8B's layer: 8 KV heads, 4 query heads each, D = 128, f16. Layers are rotated so that none stays in the caches.
+// Tokens stored as codes against plain ones also in SmolLM2-135M's shape: 3 KV heads, 3 query heads each, D = 64.
 #include <mdkv/cpu/attend.hpp>
 
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -9,10 +11,14 @@
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <compare>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,16 +45,84 @@ struct layers
     [[nodiscard]] layer const& rotate() { return all[next++ % all.size()]; }
 };
 
+void fill_beyond_caches(layers& of)
+{
+    constexpr index_t beyond_caches = index_t{1} << 29;
+    index_t const count             = std::max<index_t>(2, beyond_caches / of.all[0].arena_bytes());
+    for (index_t i = 1; i < count; ++i) { of.all.push_back(of.all[0].copy()); }
+}
+
 layers& layers_of(index_t tokens, index_t kv_size)
 {
     static std::map<std::pair<index_t, index_t>, layers> made;
     layers& found = made[{tokens, kv_size}];
     if (found.all.empty())
     {
-        constexpr index_t beyond_caches = index_t{1} << 30;
         found.all.push_back(bench::source_layer{tokens, kv_size}.packed());
-        index_t const count = std::max<index_t>(2, beyond_caches / found.all[0].arena_bytes());
-        for (index_t i = 1; i < count; ++i) { found.all.push_back(found.all[0].copy()); }
+        fill_beyond_caches(found);
+    }
+    return found;
+}
+
+/// Heads of one layer.
+struct shape
+{
+    index_t heads;
+    index_t group;
+    index_t dim;
+
+    [[nodiscard]] friend constexpr auto operator<=>(shape const&, shape const&) = default;
+};
+
+constexpr shape llama{heads, group, dim};
+constexpr shape smollm2{3, 3, 64};
+
+/// What the tokens of a layer are stored as: one rung of a ratio set, or an equal share at each of them.
+enum class stored : std::uint8_t
+{
+    plain,
+    int8,
+    int4,
+    mixed
+};
+
+constexpr ratio_set storages{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
+
+layer packed_as(shape const& of, index_t tokens, stored kind)
+{
+    std::mt19937 random{9};
+    std::normal_distribution<float> normal;
+    std::vector<half> vectors(static_cast<std::size_t>(of.heads * tokens * of.dim));
+    for (half& v : vectors) { v = narrow<half>(normal(random)); }
+    std::vector<float> basis(static_cast<std::size_t>(of.dim * of.dim));
+    for (float& v : basis) { v = normal(random) / std::sqrt(static_cast<float>(of.dim)); }
+    std::vector<std::uint8_t> rung(static_cast<std::size_t>(of.heads * tokens));
+    unsigned long const every[]{4, 3, 2}; // rung by kind
+    for (std::uint8_t& r : rung)
+    {
+        r = static_cast<std::uint8_t>(kind == stored::mixed ? 1 + random() % 4 : every[static_cast<int>(kind)]);
+    }
+    cache_layout const layout{storages, of.heads, 0, {of.dim, of.dim}};
+    alignas(workspace::alignment) std::byte nothing[workspace::alignment];
+    workspace scratch{nothing};
+    cpu::backend const on{&scratch};
+    auto const rungs  = in(on, rung.data(), of.heads, tokens);
+    auto const kv     = in(on, vectors.data(), of.heads, tokens, of.dim);
+    auto const window = in(on, static_cast<half const*>(nullptr), of.heads, 0, of.dim);
+    auto const u      = in(on, basis.data(), {of.heads, of.dim, of.dim}, {index_t{0}, of.dim, index_t{1}});
+    layer made{layout, packed_bytes<half>(on, rungs, layout), 0, &bench::memory()};
+    pack(on, kv, kv, window, window, u, u, rungs, made.view());
+    return made;
+}
+
+layers& layers_as(shape const& of, index_t tokens, stored kind)
+{
+    static std::map<std::tuple<shape, index_t, stored>, layers> made;
+    layers& found = made[{of, tokens, kind}];
+    if (found.all.empty())
+    {
+        found.all.push_back(packed_as(of, tokens, kind));
+        fill_beyond_caches(found);
     }
     return found;
 }
@@ -56,14 +130,16 @@ layers& layers_of(index_t tokens, index_t kv_size)
 /// One decode step's buffers.
 struct step
 {
+    shape of;
     cpu::thread_pool pool;
     std::vector<std::byte> memory;
-    std::vector<float> queries = std::vector<float>(static_cast<std::size_t>(heads * group * dim));
+    std::vector<float> queries = std::vector<float>(static_cast<std::size_t>(of.heads * of.group * of.dim));
     std::vector<float> output  = queries;
-    std::vector<float> lse     = std::vector<float>(static_cast<std::size_t>(heads * group));
+    std::vector<float> lse     = std::vector<float>(static_cast<std::size_t>(of.heads * of.group));
 
-    explicit step(int threads)
-        : pool{threads}
+    explicit step(int threads, shape const& s = llama)
+        : of{s}
+        , pool{threads}
     {
         std::mt19937 random{3};
         std::normal_distribution<float> normal;
@@ -85,8 +161,9 @@ struct step
 private:
     void run(cpu::backend const& on, layer const& from)
     {
-        attend(on, in(on, queries.data(), heads * group, dim), from.view(), {},
-            out(on, output.data(), heads * group, dim), out(on, lse.data(), heads * group));
+        index_t const rows = of.heads * of.group;
+        attend(on, in(on, queries.data(), rows, of.dim), from.view(), {}, out(on, output.data(), rows, of.dim),
+            out(on, lse.data(), rows));
     }
 };
 
@@ -124,6 +201,31 @@ void small_against_full(benchmark::State& state)
     state.counters["of_ideal"]   = times.b / times.a / (full_bytes / bytes);
 }
 
+/// a: tokens stored as codes; b: as many plain ones. b_over_a is what codes save a token, of_ideal that over the ratio of
+/// their bytes.
+void codes_against_plain(benchmark::State& state, shape const& of, stored kind)
+{
+    layers& codes = layers_as(of, state.range(0), kind);
+    layers& plain = layers_as(of, state.range(0), stored::plain);
+    step decode{static_cast<int>(state.range(1)), of};
+    auto const times = bench::measure_pair(
+        state, [&] { decode.attend_to(codes.rotate()); }, [&] { decode.attend_to(plain.rotate()); });
+    auto const bytes       = static_cast<double>(codes.all[0].arena_bytes());
+    auto const plain_bytes = static_cast<double>(plain.all[0].arena_bytes());
+    auto const tokens      = static_cast<double>(of.heads * state.range(0));
+    report(state, bytes, times);
+    state.counters["a_ns_per_token"] = times.a / tokens * 1e9;
+    state.counters["b_ns_per_token"] = times.b / tokens * 1e9;
+    state.counters["b_GB/s"]         = plain_bytes / times.b / 1e9;
+    state.counters["byte_ratio"]     = plain_bytes / bytes;
+    state.counters["of_ideal"]       = times.b / times.a / (plain_bytes / bytes);
+}
+
+void coded_args(benchmark::internal::Benchmark* of)
+{
+    of->ArgNames({"tokens", "threads"})->ArgsProduct({{512, 16384}, {1, 2}})->UseManualTime();
+}
+
 constexpr index_t k16 = 16384;
 constexpr index_t k64 = 65536;
 
@@ -138,5 +240,11 @@ BENCHMARK(small_against_full)
     ->ArgNames({"tokens", "kv_size", "threads"})
     ->ArgsProduct({{k64}, {k64 / 10, k64 / 20, 1024, 512, 128}, {1, 2}})
     ->UseManualTime();
+BENCHMARK_CAPTURE(codes_against_plain, llama_int8, llama, stored::int8)->Apply(coded_args);
+BENCHMARK_CAPTURE(codes_against_plain, llama_int4, llama, stored::int4)->Apply(coded_args);
+BENCHMARK_CAPTURE(codes_against_plain, llama_mixed, llama, stored::mixed)->Apply(coded_args);
+BENCHMARK_CAPTURE(codes_against_plain, smollm2_int8, smollm2, stored::int8)->Apply(coded_args);
+BENCHMARK_CAPTURE(codes_against_plain, smollm2_int4, smollm2, stored::int4)->Apply(coded_args);
+BENCHMARK_CAPTURE(codes_against_plain, smollm2_mixed, smollm2, stored::mixed)->Apply(coded_args);
 
 BENCHMARK_MAIN();

@@ -62,6 +62,22 @@ void by_eigen(std::vector<half> const& keys, index_t tokens, std::vector<float>&
     }
 }
 
+/// Calls `call(backend)` with the scratch it asks for.
+template <class Call>
+auto with_scratch(Call const& call)
+{
+    workspace count;
+    call(cpu::backend{&count});
+    return [&call, memory = std::vector<std::byte>(count.bytes() + workspace::alignment),
+               bytes = count.bytes()]() mutable {
+        void* at         = memory.data();
+        std::size_t room = memory.size();
+        std::align(workspace::alignment, bytes, at, room);
+        workspace scratch{{static_cast<std::byte*>(at), bytes}};
+        call(cpu::backend{&scratch});
+    };
+}
+
 /// a: fit_basis; b: Eigen alone. Argument: tokens.
 void fit_basis_against_eigen(benchmark::State& state)
 {
@@ -74,15 +90,9 @@ void fit_basis_against_eigen(benchmark::State& state)
         fit_basis(on, in(on, keys.data(), heads, tokens, dim), out(on, basis.data(), heads, dim, dim),
             out(on, energy.data(), heads, dim));
     };
-    workspace count;
-    call(cpu::backend{&count});
-    std::vector<std::byte> memory(count.bytes() + workspace::alignment);
-    void* at         = memory.data();
-    std::size_t room = memory.size();
-    std::align(workspace::alignment, count.bytes(), at, room);
-    workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
+    auto fit = with_scratch(call);
     bench::measure_pair(
-        state, [&] { call(cpu::backend{&scratch}); }, [&] { by_eigen(keys, tokens, expected); });
+        state, [&] { fit(); }, [&] { by_eigen(keys, tokens, expected); });
     double worst = 0;
     for (std::size_t i = 0; i < energy.size(); ++i)
     {
@@ -92,7 +102,41 @@ void fit_basis_against_eigen(benchmark::State& state)
     state.counters["worst_difference"] = worst;
 }
 
+/// a: fit_query_aware_basis of the same keys and of 4 x 32 queries a head; b: fit_basis. Argument: tokens.
+void fit_query_aware_against_fit_basis(benchmark::State& state)
+{
+    constexpr index_t group         = 4;
+    constexpr index_t window        = 32;
+    index_t const tokens            = state.range(0);
+    std::vector<half> const keys    = keys_of(tokens);
+    std::vector<half> const queries = keys_of(group * window);
+    std::vector<float> basis(static_cast<std::size_t>(heads * dim * dim));
+    std::vector<float> partner(basis.size());
+    std::vector<float> energy(static_cast<std::size_t>(heads * dim));
+    auto const pca = [&](cpu::backend const& on) {
+        fit_basis(on, in(on, keys.data(), heads, tokens, dim), out(on, basis.data(), heads, dim, dim),
+            out(on, energy.data(), heads, dim));
+    };
+    auto const query_aware = [&](cpu::backend const& on) {
+        fit_query_aware_basis(on, in(on, queries.data(), heads * group, window, dim),
+            in(on, keys.data(), heads, tokens, dim), out(on, basis.data(), heads, dim, dim),
+            out(on, partner.data(), heads, dim, dim), out(on, energy.data(), heads, dim));
+    };
+    auto a = with_scratch(query_aware);
+    auto b = with_scratch(pca);
+    bench::measure_pair(
+        state, [&] { a(); }, [&] { b(); });
+}
+
 BENCHMARK(fit_basis_against_eigen)
+    ->ArgName("tokens")
+    ->Arg(2048)
+    ->Arg(32768)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(9);
+
+BENCHMARK(fit_query_aware_against_fit_basis)
     ->ArgName("tokens")
     ->Arg(2048)
     ->Arg(32768)

@@ -60,13 +60,14 @@ void pool_against_copy(benchmark::State& state, mdkv::pooling kind)
 void shapes(benchmark::internal::Benchmark* b)
 {
     b->ArgNames({"width", "threads"})
-        ->ArgsProduct({{1, 7, 25}, {1, 2}})
+        ->ArgsProduct({{1, 7, 25, 51}, {1, 2}})
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);
 }
 
 BENCHMARK_CAPTURE(pool_against_copy, max, mdkv::pooling::max)->Apply(shapes);
 BENCHMARK_CAPTURE(pool_against_copy, mean, mdkv::pooling::mean)->Apply(shapes);
+BENCHMARK_CAPTURE(pool_against_copy, adaptive, mdkv::pooling::adaptive)->Apply(shapes);
 
 } // namespace
 

@@ -5,6 +5,7 @@
 #   bash examples/setup.sh                everything a build, the quick start and the tests need
 #   bash examples/setup.sh header-wheels  only the CUDA headers, from the wheels even where a toolkit is installed
 #   bash examples/setup.sh words          only the word lists of RULER's generated tasks
+#   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/quality.md)
 #
 # Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
 # fetched is checked, then renamed into the cache in one step. Read from the environment, all optional:
@@ -29,7 +30,13 @@ model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 header_wheels=(nvidia-cuda-cccl==13.3.5.0.6 nvidia-cuda-runtime==13.5.37 nvidia-cuda-crt==13.5.37)
 
-text_package=debian-handbook
+text_package=debian-handbook # GPL-2+ or CC-BY-SA-3.0
+
+# Besides the handbook: six novels (public domain; the package is MIT), the Jargon File (public domain), and Go's sources
+# for the sake of Newton's Opticks (1730, public domain), which its compressors are tested on.
+novels_package=r-cran-janeaustenr
+jargon_package=jargon-text
+quality_texts=16
 
 words_wheel='wonderwords==3.0.1'
 words_wheel_sha256=4dd66deb6a76ca9e0b0422d1d3e111f9b910d7c16922d42de733ee8def98f8d0
@@ -172,13 +179,19 @@ setup_model() {
 
 # --- prose -----------------------------------------------------------------------------------------------------------
 
-# download_text_package: the .deb into the current folder; it is only unpacked, never installed
-download_text_package() {
-    apt-get -qq -o APT::Sandbox::User=root download "$text_package" >/dev/null 2>&1 && return
-    ((EUID == 0)) || die 2 "apt knows no package $text_package; refresh its lists and run this again:" "  sudo apt-get update"
+# download_package NAME: the .deb into the current folder; it is only unpacked, never installed
+download_package() {
+    apt-get -qq -o APT::Sandbox::User=root download "$1" >/dev/null 2>&1 && return
+    ((EUID == 0)) || die 2 "apt knows no package $1; refresh its lists and run this again:" "  sudo apt-get update"
     apt-get update -qq || die 1 "apt-get update failed"
-    apt-get -qq -o APT::Sandbox::User=root download "$text_package" >/dev/null ||
-        die 1 "the download of $text_package broke off; run this again, or name a text of your own with MDKV_TEXT=FILE"
+    apt-get -qq -o APT::Sandbox::User=root download "$1" >/dev/null ||
+        die 1 "the download of $1 broke off; run this again, or name texts of your own instead"
+}
+
+# unpack_member DEB PATTERN FOLDER: the files of a package that match
+unpack_member() {
+    dpkg-deb --fsys-tarfile "$1" | tar -x -C "$3" --wildcards "$2" ||
+        die 1 "broken download: $(basename "$1") cannot be unpacked or holds no $2; run this again"
 }
 
 # setup_text: sets MDKV_TEXT to English prose; the same words cut into pieces lie beside it (prose-01.txt, ...)
@@ -200,11 +213,9 @@ setup_text() {
     scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
     # shellcheck disable=SC2064 # the folder's name is wanted now
     trap "rm -rf '$scratch'" EXIT
-    (cd "$scratch" && download_text_package)
+    (cd "$scratch" && download_package "$text_package")
     deb=$(find "$scratch" -name '*.deb')
-    dpkg-deb --fsys-tarfile "$deb" |
-        tar -x -C "$scratch" --wildcards "./usr/share/doc/$text_package/html/en-US/*.html" ||
-        die 1 "broken download: $(basename "$deb") cannot be unpacked; run this again"
+    unpack_member "$deb" "./usr/share/doc/$text_package/html/en-US/*.html" "$scratch"
     python3 "$mdkv_root/examples/prose_from_html.py" "$scratch/usr/share/doc/$text_package/html/en-US" "$scratch/prose"
     dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >"$scratch/prose/source"
     rm -rf "$mdkv_cache/prose"
@@ -212,6 +223,53 @@ setup_text() {
     rm -rf "$scratch"
     trap - EXIT
     say "text: $MDKV_TEXT"
+}
+
+# go_sources_package: prints the package with the sources of the distribution's Go, whose name holds a version
+go_sources_package() {
+    local name
+    name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ {print $2; exit}')
+    if [[ -z $name ]] && ((EUID == 0)); then
+        apt-get update -qq || die 1 "apt-get update failed"
+        name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ {print $2; exit}')
+    fi
+    [[ -n $name ]] || die 2 "apt knows no package golang-src; refresh its lists and run this again:" "  sudo apt-get update"
+    printf '%s\n' "$name"
+}
+
+# setup_quality_texts: sets mdkv_quality to a folder with the texts of docs/quality.md, 01-handbook-02.txt and so on;
+# odd numbers are for choosing, even ones for reporting
+setup_quality_texts() {
+    mdkv_quality=$mdkv_cache/quality
+    if [[ $(find "$mdkv_quality" -name '*.txt' -size +0 2>/dev/null | wc -l) == "$quality_texts" ]]; then
+        say "quality texts: $mdkv_quality (cached)"
+        return
+    fi
+    (unset MDKV_TEXT && setup_text)
+    local scratch name packages=("$novels_package" "$jargon_package") deb
+    packages+=("$(go_sources_package)") || exit
+    say "quality texts: fetching the packages ${packages[*]} (20 MB)"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    for name in "${packages[@]}"; do
+        (cd "$scratch" && download_package "$name")
+    done
+    unpack_member "$scratch/${novels_package}"_*.deb './usr/lib/R/site-library/janeaustenr/data/Rdata.rdb' "$scratch"
+    unpack_member "$scratch/${jargon_package}"_*.deb "./usr/share/doc/$jargon_package/jargon.txt.gz" "$scratch"
+    unpack_member "$scratch/${packages[2]}"_*.deb '*/src/testdata/Isaac.Newton-Opticks.txt' "$scratch"
+    python3 "$mdkv_root/examples/quality_texts.py" "$scratch/texts" --handbook "$mdkv_cache/prose" \
+        --austen "$scratch/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb" \
+        --opticks "$(find "$scratch/usr" -name Isaac.Newton-Opticks.txt)" \
+        --jargon "$scratch/usr/share/doc/$jargon_package/jargon.txt.gz" || die 1 "the texts cannot be cut from these packages"
+    for deb in "$scratch"/*.deb; do
+        dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb"
+    done | cat "$mdkv_cache/prose/source" - >"$scratch/texts/sources"
+    rm -rf "$mdkv_quality"
+    mv "$scratch/texts" "$mdkv_quality"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "quality texts: $mdkv_quality"
 }
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -345,6 +403,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             ;;
         header-wheels) setup_header_wheels ;;
         words) setup_words ;;
-        *) die 1 "unknown argument: $1 (all, header-wheels, words)" ;;
+        quality-texts) setup_quality_texts ;;
+        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts)" ;;
     esac
 fi

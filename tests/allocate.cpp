@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -52,13 +53,24 @@ struct layer
     index_t heads  = 1;
     index_t tokens = 0;
     std::vector<index_t> cost;
-    std::vector<bool> projected = std::vector<bool>(cost.size(), false);
-    index_t projection          = 0;
-    std::vector<float> loss     = std::vector<float>(at(heads * rungs() * tokens), 0.0F);
+    std::vector<bool> projected     = std::vector<bool>(cost.size(), false);
+    std::vector<index_t> projection = std::vector<index_t>(cost.size(), 0);
+    std::vector<float> loss         = std::vector<float>(at(heads * rungs() * tokens), 0.0F);
 
     [[nodiscard]] index_t rungs() const { return static_cast<index_t>(cost.size()); }
     [[nodiscard]] float& of(index_t h, index_t r, index_t i) { return loss[at((h * rungs() + r) * tokens + i)]; }
     [[nodiscard]] float of(index_t h, index_t r, index_t i) const { return loss[at((h * rungs() + r) * tokens + i)]; }
+
+    /// These rungs need projections of so many bytes.
+    void project(std::initializer_list<index_t> rungs_in_basis, index_t bytes)
+    {
+        for (index_t const r : rungs_in_basis)
+        {
+            projected[at(r)]  = true;
+            projection[at(r)] = bytes;
+        }
+    }
+
     [[nodiscard]] index_t most() const { return heads * tokens * cost.back(); }
 
     [[nodiscard]] bool finite(index_t h, index_t i) const
@@ -72,12 +84,12 @@ struct layer
     [[nodiscard]] mdkv::rung_costs<R> costs() const
     {
         mdkv::rung_costs<R> c;
-        c.rungs      = cost.size();
-        c.projection = projection;
+        c.rungs = cost.size();
         for (std::size_t r = 0; r < cost.size(); ++r)
         {
-            c.bytes[r]     = cost[r];
-            c.projected[r] = projected[r];
+            c.bytes[r]      = cost[r];
+            c.projected[r]  = projected[r];
+            c.projection[r] = projection[r];
         }
         return c;
     }
@@ -154,6 +166,22 @@ struct bisected
     long double multiplier = 0;
     std::vector<std::uint8_t> rung;
 };
+
+/// Bytes of the projections that pack would store: of every head's widest projected rung in use.
+index_t charged(layer const& in, std::vector<std::uint8_t> const& rung)
+{
+    index_t sum = 0;
+    for (index_t h = 0; h < in.heads; ++h)
+    {
+        index_t widest = 0;
+        for (index_t i = 0; i < in.tokens; ++i)
+        {
+            widest = std::max(widest, in.projection[rung[at(h * in.tokens + i)]]);
+        }
+        sum += widest;
+    }
+    return sum;
+}
 
 bisected bisect(layer const& in, index_t limit)
 {
@@ -455,11 +483,16 @@ TEST_CASE("whatever the losses, the call ends, keeps the limit, and says when a 
         source random{"allocate nasty", *rc::gen::arbitrary<std::int32_t>()};
         layer in{1 + random.below(3), random.below(80), some_costs(random, 1 + random.below(16))};
         for (float& x : in.loss) { x = nasty(random); }
-        in.projection = random.below(3) * 50;
-        for (std::size_t r = 1; r + 1 < in.cost.size(); ++r) { in.projected[r] = in.projection > 0; }
-        index_t const limit = random.below(in.most() + in.heads * in.projection + 10);
+        for (index_t r = 0; r < in.rungs(); ++r)
+        {
+            if (random.below(3) == 0) { in.project({r}, random.below(4) * 50); }
+        }
+        index_t const widest = *std::max_element(in.projection.begin(), in.projection.end());
+        index_t const limit  = random.below(in.most() + in.heads * widest + 10);
         allocate_options const options{random.below(2) == 0 ? mdkv::search::thresholds : mdkv::search::bisection,
-            random.below(3) != 0, random.below(3) == 0};
+            random.below(3) != 0,
+            random.below(3) == 0 ? mdkv::projection_charge::always : mdkv::projection_charge::by_use,
+            random.below(3) == 0};
         outcome const got      = solve(in, {limit}, options);
         allocation const& said = got.one();
         account const recount  = count(in, got.rung);
@@ -468,7 +501,12 @@ TEST_CASE("whatever the losses, the call ends, keeps the limit, and says when a 
         RC_ASSERT(said.limit == limit);
         RC_ASSERT(std::isfinite(said.loss) && std::isfinite(said.dual) && std::isfinite(said.multiplier));
         RC_ASSERT(said.status == allocation_status::over_limit || said.token_bytes + said.charged_bytes <= limit);
-        if (said.status == allocation_status::over_limit || said.status == allocation_status::everything_kept)
+        if (options.charge == mdkv::projection_charge::by_use)
+        {
+            RC_ASSERT(said.charged_bytes == charged(in, got.rung));
+        }
+        if (said.status == allocation_status::over_limit || said.status == allocation_status::everything_kept
+            || said.status == allocation_status::unprojected_only)
         {
             return;
         }
@@ -479,7 +517,9 @@ TEST_CASE("whatever the losses, the call ends, keeps the limit, and says when a 
             {
                 if (in.finite(h, i)) { continue; }
                 all_finite = false;
-                RC_ASSERT(got.rung[at(h * in.tokens + i)] == 0);
+                // of the rungs open to its head
+                index_t const r = got.rung[at(h * in.tokens + i)];
+                for (index_t cheaper = 0; cheaper < r; ++cheaper) { RC_ASSERT(in.projected[at(cheaper)]); }
             }
         }
         RC_ASSERT((said.status == allocation_status::non_finite_loss) == !all_finite);
@@ -496,7 +536,7 @@ TEST_CASE("any number of threads gives the same bits")
     {
         for (mdkv::search const how : {mdkv::search::thresholds, mdkv::search::bisection})
         {
-            allocate_options const options{how, true, equal};
+            allocate_options const options{.search = how, .same_count_per_head = equal};
             outcome const serial = solve(in, {in.most() / 9}, options);
             for (int const threads : {2, 3, 5})
             {
@@ -533,8 +573,10 @@ TEST_CASE("a sample that misleads costs a pass and changes nothing")
         p.loss  = mdkv::in(on, in.loss.data(), 1, 4, in.tokens);
         p.rung  = mdkv::out(on, unused.data(), 1, in.tokens);
         p.heads = 1;
-        p.rungs = mdkv::detail::rung_table{512};
-        for (std::size_t r = 0; r < 4; ++r) { p.allow(r, in.cost[r]); }
+        mdkv::cpu::dual::offer all;
+        all.rungs = mdkv::detail::rung_table{512};
+        for (std::size_t r = 0; r < 4; ++r) { all.allow(r, in.cost[r]); }
+        p.offers = &all;
         mdkv::cpu::dual::bracket const guess =
             mdkv::cpu::dual::guess_bracket<4>(p, limit, {counters.data(), nullptr, nullptr});
         bisected const oracle  = bisect(in, limit);
@@ -612,10 +654,10 @@ TEST_CASE("one to sixteen rungs, known at compile time or at run time, agree wit
 TEST_CASE("H limits in one call are H calls")
 {
     source random{"allocate own limits"};
-    layer in        = heavy_tailed(random, 4, 5000, {0, 64, 128, 512});
-    in.projection   = 8192;
-    in.projected[1] = in.projected[2] = true;
-    std::vector<index_t> const limits{40000, 1 << 30, 5000, 700001};
+    layer in = heavy_tailed(random, 4, 5000, {0, 64, 128, 512});
+    in.project({1}, 4096);
+    in.project({2}, 8192);
+    std::vector<index_t> const limits{40000, 1 << 30, 4000, 700001};
     outcome const together = solve(in, limits);
     for (index_t h = 0; h < in.heads; ++h)
     {
@@ -661,15 +703,14 @@ TEST_CASE("every head gets the same number of tokens at every rung when that is 
     source random{"allocate equal"};
     for (int trial = 0; trial < 30; ++trial)
     {
-        layer in        = heavy_tailed(random, 1 + random.below(5), 1 + random.below(3000), {0, 64, 128, 512});
-        in.projection   = random.below(2) * 4096;
-        in.projected[1] = in.projected[2] = in.projection > 0;
-        index_t const limit               = random.below(in.most());
-        outcome const joint               = solve(in, {limit});
-        outcome const equal               = solve(in, {limit}, {.same_count_per_head = true});
-        allocation const& said            = equal.one();
+        layer in = heavy_tailed(random, 1 + random.below(5), 1 + random.below(3000), {0, 64, 128, 512});
+        in.project({1, 2}, random.below(2) * 4096);
+        index_t const limit    = random.below(in.most());
+        outcome const joint    = solve(in, {limit});
+        outcome const equal    = solve(in, {limit}, {.same_count_per_head = true});
+        allocation const& said = equal.one();
         CHECK(said.token_bytes + said.charged_bytes <= limit);
-        CHECK(said.dual == joint.one().dual);
+        CHECK(said.dual <= joint.one().loss);
         CHECK(said.gap() >= -1e-9 * (1 + said.loss));
         for (index_t h = 0; h < in.heads; ++h)
         {
@@ -703,44 +744,59 @@ TEST_CASE("the same number of tokens in every head are those of largest loss whe
 TEST_CASE("a limit that holds everything keeps everything, one that cannot pay for projections uses none")
 {
     source random{"allocate status"};
-    layer in        = heavy_tailed(random, 2, 100, {0, 64, 128, 512});
-    in.projected[1] = in.projected[2] = true;
-    in.projection                     = 10000;
+    layer in = heavy_tailed(random, 2, 100, {0, 64, 128, 512});
+    in.project({1}, 5000);
+    in.project({2}, 10000);
     std::fill(in.loss.begin(), in.loss.begin() + 7, 0.0F); // dropping these tokens would lose nothing
-
-    outcome const all = solve(in, {in.most()});
-    CHECK(all.one().status == allocation_status::everything_kept);
-    CHECK(all.one().charged_bytes == 0);
-    CHECK(all.one().multiplier == 0);
-    CHECK(std::count(all.rung.begin(), all.rung.end(), 3) == 200);
-    CHECK(solve(in, {in.most() - 1}).one().status == allocation_status::optimal);
-
-    outcome const paying = solve(in, {20000});
+    allocate_options const always{.charge = mdkv::projection_charge::always};
+    for (allocate_options const& options : {allocate_options{}, always})
+    {
+        outcome const all = solve(in, {in.most()}, options);
+        CHECK(all.one().status == allocation_status::everything_kept);
+        CHECK(all.one().charged_bytes == 0);
+        CHECK(all.one().multiplier == 0);
+        CHECK(std::count(all.rung.begin(), all.rung.end(), 3) == 200);
+        CHECK(solve(in, {in.most() - 1}, options).one().status == allocation_status::optimal);
+    }
+    outcome const paying = solve(in, {20000}, always);
     CHECK(paying.one().status == allocation_status::optimal);
     CHECK(paying.one().charged_bytes == 20000);
     CHECK(paying.one().token_bytes == 0);
+    CHECK(solve(in, {20000}).one().loss < paying.one().loss);
 
-    outcome const without = solve(in, {19999});
+    outcome const without = solve(in, {19999}, always);
     CHECK(without.one().status == allocation_status::unprojected_only);
     CHECK(without.one().charged_bytes == 0);
     CHECK(without.one().tokens[1] + without.one().tokens[2] == 0);
     CHECK(without.one().tokens[3] == 19999 / 512);
 
-    layer narrow        = in; // the costliest rung is projected, and nothing can be dropped
-    narrow.cost         = {16, 64, 128, 512};
-    narrow.projected[3] = true;
-    CHECK(solve(narrow, {200 * 512 + 19999}).one().status == allocation_status::optimal);
-    CHECK(solve(narrow, {200 * 512 + 20000}).one().status == allocation_status::everything_kept);
-    CHECK(solve(narrow, {200 * 512 + 20000}).one().charged_bytes == 20000);
-    CHECK(solve(narrow, {200 * 16}).one().status == allocation_status::unprojected_only);
-    outcome const over = solve(narrow, {200 * 16 - 1});
-    CHECK(over.one().status == allocation_status::over_limit);
-    CHECK(over.one().token_bytes == 200 * 16);
-    CHECK(std::count(over.rung.begin(), over.rung.end(), 0) == 200);
+    CHECK(solve(in, {5000}).one().status == allocation_status::optimal);
+    outcome const by_use = solve(in, {4999});
+    CHECK(by_use.one().status == allocation_status::unprojected_only);
+    CHECK(same(by_use.one(), solve(in, {4999}, always).one()));
+    CHECK(solve(in, {10000}, {.same_count_per_head = true}).one().status == allocation_status::optimal);
+    CHECK(solve(in, {9999}, {.same_count_per_head = true}).one().status == allocation_status::unprojected_only);
 
-    narrow.projected[0] = true; // no rung without a projection
-    CHECK(solve(narrow, {200 * 16 + 19999}).one().status == allocation_status::over_limit);
-    CHECK(solve(narrow, {200 * 16 + 20000}).one().status == allocation_status::optimal);
+    layer narrow = in; // the costliest rung is projected, and nothing can be dropped
+    narrow.cost  = {16, 64, 128, 512};
+    narrow.project({1, 2, 3}, 10000);
+    for (allocate_options const& options : {allocate_options{}, always})
+    {
+        CHECK(solve(narrow, {200 * 512 + 19999}, options).one().status == allocation_status::optimal);
+        CHECK(solve(narrow, {200 * 512 + 20000}, options).one().status == allocation_status::everything_kept);
+        CHECK(solve(narrow, {200 * 512 + 20000}, options).one().charged_bytes == 20000);
+        CHECK(solve(narrow, {200 * 16}, options).one().status == allocation_status::unprojected_only);
+        outcome const over = solve(narrow, {200 * 16 - 1}, options);
+        CHECK(over.one().status == allocation_status::over_limit);
+        CHECK(over.one().token_bytes == 200 * 16);
+        CHECK(std::count(over.rung.begin(), over.rung.end(), 0) == 200);
+    }
+    narrow.project({0}, 10000); // no rung without a projection
+    for (allocate_options const& options : {allocate_options{}, always})
+    {
+        CHECK(solve(narrow, {200 * 16 + 19999}, options).one().status == allocation_status::over_limit);
+        CHECK(solve(narrow, {200 * 16 + 20000}, options).one().status == allocation_status::optimal);
+    }
 }
 
 TEST_CASE("nothing to lose, everything the same, and nothing at all are served")
@@ -762,7 +818,7 @@ TEST_CASE("nothing to lose, everything the same, and nothing at all are served")
             layer const none{heads, tokens, {0, 64, 128, 512}};
             for (bool const equal : {false, true})
             {
-                allocation const got = solve(none, {100}, {how, true, equal}).one();
+                allocation const got = solve(none, {100}, {.search = how, .same_count_per_head = equal}).one();
                 CHECK(got.status == allocation_status::everything_kept);
                 CHECK(got.loss == 0);
                 CHECK(got.token_bytes + got.charged_bytes == 0);
@@ -858,4 +914,245 @@ TEST_CASE("a dry run touches nothing")
         mdkv::out(on, static_cast<std::uint8_t*>(nullptr), 2, 5000),
         mdkv::out(on, static_cast<allocation*>(nullptr), 1));
     CHECK(counting.bytes() > 0);
+}
+
+namespace
+{
+
+constexpr allocate_options always{.charge = mdkv::projection_charge::always};
+
+/// A layer whose projections cost something, in every order: which rung is wide has nothing to do with its bytes.
+layer with_projections(source& random, index_t heads, index_t tokens, index_t rungs)
+{
+    layer in = heavy_tailed(random, heads, tokens, some_costs(random, rungs));
+    for (index_t r = random.below(4) == 0 ? 0 : 1; r < in.rungs(); ++r)
+    {
+        if (random.below(2) == 0) { in.project({r}, random.below(3) * random.below(20 + 2 * tokens)); }
+    }
+    if (random.below(3) == 0)
+    {
+        for (float& x : in.loss) { x = std::round(4 * x) / 4; }
+    }
+    return in;
+}
+
+/// As little as there can be, and a random part of what there is beyond.
+index_t some_limit(source& random, layer const& in)
+{
+    index_t const least = in.heads * (in.tokens * in.cost.front() + in.projection.front());
+    index_t const most  = in.most() + in.heads * *std::max_element(in.projection.begin(), in.projection.end());
+    index_t const range = std::max<index_t>(most - least, 1) / (1 + random.below(8));
+    return least + random.below(range + 1);
+}
+
+/// The least loss when head h has no rung with wider projections than caps[h] and pays for those: by an allocation that
+/// is charged for nothing, with the losses of the other rungs out of reach.
+double least_loss_with(layer in, std::vector<index_t> const& caps, index_t limit)
+{
+    double best      = std::numeric_limits<double>::infinity();
+    index_t paid     = 0;
+    bool unreachable = false;
+    for (index_t h = 0; h < in.heads; ++h)
+    {
+        paid += caps[at(h)];
+        for (index_t r = 0; r < in.rungs(); ++r)
+        {
+            if (in.projection[at(r)] <= caps[at(h)]) { continue; }
+            unreachable = unreachable || r == 0;
+            for (index_t i = 0; i < in.tokens; ++i) { in.of(h, r, i) = 1e30F; }
+        }
+    }
+    std::fill(in.projected.begin(), in.projected.end(), false);
+    std::fill(in.projection.begin(), in.projection.end(), 0);
+    if (limit < paid || unreachable) { return best; }
+    allocation const got = solve(in, {limit - paid}).one();
+    return got.status == allocation_status::optimal || got.loss < 1e20 ? got.loss : best;
+}
+
+/// Calls body with every way to give each of `digits` one of `values`.
+template <class Value, class Body>
+void for_all(std::size_t digits, std::vector<Value> const& values, Body const& body)
+{
+    std::vector<std::size_t> every(digits, 0);
+    while (true)
+    {
+        std::vector<Value> chosen;
+        for (std::size_t const v : every) { chosen.push_back(values[v]); }
+        body(chosen);
+        std::size_t digit = 0;
+        while (digit < digits && every[digit] + 1 == values.size()) { every[digit++] = 0; }
+        if (digit == digits) { return; }
+        ++every[digit];
+    }
+}
+
+std::vector<index_t> widths(layer const& in)
+{
+    std::vector<index_t> all = in.projection;
+    all.push_back(0);
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
+}
+
+} // namespace
+
+TEST_CASE("paying by use never loses more than every head paying, or none, and charges what pack will store")
+{
+    bool const holds = rc::check("all or none", [] {
+        source random{"allocate by use", *rc::gen::arbitrary<std::int32_t>()};
+        layer const in      = with_projections(random, 1 + random.below(6), 1 + random.below(200), 2 + random.below(5));
+        index_t const limit = some_limit(random, in);
+        for (mdkv::search const how : {mdkv::search::thresholds, mdkv::search::bisection})
+        {
+            outcome const got      = solve(in, {limit}, {.search = how});
+            allocation const& said = got.one();
+            account const recount  = count(in, got.rung);
+            RC_ASSERT(said.token_bytes == recount.bytes);
+            RC_ASSERT(said.charged_bytes == charged(in, got.rung));
+            if (said.status == allocation_status::over_limit) { continue; }
+            RC_ASSERT(said.token_bytes + said.charged_bytes <= limit);
+            RC_ASSERT(said.gap() >= 0);
+            for (index_t const cap : widths(in))
+            {
+                double const alike = least_loss_with(in, std::vector<index_t>(at(in.heads), cap), limit);
+                RC_ASSERT(said.loss <= alike + 1e-6 * (1 + std::fabs(alike)));
+            }
+        }
+    });
+    CHECK(holds);
+}
+
+TEST_CASE("paying by use is the best of all sets of paying heads, and before leftovers of all rungs: all tried")
+{
+    bool const holds = rc::check("brute force by use", [] {
+        source random{"allocate by use brute force", *rc::gen::arbitrary<std::int32_t>()};
+        index_t const heads = 1 + random.below(2);
+        index_t const rungs = 2 + random.below(3);
+        layer const in = with_projections(random, heads, 1 + random.below(heads == 2 && rungs == 4 ? 3 : 4), rungs);
+        index_t const limit = some_limit(random, in);
+        outcome const spent = solve(in, {limit});
+        outcome const plain = solve(in, {limit}, {.spend_leftover = false});
+        if (spent.one().status != allocation_status::optimal) { return; }
+        double best_set = std::numeric_limits<double>::infinity();
+        for_all(at(heads), widths(in),
+            [&](std::vector<index_t> const& caps) { best_set = std::min(best_set, least_loss_with(in, caps, limit)); });
+        double best_of_same_bytes = plain.one().loss;
+        double best_within_limit  = spent.one().loss;
+        index_t const bytes       = plain.one().token_bytes + plain.one().charged_bytes;
+        std::vector<std::uint8_t> every(at(rungs));
+        std::iota(every.begin(), every.end(), std::uint8_t{0});
+        for_all(at(heads * in.tokens), every, [&](std::vector<std::uint8_t> const& rung) {
+            account const other = count(in, rung);
+            index_t const taken = other.bytes + charged(in, rung);
+            auto const loss     = static_cast<double>(other.loss);
+            if (taken <= bytes) { best_of_same_bytes = std::min(best_of_same_bytes, loss); }
+            if (taken <= limit) { best_within_limit = std::min(best_within_limit, loss); }
+        });
+        double const rounding = 1e-5 * (1 + plain.one().loss);
+        RC_ASSERT(bytes <= limit);
+        RC_ASSERT(plain.one().loss <= best_of_same_bytes + rounding);
+        RC_ASSERT(spent.one().loss <= best_set + rounding);
+        RC_ASSERT(spent.one().loss >= best_within_limit - rounding);
+        RC_ASSERT(spent.one().dual <= best_within_limit + rounding);
+        RC_ASSERT(plain.one().dual <= best_within_limit + rounding);
+    });
+    CHECK(holds);
+}
+
+TEST_CASE("a limit that rises through the price of the projections never loses more than leftovers explain")
+{
+    source random{"allocate by use monotone"};
+    // Real figures: dimension 64 in 16 bits, the paper's set, three heads, up to 64 tokens a head.
+    layer in = heavy_tailed(random, 3, 700, {0, 32, 64, 256});
+    in.project({1}, 2048);
+    in.project({2}, 4096);
+    for (index_t i = 0; i < in.tokens; ++i) { in.of(1, 1, i) = in.of(1, 0, i); } // of little use to one head
+    double before = std::numeric_limits<double>::infinity();
+    for (index_t limit = 0; limit <= index_t{3} * 64 * 256; limit += 97)
+    {
+        allocation const got = solve(in, {limit}).one();
+        REQUIRE(got.token_bytes + got.charged_bytes <= limit);
+        REQUIRE(got.loss <= before * (1 + 2e-3));
+        REQUIRE(got.loss <= solve(in, {limit}, always).one().loss * (1 + 1e-6));
+        before = std::min(before, got.loss);
+    }
+}
+
+TEST_CASE("paying by use gives the same bits for any number of threads, and serves many heads alike and unlike")
+{
+    source random{"allocate by use threads"};
+    layer in = heavy_tailed(random, 9, 5003, {0, 64, 128, 512});
+    in.project({1}, 8192);
+    in.project({2}, 16384);
+    for (bool const alike : {false, true})
+    {
+        if (alike) // every head turns at the same multiplier
+        {
+            for (index_t h = 1; h < in.heads; ++h)
+            {
+                std::copy_n(in.loss.begin(), 4 * in.tokens, in.loss.begin() + h * 4 * in.tokens);
+            }
+        }
+        index_t paid_by_some = 0;
+        for (index_t const limit : {200000, 300000, 600000})
+        {
+            outcome const serial = solve(in, {limit});
+            CHECK(serial.one().charged_bytes == charged(in, serial.rung));
+            CHECK(serial.one().token_bytes + serial.one().charged_bytes <= limit);
+            CHECK(serial.one().gap() <= 0.03 * serial.one().loss);
+            paid_by_some += serial.one().charged_bytes % (9 * 8192) != 0 ? 1 : 0;
+            CHECK(same(serial, solve<4>(in, {limit})));
+            for (int const threads : {2, 5})
+            {
+                mdkv::cpu::thread_pool pool{threads};
+                CHECK(same(serial, solve(in, {limit}, {}, pool)));
+            }
+        }
+        CHECK(paid_by_some > 0);
+    }
+}
+
+TEST_CASE("a set without projections, and one whose projections cost nothing, do not know who pays")
+{
+    source random{"allocate nobody pays"};
+    for (std::vector<index_t> const& cost : {std::vector<index_t>{0, 512}, std::vector<index_t>{0, 64, 128, 512}})
+    {
+        layer in = heavy_tailed(random, 3, 2000, cost);
+        if (cost.size() == 4) { in.project({1, 2}, 0); }
+        CHECK(same(solve(in, {in.most() / 9}), solve(in, {in.most() / 9}, always)));
+        layer none = layer{3, 0, cost};
+        none.project({1}, 4096);
+        for (allocate_options const& options : {allocate_options{}, always})
+        {
+            CHECK(solve(none, {0}, options).one().status == allocation_status::everything_kept);
+            CHECK(solve(none, {0}, options).one().charged_bytes == 0);
+        }
+    }
+}
+
+TEST_CASE("a cheap rung may need wider projections than a dearer one")
+{
+    // A quarter of 64 dimensions as int4 takes fewer bytes a token than an eighth in 16 bits, and wider projections.
+    mdkv::ratio_set const ratios{mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int4), mdkv::part(1, 8), mdkv::full};
+    mdkv::rung_costs const costs{ratios, {64, 64}, 2};
+    REQUIRE(costs.bytes[1] < costs.bytes[2]);
+    REQUIRE(costs.projection[1] > costs.projection[2]);
+    source random{"allocate cheap and wide"};
+    layer in = heavy_tailed(random, 2, 300, {costs.bytes.begin(), costs.bytes.end()});
+    in.project({1}, costs.projection[1]);
+    in.project({2}, costs.projection[2]);
+    for (index_t i = 0; i < in.tokens; ++i) { in.of(0, 1, i) = in.of(0, 0, i); } // int4 is of no use to head 0
+    // Room for one narrow projection, but for no wide one: rung 2 without rung 1.
+    for (index_t const limit : {costs.projection[2], costs.projection[1] - 1, index_t{3 * 4096}, index_t{30000}})
+    {
+        outcome const got = solve(in, {limit});
+        CHECK(got.one().status == allocation_status::optimal);
+        CHECK(got.one().charged_bytes == charged(in, got.rung));
+        CHECK(std::count(got.rung.begin(), got.rung.begin() + in.tokens, 1) == 0);
+        for_all(2, widths(in), [&](std::vector<index_t> const& caps) {
+            CHECK(got.one().loss <= least_loss_with(in, caps, limit) * (1 + 1e-6));
+        });
+    }
+    CHECK(solve(in, {costs.projection[2] - 1}).one().status == allocation_status::unprojected_only);
 }

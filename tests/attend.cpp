@@ -221,6 +221,71 @@ TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attend
         {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
 }
 
+TEST_CASE("tokens stored as codes are attended as what they are read as, next to plain ones, whatever the group")
+{
+    std::vector<rung> const original{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
+    std::vector<rung> const rotated{drop, part(1, 8), full_int4.rotated(), full};
+    for (auto const& rungs : {original, rotated})
+    {
+        for (head_dims const dims : {head_dims{64, 64}, {128, 128}, {40, 40}, {35, 21}, {9, 47}})
+        {
+            for (index_t const group : {1, 3, 8, 9})
+            {
+                check_attention<half, float>(
+                    {.heads = 2, .tokens = 333, .window = 5, .dims = dims, .rungs = rungs}, group);
+            }
+        }
+    }
+    check_attention<bfloat16, bfloat16>(
+        {.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = original}, 2);
+    check_attention<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = rotated}, 5);
+}
+
+TEST_CASE("runs of codes of every length around the tiles' edges are attended")
+{
+    std::vector<rung> const rungs{drop, part(1, 4).as(storage::int4), full_int4, full_int8, full_int8.rotated()};
+    for (index_t tokens = 1; tokens <= 40; ++tokens)
+    {
+        for (int const every : {1, 2, 3, 4})
+        {
+            check_attention<half, float>(
+                {.heads = 1, .tokens = tokens, .window = 0, .dims = {40, 26}, .rungs = rungs}, 3, every);
+        }
+    }
+}
+
+TEST_CASE("a group of codes that is not a number shows in every query of its head, and in no other head")
+{
+    for (rung const stored : {full_int4, full_int8, full_int8.rotated()})
+    {
+        for (index_t const tokens : {16, 37}) // the last token's tile is whole, narrow
+        {
+            for (bool const in_key : {true, false})
+            {
+                packed_layer<half> layer{
+                    {.heads = 2, .tokens = tokens, .window = 3, .dims = {40, 40}, .rungs = {drop, stored, full}}, 1};
+                auto const q     = random_queries<float>(6, 40);
+                auto const clean = attended<half, float>(layer.packed().view(), q);
+                (in_key ? layer.keys : layer.values)
+                    .set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 1, tokens - 1, 35);
+                auto const got = attended<half, float>(layer.packed().view(), q);
+                CAPTURE(in_key);
+                for (index_t i = 0; i < 3; ++i)
+                {
+                    for (index_t c = 0; c < 40; ++c) { CHECK(got.output.get(i, c) == clean.output.get(i, c)); }
+                }
+                for (index_t i = 3; i < 6; ++i)
+                {
+                    CHECK(std::isnan(got.lse.get(i)) == in_key);
+                    // a value's group of columns is its own; in the basis it reaches all of them
+                    CHECK(std::isnan(got.output.get(i, 35)));
+                    CHECK(std::isnan(got.output.get(i, 3)) == (in_key || stored.in_basis));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("an empty cache gives zeros and a log-sum-exp of minus infinity, not NaN")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 9, .window = 0}, 0};
@@ -283,6 +348,26 @@ TEST_CASE("a cache of many parts is attended like one of a single part, and any 
     }
 }
 
+TEST_CASE("a cache of many parts of codes gives the same bits for any number of threads")
+{
+    packed_layer<half> const layer{{.heads = 2,
+        .tokens                            = 12000,
+        .window                            = 33,
+        .dims                              = {128, 128},
+        .rungs                             = {drop, full_int4.rotated(), full_int8, full}}};
+    auto const cache = layer.packed();
+    REQUIRE(cache.arena_bytes() > 3 * cpu::detail::part_bytes);
+    auto const q   = random_queries<float>(6, 128);
+    auto const one = attended<half, float>(cache.view(), q);
+    for (int const threads : {2, 3, 8})
+    {
+        cpu::thread_pool pool{threads};
+        auto const many = attended<half, float>(cache.view(), q, {}, pool);
+        CHECK(support::same_bits(one.output.elements(), many.output.elements()));
+        CHECK(support::same_bits(one.lse.elements(), many.lse.elements()));
+    }
+}
+
 TEST_CASE("logits far apart and far from zero neither overflow nor lose the largest")
 {
     packed_layer<float> layer{{.heads = 1, .tokens = 700, .window = 0, .dims = {8, 8}, .rungs = {drop, full}}, 1};
@@ -313,6 +398,7 @@ TEST_CASE("two halves merged by their log-sum-exps are the whole")
         part->keys.assign(whole.keys.elements());
         part->values.assign(whole.values.elements());
         part->key_basis.assign(whole.key_basis.elements());
+        part->query_basis.assign(whole.query_basis.elements());
         part->value_basis.assign(whole.value_basis.elements());
         for (index_t h = 0; h < 2; ++h)
         {
@@ -370,9 +456,14 @@ TEST_CASE("the cache's memory may begin at any address, and not a byte outside i
     support::source random{"fences"};
     for (index_t const tokens : {1, 3, 16, 35})
     {
-        for (int const every : {-1, 1, 3})
+        for (int const every : {-1, 1, 2, 3, 4})
         {
-            packed_layer<half> const layer{{.heads = 2, .tokens = tokens, .window = 1, .dims = {40, 24}}, every};
+            packed_layer<half> const layer{{.heads     = 2,
+                                               .tokens = tokens,
+                                               .window = 1,
+                                               .dims   = {40, 24},
+                                               .rungs  = {drop, part(1, 8), full_int4, full_int8, full}},
+                every};
             auto cache = layer.packed(21);
             append_random(cache, random, 19);
             auto const q    = random_queries<float>(4, 40);

@@ -51,18 +51,18 @@ void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
     }
 }
 
-/// Everything a reader can learn from a cache, element for element.
+/// Everything a reader can learn from a cache, number for number.
 template <class T>
-std::vector<float> contents(cpu::cache<T> const& cache)
+std::vector<double> contents(cpu::cache<T> const& cache)
 {
-    std::vector<float> all;
+    std::vector<double> all;
     for (index_t h = 0; h < cache.layout().heads; ++h)
     {
         for (auto const& token : support::stored_tokens(cache.view(), h))
         {
-            all.push_back(static_cast<float>(token.rung));
-            for (T const x : token.key) { all.push_back(widen(x)); }
-            for (T const x : token.value) { all.push_back(widen(x)); }
+            all.push_back(token.rung);
+            all.insert(all.end(), token.key_numbers.begin(), token.key_numbers.end());
+            all.insert(all.end(), token.value_numbers.begin(), token.value_numbers.end());
         }
     }
     return all;
@@ -93,6 +93,34 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
     CHECK(entry.runs[1] == run_entry{5, 1000 + 2 * 160, 1000 + 2 * 170});
     CHECK(entry.exact == run_entry{10, 1000 + 2 * 190, 1000 + 2 * 350});
     CHECK(entry.runs[3] == entry.exact);
+}
+
+TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections only when they are in the basis")
+{
+    ratio_set const ratios{drop, part(1, 4).as(storage::int4), full_int4, full_int8.rotated(), full};
+    cache_layout const layout{ratios, 1, 3, {40, 64}};
+    CHECK(layout.full_rung == 4);
+    CHECK(layout.projected(1));
+    CHECK_FALSE(layout.projected(2));
+    CHECK(layout.projected(3));
+    CHECK(layout.own_run(2));
+    CHECK_FALSE(layout.own_run(0));
+    CHECK_FALSE(layout.own_run(4));
+    CHECK(layout.key_bytes(1, 2) == 5 + 4);
+    CHECK(layout.value_bytes(3, 2) == 64 + 8);
+    CHECK(layout.key_bytes(4, 4) == 160);
+    head_entry entry;
+    index_t const codes = 9 * (20 + 8) + 9 * (32 + 8);
+    CHECK(lay_out_head<half>(layout, {7, 0, 9, 0, 2}, 100, entry) == 100 + codes + 5 * 104 * 2);
+    CHECK(entry.key_columns == 0);
+    CHECK(entry.runs[2] == run_entry{9, 100, 100 + 9 * 28});
+    CHECK(entry.exact == run_entry{5, 100 + codes, 100 + codes + 5 * 80});
+    index_t const projections = 2 * (40 * 10 + 64 * 16);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (9 + 12) + 3 * 208);
+    CHECK(entry.key_columns == 10);
+    CHECK(entry.value_columns == 16);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 40 + 64 * 64) + 63 + (48 + 72) + 3 * 208);
+    CHECK(entry.key_columns == 40);
 }
 
 TEST_CASE("a layout that fits no head dimension or has a negative size is refused")

@@ -135,11 +135,11 @@ TEST_CASE("a far larger segment drowns the other without overflow")
 
 TEST_CASE("merging in place on the first segment gives the same bits, with any number of threads and any stride")
 {
-    auto a       = random_segment<float>("a", 50, 12);
-    auto const b = random_segment<float>("b", 50, 12);
-    segment<float> want{50, 12};
+    auto a       = random_segment<float>("a", 1200, 128);
+    auto const b = random_segment<float>("b", 1200, 128);
+    segment<float> want{1200, 128};
     merge(a, b, want);
-    segment<float> strided{50, 12, {.slack = 7}};
+    segment<float> strided{1200, 128, {.slack = 7}};
     cpu::thread_pool pool{4};
     merge(a, b, strided, pool);
     CHECK(support::same_bits(want.output.elements(), strided.output.elements()));

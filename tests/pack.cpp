@@ -1,16 +1,22 @@
 #include <mdkv/pack.hpp>
 
+#include <mdkv/basis.hpp>
+#include <mdkv/cache.hpp>
+#include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/detail/quantised_tile.hpp>
 #include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
+#include "support/guarded_buffer.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
+#include "support/random.hpp"
 
 #include <doctest/doctest.h>
 
@@ -21,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -67,24 +74,73 @@ double spacing(double x)
     return std::ldexp(1.0, x == 0.0 ? least : std::max(std::ilogb(x) + 1 - digits, least));
 }
 
-/// Stored coordinates are the dot products with the basis' rows: float sums, then one rounding to T.
+/// The first n coordinates of a vector, its own or (with a basis) its products with the basis' rows, and how far float
+/// sums may be from them.
+struct exact_coordinates
+{
+    std::vector<double> at;
+    std::vector<double> doubt;
+
+    template <class T>
+    exact_coordinates(std::vector<T> const& original, tensor<float, 3> const* basis, index_t h, std::size_t n)
+        : at(n)
+        , doubt(n)
+    {
+        for (std::size_t c = 0; c < n; ++c)
+        {
+            double size = 0;
+            for (std::size_t d = 0; basis != nullptr && d < original.size(); ++d)
+            {
+                double const term = static_cast<double>(widen(original[d])) * static_cast<double>(basis->get(h, c, d));
+                at[c] += term;
+                size += std::fabs(term);
+            }
+            if (basis == nullptr) { at[c] = static_cast<double>(widen(original[c])); }
+            doubt[c] = static_cast<double>(original.size()) * 0x1p-24 * size;
+        }
+    }
+};
+
+/// Stored as elements: one rounding to T.
 template <class T>
-void add_errors(support::worst_error& error, std::vector<T> const& stored, std::vector<T> const& original,
-    tensor<float, 3> const& basis, index_t h)
+void add_errors(support::worst_error& error, std::vector<double> const& stored, exact_coordinates const& want)
 {
     for (std::size_t c = 0; c < stored.size(); ++c)
     {
-        double want = 0;
-        double size = 0;
-        for (std::size_t d = 0; d < original.size(); ++d)
-        {
-            double const term = static_cast<double>(widen(original[d])) * static_cast<double>(basis.get(h, c, d));
-            want += term;
-            size += std::fabs(term);
-        }
-        double const tolerance = 0.51 * spacing<T>(want) + static_cast<double>(original.size()) * 0x1p-24 * size;
-        error.add(static_cast<double>(widen(stored[c])), want, tolerance, static_cast<index_t>(c));
+        error.add(stored[c], want.at[c], 0.51 * spacing<T>(want.at[c]) + want.doubt[c], static_cast<index_t>(c));
     }
+}
+
+/// Stored as codes: at most half a step from the coordinate, where the step is the group's range over the codes; besides,
+/// the minimum is rounded to half, and a scale to no better than half's smallest number.
+void add_code_errors(
+    support::worst_error& error, std::vector<double> const& stored, exact_coordinates const& want, storage kind)
+{
+    double const most_code = kind == storage::int8 ? 255.0 : 15.0;
+    for (std::size_t first = 0; first < stored.size(); first += 32)
+    {
+        std::size_t const last = std::min(first + 32, stored.size());
+        auto const [low, high] = std::minmax_element(
+            want.at.begin() + static_cast<std::ptrdiff_t>(first), want.at.begin() + static_cast<std::ptrdiff_t>(last));
+        double const step  = (*high - *low) / most_code;
+        double const doubt = *std::max_element(want.doubt.begin() + static_cast<std::ptrdiff_t>(first),
+            want.doubt.begin() + static_cast<std::ptrdiff_t>(last));
+        double const limit = 0.501 * step + 0x1p-11 * std::fabs(*low) + most_code * 0x1p-25 + 3 * doubt;
+        for (std::size_t c = first; c < last; ++c) { error.add(stored[c], want.at[c], limit, static_cast<index_t>(c)); }
+    }
+}
+
+/// Every storage at several sizes; those that a dimension rounds to the same number of coordinates are left out.
+std::vector<rung> storage_rungs(head_dims dims)
+{
+    std::vector<rung> rungs{drop};
+    if (std::min(dims.keys, dims.values) >= 4)
+    {
+        rungs.insert(rungs.end(),
+            {part(1, 8), part(1, 4).as(storage::int4), part(1, 4).as(storage::int8), part(3, 4).as(storage::int4)});
+    }
+    rungs.insert(rungs.end(), {full_int4, full_int4.rotated(), full_int8, full_int8.rotated(), full});
+    return rungs;
 }
 
 /// Every stored token against the layer it was packed from.
@@ -108,14 +164,25 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
         {
             for (index_t t = 0; t < layer.sizes.tokens; ++t)
             {
-                if (layer.rung.get(h, t) != r || !layer.layout.projected(static_cast<std::size_t>(r))) { continue; }
+                rung const& u = layer.ratios[static_cast<std::size_t>(r)];
+                if (layer.rung.get(h, t) != r || u.dropped() || u.full()) { continue; }
                 REQUIRE(next < stored.size());
-                CHECK(stored[next].rung == r);
-                CHECK(static_cast<index_t>(stored[next].key.size())
-                      == layer.ratios.coordinates(static_cast<std::size_t>(r), layer.sizes.dims.keys));
-                add_errors(error, stored[next].key, row_of(layer.keys, h, t), layer.key_basis, h);
-                add_errors(error, stored[next].value, row_of(layer.values, h, t), layer.value_basis, h);
-                ++next;
+                auto const& token = stored[next++];
+                CHECK(token.rung == r);
+                CHECK(std::ssize(token.key_numbers) == layer.layout.key_coordinates[static_cast<std::size_t>(r)]);
+                CHECK(std::ssize(token.value_numbers) == layer.layout.value_coordinates[static_cast<std::size_t>(r)]);
+                exact_coordinates const key{
+                    row_of(layer.keys, h, t), u.projected() ? &layer.key_basis : nullptr, h, token.key_numbers.size()};
+                exact_coordinates const value{row_of(layer.values, h, t), u.projected() ? &layer.value_basis : nullptr,
+                    h, token.value_numbers.size()};
+                if (u.quantised())
+                {
+                    add_code_errors(error, token.key_numbers, key, u.kind);
+                    add_code_errors(error, token.value_numbers, value, u.kind);
+                    continue;
+                }
+                add_errors<T>(error, token.key_numbers, key);
+                add_errors<T>(error, token.value_numbers, value);
             }
         }
         for (index_t t = 0; t < layer.sizes.tokens; ++t)
@@ -183,34 +250,72 @@ TEST_CASE("ratio sets without drop, without full, and with many rungs are packed
     }
 }
 
-TEST_CASE("the arena holds exactly what the budget is charged")
+TEST_CASE("every storage, in the original basis and in the head's, is within half a step of the token")
 {
-    packed_layer<half> const layer{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}};
-    index_t bytes = 0;
-    for (index_t h = 0; h < 3; ++h)
+    for (head_dims const dims : {head_dims{64, 64}, {40, 20}, {5, 33}, {1, 2}, {100, 7}, {192, 128}})
     {
-        index_t widest       = 0;
-        index_t widest_value = 0;
-        for (index_t t = 0; t < 64; ++t)
+        for (index_t const tokens : {1, 15, 16, 49, 210})
         {
-            auto const r = std::size_t{layer.rung.get(h, t)};
-            bytes += layer.ratios.bytes(r, {64, 32}, 2);
-            widest       = r == 3 ? widest : std::max(widest, layer.ratios.coordinates(r, 64));
-            widest_value = r == 3 ? widest_value : std::max(widest_value, layer.ratios.coordinates(r, 32));
+            packed_layer<half> layer{
+                {.heads = 2, .tokens = tokens, .window = 3, .dims = dims, .rungs = storage_rungs(dims)}};
+            layer.stretch_keys();
+            check_contents(layer, layer.packed());
         }
-        bytes += 2 * (64 + 32) * 2 + (64 * widest + 32 * widest_value) * 2;
     }
-    CHECK(layer.bytes() == bytes);
-    packed_layer<half> const kept{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 3};
-    CHECK(kept.bytes() == 3 * 66 * 96 * 2); // full budget: no projection
-    packed_layer<half> const dropped{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 0};
-    CHECK(dropped.bytes() == 3 * 2 * 96 * 2);
+    // elements of another size, and a whole run in each storage
+    packed_layer<float> const wide{{.tokens = 75, .dims = {40, 33}, .rungs = storage_rungs({40, 33})}};
+    check_contents(wide, wide.packed());
+    for (int every = 1; every < static_cast<int>(storage_rungs({64, 40}).size()); ++every)
+    {
+        packed_layer<bfloat16> const layer{
+            {.tokens = 21, .window = 0, .dims = {64, 40}, .rungs = storage_rungs({64, 40})}, every};
+        check_contents(layer, layer.packed());
+    }
 }
 
-TEST_CASE("projections hold only the columns of the widest rung in use, rounded to the element type")
+TEST_CASE("the arena holds exactly what the budget is charged, in every storage")
 {
-    packed_layer<half> layer{{.heads = 2, .tokens = 20, .window = 0, .dims = {32, 64}}, 1};
+    for (std::vector<rung> const& rungs : {std::vector<rung>{drop, part(1, 8), part(1, 4), full},
+             {drop, part(1, 4).as(storage::int4), part(1, 4).as(storage::int8), full_int4, full_int8.rotated(), full},
+             {drop, full_int4, full_int8}})
+    {
+        for (int const every : {-1, 0, 1, 2})
+        {
+            packed_layer<half> const layer{
+                {.heads = 3, .tokens = 64, .window = 2, .dims = {64, 40}, .rungs = rungs}, every};
+            index_t bytes = 0;
+            for (index_t h = 0; h < 3; ++h)
+            {
+                index_t projections = 0;
+                for (index_t t = 0; t < 64; ++t)
+                {
+                    auto const r = std::size_t{layer.rung.get(h, t)};
+                    bytes += layer.ratios.bytes(r, {64, 40}, 2);
+                    projections = std::max(projections, projection_bytes(layer.ratios, r, {64, 40}, 2));
+                }
+                bytes += 2 * (64 + 40) * 2 + projections;
+            }
+            CHECK(layer.bytes() == bytes);
+        }
+    }
+    packed_layer<half> const kept{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 3};
+    CHECK(kept.bytes() == 3 * 66 * 96 * 2); // full budget: no projection
+    packed_layer<half> const codes{{.heads = 1, .tokens = 10, .window = 0, .dims = {40, 5}, .rungs = {full_int4}}};
+    CHECK(codes.bytes() == 10 * ((20 + 8) + (3 + 4)));
+}
+
+TEST_CASE(
+    "projections hold only the columns of the widest projected rung in use, for queries, rounded to the element type")
+{
+    packed_layer<half> layer{{.heads     = 2,
+                                 .tokens = 20,
+                                 .window = 0,
+                                 .dims   = {32, 64},
+                                 .rungs  = {drop, part(1, 8), part(1, 4).as(storage::int8), full_int8}},
+        1};
     layer.rung.set(2, 1, 7);
+    layer.rung.set(3, 0, 3);
+    layer.stretch_keys();
     auto const cache = layer.packed();
     for (index_t h = 0; h < 2; ++h)
     {
@@ -223,7 +328,7 @@ TEST_CASE("projections hold only the columns of the widest rung in use, rounded 
             {
                 auto const stored =
                     support::element_at<half>(cache.view().arena, entry.key_projection, d * entry.key_columns + c);
-                CHECK(widen(stored) == widen(narrow<half>(layer.key_basis.get(h, c, d))));
+                CHECK(widen(stored) == widen(narrow<half>(layer.query_basis.get(h, c, d))));
             }
         }
         for (index_t c = 0; c < entry.value_columns; ++c)
@@ -239,7 +344,8 @@ TEST_CASE("projections hold only the columns of the widest rung in use, rounded 
 
 TEST_CASE_TEMPLATE("strides, odd addresses and any number of threads pack the same bytes", T, half, bfloat16)
 {
-    packed_sizes const sizes{.heads = 3, .tokens = 150, .window = 9, .dims = {40, 56}};
+    packed_sizes const sizes{
+        .heads = 3, .tokens = 210, .window = 9, .dims = {40, 56}, .rungs = storage_rungs({40, 56})};
     packed_layer<T> const plain{sizes};
     auto const want = plain.packed();
     for (placement const how :
@@ -256,9 +362,40 @@ TEST_CASE_TEMPLATE("strides, odd addresses and any number of threads pack the sa
     }
 }
 
+TEST_CASE("an arena between two forbidden pages, at odd addresses, is written from its first to its last byte")
+{
+    packed_layer<half> const layer{{.heads = 2,
+        .tokens                            = 75,
+        .window                            = 0,
+        .dims                              = {40, 33},
+        .rungs                             = {drop, full_int4, full_int4.rotated(), full_int8}}};
+    auto const want = layer.packed();
+    for (support::guard const fence : {support::guard::before, support::guard::after})
+    {
+        support::guarded_buffer arena{static_cast<std::size_t>(layer.bytes()), fence};
+        cpu::cache<half> cache{layer.layout, 0};
+        auto view        = cache.view();
+        view.arena       = arena.data();
+        view.arena_bytes = layer.bytes();
+        std::memset(view.arena, 0xFF, static_cast<std::size_t>(view.arena_bytes));
+        support::run([&](cpu::backend const& on) { layer.pack(on, view); });
+        CHECK(std::vector<std::byte>(view.arena, view.arena + view.arena_bytes) == arena_of(want));
+    }
+}
+
+TEST_CASE("a compile-time set packs the bytes of the run-time set of the same rungs")
+{
+    packed_layer<half> const layer{{.dims = {64, 32}, .rungs = {drop, part(1, 4).as(storage::int8), full_int4, full}}};
+    constexpr ratio_set set{drop, part(1, 4).as(storage::int8), full_int4, full};
+    cache_layout layout{set.rounded(rounding::down), 2, 4, {64, 32}};
+    CHECK(layout == layer.layout);
+    CHECK(packed_bytes<half>(cpu::backend{}, layer.rung.in(), layout) == layer.bytes());
+}
+
 TEST_CASE("NaN in dropped tokens changes no byte")
 {
-    packed_layer<half> layer{{.heads = 2, .tokens = 60, .window = 2}};
+    packed_layer<half> layer{
+        {.heads = 2, .tokens = 60, .window = 2, .rungs = {drop, part(1, 4).as(storage::int8), full_int4, full}}};
     auto const want = layer.packed();
     for (index_t h = 0; h < 2; ++h)
     {
@@ -273,6 +410,122 @@ TEST_CASE("NaN in dropped tokens changes no byte")
         }
     }
     CHECK(arena_of(layer.packed()) == arena_of(want));
+}
+
+TEST_CASE("a group that holds a NaN or an infinity is read as NaN, and every other group as before")
+{
+    for (std::vector<rung> const& rungs : {std::vector<rung>{full_int4}, {full_int8}})
+    {
+        packed_layer<half> layer{{.heads = 1, .tokens = 40, .window = 0, .dims = {40, 70}, .rungs = rungs}};
+        auto const before = support::stored_tokens(layer.packed().view(), 0);
+        float const nan   = std::numeric_limits<float>::quiet_NaN();
+        float const inf   = std::numeric_limits<float>::infinity();
+        layer.keys.set(narrow<half>(nan), 0, 3, 0); // the first, where a comparison would keep it, and the last
+        layer.keys.set(narrow<half>(nan), 0, 17, 39);
+        layer.values.set(narrow<half>(inf), 0, 5, 33);
+        layer.values.set(narrow<half>(-inf), 0, 39, 69);
+        auto const after   = support::stored_tokens(layer.packed().view(), 0);
+        auto const spoiled = [](std::vector<double> const& was, std::vector<double> const& is, std::size_t bad_group) {
+            bool right = true;
+            for (std::size_t c = 0; c < was.size(); ++c)
+            {
+                right = right && (c / 32 == bad_group ? std::isnan(is[c]) : is[c] == was[c]);
+            }
+            return right;
+        };
+        std::size_t const none = 99;
+        for (std::size_t t = 0; t < 40; ++t)
+        {
+            CAPTURE(t);
+            CHECK(spoiled(before[t].key_numbers, after[t].key_numbers, t == 3 ? 0 : t == 17 ? 1 : none));
+            CHECK(spoiled(before[t].value_numbers, after[t].value_numbers, t == 5 ? 1 : t == 39 ? 2 : none));
+        }
+    }
+    // in the basis every coordinate of the token is spoilt, and no other token
+    packed_layer<half> layer{{.heads = 1, .tokens = 20, .window = 0, .rungs = {full_int8.rotated()}}};
+    layer.keys.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 7, 2);
+    auto const stored = support::stored_tokens(layer.packed().view(), 0);
+    for (std::size_t t = 0; t < 20; ++t)
+    {
+        for (double const x : stored[t].key_numbers) { CHECK(std::isnan(x) == (t == 7)); }
+        for (double const x : stored[t].value_numbers) { CHECK_FALSE(std::isnan(x)); }
+    }
+}
+
+TEST_CASE("constant, tiny and huge groups are stored as well as half can say them")
+{
+    struct group
+    {
+        float low, high, error; // what may be lost
+    };
+    for (auto const& [low, high, error] : {group{0, 0, 0}, {0.5F, 0.5F, 0}, {-3, -3, 0}, {65504, 65504, 0},
+             {-65504, 65504, 65504 * 2 / 15.0F * 0.51F}, {1e-6F, 2e-6F, 16 * 0x1p-25F}, {-1e-5F, 1e-5F, 1e-6F},
+             {-1e30F, 65000, std::numeric_limits<float>::infinity()},
+             {2e5F, 3e5F, std::numeric_limits<float>::infinity()}})
+    {
+        packed_layer<float> layer{{.heads = 1, .tokens = 3, .window = 0, .rungs = {full_int4}}};
+        for (index_t d = 0; d < 16; ++d)
+        {
+            layer.keys.set(d % 2 == 0 ? low : high, 0, 1, d);
+            layer.values.set(d < 8 ? low : high, 0, 1, d);
+        }
+        auto const stored = support::stored_tokens(layer.packed().view(), 0);
+        for (std::size_t d = 0; d < 16; ++d)
+        {
+            CAPTURE(low);
+            CAPTURE(high);
+            double const key   = stored[1].key_numbers[d];
+            double const value = stored[1].value_numbers[d];
+            CHECK(std::fabs(key - static_cast<double>(d % 2 == 0 ? low : high)) <= static_cast<double>(error));
+            CHECK(std::fabs(value - static_cast<double>(d < 8 ? low : high)) <= static_cast<double>(error));
+            CHECK(std::fabs(key) <= 65504 * 1.001); // beyond half's range: cut, never infinite
+        }
+    }
+}
+
+TEST_CASE("a token read from a tile and written again is the same token, whatever the width and the address")
+{
+    support::source random{"codes"};
+    for (storage const kind : {storage::int8, storage::int4})
+    {
+        for (auto const order : {cpu::detail::code_order::by_coordinate, cpu::detail::code_order::by_token})
+        {
+            for (index_t const r : {1, 5, 20, 31, 32, 33, 40, 64, 129})
+            {
+                index_t const width = 1 + random.below(16);
+                std::vector<std::array<float, 16>> columns(static_cast<std::size_t>(r));
+                for (auto& column : columns)
+                {
+                    for (float& x : column) { x = static_cast<float>(random.normal()); }
+                }
+                cpu::detail::coded_form const form{kind, order, width};
+                auto const bytes   = static_cast<std::size_t>(width * stored_bytes(kind, r, 2));
+                auto const written = [&] {
+                    support::guarded_buffer memory{bytes, support::guard::after};
+                    auto const* const first = reinterpret_cast<float const(*)[16]>(columns.data());
+                    cpu::detail::write_codes(first, 0, r, form, memory.data());
+                    return std::vector<std::byte>(memory.data(), memory.data() + bytes);
+                };
+                std::vector<std::byte> const tile = written();
+                std::vector<float> back(static_cast<std::size_t>(r));
+                auto const side =
+                    order == cpu::detail::code_order::by_token ? support::side::value : support::side::key;
+                for (index_t t = 0; t < width; ++t)
+                {
+                    cpu::detail::read_codes(tile.data(), form, t, r, back.data());
+                    auto const want = support::coded_token(tile.data(), kind, side, width, r, t);
+                    for (std::size_t c = 0; c < back.size(); ++c)
+                    {
+                        CHECK(back[c] == doctest::Approx(want.number(c)).epsilon(1e-6));
+                        columns[c][static_cast<std::size_t>(t)] = back[c];
+                    }
+                }
+                CAPTURE(r);
+                CAPTURE(width);
+                CHECK(written() == tile);
+            }
+        }
+    }
 }
 
 TEST_CASE("packing empties the tail")
@@ -351,6 +604,13 @@ TEST_CASE("wrong shapes, missing bases and overlapping memory are refused by nam
           == "pack: key_basis must be [H,D,D] = [2, 16, 16], its extent 1 is 15");
     CHECK(refused(x.values, x.window_keys, x.key_basis, one_head)
           == "pack: rung must be [H,N] = [2, 50], its extent 0 is 1");
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](cpu::backend const& on) {
+            mdkv::pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(),
+                key_bases<cpu::backend>{x.key_basis.in(), small_basis.in()}, x.value_basis.in(), x.rung.in(),
+                cache.view());
+        });
+    }) == "pack: key_basis.of_queries must be [H,D,D] = [2, 16, 16], its extent 1 is 15");
     index_t ones = 0;
     for (index_t t = 0; t < 50; ++t) { ones += x.rung.get(0, t) == 1; }
     CHECK(refused(x.values, x.window_keys, no_basis, x.rung)
@@ -367,17 +627,30 @@ TEST_CASE("wrong shapes, missing bases and overlapping memory are refused by nam
     CHECK(arena_of(cache) == before);
 }
 
-TEST_CASE("bases may be left out when no token is at a projected rung")
+TEST_CASE("bases may be left out when no token is at a projected rung, and only then")
 {
-    packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3}, 3};
-    auto const want = layer.packed();
-    cpu::cache<half> cache{layer.layout, layer.bytes()};
+    std::vector<rung> const rungs{drop, full_int4, full_int4.rotated(), full};
     tensor<float, 3> const no_basis{{0, 0, 0}};
-    support::run([&](cpu::backend const& on) {
-        mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(),
-            no_basis.in(), no_basis.in(), layer.rung.in(), cache.view());
-    });
-    CHECK(arena_of(cache) == arena_of(want));
+    for (int const every : {1, 2, 3})
+    {
+        packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3, .rungs = rungs}, every};
+        auto const want = layer.packed();
+        cpu::cache<half> cache{layer.layout, layer.bytes()};
+        auto const pack_without = [&] {
+            support::run([&](cpu::backend const& on) {
+                mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(),
+                    no_basis.in(), no_basis.in(), layer.rung.in(), cache.view());
+            });
+        };
+        if (every == 2)
+        {
+            CHECK(error_text<invalid_argument>(pack_without)
+                  == "pack: head 0 has 50 tokens at projected rung 2, but key_basis or value_basis is empty");
+            continue;
+        }
+        pack_without();
+        CHECK(arena_of(cache) == arena_of(want));
+    }
 }
 
 TEST_CASE("a dry run packs nothing")

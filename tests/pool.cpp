@@ -58,11 +58,11 @@ tensor<float, 3> pooled(tensor<float, 3> const& loss, pool_options options, supp
 TEST_CASE("pool is the largest, or the sum over the width, of the neighbours that exist")
 {
     source random{"pool"};
-    for (index_t const tokens : {1, 2, 6, 7, 16, 17, 31, 33, 100, 16384, 16400, 40000})
+    for (index_t const tokens : {1, 2, 6, 7, 16, 17, 31, 33, 100, 2600, 16384, 20000})
     {
-        for (index_t const width : {1, 3, 7, 25, 51, 101})
+        for (index_t const width : {1, 3, 7, 25, 51, 101, 1023, 1025})
         {
-            if (tokens > 1000 && width > 25) { continue; }
+            if (tokens > 3000 && width > 51) { continue; }
             tensor<float, 3> const loss    = random_losses(random, 2, 2, tokens);
             tensor<float, 3> const largest = pooled(loss, {width, pooling::max});
             tensor<float, 3> const average = pooled(loss, {width, pooling::mean});
@@ -104,8 +104,11 @@ TEST_CASE("a width of one copies, one beyond every token spreads one value over 
     tensor<float, 3> const loss = random_losses(random, 3, 4, 77);
     for (pooling const kind : {pooling::max, pooling::mean})
     {
+        CHECK(pool_options{1, kind}.copies());
+        CHECK_FALSE(pool_options{3, kind}.copies());
         CHECK(support::same_bits(pooled(loss, {1, kind}).elements(), loss.elements()));
     }
+    CHECK_FALSE(pool_options{1, pooling::adaptive}.copies());
     std::vector<float> const all = loss.elements();
     std::vector<float> const got = pooled(loss, {std::numeric_limits<index_t>::max(), pooling::max}).elements();
     for (std::size_t row = 0; row < 12; ++row)
@@ -115,7 +118,75 @@ TEST_CASE("a width of one copies, one beyond every token spreads one value over 
     }
 }
 
-TEST_CASE("a NaN reaches all its neighbours and nobody else")
+TEST_CASE("adaptive pooling is each row's largest loss, worth half for every half width it is away")
+{
+    source random{"pool adaptive"};
+    for (index_t const tokens : {1, 2, 15, 16, 17, 33, 300})
+    {
+        for (index_t const width : {index_t{1}, index_t{3}, index_t{7}, index_t{25}, index_t{101}, index_t{100001},
+                 std::numeric_limits<index_t>::max()})
+        {
+            tensor<float, 3> loss = random_losses(random, 2, 3, tokens);
+            for (index_t i = 0; i < tokens; ++i)
+            {
+                loss.set(std::fabs(loss.get(0, 1, i)), 0, 1, i); // as losses are
+                loss.set(i == tokens / 3 ? 5.0F : 0.0F, 1, 2, i);
+            }
+            tensor<float, 3> const got = pooled(loss, {width, pooling::adaptive});
+            support::worst_error error;
+            int below = 0;
+            for (index_t h = 0; h < 2; ++h)
+            {
+                for (index_t r = 0; r < 3; ++r)
+                {
+                    for (index_t i = 0; i < tokens; ++i)
+                    {
+                        long double most = -std::numeric_limits<long double>::infinity();
+                        for (index_t j = 0; j < tokens; ++j)
+                        {
+                            long double const away = static_cast<long double>(std::abs(i - j));
+                            long double const left = std::exp2(-2 * away / static_cast<long double>(width));
+                            most                   = std::max(most, static_cast<long double>(loss.get(h, r, j)) * left);
+                        }
+                        // Whatever the distance, a few roundings; what is below the smallest normal float has fewer digits.
+                        error.add(
+                            static_cast<long double>(got.get(h, r, i)), most, std::max(std::fabs(most), 0x1p-126L), i);
+                        below += got.get(h, r, i) < loss.get(h, r, i) ? 1 : 0;
+                    }
+                }
+            }
+            CAPTURE(tokens);
+            CAPTURE(width);
+            INFO(error);
+            CHECK(error.within(12 * 0x1p-24));
+            CHECK(below == 0);
+        }
+    }
+}
+
+TEST_CASE("a higher peak reaches farther with adaptive pooling, and never over what stands higher")
+{
+    tensor<float, 3> loss{{1, 1, 200}};
+    for (index_t i = 0; i < 200; ++i) { loss.set(1.0F, 0, 0, i); }
+    loss.set(1024.0F, 0, 0, 100);
+    loss.set(2.0F, 0, 0, 20);
+    tensor<float, 3> const got = pooled(loss, {9, pooling::adaptive});
+    auto const reach           = [&](index_t peak, index_t step) {
+        index_t i = peak;
+        while (got.get(0, 0, i + step) > 1.0F) { i += step; }
+        return (i - peak) * step;
+    };
+    CHECK(reach(20, -1) == 4); // one halving, four and a half tokens
+    CHECK(reach(20, 1) == 4);
+    CHECK(reach(100, -1) == 44); // ten
+    CHECK(reach(100, 1) == 44);
+    CHECK(got.get(0, 0, 100) == 1024.0F);
+    CHECK(got.get(0, 0, 20) == 2.0F);
+    CHECK(got.get(0, 0, 0) == 1.0F);
+    CHECK(got.get(0, 0, 199) == 1.0F);
+}
+
+TEST_CASE("a NaN reaches all its neighbours and nobody else, with adaptive pooling its whole row")
 {
     source random{"pool nan"};
     for (index_t const bad : {0, 1, 20, 50, 99})
@@ -128,16 +199,31 @@ TEST_CASE("a NaN reaches all its neighbours and nobody else")
             for (index_t i = 0; i < 100; ++i) { CHECK(std::isnan(got.get(0, 0, i)) == (std::abs(i - bad) <= 3)); }
         }
     }
+    for (index_t const bad : {0, 20, 99})
+    {
+        tensor<float, 3> loss = random_losses(random, 1, 2, 100);
+        loss.set(std::numeric_limits<float>::quiet_NaN(), 0, 0, bad);
+        loss.set(std::numeric_limits<float>::infinity(), 0, 1, bad);
+        tensor<float, 3> const got = pooled(loss, {7, pooling::adaptive});
+        for (index_t i = 0; i < 100; ++i)
+        {
+            CHECK(std::isnan(got.get(0, 0, i)));
+            CHECK(got.get(0, 1, i) == std::numeric_limits<float>::infinity());
+        }
+    }
     tensor<float, 3> loss = random_losses(random, 1, 1, 40);
     for (index_t i = 0; i < 40; ++i) { loss.set(-std::numeric_limits<float>::infinity(), 0, 0, i); }
-    CHECK(pooled(loss, {7, pooling::max}).get(0, 0, 20) == -std::numeric_limits<float>::infinity());
+    for (pooling const kind : {pooling::max, pooling::adaptive})
+    {
+        CHECK(pooled(loss, {7, kind}).get(0, 0, 20) == -std::numeric_limits<float>::infinity());
+    }
 }
 
 TEST_CASE("layout, memory around the losses, and the number of threads change no bit of pool")
 {
     source random{"pool layout"};
     tensor<float, 3> const loss = random_losses(random, 3, 4, 20001);
-    for (pooling const kind : {pooling::max, pooling::mean})
+    for (pooling const kind : {pooling::max, pooling::mean, pooling::adaptive})
     {
         std::vector<float> const expected = pooled(loss, {7, kind}).elements();
         for (support::placement const how : {support::placement{.swapped = true}, support::placement{.slack = 3},

@@ -3,8 +3,10 @@
 // which the exponential turns into a relative error of P; the losses here stay within 3e-5 of that.
 #include <mdkv/score.hpp>
 
+#include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/detail/quantiser.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -44,6 +46,10 @@ constexpr double tolerance = 3e-5;
 
 std::vector<rung> const paper_rungs{drop, part(1, 8), part(1, 4), full};
 
+// Every kind of rung, in order of bytes for halves at head dimension 64.
+std::vector<rung> const mixed_rungs{drop, part(1, 4).as(storage::int4), part(1, 8), part(1, 4).as(storage::int8),
+    part(1, 4), full_int4.rotated(), full_int8, full};
+
 ratio_set<> at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
 {
     return ratio_set<>{std::span<rung const>{rungs}, round};
@@ -66,13 +72,14 @@ std::vector<float> scored(
 }
 
 template <class T>
-worst_error against_oracle(layer<T> const& x, std::vector<rung> const& rungs, std::vector<float> const& loss)
+worst_error against_oracle(layer<T> const& x, std::vector<rung> const& rungs, std::vector<float> const& loss,
+    support::oracle::scoring const& how = {})
 {
     worst_error error;
     auto at = loss.begin();
     for (index_t h = 0; h < x.sizes.heads; ++h)
     {
-        auto const want   = support::expected_scores(x, h, rungs);
+        auto const want   = support::expected_scores(x, h, rungs, how);
         long double total = 0;
         for (long double const d : want.dropped) { total += d; }
         for (index_t r = 0; r < static_cast<index_t>(rungs.size()); ++r)
@@ -314,6 +321,203 @@ TEST_CASE("a ratio set fixed at compile time gives the bits of the same set made
     CHECK(support::same_bits(scored(x, evict_ratios), scored(x, at_run_time({drop, full}))));
 }
 
+namespace
+{
+
+/// Bases whose products with short numbers are exact in float, so that the library and the oracle quantise the same
+/// coordinates: Hadamard's four by four, strewn over the dimensions. `stretch` by powers of two makes them one of a pair.
+void set_exact_basis(tensor<float, 3>& basis, int stretch)
+{
+    index_t const dim = basis.extent(1); // a multiple of 4
+    for (index_t h = 0; h < basis.extent(0); ++h)
+    {
+        for (index_t c = 0; c < dim; ++c)
+        {
+            for (index_t d = 0; d < dim; ++d)
+            {
+                bool const met  = c % (dim / 4) == (d + 3 * h) % (dim / 4);
+                index_t const a = c / (dim / 4);
+                index_t const b = d / (dim / 4);
+                bool const odd  = ((a & b & 1) + (a & b & 2) / 2) % 2 != 0;
+                float const one = std::ldexp(odd ? -0.5F : 0.5F, stretch * static_cast<int>(c % 5 - 2));
+                basis.set(met ? one : 0.0F, h, c, d);
+            }
+        }
+    }
+}
+
+layer<bfloat16> exact_layer(layer_sizes const& sizes)
+{
+    layer<bfloat16> x{sizes};
+    set_exact_basis(x.key_basis, 0);
+    set_exact_basis(x.value_basis, 0);
+    return x;
+}
+
+} // namespace
+
+TEST_CASE("quantised rungs agree with an oracle that quantises by itself, under either rule")
+{
+    std::vector<std::vector<rung>> const sets{{drop, full_int4, full_int8, full},
+        {drop, part(1, 4).as(storage::int8), full_int4, full}, {drop, part(1, 8), full_int4.rotated(), full},
+        mixed_rungs, {full_int8}};
+    for (index_t const dim : {64, 40})
+    {
+        auto const x = exact_layer(
+            {.queries = 5, .tokens = 75, .window = 6, .dim = dim, .value_dim = 104 - dim, .first_query = 70});
+        for (std::size_t set = 0; set < sets.size(); ++set)
+        {
+            for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+            {
+                CAPTURE(dim);
+                CAPTURE(set);
+                CAPTURE(static_cast<int>(rule));
+                std::vector<float> const loss = scored(x, at_run_time(sets[set]), {.quantisation = rule});
+                worst_error const error =
+                    against_oracle(x, sets[set], loss, {.value_only = rule == quantisation_loss::value_only});
+                CAPTURE(error);
+                CHECK(error.within(tolerance));
+            }
+        }
+    }
+}
+
+TEST_CASE("log-sum-exps handed over and weights of the queries count at every kind of rung")
+{
+    auto const x = exact_layer({.group = 3, .queries = 4, .tokens = 130, .window = 4, .dim = 64, .value_dim = 64});
+    tensor<float, 2> lse{{6, 4}};
+    for (index_t h = 0; h < 2; ++h)
+    {
+        auto const want = support::expected_scores(x, h, {drop});
+        for (index_t i = 0; i < 12; ++i)
+        {
+            lse.set(static_cast<float>(want.lse[static_cast<std::size_t>(i)]), h * 3 + i / 4, i % 4);
+        }
+    }
+    std::vector<float> const weights{0.25F, 0.0F, 1.0F, 37.5F};
+    for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+    {
+        for (bool const lse_given : {false, true})
+        {
+            CAPTURE(static_cast<int>(rule));
+            CAPTURE(lse_given);
+            options choice{.query_weights = in(host{}, weights.data(), 4), .quantisation = rule};
+            if (lse_given) { choice.lse = lse.in(); }
+            worst_error const error = against_oracle(x, mixed_rungs, scored(x, at_run_time(mixed_rungs), choice),
+                {.weights = {weights.begin(), weights.end()}, .value_only = rule == quantisation_loss::value_only});
+            CAPTURE(error);
+            CHECK(error.within(tolerance));
+        }
+    }
+    std::vector<float> const ones(4, 1.0F); // change no bit
+    CHECK(support::same_bits(scored(x, at_run_time(mixed_rungs), {.query_weights = in(host{}, ones.data(), 4)}),
+        scored(x, at_run_time(mixed_rungs))));
+}
+
+TEST_CASE("keys and queries may be brought to the basis by two different matrices")
+{
+    auto x = exact_layer({.heads = 1, .queries = 5, .tokens = 75, .window = 6, .dim = 64, .value_dim = 40});
+    tensor<float, 3> of_queries{{1, 64, 64}};
+    set_exact_basis(x.key_basis, 1);
+    set_exact_basis(of_queries, -1);
+    tensor<float, 3> loss{{1, static_cast<index_t>(mixed_rungs.size()), 75}};
+    support::run([&](host const& on) {
+        score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), {x.key_basis.in(), of_queries.in()},
+            x.value_basis.in(), at_run_time(mixed_rungs), {}, loss.out());
+    });
+    auto const back         = support::rows_of(of_queries, 0);
+    worst_error const error = against_oracle(x, mixed_rungs, loss.elements(), {.query_basis = &back});
+    CAPTURE(error);
+    CHECK(error.within(tolerance));
+}
+
+TEST_CASE("groups that get their minimum and scale together get the same ones as each alone")
+{
+    support::source random{"quantisers"};
+    for (float const size :
+        {0.0F, 1e-9F, 1e-6F, 1e-3F, 1.0F, 3e4F, 6.6e4F, 1e30F, std::numeric_limits<float>::infinity()})
+    {
+        CAPTURE(size);
+        std::vector<float> x;
+        for (int i = 0; i < 100; ++i) { x.push_back(size * static_cast<float>(random.uniform() - 0.4)); }
+        for (auto const kind : {storage::int8, storage::int4})
+        {
+            cpu::detail::quantisers const together{x.data(), 100, kind};
+            for (index_t g = 0; g < 4; ++g)
+            {
+                auto const begin         = x.begin() + g * 32;
+                auto const [least, most] = std::minmax_element(begin, begin + (g < 3 ? 32 : 4));
+                mdkv::detail::quantiser const alone{*least, *most, kind};
+                auto const same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+                CHECK(same(together[g].minimum, alone.minimum));
+                CHECK(same(together[g].scale, alone.scale));
+                CHECK(same(together[g].inverse, alone.inverse));
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "constant groups of halves lose exactly nothing; groups of next to no spread or beyond half's range lose a number")
+{
+    layer<float> x{{.tokens = 70, .dim = 40, .value_dim = 40}};
+    std::vector<rung> const rungs{full_int4, full_int8, full_int4.rotated(), full};
+    auto const all_losses = [&](auto const& entry) {
+        for (index_t h = 0; h < 2; ++h)
+        {
+            for (index_t t = 0; t < 70; ++t)
+            {
+                for (index_t d = 0; d < 40; ++d)
+                {
+                    x.keys.set(entry(t, d), h, t, d);
+                    x.values.set(entry(t + 1, d), h, t, d);
+                }
+            }
+        }
+        return scored(x, at_run_time(rungs));
+    };
+    std::vector<float> const constant =
+        all_losses([](index_t t, index_t d) { return d < 32 ? 0.5F : -0.25F * static_cast<float>(t % 8); });
+    for (index_t const at : {0, 1, 3, 4, 5, 7}) // not in the basis, where coordinates are any number
+    {
+        for (float const l : row(constant, at, 70)) { CHECK(l == 0.0F); }
+    }
+    // Spreads whose scale is a subnormal half, or none at all; then minima and maxima that are cut.
+    for (float const size : {1e-3F, 1e-5F, 1e-7F, 1e-9F, 1e-30F, 1e5F, 1e9F})
+    {
+        CAPTURE(size);
+        int wrong = 0;
+        for (float const l :
+            all_losses([&](index_t t, index_t d) { return size * static_cast<float>(t * 7 + d * 3 % 11); }))
+        {
+            wrong += std::isfinite(l) && l >= 0.0F ? 0 : 1;
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE(
+    "a value that is no number makes its own token's losses NaN at every rung but the full one, and nobody else's")
+{
+    layer<half> x{{.heads = 1, .tokens = 70, .dim = 64, .value_dim = 64}};
+    for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+    {
+        for (index_t const dim : {3, 40})
+        {
+            layer<half> y{x.sizes};
+            y.values.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 66, dim);
+            std::vector<float> const want = scored(x, at_run_time(mixed_rungs), {.quantisation = rule});
+            std::vector<float> const got  = scored(y, at_run_time(mixed_rungs), {.quantisation = rule});
+            int wrong                     = 0;
+            for (std::size_t i = 0; i + 70 < got.size(); ++i)
+            {
+                wrong += (i % 70 == 66 ? std::isnan(got[i]) : got[i] == want[i]) ? 0 : 1;
+            }
+            CHECK(wrong == 0);
+        }
+    }
+}
+
 TEST_CASE_TEMPLATE("strides, slack and odd addresses change no bit", T, float, half, bfloat16)
 {
     layer_sizes const sizes{.heads = 3, .queries = 5, .tokens = 75, .window = 9, .dim = 40, .value_dim = 56};
@@ -416,13 +620,17 @@ TEST_CASE("keys and values more than 2^31 elements apart are found")
 TEST_CASE("the loss of the full rung is exactly 0 and no loss is negative")
 {
     layer<half> const x{{.tokens = 300, .dim = 64, .value_dim = 64}};
-    std::vector<float> const loss = scored(x, paper_ratios);
-    int negative                  = 0;
-    for (float const l : loss) { negative += l >= 0.0F ? 0 : 1; }
-    CHECK(negative == 0);
-    for (index_t h = 0; h < 2; ++h)
+    for (auto const& rungs : {paper_rungs, mixed_rungs})
     {
-        for (float const l : row(loss, h * 4 + 3, 300)) { CHECK(l == 0.0F); }
+        auto const count              = static_cast<index_t>(rungs.size());
+        std::vector<float> const loss = scored(x, at_run_time(rungs));
+        int negative                  = 0;
+        for (float const l : loss) { negative += l >= 0.0F ? 0 : 1; }
+        CHECK(negative == 0);
+        for (index_t h = 0; h < 2; ++h)
+        {
+            for (float const l : row(loss, h * count + count - 1, 300)) { CHECK(l == 0.0F); }
+        }
     }
 }
 
@@ -484,21 +692,25 @@ TEST_CASE("permuting the tokens permutes the losses")
             }
         }
     }
-    std::vector<float> const a = scored(x, paper_ratios);
-    std::vector<float> const b = scored(y, paper_ratios);
-    worst_error error;
-    for (index_t i = 0; i < 2 * 4; ++i)
+    for (auto const& rungs : {paper_rungs, mixed_rungs})
     {
-        std::vector<float> const dropped = row(a, i / 4 * 4, 90);
-        for (std::size_t t = 0; t < 90; ++t)
+        auto const count           = static_cast<index_t>(rungs.size());
+        std::vector<float> const a = scored(x, at_run_time(rungs));
+        std::vector<float> const b = scored(y, at_run_time(rungs));
+        worst_error error;
+        for (index_t i = 0; i < 2 * count; ++i)
         {
-            auto const from = static_cast<std::size_t>(order[t]);
-            error.add(static_cast<long double>(row(b, i, 90)[t]), static_cast<long double>(row(a, i, 90)[from]),
-                static_cast<long double>(dropped[from] + row(a, i, 90)[from]) + 1e-6L);
+            std::vector<float> const dropped = row(a, i / count * count, 90);
+            for (std::size_t t = 0; t < 90; ++t)
+            {
+                auto const from = static_cast<std::size_t>(order[t]);
+                error.add(static_cast<long double>(row(b, i, 90)[t]), static_cast<long double>(row(a, i, 90)[from]),
+                    static_cast<long double>(dropped[from] + row(a, i, 90)[from]) + 1e-6L);
+            }
         }
+        CAPTURE(error);
+        CHECK(error.within(2 * tolerance)); // two roundings
     }
-    CAPTURE(error);
-    CHECK(error.within(2 * tolerance)); // two roundings
 }
 
 TEST_CASE("one orthogonal rotation of queries, keys and key basis changes nothing")
@@ -590,12 +802,14 @@ TEST_CASE("any number of threads gives the same bits")
     for (index_t const tokens : {17, 1500})
     {
         layer<half> const x{{.heads = 3, .tokens = tokens}};
-        std::vector<float> const serial = scored(x, paper_ratios);
+        std::vector<float> const serial       = scored(x, paper_ratios);
+        std::vector<float> const serial_mixed = scored(x, at_run_time(mixed_rungs));
         for (int const threads : {2, 3, 7})
         {
             CAPTURE(threads);
             cpu::thread_pool pool{threads};
             CHECK(support::same_bits(scored(x, paper_ratios, {}, pool), serial));
+            CHECK(support::same_bits(scored(x, at_run_time(mixed_rungs), {}, pool), serial_mixed));
         }
     }
 }
@@ -682,13 +896,14 @@ struct call
     layer<float> x{{}};
     tensor<float, 3> loss{{2, 4, 64}};
     options choice{};
-    std::optional<in_view<float, 3, host>> queries, keys, values, window_keys, key_basis, value_basis;
+    std::optional<in_view<float, 3, host>> queries, keys, values, window_keys, key_basis, query_basis, value_basis;
     std::optional<out_view<float, 3, host>> output;
 
     void operator()(host const& on)
     {
         score(on, queries.value_or(x.queries.in()), keys.value_or(x.keys.in()), values.value_or(x.values.in()),
-            window_keys.value_or(x.window_keys.in()), key_basis.value_or(x.key_basis.in()),
+            window_keys.value_or(x.window_keys.in()),
+            {key_basis.value_or(x.key_basis.in()), query_basis.value_or(x.key_basis.in())},
             value_basis.value_or(x.value_basis.in()), paper_ratios, choice, output.value_or(loss.out()));
     }
 
@@ -732,6 +947,9 @@ TEST_CASE("score refuses arguments whose shapes disagree, naming argument, shape
     c.key_basis = shaped(2, 32, 16);
     CHECK(c.refusal() == "score: key_basis must be [H,D,D] = [2, 32, 32], its extent 2 is 16");
     c             = call{};
+    c.query_basis = shaped(2, 32, 16);
+    CHECK(c.refusal() == "score: key_basis.of_queries must be [H,D,D] = [2, 32, 32], its extent 2 is 16");
+    c             = call{};
     c.value_basis = shaped(1, 32, 32);
     CHECK(c.refusal() == "score: value_basis must be [H,Dv,Dv] = [2, 32, 32], its extent 0 is 1");
     c = call{};
@@ -742,6 +960,22 @@ TEST_CASE("score refuses arguments whose shapes disagree, naming argument, shape
     tensor<float, 2> const lse{{4, 7}};
     c.choice.lse = lse.in();
     CHECK(c.refusal() == "score: options.lse must be [H*G,Q] = [4, 8], its extent 1 is 7");
+    c = call{};
+    std::vector<float> const weights(7, 1.0F);
+    c.choice.query_weights = in(host{}, weights.data(), 7);
+    CHECK(c.refusal() == "score: options.query_weights must be [Q] = [8], its extent 0 is 7");
+}
+
+TEST_CASE("score refuses weights of queries that are negative or not finite, naming the query")
+{
+    for (float const bad : {-1.0F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    {
+        call c;
+        std::vector<float> weights(8, 1.0F);
+        weights[5]             = bad;
+        c.choice.query_weights = in(host{}, weights.data(), 8);
+        CHECK(c.refusal().starts_with("score: options.query_weights[5] is "));
+    }
 }
 
 TEST_CASE("score refuses query heads that KV heads do not divide, and fewer query heads than KV heads")

@@ -58,19 +58,27 @@ struct needle_frame
         " </book>.\n Based on the content of the book, Question: ", "\nAnswer:", false};
 }
 
-/// Seven digits that depend on the seed and the place alone, on every machine.
-[[nodiscard]] inline std::int64_t needle_number(std::uint64_t seed, std::int64_t length, double depth) noexcept
+/// As many digits as asked for, the first not 0, that depend on the seed and the place alone, on every machine.
+[[nodiscard]] inline std::string needle_number(
+    std::uint64_t seed, std::int64_t length, double depth, std::int64_t digits)
 {
-    auto const place = static_cast<std::uint64_t>(std::llround(depth * 1000));
-    std::uint64_t x  = seed;
-    for (std::uint64_t const part : {static_cast<std::uint64_t>(length), place})
-    { // splitmix64 (Steele, Lea, Flood 2014)
+    constexpr std::int64_t drawn = 7; // at a time
+    std::uint64_t x              = seed;
+    auto const draw              = [&](std::uint64_t part) { // splitmix64 (Steele, Lea, Flood 2014)
         x += part + 0x9E3779B97F4A7C15U;
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
         x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
         x ^= x >> 31;
+    };
+    draw(static_cast<std::uint64_t>(length));
+    draw(static_cast<std::uint64_t>(std::llround(depth * 1000)));
+    std::string number;
+    while (std::ssize(number) < digits)
+    {
+        number += std::to_string(1'000'000 + x % 9'000'000U);
+        draw(drawn);
     }
-    return 1'000'000 + static_cast<std::int64_t>(x % 9'000'000U);
+    return number.substr(0, static_cast<std::size_t>(digits));
 }
 
 /// The sandwich, its two questions and the words it is scored by are the public programs'; the number is this program's
@@ -84,7 +92,7 @@ struct needle_frame
             "eat a sandwich and sit in dolores park on a sunny day.",
             original ? "What is the best thing to do in San Francisco?" : "The best thing to do in San Francisco is: "};
     }
-    std::string const number = std::to_string(needle_number(options.seed, length, depth));
+    std::string const number = needle_number(options.seed, length, depth, options.digits);
     return {"\nThe secret number of this book is " + number + ".\n", number,
         original ? "What is the secret number of this book?" : "The secret number of this book is: "};
 }
@@ -236,10 +244,11 @@ private:
 
     bool const number = options.kind == needle_kind::number;
     out.id            = text_of(options.form) + (number ? "-number-" : "-") + std::to_string(length) + "-"
-             + detail::depth_text(depth) + (number ? "-" + std::to_string(options.seed) : "");
+             + detail::depth_text(depth) + (number ? "-" + std::to_string(options.seed) : "")
+             + (number && options.digits != needle_options{}.digits ? "-" + std::to_string(options.digits) : "");
     out.context              = std::move(book.context);
     out.answers              = {texts.answer};
-    out.max_new_tokens       = 30;
+    out.max_new_tokens       = std::max<std::int64_t>(30, number ? options.digits + 20 : 0);
     out.stop_at_newline      = true;
     out.chat                 = frame.chat;
     out.about                = {{"length", length}, {"depth", depth}, {"prompt", text_of(options.form)},
@@ -249,7 +258,11 @@ private:
     out.about["needle_byte"] = book.needle_byte;
     if (depth == std::floor(depth)) { out.about["depth"] = static_cast<std::int64_t>(depth); }
     if (!exact) { out.about["buffer"] = options.buffer; }
-    if (number) { out.about["seed"] = options.seed; }
+    if (number)
+    {
+        out.about["seed"]   = options.seed;
+        out.about["digits"] = options.digits;
+    }
     return out;
 }
 

@@ -27,7 +27,7 @@ enum class needle_form
 enum class needle_kind
 {
     sandwich, // the public programs'
-    number    // a number of seven digits, another one in every sample: it can only be read, not guessed
+    number    // a number, another one in every sample: it can only be read, not guessed
 };
 
 /// How much of the haystack is taken.
@@ -60,6 +60,7 @@ struct needle_options
     needle_fit fit             = needle_fit::exact;
     std::int64_t buffer        = 200; // read where fit is buffer
     std::uint64_t seed         = 0;   // of the numbers
+    std::int64_t digits        = 7;   // of a number
 };
 
 [[nodiscard]] inline std::string text_of(needle_form form)

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "../runner/common_options.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/session.hpp"
 #include "../runner/terminal.hpp"

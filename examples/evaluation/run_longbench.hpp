@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "../runner/common_options.hpp"
 #include "../runner/session.hpp"
 #include "../runner/tokenizer.hpp"
 #include "longbench.hpp"

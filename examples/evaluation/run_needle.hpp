@@ -16,6 +16,7 @@
 
 #include <unistd.h>
 
+#include "../runner/common_options.hpp"
 #include "../runner/session.hpp"
 #include "answer_log.hpp"
 #include "heatmap.hpp"
@@ -42,6 +43,7 @@ struct needle_command
     std::string fit     = "exact";
     std::int64_t buffer = 200;
     std::uint64_t seed  = 0;
+    std::int64_t digits = needle_options{}.digits;
     bool heatmaps       = true;
 };
 
@@ -60,6 +62,7 @@ inline void add_needle_options(CLI::App& command, needle_command& options)
         ->capture_default_str();
     command.add_option("--buffer", options.buffer, "tokens the public rule keeps free")->capture_default_str();
     command.add_option("--seed", options.seed, "of the numbers")->capture_default_str();
+    command.add_option("--digits", options.digits, "of a number")->check(CLI::Range(1, 1000))->capture_default_str();
     command.add_flag("!--no-heatmaps", options.heatmaps, "print tables only");
 }
 
@@ -76,6 +79,7 @@ namespace detail
     needles.fit    = parse_needle_fit(command.fit);
     needles.buffer = command.buffer;
     needles.seed   = command.seed;
+    needles.digits = command.digits;
     return needles;
 }
 
@@ -110,7 +114,8 @@ int run_needle(session& run, common_options const& common, needle_command const&
         plan.column = [](sample const& one) { return std::to_string(one.about.at("length").get<std::int64_t>()); };
     }
     plan.options = {{"text", options.texts}, {"lengths", needles.lengths}, {"depths", needles.depths},
-        {"prompt", options.prompt}, {"needle", options.kind}, {"fit", options.fit}, {"seed", options.seed}};
+        {"prompt", options.prompt}, {"needle", options.kind}, {"fit", options.fit}, {"seed", options.seed},
+        {"digits", options.digits}};
     if (needles.fit == needle_fit::buffer) { plan.options["buffer"] = options.buffer; }
     if (options.heatmaps)
     {

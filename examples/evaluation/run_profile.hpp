@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "../runner/common_options.hpp"
 #include "../runner/decode.hpp"
 #include "../runner/llama_model.hpp"
 #include "../runner/option_texts.hpp"

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "../runner/common_options.hpp"
 #include "../runner/option_texts.hpp"
 #include "../runner/session.hpp"
 #include "../runner/tokenizer.hpp"

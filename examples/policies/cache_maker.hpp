@@ -13,6 +13,7 @@
 
 #include "../runner/policies.hpp"
 #include "../runner/scratch_memory.hpp"
+#include "fold_plan.hpp"
 #include "head_scores.hpp"
 #include "layer_cache.hpp"
 #include "prompt_layer.hpp"
@@ -33,6 +34,10 @@ class cache_maker
 {
 public:
     cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads);
+
+    /// Caches that fold what is appended. The plan is that of `share_memory` for this policy.
+    /// \param ledger   must outlive the caches
+    cache_maker(policy chosen, fold_plan const& plan, fold_ledger& ledger);
 
     /// \param shape   of the model's own cache, which budgets refer to; the layer's heads may be query heads
     /// \param rungs   [heads, past] receives the tokens' rungs, or null
@@ -55,6 +60,8 @@ private:
 
     policy policy_;
     mdkv::budget limit_;
+    fold_plan plan_{};
+    fold_ledger* ledger_ = nullptr;     // of caches that fold
     std::optional<head_scores> scores_; // where heads share by them
     std::vector<mdkv::index_t> quotas_; // [layers, heads] bytes, of mixed caches that do
 };

@@ -1,6 +1,7 @@
 /// \file make_cache.hpp: the definitions of cache_maker: which parts each kind of policy is put together from
 #pragma once
 
+#include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -31,6 +32,8 @@
 #include "criticalkv.hpp"
 #include "evicting_cache.hpp"
 #include "expected_attention.hpp"
+#include "fold_plan.hpp"
+#include "folding_cache.hpp"
 #include "h2o.hpp"
 #include "head_scores.hpp"
 #include "headkv_quotas.hpp"
@@ -57,6 +60,14 @@ cache_maker<T>::cache_maker(policy chosen, mdkv::budget limit, std::int64_t laye
 {
     if (policy_.share == sharing::head_scores) { scores_ = read_head_scores(policy_.head_scores, layers, query_heads); }
 }
+
+template <mdkv::element T>
+cache_maker<T>::cache_maker(policy chosen, fold_plan const& plan, fold_ledger& ledger)
+    : policy_{std::move(chosen)}
+    , limit_{mdkv::budget::bytes(plan.arena)}
+    , plan_{plan}
+    , ledger_{&ledger}
+{}
 
 template <mdkv::element T>
 made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape, std::int64_t tail_tokens,
@@ -135,31 +146,44 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
         quotas = quotas_.data() + static_cast<std::size_t>(layer.layer) * heads;
         limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + heads, mdkv::index_t{0});
     }
-    auto go_on = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
+    auto go_on          = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
+    auto const question = std::max(layer.question, layer.window);
+    auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);       // Q
+    std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early)); // [Q]
+    std::fill(weights.end() - std::min(question, rows), weights.end(), 1.0F);
     mdkv::cpu::cache<T> cache;
+    if (ledger_ != nullptr) { cache = mdkv::cpu::cache<T>{mdkv::cache_layout{}, 0, 0, &ledger_->memory}; }
     made_cache made;
     made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
         using mdkv::in;
         using mdkv::slice;
         auto const H       = layer.heads;
-        auto const last    = layer.query_tokens - layer.window;
+        auto const first   = layer.query_tokens - rows;
         auto const queries = in(on, layer.queries, H * layer.group, layer.query_tokens, layer.key_dim);
-        auto const view    = mdkv::split_window(on, slice<1>(queries, last, layer.window),
-               in(on, layer.keys, H, layer.tokens, layer.key_dim), in(on, layer.values, H, layer.tokens, layer.value_dim),
-               layer.window);
+        auto const view =
+            mdkv::split_window(on, slice<1>(queries, first, rows), in(on, layer.keys, H, layer.tokens, layer.key_dim),
+                in(on, layer.values, H, layer.tokens, layer.value_dim), layer.window);
         mdkv::compress_options<mdkv::cpu::backend> options{
-            .limit    = mdkv::budget::bytes(limit),
-            .pooling  = policy_.pooling,
-            .scoring  = {.lse = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), last, layer.window)},
-            .progress = go_on,
-            .layer    = layer.layer,
+            .limit     = mdkv::budget::bytes(limit),
+            .key_basis = policy_.key_basis,
+            .pooling   = policy_.pooling,
+            .scoring   = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
+                  .query_weights = in(on, std::as_const(weights).data(), rows),
+                  .quantisation  = policy_.quantisation},
+            .progress  = go_on,
+            .layer     = layer.layer,
         };
+        options.allocation.charge = policy_.charge;
         if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
         if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
         return mdkv::compress(on, view, policy_.ratios, options, cache);
     });
     if (made.report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
-    made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens);
+    if (ledger_ != nullptr)
+    {
+        made.cache = std::make_unique<folding_cache<T>>(std::move(cache), layer.group, policy_, plan_, *ledger_);
+    }
+    else { made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens); }
     return made;
 }
 

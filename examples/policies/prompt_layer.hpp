@@ -18,6 +18,7 @@ struct prompt_layer
     std::int64_t layer = 0, layers = 1;
     std::int64_t heads = 0, group = 1;   // cached heads, query heads that share each
     std::int64_t tokens = 0, window = 0; // of the prompt; window <= tokens
+    std::int64_t question = 0;           // last queries that count most to a policy that weighs them; 0: the window's
     std::int64_t key_dim = 0, value_dim = 0;
     T const* keys               = nullptr; // [heads, tokens, key_dim], after position encoding
     T const* values             = nullptr; // [heads, tokens, value_dim]

@@ -18,8 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include "common_options.hpp"
+#include "compare_means.hpp"
+#include "compare_options.hpp"
 #include "decode.hpp"
 #include "divergence.hpp"
+#include "policies.hpp"
 #include "prefill.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
@@ -28,25 +32,14 @@
 namespace runner
 {
 
-struct compare_options
-{
-    std::vector<std::string> text_paths; // each by itself; with more than one the means are shown, too
-    std::int64_t context      = 2048;
-    std::int64_t continuation = 128;
-    std::vector<std::int64_t> kv_sizes{64, 128, 256, 512};
-    std::string policies = "full,paper,paper_literal,evict";
-    std::string json_path;
-    bool markdown = false; // the table of means
-};
-
 namespace detail
 {
 
-/// One policy at one size.
+/// One policy at one budget.
 template <mdkv::element T>
 struct contestant
 {
-    std::int64_t kv_size; // tokens per KV head; the context for the full cache
+    std::string budget;
     sequence_cache<T> cache;
     divergence difference{};
 };
@@ -57,16 +50,14 @@ template <mdkv::element T>
     llama_model const& model, common_options const& common, compare_options const& options)
 {
     std::vector<contestant<T>> all;
-    auto const add = [&](policy const& p, std::int64_t size) {
-        all.push_back(
-            {size, sequence_cache<T>{model, p, mdkv::budget::kv_size(size), common.window, options.continuation}});
+    auto const add = [&](policy const& p, named_budget const& given) {
+        all.push_back({given.text, sequence_cache<T>{model, p, given.limit, common.window, options.continuation}});
     };
-    add(find_policy("full"), options.context);
-    for (std::string const& text : split_policies(options.policies, !common.head_scores.empty()))
+    add(find_policy("full"), {"all", mdkv::budget::kv_size(options.context)});
+    auto const budgets = budgets_of(options);
+    for (policy const& chosen : measured_policies(common, options))
     {
-        policy const chosen = chosen_policy(text, common);
-        if (chosen.whole()) { continue; }
-        for (std::int64_t const size : options.kv_sizes) { add(chosen, size); }
+        for (named_budget const& given : budgets) { add(chosen, given); }
     }
     return all;
 }
@@ -113,14 +104,14 @@ template <mdkv::element T>
 template <mdkv::element T>
 void print_comparison(std::vector<contestant<T>> const& all, double prefill_seconds, std::int64_t steps)
 {
-    table shown{{"policy", "pool", "KV", "KL nats", "top-1 %", "dNLL", "resident", "of full %", "prefill s",
+    table shown{{"policy", "pool", "budget", "KL nats", "top-1 %", "dNLL", "resident", "of full %", "prefill s",
         "compress s", "attend ms/token", "tokens per rung %"}};
     for (contestant<T> const& one : all)
     {
         sequence_cache<T> const& cache = one.cache;
         policy const& p                = cache.chosen();
-        shown.add({p.label, p.has_parameter("pool") ? std::to_string(p.pooling.width) : "-",
-            std::to_string(one.kv_size), fixed(one.difference.kl(), 4), fixed(100 * one.difference.top1_agreement(), 1),
+        shown.add({p.label, p.has_parameter("pool") ? std::to_string(p.pooling.width) : "-", one.budget,
+            fixed(one.difference.kl(), 4), fixed(100 * one.difference.top1_agreement(), 1),
             fixed(one.difference.nll_difference(), 4), size_text(cache.resident_bytes()),
             fixed(100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()), 2),
             fixed(prefill_seconds, 2), fixed(cache.compress_seconds(), 2),
@@ -132,9 +123,8 @@ void print_comparison(std::vector<contestant<T>> const& all, double prefill_seco
     {
         auto const layers = summary_of(one.cache).unprojected_layers;
         if (layers == 0) { continue; }
-        std::printf(
-            "%s at KV %lld: too small for projections in %lld layers; only rungs that need none were used there\n",
-            one.cache.chosen().label.c_str(), static_cast<long long>(one.kv_size), static_cast<long long>(layers));
+        std::printf("%s at %s: too small for projections in %lld layers; only rungs that need none were used there\n",
+            one.cache.chosen().label.c_str(), one.budget.c_str(), static_cast<long long>(layers));
     }
 }
 
@@ -148,7 +138,7 @@ template <mdkv::element T>
     {
         rungs.push_back({{"rung", text_of(cache.chosen().ratios[r])}, {"tokens", summary.tokens[r]}});
     }
-    return {{"policy", cache.chosen().label}, {"kv_size", one.kv_size}, {"kl", one.difference.kl()},
+    return {{"policy", cache.chosen().label}, {"budget", one.budget}, {"kl", one.difference.kl()},
         {"top1", one.difference.top1_agreement()}, {"dnll", one.difference.nll_difference()},
         {"resident_bytes", cache.resident_bytes()}, {"full_bytes", cache.full_bytes()}, {"prefill_s", prefill_seconds},
         {"compress_s", cache.compress_seconds()}, {"decode_s", cache.attend_seconds()}, {"rungs", rungs},
@@ -237,64 +227,34 @@ template <mdkv::element T>
     return result;
 }
 
-/// Mean, least and largest of a figure over the texts.
-struct spread
-{
-    double mean = 0, least = 0, most = 0;
-
-    void add(double value)
-    {
-        least = count_ == 0 ? value : std::min(least, value);
-        most  = count_ == 0 ? value : std::max(most, value);
-        mean += (value - mean) / static_cast<double>(++count_);
-    }
-    [[nodiscard]] nlohmann::json json() const { return {{"mean", mean}, {"least", least}, {"most", most}}; }
-
-private:
-    std::int64_t count_ = 0;
-};
-
-/// One contestant's figures over the texts; its caches are gone by then.
-struct mean_result
-{
-    std::string policy;
-    std::int64_t kv_size = 0;
-    spread kl, top1, dnll, share; // share: resident bytes of the full cache's
-};
-
+/// The full cache's figures are left out: they are 0, or 1.
 template <mdkv::element T>
-void add_to_means(std::vector<mean_result>& means, std::vector<contestant<T>> const& all)
+void add_to_means(std::vector<mean_cell>& cells, std::vector<contestant<T>> const& all)
 {
-    means.resize(all.size());
-    for (std::size_t i = 0; i < all.size(); ++i)
+    cells.resize(all.size() - 1);
+    for (std::size_t i = 1; i < all.size(); ++i)
     {
-        means[i].policy  = all[i].cache.chosen().label;
-        means[i].kv_size = all[i].kv_size;
-        means[i].kl.add(all[i].difference.kl());
-        means[i].top1.add(all[i].difference.top1_agreement());
-        means[i].dnll.add(all[i].difference.nll_difference());
-        means[i].share.add(
-            static_cast<double>(all[i].cache.resident_bytes()) / static_cast<double>(all[i].cache.full_bytes()));
+        sequence_cache<T> const& cache = all[i].cache;
+        mean_cell& cell                = cells[i - 1];
+        cell.policy                    = cache.chosen().label;
+        cell.budget                    = all[i].budget;
+        cell.kl.add(all[i].difference.kl());
+        cell.top1.add(all[i].difference.top1_agreement());
+        cell.dnll.add(all[i].difference.nll_difference());
+        cell.share.add(static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()));
     }
 }
 
-/// Rows are policies, columns KV sizes.
-[[nodiscard]] inline table table_of(std::vector<mean_result> const& means, std::vector<std::int64_t> const& kv_sizes)
+inline void print_means(std::vector<mean_cell> const& cells, compare_options const& options)
 {
-    std::vector<std::string> headings{"KL nats, mean (least to most)"};
-    for (std::int64_t const size : kv_sizes) { headings.push_back("KV " + std::to_string(size)); }
-    table shown{headings};
-    for (std::size_t i = 1; i < means.size(); i += kv_sizes.size()) // the full cache is the first
+    std::size_t const budgets = budgets_of(options).size();
+    std::vector<table> tables{table_of_means(cells, budgets), table_of_shares(cells, budgets)};
+    if (!options.reference.empty()) { tables.push_back(table_of_ratios(cells, budgets, options.reference)); }
+    std::printf("\nover %zu texts:\n", options.text_paths.size());
+    for (table const& shown : tables)
     {
-        std::vector<std::string> row{means[i].policy};
-        for (std::size_t k = i; k < i + kv_sizes.size(); ++k)
-        {
-            row.push_back(fixed(means[k].kl.mean, 3) + " (" + fixed(means[k].kl.least, 3) + " to "
-                          + fixed(means[k].kl.most, 3) + ")");
-        }
-        shown.add(row);
+        std::printf("%s\n", (options.markdown ? shown.markdown() : shown.text()).c_str());
     }
-    return shown;
 }
 
 inline void write_json(std::string const& path, nlohmann::json const& record)
@@ -312,9 +272,10 @@ int run_compare(session& run, common_options const& common, compare_options cons
 {
     mdkv::expects(options.context >= 1, "context: ", options.context, " is not positive");
     mdkv::expects(options.continuation >= 1, "continue: ", options.continuation, " is not positive");
-    mdkv::expects(!options.kv_sizes.empty(), "kv-size: there are none");
+    static_cast<void>(budgets_of(options)); // mistakes in options show before the work
+    static_cast<void>(measured_policies(common, options));
     nlohmann::json texts = nlohmann::json::array();
-    std::vector<detail::mean_result> means;
+    std::vector<mean_cell> means;
     for (std::string const& path : options.text_paths)
     {
         auto const result = detail::compare_on<T>(run, common, options, path);
@@ -330,20 +291,11 @@ int run_compare(session& run, common_options const& common, compare_options cons
         for (auto const& one : result.all) { results.push_back(detail::json_of(one, result.prefill_seconds)); }
         texts.push_back({{"text", path}, {"lock_step_decode_s", result.decode_seconds}, {"results", results}});
     }
-    if (options.text_paths.size() > 1 && means.size() > 1)
-    {
-        std::printf("\nover %zu texts:\n", options.text_paths.size());
-        table const shown = detail::table_of(means, options.kv_sizes);
-        std::fputs((options.markdown ? shown.markdown() : shown.text()).c_str(), stdout);
-    }
+    if (options.text_paths.size() > 1 && !means.empty()) { detail::print_means(means, options); }
     if (!options.json_path.empty())
     {
         nlohmann::json summary = nlohmann::json::array();
-        for (auto const& one : means)
-        {
-            summary.push_back({{"policy", one.policy}, {"kv_size", one.kv_size}, {"kl", one.kl.json()},
-                {"top1", one.top1.json()}, {"dnll", one.dnll.json()}, {"share_of_full", one.share.json()}});
-        }
+        for (mean_cell const& cell : means) { summary.push_back(json_of(cell)); }
         detail::write_json(options.json_path,
             {{"model", common.model_path}, {"context", options.context}, {"continue", options.continuation},
                 {"window", common.window}, {"element", mdkv::element_name<T>()}, {"threads", run.threads()},

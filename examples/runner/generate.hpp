@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chat.hpp"
+#include "common_options.hpp"
 #include "decode.hpp"
 #include "prefill.hpp"
 #include "sampler.hpp"
@@ -31,6 +32,8 @@ struct generate_options
     std::string policy_name = "paper";
     std::optional<std::int64_t> kv_size;
     std::optional<std::string> budget;
+    std::optional<std::int64_t> max_bytes; // instead: of all layers' caches, at any time
+    std::int64_t fold_every = 64;          // with it: tokens between two folds
     std::int64_t max_tokens = 128;
     double temperature      = 0;
     std::uint64_t seed      = 0;
@@ -87,14 +90,46 @@ private:
     return tokens;
 }
 
+template <mdkv::element T>
+[[nodiscard]] sequence_cache<T> make_cache(
+    llama_model const& model, policy const& chosen, std::int64_t window, generate_options const& options)
+{
+    if (options.max_bytes)
+    {
+        return sequence_cache<T>::folding(model, chosen, *options.max_bytes, options.fold_every, window);
+    }
+    mdkv::budget const limit =
+        options.budget ? parse_budget(*options.budget) : mdkv::budget::kv_size(options.kv_size.value_or(512));
+    return {model, chosen, limit, window, options.max_tokens};
+}
+
+/// What the cache took.
+template <mdkv::element T>
+void print_size(sequence_cache<T> const& cache, model_shape const& shape, std::int64_t tokens)
+{
+    if (fold_ledger const* const folds = cache.folds())
+    {
+        auto const full = tokens * shape.kv_heads * (shape.key_dim + shape.value_dim) * std::int64_t{sizeof(T)};
+        std::fprintf(stderr,
+            "KV cache: never above %s (%lld bytes); %lld folds of single layers in %.2f s; whole, it would be %s "
+            "(policy %s, %s)\n",
+            size_text(folds->memory.most_bytes()).c_str(), static_cast<long long>(folds->memory.most_bytes()),
+            static_cast<long long>(folds->folds), folds->seconds, size_text(full * shape.layers).c_str(),
+            cache.chosen().label.c_str(), mdkv::element_name<T>());
+        return;
+    }
+    std::fprintf(stderr, "KV cache of the prompt: %s, %.1f %% of the full cache's %s (policy %s, %s)\n",
+        size_text(cache.resident_bytes()).c_str(),
+        100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()),
+        size_text(cache.full_bytes()).c_str(), cache.chosen().label.c_str(), mdkv::element_name<T>());
+}
+
 } // namespace detail
 
 /// \return the process's exit status: 0, or 130 after Ctrl-C
 template <mdkv::element T>
 int run_generate(session& run, common_options const& common, generate_options const& options)
 {
-    mdkv::budget const limit =
-        options.budget ? parse_budget(*options.budget) : mdkv::budget::kv_size(options.kv_size.value_or(512));
     std::vector<std::int32_t> const prompt = detail::prompt_tokens(run.words(), options);
     sampler choose{options.temperature, options.seed};
     auto const now     = [] { return std::chrono::steady_clock::now(); };
@@ -102,7 +137,7 @@ int run_generate(session& run, common_options const& common, generate_options co
 
     model_shape const& shape = run.model().shape();
     policy const chosen      = chosen_policy(options.policy_name, common);
-    sequence_cache<T> cache{run.model(), chosen, limit, common.window, options.max_tokens};
+    auto cache               = detail::make_cache<T>(run.model(), chosen, common.window, options);
     scratch_memory scratch;
     auto const start = now();
     std::vector<float> logits;
@@ -139,13 +174,10 @@ int run_generate(session& run, common_options const& common, generate_options co
     }
     text.finish();
     auto const end = now();
-    std::fprintf(stderr,
-        "\n%zu tokens read in %.1f s (%.2f s of it compressing), %lld made at %.1f a second\n"
-        "KV cache of the prompt: %s, %.1f %% of the full cache's %s (policy %s, %s)\n",
+    std::fprintf(stderr, "\n%zu tokens read in %.1f s (%.2f s of it compressing), %lld made at %.1f a second\n",
         prompt.size(), seconds(read - start), cache.compress_seconds(), static_cast<long long>(made),
-        made > 1 ? static_cast<double>(made - 1) / seconds(end - read) : 0.0, size_text(cache.resident_bytes()).c_str(),
-        100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()),
-        size_text(cache.full_bytes()).c_str(), cache.chosen().label.c_str(), mdkv::element_name<T>());
+        made > 1 ? static_cast<double>(made - 1) / seconds(end - read) : 0.0);
+    detail::print_size(cache, shape, position);
     return interrupt_requested() ? 130 : 0;
 }
 

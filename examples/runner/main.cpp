@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -14,6 +15,7 @@
 #include "../evaluation/run_needle.hpp"
 #include "../evaluation/run_profile.hpp"
 #include "../evaluation/run_ruler.hpp"
+#include "common_options.hpp"
 #include "compare.hpp"
 #include "generate.hpp"
 #include "map.hpp"
@@ -66,8 +68,20 @@ int run(int argc, char** argv)
     generate_command.add_option("--policy", generate.policy_name, "see: mdkv_run policies")->capture_default_str();
     CLI::Option* const size =
         generate_command.add_option("--kv-size", generate.kv_size, "tokens per KV head the cache may weigh (512)");
-    generate_command.add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
-        ->excludes(size);
+    CLI::Option* const share =
+        generate_command
+            .add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
+            ->excludes(size);
+    CLI::Option* const most = generate_command.add_option("--max-bytes", generate.max_bytes,
+        "instead: bytes the caches of all layers never exceed, however long the text: with what was made, the last "
+        "queries, and one layer twice while it is folded");
+    most->excludes(size)->excludes(share)->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
+    generate_command
+        .add_option("--fold-every", generate.fold_every,
+            "with --max-bytes: tokens made between two folds into the compressed part")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1 << 16))
+        ->needs(most);
     generate_command.add_option("--max-tokens", generate.max_tokens, "tokens to make at most")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 24));
@@ -83,13 +97,20 @@ int run(int argc, char** argv)
         ->required();
     compare_command.add_option("--context", compare.context, "tokens to read and compress")->capture_default_str();
     compare_command.add_option("--continue", compare.continuation, "tokens to feed after them")->capture_default_str();
-    compare_command.add_option("--kv-size", compare.kv_sizes, "tokens per KV head, comma-separated")
-        ->capture_default_str()
+    compare_command
+        .add_option("--kv-size", compare.kv_sizes,
+            "tokens per KV head, comma-separated (64,128,256,512 without --kv-size and --budgets)")
+        ->delimiter(',');
+    compare_command
+        .add_option("--budgets", compare.budgets,
+            "besides: budgets as shares of the full cache or bytes a layer, 5%,10%, comma-separated")
         ->delimiter(',');
     compare_command.add_option("--policies", compare.policies, "comma-separated; see: mdkv_run policies")
         ->capture_default_str();
+    compare_command.add_option(
+        "--relative-to", compare.reference, "with several texts: every KL divided by that of this policy, too");
     compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");
-    compare_command.add_flag("--markdown", compare.markdown, "the table of means as Markdown");
+    compare_command.add_flag("--markdown", compare.markdown, "the tables over all texts as Markdown");
 
     runner::map_options map;
     CLI::App& map_command = *app.add_subcommand("map", "show how many coordinates each token got");

@@ -17,6 +17,7 @@
 
 #include <unistd.h>
 
+#include "common_options.hpp"
 #include "prefill.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
@@ -36,34 +37,35 @@ struct map_options
 };
 
 /// Coordinates of every token: [layers, KV heads, tokens].
-struct coordinate_map
+struct byte_map
 {
     std::int64_t layers, heads, tokens, most;
-    std::vector<std::int64_t> coordinates;
+    std::vector<std::int64_t> bytes;
 
     [[nodiscard]] std::int64_t at(std::int64_t layer, std::int64_t head, std::int64_t token) const
     {
-        return coordinates[static_cast<std::size_t>((layer * heads + head) * tokens + token)];
+        return bytes[static_cast<std::size_t>((layer * heads + head) * tokens + token)];
     }
 };
 
 template <mdkv::element T>
-[[nodiscard]] coordinate_map make_map(session& run, common_options const& common, map_options const& options)
+[[nodiscard]] byte_map make_map(session& run, common_options const& common, map_options const& options)
 {
     auto const tokens =
         first_tokens(run.words(), options.text_path, options.context, std::to_string(options.context) + " of context");
     model_shape const& shape = run.model().shape();
     policy const chosen      = chosen_policy(options.policy_name, common);
     sequence_cache<T> cache{run.model(), chosen, mdkv::budget::kv_size(options.kv_size), common.window, 0};
-    coordinate_map map{shape.layers, shape.kv_heads, options.context, shape.key_dim,
-        std::vector<std::int64_t>(
-            static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), shape.key_dim)};
+    mdkv::head_dims const dims{shape.key_dim, shape.value_dim};
+    std::int64_t const whole = (dims.keys + dims.values) * std::int64_t{sizeof(T)}; // bytes of a token as it is
+    byte_map map{shape.layers, shape.kv_heads, options.context, whole,
+        std::vector<std::int64_t>(static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), whole)};
     scratch_memory scratch;
     progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
     static_cast<void>(prefill<T>(
         run.model(), tokens, queries_to_keep(chosen, common.window, options.context), run.executor(),
         [&](layer_kv<T> const& kv) {
-            std::int64_t const compressible = kv.tokens - std::min(common.window, kv.tokens);
+            std::int64_t const compressible = kv.tokens - std::min(cache.window(), kv.tokens);
             std::vector<std::uint8_t> rungs(static_cast<std::size_t>(shape.kv_heads * compressible));
             cache.compress_layer(kv, run.executor(), scratch, rungs.data());
             for (std::int64_t h = 0; h < shape.kv_heads; ++h)
@@ -71,8 +73,8 @@ template <mdkv::element T>
                 for (std::int64_t t = 0; t < compressible; ++t)
                 {
                     std::size_t const rung = rungs[static_cast<std::size_t>(h * compressible + t)];
-                    map.coordinates[static_cast<std::size_t>((kv.layer * shape.kv_heads + h) * kv.tokens + t)] =
-                        rung < chosen.ratios.size() ? chosen.ratios.coordinates(rung, shape.key_dim) : shape.key_dim;
+                    map.bytes[static_cast<std::size_t>((kv.layer * shape.kv_heads + h) * kv.tokens + t)] =
+                        rung < chosen.ratios.size() ? chosen.ratios.bytes(rung, dims, std::int64_t{sizeof(T)}) : whole;
                 }
             }
         },
@@ -87,7 +89,7 @@ template <mdkv::element T>
 namespace detail
 {
 
-/// One cell: the mean share of its tokens' coordinates, from 0 to 1. Colours on a terminal, letters elsewhere.
+/// One cell: the mean share of its tokens' bytes, from 0 to 1. Colours on a terminal, letters elsewhere.
 [[nodiscard]] inline std::string cell(double share, bool colours)
 {
     if (!colours)
@@ -107,7 +109,7 @@ namespace detail
 
 } // namespace detail
 
-inline void print_map(coordinate_map const& map, std::int64_t columns)
+inline void print_map(byte_map const& map, std::int64_t columns)
 {
     bool const colours        = isatty(STDOUT_FILENO) != 0;
     std::int64_t const across = std::min(columns, map.tokens);
@@ -130,12 +132,12 @@ inline void print_map(coordinate_map const& map, std::int64_t columns)
     }
 }
 
-/// layer,head,token,coordinates
+/// layer,head,token,bytes
 /// \throws mdkv::error   the file cannot be written
-inline void write_map(coordinate_map const& map, std::string const& path)
+inline void write_map(byte_map const& map, std::string const& path)
 {
     std::ofstream file{path};
-    file << "layer,head,token,coordinates\n";
+    file << "layer,head,token,bytes\n";
     for (std::int64_t layer = 0; layer < map.layers; ++layer)
     {
         for (std::int64_t head = 0; head < map.heads; ++head)
@@ -154,11 +156,10 @@ int run_map(session& run, common_options const& common, map_options const& optio
 {
     mdkv::expects(options.context >= 1, "context: ", options.context, " is not positive");
     mdkv::expects(options.columns >= 1, "columns: ", options.columns, " is not positive");
-    coordinate_map const map = make_map<T>(run, common, options);
+    byte_map const map = make_map<T>(run, common, options);
     print_map(map, options.columns);
-    std::printf(
-        "layer.head down, %lld tokens across; the brighter a cell, the more of its tokens' %lld coordinates are kept "
-        "(policy %s, KV size %lld)\n",
+    std::printf("layer.head down, %lld tokens across; the brighter a cell, the more of its tokens' %lld bytes are kept "
+                "(policy %s, KV size %lld)\n",
         static_cast<long long>(map.tokens), static_cast<long long>(map.most), options.policy_name.c_str(),
         static_cast<long long>(options.kv_size));
     if (!options.csv_path.empty()) { write_map(map, options.csv_path); }

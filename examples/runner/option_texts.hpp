@@ -43,25 +43,38 @@ template <class Integer>
     return value;
 }
 
-/// A rung: "0", "1", "1/8", or with its storage, "1:plain".
-/// \throws mdkv::invalid_argument   naming the part that cannot be read
+/// A rung: "0", "1/4", "1", with a storage "1/4:int8", "1:int4", "1:plain", and "1:int4:basis" for all coordinates in the
+/// head's basis.
+/// \throws mdkv::invalid_argument   naming the rung and what is allowed
 [[nodiscard]] inline mdkv::rung parse_rung(std::string_view text)
 {
-    auto const parts = split(text, ':');
-    if (parts.size() > 2 || (parts.size() == 2 && parts[1] != "plain"))
+    std::string const named = "ratios: rung \"" + std::string{text} + "\"";
+    auto const parts        = split(text, ':');
+    auto const fraction     = split(parts[0], '/');
+    mdkv::expects(fraction.size() <= 2, named, " is not a fraction");
+    mdkv::rung rung{parse_integer<std::int32_t>(named, fraction[0]),
+        fraction.size() == 2 ? parse_integer<std::int32_t>(named, fraction[1]) : 1};
+    mdkv::expects(rung.den >= 1 && rung.num >= 0 && rung.num <= rung.den, named, " is not within 0 and 1");
+    if (parts.size() >= 2)
     {
-        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" names an unknown storage; there is plain"};
+        mdkv::expects(parts[1] == "plain" || parts[1] == "int8" || parts[1] == "int4", named,
+            " names an unknown storage; there are plain, int8, int4");
+        rung.kind = parts[1] == "int8"   ? mdkv::storage::int8
+                    : parts[1] == "int4" ? mdkv::storage::int4
+                                         : mdkv::storage::plain;
     }
-    auto const fraction = split(parts[0], '/');
-    if (fraction.size() > 2)
+    mdkv::expects(!rung.dropped() || rung.kind == mdkv::storage::plain, named, " drops the token; it has no storage");
+    if (parts.size() >= 3)
     {
-        throw mdkv::invalid_argument{"ratios: \"" + std::string{text} + "\" is not a fraction"};
+        mdkv::expects(parts.size() == 3 && parts[2] == "basis", named, ": only \"basis\" may follow the storage");
+        mdkv::expects(rung.num == rung.den && rung.quantised(), named,
+            ": \"basis\" is said of all coordinates as int8 or int4, 1:int4:basis");
+        rung.in_basis = true;
     }
-    return {parse_integer<std::int32_t>("ratios", fraction[0]),
-        fraction.size() == 2 ? parse_integer<std::int32_t>("ratios", fraction[1]) : 1, mdkv::storage::plain};
+    return rung;
 }
 
-/// "0,1/8,1/4,1"
+/// "0,1/8,1/4,1" or "0,1:int4,1:int8,1"
 /// \throws mdkv::invalid_argument   naming the rung at fault
 [[nodiscard]] inline mdkv::ratio_set<> parse_ratios(std::string_view text)
 {
@@ -70,10 +83,27 @@ template <class Integer>
     return mdkv::ratio_set<>{rungs};
 }
 
+[[nodiscard]] inline char const* text_of(mdkv::storage kind) noexcept
+{
+    switch (kind)
+    {
+        case mdkv::storage::int8:
+            return "int8";
+        case mdkv::storage::int4:
+            return "int4";
+        case mdkv::storage::plain:
+            break;
+    }
+    return "plain";
+}
+
+/// What `parse_rung` reads as this rung.
 [[nodiscard]] inline std::string text_of(mdkv::rung const& rung)
 {
-    if (rung.den == 1) { return std::to_string(rung.num); }
-    return std::to_string(rung.num) + "/" + std::to_string(rung.den);
+    std::string text = std::to_string(rung.num);
+    if (rung.den != 1) { text += "/" + std::to_string(rung.den); }
+    if (rung.quantised()) { text += std::string{":"} + text_of(rung.kind); }
+    return text + (rung.in_basis ? ":basis" : "");
 }
 
 [[nodiscard]] inline std::string text_of(mdkv::ratio_set<> const& ratios)

@@ -1,10 +1,14 @@
 /// \file policies.hpp: every policy by name: what it keeps, its parameters, where it comes from
 #pragma once
 
+#include <mdkv/allocate.hpp>
+#include <mdkv/compress.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/pool.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/score.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -75,14 +79,20 @@ struct policy
     bool output_weighted     = false;      // the ranking's second stage weighs values by the output projection
     mdkv::ratio_set<> ratios = run_time_set(mdkv::evict_ratios); // of the mixed ones; keep or drop for the others
     mdkv::pool_options pooling{1};
-    double beta        = 0;      // how uneven pyramid and head_scores are
-    double floor       = 0.2;    // share of a head's budget that adaptive leaves it
-    double channels    = 0.4;    // share of the key channels that think drops
-    std::int64_t sinks = 4;      // first tokens that recency keeps
-    std::uint64_t seed = 0;      // of random
-    std::string head_scores{};   // file
-    bool per_query_head = false; // caches keys and values once for every query head, as most authors do
-    std::string label{};         // the name and whatever was set: how tables and files call it
+    mdkv::projection_charge charge       = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
+    mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
+    mdkv::key_basis_kind key_basis       = mdkv::key_basis_kind::pca;
+    std::int64_t keep                    = 0;   // last tokens that stay as they are, at most the window; 0: the window
+    std::int64_t queries                 = 0;   // last queries that score, at least the window's
+    double early                         = 1;   // what a query before the window's counts
+    double beta                          = 0;   // how uneven pyramid and head_scores are
+    double floor                         = 0.2; // share of a head's budget that adaptive leaves it
+    double channels                      = 0.4; // share of the key channels that think drops
+    std::int64_t sinks                   = 4;   // first tokens that recency keeps
+    std::uint64_t seed                   = 0;   // of random
+    std::string head_scores{};                  // file
+    bool per_query_head = false;                // caches keys and values once for every query head, as most authors do
+    std::string label{};                        // the name and whatever was set: how tables and files call it
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
@@ -90,11 +100,29 @@ struct policy
     {
         return rank == ranking::all_attention || rank == ranking::expected_attention;
     }
+    /// Last tokens of a prompt that stay as they are, the window being that of all policies.
+    [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept
+    {
+        return keep > 0 ? std::min(keep, window) : window;
+    }
     [[nodiscard]] bool has_parameter(std::string_view parameter) const
     {
         return std::find(parameters.begin(), parameters.end(), parameter) != parameters.end();
     }
 };
+
+/// The preset's options. Its window is the runner's unless it is smaller.
+template <std::size_t R>
+void take(policy& p, mdkv::preset<R> const& from)
+{
+    p.ratios       = run_time_set(from.ratios);
+    p.pooling      = from.pooling;
+    p.charge       = from.charge;
+    p.quantisation = from.quantisation;
+    p.keep         = from.window < from.question ? from.window : 0;
+    p.queries      = from.queries > from.question ? from.queries : 0;
+    p.early        = double{from.early_weight};
+}
 
 [[nodiscard]] inline std::vector<policy> all_policies()
 {
@@ -130,20 +158,31 @@ struct policy
         {"think", "as snapkv, without the key channels that matter least", "ThinK, arXiv 2407.21018", k::think,
             r::window_attention, s::uniform, {"pool", "pooling", "channels"}},
         {"low_rank", "every token, all at the rank the budget allows", "after Palu, arXiv 2407.21118", k::low_rank},
-        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", "arXiv 2603.20616", k::mixed,
-            r::none, s::uniform, {"pool", "pooling", "ratios"}},
+        {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", "arXiv 2603.20616",
+            k::mixed},
         {"paper_h", "MixedDimKV-H: the same, heads of all layers sharing the budget by measured scores",
-            "arXiv 2603.20616", k::mixed, r::none, s::head_scores, {"pool", "pooling", "ratios", "beta", "scores"}},
-        {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling", "arXiv 2603.20616", k::mixed, r::none,
-            s::uniform, {"pool", "pooling", "ratios"}},
-        {"evict", "token eviction by MixedDimKV's scores: ratio set 0, 1, no pooling", "arXiv 2603.20616", k::mixed,
-            r::none, s::uniform, {"pool", "pooling", "ratios"}},
+            "arXiv 2603.20616", k::mixed, r::none, s::head_scores, {"beta", "scores"}},
+        {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling, every head paying for projections",
+            "arXiv 2603.20616", k::mixed},
+        {"evict", "token eviction by MixedDimKV's scores: ratio set 0, 1, no pooling", "arXiv 2603.20616", k::mixed},
+        {"best", "tokens in as many bits as they are worth, adaptive pooling, more queries than the window's", "",
+            k::mixed},
+        {"best_h", "the same, heads of all layers sharing the budget by measured scores", "", k::mixed, r::none,
+            s::head_scores, {"beta", "scores"}},
     };
     for (policy& p : all)
     {
         p.label = p.name;
-        if (p.kind == k::mixed && p.name != "evict") { p.ratios = run_time_set(mdkv::paper_ratios); }
-        if (p.name != "paper_literal" && p.name != "evict" && p.has_parameter("pool")) { p.pooling = snapkv_pool; }
+        if (p.kind == k::mixed)
+        {
+            p.parameters.insert(p.parameters.begin(),
+                {"pool", "pooling", "ratios", "charge", "loss", "basis", "keep", "queries", "early"});
+            if (p.name.starts_with("best")) { take(p, mdkv::presets::best); }
+            else if (p.name == "evict") { take(p, mdkv::presets::evict); }
+            else if (p.name == "paper_literal") { take(p, mdkv::presets::paper_literal); }
+            else { take(p, mdkv::presets::paper); }
+        }
+        else if (p.has_parameter("pool")) { p.pooling = snapkv_pool; }
         if (p.output_weighted) { p.pooling = {5, mdkv::pooling::mean}; } // kvpress, where it is defined
         if (p.share == s::pyramid) { p.beta = 20; }
         if (p.share == s::head_scores) { p.beta = 1.1; }
@@ -179,6 +218,13 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (!whole || !(result >= least && result <= most)) { refuse(std::string{"must be a number "} + limits); }
         return result;
     };
+    auto const either = [&](std::string_view first, std::string_view second) {
+        if (value != first && value != second)
+        {
+            refuse("must be " + std::string{first} + " or " + std::string{second});
+        }
+        return value == first;
+    };
     if (parameter == "heads")
     {
         if (value != "kv" && value != "query") { refuse("must be kv or query"); }
@@ -198,10 +244,36 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     }
     else if (parameter == "pooling")
     {
-        if (value != "max" && value != "mean") { refuse("must be max or mean"); }
-        p.pooling.kind = value == "max" ? mdkv::pooling::max : mdkv::pooling::mean;
+        bool const adaptive = p.kind == cache_kind::mixed && value == "adaptive";
+        if (value != "max" && value != "mean" && !adaptive)
+        {
+            refuse(p.kind == cache_kind::mixed ? "must be max, mean or adaptive" : "must be max or mean");
+        }
+        p.pooling.kind = value == "max"    ? mdkv::pooling::max
+                         : value == "mean" ? mdkv::pooling::mean
+                                           : mdkv::pooling::adaptive;
     }
     else if (parameter == "ratios") { p.ratios = parse_ratios(value); }
+    else if (parameter == "charge")
+    {
+        p.charge = either("use", "always") ? mdkv::projection_charge::by_use : mdkv::projection_charge::always;
+    }
+    else if (parameter == "loss")
+    {
+        p.quantisation =
+            either("bound", "value") ? mdkv::quantisation_loss::bound : mdkv::quantisation_loss::value_only;
+    }
+    else if (parameter == "basis")
+    {
+        p.key_basis = either("pca", "query") ? mdkv::key_basis_kind::pca : mdkv::key_basis_kind::query_aware;
+    }
+    else if (parameter == "keep" || parameter == "queries")
+    {
+        auto const tokens = parse_integer<std::int64_t>(parameter == "keep" ? "keep" : "queries", value);
+        if (tokens < 0) { refuse("must not be negative; 0 stands for the window"); }
+        (parameter == "keep" ? p.keep : p.queries) = tokens;
+    }
+    else if (parameter == "early") { p.early = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
     else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
     else if (parameter == "sinks")

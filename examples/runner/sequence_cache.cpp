@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -44,11 +45,28 @@ sequence_cache<T>::sequence_cache(
 {}
 
 template <mdkv::element T>
+sequence_cache<T>::sequence_cache(llama_model const& model, policy chosen, fold_plan const& plan, std::int64_t window)
+    : model_{&model}
+    , policy_{std::move(chosen)}
+    , ledger_{std::make_unique<fold_ledger>()}
+    , maker_{policy_, plan, *ledger_}
+    , window_{window}
+    , tail_tokens_{plan.every}
+    , layers_(static_cast<std::size_t>(model.shape().layers))
+{}
+
+template <mdkv::element T>
+sequence_cache<T> sequence_cache<T>::folding(
+    llama_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window)
+{
+    fold_plan const plan = share_memory<T>(max_bytes, every, window, chosen, model.shape());
+    return sequence_cache{model, std::move(chosen), plan, window};
+}
+
+template <mdkv::element T>
 sequence_cache<T>::~sequence_cache() = default;
 template <mdkv::element T>
 sequence_cache<T>::sequence_cache(sequence_cache&&) noexcept = default;
-template <mdkv::element T>
-sequence_cache<T>& sequence_cache<T>::operator=(sequence_cache&&) noexcept = default;
 
 template <mdkv::element T>
 prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory& memory) const
@@ -59,7 +77,8 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         .heads                   = shape.kv_heads,
         .group                   = shape.query_heads / shape.kv_heads,
         .tokens                  = kv.tokens,
-        .window                  = std::min(window_, kv.tokens),
+        .window                  = std::min(window(), kv.tokens),
+        .question                = std::min(window_, kv.tokens),
         .key_dim                 = shape.key_dim,
         .value_dim               = shape.value_dim,
         .keys                    = kv.keys,
@@ -99,8 +118,8 @@ mdkv::compress_report sequence_cache<T>::compress_layer(
     model_shape const& own = model_->shape();
     layer_memory memory;
     auto made = maker_.make(layer_of(kv, memory),
-        mdkv::layer_shape{own.kv_heads, own.query_heads / own.kv_heads, kv.tokens - std::min(window_, kv.tokens),
-            std::min(window_, kv.tokens), {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
+        mdkv::layer_shape{own.kv_heads, own.query_heads / own.kv_heads, kv.tokens - std::min(window(), kv.tokens),
+            std::min(window(), kv.tokens), {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
         tail_tokens_, executor, scratch, rungs);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     layers_[static_cast<std::size_t>(kv.layer)] = std::move(made.cache);

@@ -6,11 +6,13 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "../policies/cache_maker.hpp"
+#include "../policies/fold_plan.hpp"
 #include "../policies/layer_cache.hpp"
 #include "llama_model.hpp"
 #include "policies.hpp"
@@ -26,13 +28,20 @@ class sequence_cache
 {
 public:
     /// \param model         must outlive the cache
-    /// \param window        last prompt tokens that are kept as they are
+    /// \param window        last prompt tokens that are kept as they are, where the policy does not say fewer
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
     sequence_cache(
         llama_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
+
+    /// A cache that never takes more than max_bytes, all its buffers included: it folds the tokens that are appended.
+    /// \param every   tokens to append before they are folded
+    /// \throws mdkv::invalid_argument   as share_memory
+    [[nodiscard]] static sequence_cache folding(
+        llama_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window);
+
     ~sequence_cache();
     sequence_cache(sequence_cache&&) noexcept;
-    sequence_cache& operator=(sequence_cache&&) noexcept;
+    sequence_cache& operator=(sequence_cache&&) = delete; // layers must go before their memory's count
 
     /// Takes one layer from prefill, which may hand over more queries than the window's (see `queries_to_keep`).
     /// \param rungs   [H, N] receives every token's rung of the policy's ratio set, or null; not for policies whose caches
@@ -45,20 +54,27 @@ public:
     void attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,
         mdkv::cpu::executor_ref executor);
 
+    /// Last prompt tokens that are kept as they are.
+    [[nodiscard]] std::int64_t window() const noexcept { return policy_.kept_window(window_); }
     [[nodiscard]] policy const& chosen() const noexcept { return policy_; }
     /// Of the prompt in all layers, as measured from the buffers; what was appended is excluded.
     [[nodiscard]] std::int64_t resident_bytes() const noexcept;
+    /// What folding did, and how much memory the cache took at most; null for a cache that does not fold.
+    [[nodiscard]] fold_ledger const* folds() const noexcept { return ledger_.get(); }
     [[nodiscard]] std::int64_t full_bytes() const noexcept { return full_bytes_; } // of the model's cache, uncompressed
     [[nodiscard]] double compress_seconds() const noexcept { return compress_seconds_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
 
 private:
+    sequence_cache(llama_model const& model, policy chosen, fold_plan const& plan, std::int64_t window);
+
     struct layer_memory; // what a layer needs besides prefill's own
     [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv, layer_memory& memory) const;
 
     llama_model const* model_;
     policy policy_;
+    std::unique_ptr<fold_ledger> ledger_; // the memory of layers that fold: made before them, gone after them
     cache_maker<T> maker_;
     std::int64_t window_;
     std::int64_t tail_tokens_;
@@ -71,10 +87,10 @@ private:
     double attend_seconds_   = 0;
 };
 
-/// Queries that prefill must hand over for these policies: those of the window, or of the whole prompt.
+/// Queries that prefill must hand over for these policies: those of the window, the last ones, or those of the whole prompt.
 [[nodiscard]] inline std::int64_t queries_to_keep(policy const& one, std::int64_t window, std::int64_t tokens) noexcept
 {
-    return one.reads_all_queries() ? tokens : window;
+    return one.reads_all_queries() ? tokens : std::max(window, one.queries);
 }
 
 // Compiled once, in sequence_cache.cpp: this is where the library is instantiated.

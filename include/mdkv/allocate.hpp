@@ -15,32 +15,52 @@
 namespace mdkv
 {
 
-/// What each rung costs, in bytes per token and head, and what a head pays to have projected rungs at all. Made from a
-/// ratio set, or filled in by callers whose rungs are something else.
+/// What each rung costs, in bytes per token and head, and what a head pays for its projections when that rung is the
+/// widest projected one it uses. Made from a ratio set, or filled in by callers whose rungs are something else.
 template <std::size_t R = run_time>
 struct rung_costs
 {
     static constexpr std::size_t capacity = ratio_set<R>::capacity;
 
-    std::array<index_t, capacity> bytes{};  ///< strictly ascending
-    std::array<bool, capacity> projected{}; ///< needs the head's projection
-    std::size_t rungs  = 0;
-    index_t projection = 0; ///< bytes a head pays for its projections
+    std::array<index_t, capacity> bytes{};      ///< strictly ascending
+    std::array<bool, capacity> projected{};     ///< needs the head's projections
+    std::array<index_t, capacity> projection{}; ///< bytes of the projections; 0 for a rung that needs none
+    std::size_t rungs = 0;
 
     rung_costs() = default;
 
-    /// \throws invalid_argument   a rung is no whole number of coordinates
+    /// \throws invalid_argument   a rung is no whole number of coordinates, or costs no more than the one before it
     constexpr rung_costs(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
         : rungs{ratios.size()}
-        , projection{projection_bytes(ratios, dims, element_bytes)}
     {
         ratios.expects_fit("key", dims.keys);
         ratios.expects_fit("value", dims.values);
+        ratios.expects_ascending(dims, element_bytes);
         for (std::size_t r = 0; r < ratios.size(); ++r)
         {
-            bytes[r]     = ratios.bytes(r, dims, element_bytes);
-            projected[r] = ratios[r].projected();
+            bytes[r]      = ratios.bytes(r, dims, element_bytes);
+            projected[r]  = ratios[r].projected();
+            projection[r] = projection_bytes(ratios, r, dims, element_bytes);
         }
+    }
+
+    /// Bytes of the widest projections a head could need.
+    [[nodiscard]] constexpr index_t widest_projection() const noexcept
+    {
+        index_t most = 0;
+        for (std::size_t r = 0; r < size(); ++r) { most = projection[r] > most ? projection[r] : most; }
+        return most;
+    }
+
+    /// Bytes of the narrowest projections a head could do with; 0 without projected rungs.
+    [[nodiscard]] constexpr index_t narrowest_projection() const noexcept
+    {
+        index_t least = widest_projection();
+        for (std::size_t r = 0; r < size(); ++r)
+        {
+            least = projected[r] && projection[r] < least ? projection[r] : least;
+        }
+        return least;
     }
 
     [[nodiscard]] constexpr std::size_t size() const noexcept
@@ -60,16 +80,14 @@ struct rung_costs
     void expects_valid(char const* caller) const
     {
         expects(rungs == size() && rungs >= 1, caller, ": costs has ", rungs, " rungs");
-        expects(projection >= 0, caller, ": costs.projection is ", projection, "; it must not be negative");
-        bool unprojected = false;
         for (std::size_t r = 0; r < rungs; ++r)
         {
             expects(bytes[r] >= 0, caller, ": costs.bytes[", r, "] is ", bytes[r], "; it must not be negative");
             expects(r == 0 || bytes[r] > bytes[r - 1], caller, ": costs.bytes must ascend; [", r, "] = ", bytes[r],
                 " does not exceed ", bytes[r == 0 ? 0 : r - 1]);
-            unprojected = unprojected || !projected[r];
+            expects(projection[r] >= 0 && (projected[r] || projection[r] == 0), caller, ": costs.projection[", r,
+                "] is ", projection[r], "; it must be 0 for a rung that is not projected, and never negative");
         }
-        static_cast<void>(unprojected);
     }
 };
 
@@ -83,14 +101,25 @@ enum class search : std::uint8_t
     bisection   ///< by halving an interval, as the paper describes it: about sixty passes, the same result to rounding
 };
 
+/// Which heads pay for projections.
+enum class projection_charge : std::uint8_t
+{
+    by_use, ///< a head that uses a projected rung, for the widest one it uses; decided with everything else
+    always  ///< every head, for the widest projected rung of the set, as the paper words it
+};
+
 struct allocate_options
 {
     mdkv::search search = mdkv::search::thresholds;
 
-    /// Spend what the multiplier leaves over, on upgrades in order of loss saved per byte.
+    /// Spend what the multiplier leaves over, on upgrades in order of loss saved per byte. Without it the dual's own choice
+    /// is reported: no allocation of as many bytes loses less, but heads that turn may leave much of the limit.
     bool spend_leftover = true;
 
-    /// Give every head the same number of tokens at every rung, for engines that store rectangles.
+    projection_charge charge = projection_charge::by_use;
+
+    /// Give every head the same number of tokens at every rung, for engines that store rectangles; then all heads pay for
+    /// projections, or none.
     bool same_count_per_head = false;
 };
 
@@ -99,8 +128,10 @@ enum class allocation_status : std::uint8_t
 {
     optimal,          ///< the dual optimum, leftover spent
     everything_kept,  ///< the limit holds every token at its costliest rung; losses were not asked
-    unprojected_only, ///< the limit could not hold the projections; projected rungs were left out
-    non_finite_loss,  ///< a loss was NaN or infinite: such tokens were given the cheapest rung; the limit still holds
+    unprojected_only, ///< the limit could not hold the projections (`by_use`: not even the narrowest of one head);
+                      ///< projected rungs were left out
+    non_finite_loss,  ///< a loss was NaN or infinite: such tokens were given the cheapest rung open
+                      ///< to their head; the limit still holds
     over_limit        ///< even the cheapest rungs exceed the limit; every token has the cheapest one
 };
 
@@ -123,7 +154,9 @@ struct allocation
 /// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
 /// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, and the smallest
 /// multiplier whose choice fits is found; what is left is spent on the upgrades that save most per byte. Ties go to the
-/// cheaper rung, then to the lower head, then to the lower position.
+/// cheaper rung, then to the lower head, then to the lower position. Charged by use, a head takes, at the same multiplier,
+/// the cheapest of: no projected rung; those up to each width, and multiplier * bytes of such projections; the loss is then
+/// never above the better of "every head pays" and "no head pays".
 /// With one limit the heads of the layer share it (MixedDimKV); with H limits each head has its own (MixedDimKV-H).
 ///
 /// \param on            backend: threads, scratch
@@ -135,7 +168,9 @@ struct allocation
 /// \param[out] report   [1] or [H], as many as limits
 /// \pre    costs ascend; 1 <= R <= 16
 /// \cost   one pass over the losses and O(R^2) a token, more only for what lies near the multiplier; scratch about
-///         2 + R/2 bytes a token (heads rounded up to 4096 tokens); same_count_per_head: 8*N more for each thread
+///         2 + R/2 bytes a token (heads rounded up to 4096 tokens); same_count_per_head: 8*N more for each thread;
+///         charged by use: three passes more or so, up to 64 solutions where heads are all but indifferent, and one byte a
+///         token more
 /// \sync   returns when done (cpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative

@@ -16,20 +16,30 @@ namespace mdkv
 // One layer's cache is one block of bytes (the arena) and a small directory. Nothing is padded: the arena holds exactly
 // what is charged to the budget. Per head, one after another:
 //
-//   key projection    [Dk, columns]   element type   leading columns of the key basis, if a projected rung is in use
+//   key projection    [Dk, columns]   element type   what brings queries to the leading coordinates of keys, if a
+//                                                    projected rung is in use
 //   value projection  [columns, Dv]   element type   leading rows of the value basis
-//   rung 1            keys, values    of the tokens at that rung, positions ascending
+//   rung 1            keys, values    of the tokens at that rung, positions ascending; the full rung is not among these
 //   rung 2            keys, values
 //   ...
 //   exact run         keys, values    tokens at the full rung, then the window: original vectors
 //
 // and beside the arena the tail: per head one exact run with room for tail_capacity appended tokens.
 //
-// A run of n tokens with r coordinates each, row_layout::tiles16:
+// A run of n tokens with r coordinates each, row_layout::tiles16. A tile is 16 tokens; the last one of a run of n tokens
+// (n the capacity, for a tail) has n mod 16 tokens and is as much narrower. With w the width of a tile:
 //
-//   keys    tiles of 16 tokens, each [r, 16]: coordinate by coordinate, so that 16 logits grow side by side; the last
-//           tile of a run of n tokens (n the capacity, for a tail) has n mod 16 tokens and is as much narrower
-//   values  [n, r] token by token, so that a weighted sum reads them once in order
+//   plain keys    tile by tile, each [r, w]: coordinate by coordinate, so that 16 logits grow side by side
+//   plain values  [n, r] token by token, so that a weighted sum reads them once in order
+//
+//   quantised     tile by tile, inside a tile group by group (32 coordinates, the last group fewer), and of a group with
+//                 g coordinates:  scales [w] half, minima [w] half, then the codes
+//                   int8 keys    [g, w] bytes         int8 values  [w, g] bytes
+//                   int4 keys    [g', w] bytes        int4 values  [w, g'] bytes     with g' = (g + 1) / 2
+//                 A byte of int4 holds coordinate j of the group in its low half and coordinate g' + j in its high half
+//                 (0 where there is none), so that widening a vector of bytes gives two vectors of neighbours.
+//
+// Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
 /// How the rows of a run are arranged. A backend writes the arrangement it reads best.
 enum class row_layout : std::uint8_t
@@ -49,6 +59,8 @@ struct cache_layout
     std::size_t full_rung = 0;                          // == rungs when no rung keeps the original vector
     std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
     std::array<index_t, max_rungs> value_coordinates{}; // by rung
+    std::array<storage, max_rungs> kinds{};             // by rung
+    std::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
     row_layout rows = row_layout::tiles16;
 
     cache_layout() = default;
@@ -70,13 +82,28 @@ struct cache_layout
         {
             key_coordinates[r]   = ratios.coordinates(r, dims.keys);
             value_coordinates[r] = ratios.coordinates(r, dims.values);
+            kinds[r]             = ratios[r].kind;
+            in_basis[r]          = ratios[r].projected();
         }
     }
 
     /// Stored through the head's projections.
-    [[nodiscard]] constexpr bool projected(std::size_t r) const noexcept
+    [[nodiscard]] constexpr bool projected(std::size_t r) const noexcept { return in_basis[r]; }
+
+    /// Its tokens have a run of their own: neither dropped nor in the exact run.
+    [[nodiscard]] constexpr bool own_run(std::size_t r) const noexcept
     {
         return key_coordinates[r] > 0 && r != full_rung;
+    }
+
+    /// Bytes of one token's key, or value, at rung r.
+    [[nodiscard]] constexpr index_t key_bytes(std::size_t r, index_t element_bytes) const noexcept
+    {
+        return stored_bytes(kinds[r], key_coordinates[r], element_bytes);
+    }
+    [[nodiscard]] constexpr index_t value_bytes(std::size_t r, index_t element_bytes) const noexcept
+    {
+        return stored_bytes(kinds[r], value_coordinates[r], element_bytes);
     }
 
     [[nodiscard]] friend constexpr bool operator==(cache_layout const&, cache_layout const&) noexcept = default;
@@ -153,23 +180,23 @@ template <element T>
         entry.value_columns =
             layout.value_coordinates[r] > entry.value_columns ? layout.value_coordinates[r] : entry.value_columns;
     }
-    auto const place = [&](index_t count) {
+    auto const place = [&](index_t size) {
         index_t const at = offset;
-        offset += count * bytes;
+        offset += size;
         return at;
     };
-    entry.key_projection   = place(layout.dims.keys * entry.key_columns);
-    entry.value_projection = place(entry.value_columns * layout.dims.values);
+    entry.key_projection   = place(layout.dims.keys * entry.key_columns * bytes);
+    entry.value_projection = place(entry.value_columns * layout.dims.values * bytes);
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
-        if (!layout.projected(r)) { continue; }
+        if (!layout.own_run(r)) { continue; }
         entry.runs[r].tokens = tokens[r];
-        entry.runs[r].keys   = place(tokens[r] * layout.key_coordinates[r]);
-        entry.runs[r].values = place(tokens[r] * layout.value_coordinates[r]);
+        entry.runs[r].keys   = place(tokens[r] * layout.key_bytes(r, bytes));
+        entry.runs[r].values = place(tokens[r] * layout.value_bytes(r, bytes));
     }
     entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window;
-    entry.exact.keys   = place(entry.exact.tokens * layout.dims.keys);
-    entry.exact.values = place(entry.exact.tokens * layout.dims.values);
+    entry.exact.keys   = place(entry.exact.tokens * layout.dims.keys * bytes);
+    entry.exact.values = place(entry.exact.tokens * layout.dims.values * bytes);
     if (layout.full_rung < layout.rungs) { entry.runs[layout.full_rung] = entry.exact; }
     return offset;
 }

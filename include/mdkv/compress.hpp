@@ -60,6 +60,13 @@ enum class tight_budget : std::uint8_t
     error        ///< refuse
 };
 
+/// Which coordinates of keys come first.
+enum class key_basis_kind : std::uint8_t
+{
+    pca,        ///< those of most energy, as the paper has it (fit_basis)
+    query_aware ///< those that most of q . k lies in (fit_query_aware_basis)
+};
+
 template <backend B>
 struct compress_options
 {
@@ -70,6 +77,7 @@ struct compress_options
     /// the limit.
     std::optional<in_view<index_t, 1, B>> quotas = std::nullopt;
 
+    key_basis_kind key_basis = key_basis_kind::pca;
     pool_options pooling{};
     allocate_options allocation{};
     score_options<B> scoring{};
@@ -159,6 +167,7 @@ compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R
     }
     ratios.expects_fit("key", shape.dims.keys);
     ratios.expects_fit("value", shape.dims.values);
+    ratios.expects_ascending(shape.dims, shape.element_bytes);
     return compress_impl(on, layer, ratios, options, shape, destination);
 }
 

@@ -11,16 +11,23 @@
 namespace mdkv
 {
 
+/// What a token gets. Adaptive: how far a statement reaches follows from how high its peak stands, not from the width, which
+/// is the distance between the two places where half of a peak is left.
 enum class pooling : std::uint8_t
 {
-    max, ///< the largest loss among the neighbours
-    mean ///< their sum divided by the width, also at the two ends (as SnapKV's average pooling counts)
+    max,     ///< the largest loss among the neighbours
+    mean,    ///< their sum divided by the width, also at the two ends (as SnapKV's average pooling counts)
+    adaptive ///< the largest of the row's losses, the far ones fading: max over j of loss_j * 2^(-2 |i - j| / width)
 };
 
 struct pool_options
 {
-    index_t width = 7; ///< neighbours that share, the token itself in their middle; odd; 1 copies
-    pooling kind  = pooling::max;
+    index_t width = 7; ///< odd. max, mean: neighbours that share, the token itself in their middle; 1 copies.
+                       ///< adaptive: 1 leaves a quarter from token to token
+    pooling kind = pooling::max;
+
+    /// Pooling so would change nothing.
+    [[nodiscard]] constexpr bool copies() const noexcept { return width == 1 && kind != pooling::adaptive; }
 };
 
 /// Replaces each loss by that of its neighbourhood, each rung and head apart.
@@ -29,8 +36,9 @@ struct pool_options
 /// \param[in]  loss    [H, R, N]
 /// \param[in]  options width and kind
 /// \param[out] pooled  [H, R, N]  not the same memory as `loss`
-/// \pre    width odd, >= 1
-/// \cost   O(H*R*N*width), both views read or written once from memory; no scratch
+/// \pre    width odd, >= 1; a NaN makes all that it has a part in NaN: its neighbours, or with `adaptive` its whole row,
+///         over which infinity spreads too
+/// \cost   adaptive: O(H*R*N); max, mean: O(H*R*N*log(width)) up to a width of 1,024, O(H*R*N*width) beyond; no scratch
 /// \sync   returns when done (cpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument   a shape disagrees, the width is even or below 1, the views overlap (nothing was changed)

@@ -45,6 +45,70 @@ TEST_CASE("a set without projected rungs needs no projection")
     CHECK(evict_ratios.full_rung() == 1);
 }
 
+TEST_CASE("a quantised vector costs its codes and four bytes for every group of 32 coordinates")
+{
+    static_assert(stored_bytes(storage::plain, 40, 2) == 80);
+    static_assert(stored_bytes(storage::int8, 64, 2) == 64 + 8);
+    static_assert(stored_bytes(storage::int4, 64, 2) == 32 + 8);
+    static_assert(stored_bytes(storage::int4, 33, 4) == 17 + 8);
+    static_assert(stored_bytes(storage::int4, 5, 4) == 3 + 4);
+    static_assert(stored_bytes(storage::int8, 1, 2) == 5);
+    static_assert(stored_bytes(storage::int8, 0, 2) == 0);
+    static_assert(bit_ratios.bytes(1, {64, 40}, 2) == 40 + (20 + 8));
+    CHECK(bit_ratios.bytes(3, {64, 40}, 4) == 416);
+}
+
+TEST_CASE("a rung is full only as it was, projected only in the basis, quantised only in codes")
+{
+    static_assert(full.full() && !full.projected() && !full.quantised());
+    static_assert(!full_int4.full() && !full_int4.projected() && full_int4.quantised());
+    static_assert(!full_int8.rotated().full() && full_int8.rotated().projected() && full_int8.rotated().quantised());
+    static_assert(part(1, 4).projected() && !part(1, 4).quantised());
+    static_assert(part(1, 4).as(storage::int8).projected() && part(1, 4).as(storage::int8).quantised());
+    static_assert(!drop.projected() && !drop.quantised() && !drop.full());
+    static_assert(bit_ratios.widest_projection(64) == 0);
+    constexpr ratio_set mixed{drop, part(1, 4).as(storage::int8), full_int4.rotated(), full_int8};
+    static_assert(mixed.widest_projection(64) == 64);
+    CHECK(mixed.full_rung() == mixed.size());
+}
+
+TEST_CASE("storages are refused where they mean nothing, and so are two rungs of one storage that do not ascend")
+{
+    CHECK(refusal({drop.as(storage::int8), full})
+          == "ratio_set: rung 0 drops the token; only rung 0 may, and it has no storage");
+    CHECK(refusal({full_int4, drop}) == "ratio_set: rung 1 drops the token; only rung 0 may, and it has no storage");
+    CHECK(refusal({drop, full.rotated()})
+          == "ratio_set: rung 1 is 1/1 in the basis; that is said of rungs with all coordinates that are quantised");
+    CHECK(refusal({drop, part(1, 4).as(storage::int8).rotated()})
+          == "ratio_set: rung 1 is 1/4 in the basis; that is said of rungs with all coordinates that are quantised");
+    CHECK(refusal({full_int4, full_int8, full_int4})
+          == "ratio_set: rungs must ascend; rung 2 (1/1) does not exceed rung 0 (1/1)");
+    CHECK(refusal({part(1, 2).as(storage::int8), full_int4, part(1, 4).as(storage::int8)})
+          == "ratio_set: rungs must ascend; rung 2 (1/4) does not exceed rung 0 (1/2)");
+    CHECK(refusal({drop, part(1, 2), full_int4, full_int4.rotated(), full_int8, full}) == "threw nothing");
+    CHECK_THROWS_AS((ratio_set{full_int8, full_int8}), invalid_argument); // at compile time, where it is constexpr
+}
+
+TEST_CASE("rungs must ascend in bytes, which depend on dimension and element type")
+{
+    CHECK_NOTHROW(bit_ratios.expects_ascending({64, 64}, 2));
+    CHECK_NOTHROW(ratio_set{drop, part(1, 4), full_int4, full}.expects_ascending({64, 64}, 2));
+    CHECK_THROWS_AS((ratio_set{drop, part(1, 4), full_int4, full}.expects_ascending({64, 64}, 4)), invalid_argument);
+    CHECK(error_text<invalid_argument>([] {
+        ratio_set{drop, part(1, 2), full_int4}.expects_ascending({64, 32}, 2);
+    })
+          == "ratio_set: rungs must ascend in bytes; rung 2 takes 60 bytes a token, rung 1 96 (dimensions 64 and 32, "
+             "elements of 2 bytes)");
+    CHECK(error_text<invalid_argument>([] {
+        ratio_set{full_int4, full_int4.rotated()}.expects_ascending({64, 64}, 2);
+    })
+          == "ratio_set: rungs must ascend in bytes; rung 1 takes 80 bytes a token, rung 0 80 (dimensions 64 and 64, "
+             "elements of 2 bytes)");
+    // a vector so short that codes cost more than elements
+    CHECK_THROWS_AS((ratio_set{full_int8, full}.expects_ascending({4, 4}, 2)), invalid_argument);
+    CHECK_NOTHROW(ratio_set{full_int8, full}.expects_ascending({8, 8}, 2));
+}
+
 TEST_CASE("sets without 0 and without 1 are allowed and say so")
 {
     ratio_set const middle{part(1, 4), part(1, 2)};
@@ -55,6 +119,12 @@ TEST_CASE("sets without 0 and without 1 are allowed and say so")
 
 TEST_CASE("a run-time set behaves like the compile-time set of the same rungs")
 {
+    for (rung const& u : bit_ratios)
+    {
+        ratio_set<> const one{std::span<rung const>{&u, 1}};
+        CHECK(one.bytes(0, {96, 33}, 2)
+              == bit_ratios.bytes(static_cast<std::size_t>(&u - bit_ratios.begin()), {96, 33}, 2));
+    }
     std::vector<rung> const rungs{drop, part(1, 8), part(1, 4), full};
     ratio_set<> const set{std::span<rung const>{rungs}};
     REQUIRE(set.size() == paper_ratios.size());
@@ -124,6 +194,9 @@ TEST_CASE("two rungs that round to the same number of coordinates are refused, n
     CHECK(error_text<invalid_argument>([] { paper_ratios.rounded(rounding::down).expects_fit("value", 7); })
           == "ratio_set: rungs 1 and 2 both keep 1 coordinates of value dimension 7");
     CHECK_THROWS_AS((ratio_set{part(1, 8), full}.rounded(rounding::down).expects_fit("key", 1)), invalid_argument);
+    // as many coordinates in another storage are another rung
+    CHECK_NOTHROW(
+        (ratio_set{part(1, 8), part(1, 7).as(storage::int8), full_int8}.rounded(rounding::down).expects_fit("key", 7)));
 }
 
 TEST_CASE("every supported head dimension fits the paper's ratio set")

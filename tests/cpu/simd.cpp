@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace
@@ -87,6 +88,32 @@ TEST_CASE("load and store move floats bit for bit from odd addresses")
     std::vector<std::byte> bytes(4 * 64 + 3);
     for (std::byte& b : bytes) { b = static_cast<std::byte>(random.bits() & 0xFFU); }
     for (std::size_t shift = 0; shift < 4; ++shift) { CHECK(wrong_lanes<simd::lanes, float>(bytes, 64, shift) == 0); }
+}
+
+TEST_CASE("bytes become numbers from 0 to 255, and their low halves numbers from 0 to 15, at every width")
+{
+    std::vector<std::byte> bytes(256 + 1);
+    for (std::size_t i = 0; i < 256; ++i) { bytes[i + 1] = static_cast<std::byte>(i); } // at an odd address
+    auto const check = [&](auto width) {
+        constexpr int n = decltype(width)::value;
+        for (std::size_t first = 0; first + std::size_t{n} <= 256; ++first)
+        {
+            auto const codes = simd::load_bytes<n>(bytes.data() + 1 + first);
+            auto const whole = simd::to_floats<n>(codes);
+            auto const low   = simd::low_nibbles<n>(codes);
+            for (int lane = 0; lane < n; ++lane)
+            {
+                auto const want = static_cast<int>(first) + lane;
+                CHECK(static_cast<int>(whole[lane]) == want);
+                CHECK(static_cast<int>(low[lane]) == want % 16);
+            }
+        }
+    };
+    check(std::integral_constant<int, 4>{});
+#if defined(__AVX2__)
+    check(std::integral_constant<int, 8>{});
+#endif
+    check(std::integral_constant<int, simd::lanes>{});
 }
 
 TEST_CASE("broadcast fills every lane")
@@ -188,6 +215,16 @@ TEST_CASE("exp2 of whole numbers is exact, and what is below 2^-126 is exactly 0
     {
         CAPTURE(x);
         CHECK(to(simd::exp2(simd::broadcast(x))) == std::vector<float>(simd::lanes, 0.0F));
+    }
+}
+
+TEST_CASE("exp2 keeps a NaN where it is to, and every other number as it is")
+{
+    float const infinity = std::numeric_limits<float>::infinity();
+    CHECK(std::isnan(to(simd::exp2<true>(simd::broadcast(std::numeric_limits<float>::quiet_NaN())))[0]));
+    for (float const x : {-infinity, -1e30F, -127.0F, -126.0F, -3.7F, 0.0F, 5.1F, 127.0F})
+    {
+        CHECK(to(simd::exp2<true>(simd::broadcast(x))) == to(simd::exp2(simd::broadcast(x))));
     }
 }
 

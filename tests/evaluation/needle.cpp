@@ -165,7 +165,11 @@ TEST_CASE("needle: a number is the same for the same seed and place and another 
     }
     CHECK(numbers.size() == 40);
     CHECK(made[1].id == "headkv-number-1000-11-7");
-    CHECK(runner::needle_number(0, 512, 0) != runner::needle_number(0, 0, 0.512));
+    CHECK(runner::needle_number(0, 512, 0, 7) != runner::needle_number(0, 0, 0.512, 7));
+    std::string const longer = runner::needle_number(7, 1000, 11, 50);
+    CHECK(longer.size() == 50);
+    CHECK(longer.starts_with(runner::needle_number(7, 1000, 11, 7)));
+    CHECK(longer.find_first_not_of("0123456789") == std::string::npos);
 }
 
 TEST_CASE("needle: it stands behind the full stop before its depth")

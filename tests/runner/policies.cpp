@@ -2,21 +2,11 @@
 
 #include <doctest/doctest.h>
 
-#include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/ratios.hpp>
 
-#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
-
-namespace
-{
-
-constexpr mdkv::layer_shape layer{2, 3, 1000, 24, {64, 64}, 2};
-
-} // namespace
 
 TEST_CASE("every policy is found by its own name, names are different, and all but the whole cache name a source")
 {
@@ -30,7 +20,7 @@ TEST_CASE("every policy is found by its own name, names are different, and all b
         CHECK(!p.keeps.empty());
         CHECK((p.source.empty() == (p.whole() || p.name == "random")));
     }
-    CHECK(names.size() == 19);
+    CHECK(names.size() == 21);
 }
 
 TEST_CASE("an unknown policy is refused with the list of those there are")
@@ -50,6 +40,17 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(runner::text_of(runner::find_policy("evict").ratios) == "0,1");
     CHECK(runner::find_policy("evict").pooling.width == 1);
     CHECK(runner::find_policy("full").whole());
+
+    runner::policy const best = runner::find_policy("best");
+    CHECK(runner::text_of(best.ratios) == "0,1:int4,1:int8,1");
+    CHECK(best.pooling.kind == mdkv::pooling::adaptive);
+    CHECK(best.kept_window(32) == mdkv::presets::best.window);
+    CHECK(best.kept_window(4) == 4);
+    CHECK(best.queries == mdkv::presets::best.queries);
+    CHECK(runner::find_policy("best_h").share == runner::sharing::head_scores);
+    CHECK(runner::find_policy("paper").kept_window(32) == 32);
+    CHECK(runner::find_policy("paper").charge == mdkv::projection_charge::by_use);
+    CHECK(runner::find_policy("paper_literal").charge == mdkv::projection_charge::always);
 }
 
 TEST_CASE("the baselines' parameters are their authors'")
@@ -79,6 +80,17 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(p.per_query_head);
     CHECK(runner::parse_policy("headkv[beta=1.5+scores=/some/where/r2.json]").label == "headkv[beta=1.5+scores=r2]");
     CHECK(runner::parse_policy("random[seed=7]").seed == 7);
+
+    auto const mixed = runner::parse_policy(
+        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=value+basis=query+keep=16+queries=64+early=0.5]");
+    CHECK(runner::text_of(mixed.ratios) == "0,1/4:int8,1:int4");
+    CHECK(mixed.charge == mdkv::projection_charge::always);
+    CHECK(mixed.quantisation == mdkv::quantisation_loss::value_only);
+    CHECK(mixed.key_basis == mdkv::key_basis_kind::query_aware);
+    CHECK(mixed.keep == 16);
+    CHECK(mixed.queries == 64);
+    CHECK(mixed.early == 0.5);
+    CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("adakv[floor=0.5]").floor == 0.5);
 }
 
@@ -104,42 +116,4 @@ TEST_CASE("a list of policies is cut at the commas outside of brackets, and all 
     CHECK(runner::split_policies("all").size() == runner::all_policies().size());
     CHECK(runner::split_policies("all", false).size() == runner::all_policies().size() - 2); // headkv and paper_h
     CHECK(runner::split_policies("headkv", false) == std::vector<std::string>{"headkv"});    // asked for by name
-}
-
-TEST_CASE("a ratio set reads as it is written, with or without its storage")
-{
-    CHECK(runner::text_of(runner::parse_ratios("0,1/16,1/2,1")) == "0,1/16,1/2,1");
-    CHECK(runner::text_of(runner::parse_ratios("0,1/4:plain,1:plain")) == "0,1/4,1");
-}
-
-TEST_CASE("a ratio set that cannot be read is refused by the part at fault")
-{
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_ratios("0,1/x")),
-        "ratios: \"x\" is not a whole number in range", mdkv::invalid_argument);
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_ratios("0,1:int2")),
-        "ratios: \"1:int2\" names an unknown storage; there is plain", mdkv::invalid_argument);
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_ratios("0,1/2/3")), "ratios: \"1/2/3\" is not a fraction",
-        mdkv::invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_ratios("1,0")), mdkv::invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_ratios("")), mdkv::invalid_argument);
-}
-
-TEST_CASE("a budget reads as a percentage, a fraction or bytes, exactly")
-{
-    std::int64_t const whole = layer.full_bytes();
-    CHECK(runner::parse_budget("10%").in_bytes(layer) == whole / 10);
-    CHECK(runner::parse_budget("12.5%").in_bytes(layer) == whole / 8);
-    CHECK(runner::parse_budget("1/16").in_bytes(layer) == whole / 16);
-    CHECK(runner::parse_budget("4096").in_bytes(layer) == 4096);
-    CHECK(runner::parse_budget("100%").in_bytes(layer) == whole);
-}
-
-TEST_CASE("a budget that cannot be read or leaves the cache is refused")
-{
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::parse_budget("101%")), "budget: 101% is not within 0% and 100%",
-        mdkv::invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("ten")), mdkv::invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("1/0")), mdkv::invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("-5")), mdkv::invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_budget("1.2.3%")), mdkv::invalid_argument);
 }

@@ -158,18 +158,20 @@ template <class T>
         index_t const kept = d * u.num / u.den;
         return u.num > 0 && kept == 0 ? index_t{1} : kept;
     };
-    return {part(dim), part(value_dim)};
+    int const bits = u.kind == mdkv::storage::int8 ? 8 : u.kind == mdkv::storage::int4 ? 4 : 0;
+    return {part(dim), part(value_dim), bits, u.in_basis};
 }
 
 template <class T>
-[[nodiscard]] oracle::scores expected_scores(layer<T> const& x, index_t head, std::vector<mdkv::rung> const& rungs)
+[[nodiscard]] oracle::scores expected_scores(
+    layer<T> const& x, index_t head, std::vector<mdkv::rung> const& rungs, oracle::scoring const& how = {})
 {
     std::vector<oracle::coordinates> kept;
     for (mdkv::rung const& u : rungs) { kept.push_back(kept_of(u, x.sizes.dim, x.sizes.value_dim)); }
     return oracle::losses(queries_of(x, head), x.sizes.queries,
         stacked(rows_of(x.keys, head), rows_of(x.window_keys, head)), rows_of(x.values, head),
         rows_of(x.key_basis, head), rows_of(x.value_basis, head), kept, static_cast<oracle::real>(x.scale()),
-        x.first_query());
+        x.first_query(), how);
 }
 
 } // namespace support

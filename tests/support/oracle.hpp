@@ -127,19 +127,62 @@ inline eigen eigenvectors(matrix a)
     return result;
 }
 
-/// Every row replaced by its part along the first r rows of the basis.
-inline matrix compressed(matrix const& x, matrix const& basis, count r)
+/// To the nearest half, ties to even; beyond its range, its largest.
+inline float nearest_half(float x)
+{
+    if (x == 0) { return x; }
+    float const unit = std::ldexp(1.0F, std::max(std::ilogb(x), -14) - 10); // subnormals share the last unit
+    return std::clamp(std::nearbyint(x / unit) * unit, -65504.0F, 65504.0F);
+}
+
+/// The first n entries of a row as they are read from codes of so many bits, by the layout's rule: groups of 32, the last
+/// shorter; minimum and scale halves; the code nearest to (x - minimum) / scale. In float, as the rule has it: which of two
+/// codes a coordinate between them gets decides by their whole distance.
+inline void read_again(matrix& x, count row, count n, int bits)
+{
+    float const codes = bits == 8 ? 255.0F : 15.0F;
+    for (count first = 0; first < n; first += 32)
+    {
+        count const end = std::min(n, first + 32);
+        auto least      = static_cast<float>(x(row, first));
+        float most      = least;
+        for (count d = first; d < end; ++d)
+        {
+            least = std::min(least, static_cast<float>(x(row, d)));
+            most  = std::max(most, static_cast<float>(x(row, d)));
+        }
+        float const minimum = nearest_half(least);
+        float const scale   = nearest_half(std::max(most - minimum, 0.0F) / codes);
+        float const inverse = scale > 0 ? 1.0F / scale : 0.0F;
+        for (count d = first; d < end; ++d)
+        {
+            auto const value = static_cast<float>(x(row, d));
+            float const at   = (value - minimum) * inverse + 0.5F;
+            x(row, d) = static_cast<real>(minimum) + static_cast<real>(scale) * std::floor(std::clamp(at, 0.0F, codes));
+        }
+    }
+}
+
+/// Every row replaced by what its first r products with the rows of `basis` are of it, each stored in so many bits (0: as it
+/// is) and multiplied with the same row of `back`, which is the basis itself where that is orthonormal.
+inline matrix compressed(matrix const& x, matrix const& basis, count r, matrix const& back, int bits)
 {
     matrix y{x.rows, x.cols};
     for (count i = 0; i < x.rows; ++i)
     {
+        matrix stored{1, r};
+        for (count c = 0; c < r; ++c) { stored(0, c) = dot(x, i, basis, c); }
+        if (bits > 0) { read_again(stored, 0, r, bits); }
         for (count c = 0; c < r; ++c)
         {
-            real const coordinate = dot(x, i, basis, c);
-            for (count d = 0; d < x.cols; ++d) { y(i, d) += coordinate * basis(c, d); }
+            for (count d = 0; d < x.cols; ++d) { y(i, d) += stored(0, c) * back(c, d); }
         }
     }
     return y;
+}
+inline matrix compressed(matrix const& x, matrix const& basis, count r)
+{
+    return compressed(x, basis, r, basis, 0);
 }
 
 struct probabilities
@@ -174,6 +217,16 @@ struct coordinates
 {
     count keys;
     count values;
+    int bits      = 0;     ///< of each; 0: as it is
+    bool in_basis = false; ///< all of them, in the basis
+};
+
+/// What losses may depend on besides.
+struct scoring
+{
+    std::vector<real> weights = {};      ///< [Q]; none: 1
+    matrix const* query_basis = nullptr; ///< partner of the key basis where that is not orthonormal
+    bool value_only           = false;   ///< quantised tokens with all coordinates lose by their values only
 };
 
 /// Algorithm 1 for one KV head: the losses [rungs, N] of the first N rows of `keys`; what follows them is the window, whose
@@ -187,9 +240,12 @@ struct scores
 
 inline scores losses(matrix const& queries, count per_query_head, matrix const& keys, matrix const& values,
     matrix const& key_basis, matrix const& value_basis, std::vector<coordinates> const& rungs, real scale,
-    count first_query)
+    count first_query, scoring const& how = {})
 {
-    count const n        = values.rows;
+    count const n     = values.rows;
+    auto const weight = [&](count row) {
+        return how.weights.empty() ? real{1} : how.weights[static_cast<std::size_t>(row % per_query_head)];
+    };
     count const total    = keys.rows;
     count const dim      = keys.cols;
     auto const attention = [&](matrix const& k) {
@@ -217,7 +273,7 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     {
         for (count i = 0; i < queries.rows; ++i)
         {
-            out.dropped[static_cast<std::size_t>(j)] += 2 * exact.p(i, j) * norm(values, j);
+            out.dropped[static_cast<std::size_t>(j)] += 2 * weight(i) * exact.p(i, j) * norm(values, j);
         }
     }
     matrix tokens{n, dim};
@@ -228,21 +284,36 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     for (count r = 0; r < out.loss.rows; ++r)
     {
         coordinates const kept = rungs[static_cast<std::size_t>(r)];
-        bool const full        = kept.keys == dim && kept.values == values.cols;
-        if (full) { continue; }
+        bool const all         = kept.keys == dim && kept.values == values.cols;
+        if (all && kept.bits == 0) { continue; }
         if (kept.keys == 0)
         {
             for (count j = 0; j < n; ++j) { out.loss(r, j) = out.dropped[static_cast<std::size_t>(j)]; }
             continue;
         }
-        matrix changed       = keys;
-        matrix const reduced = compressed(tokens, key_basis, kept.keys);
+        matrix changed = keys;
+        matrix reduced = tokens;
+        matrix v       = values;
+        if (all && !kept.in_basis)
+        {
+            for (count j = 0; j < n; ++j)
+            {
+                read_again(reduced, j, dim, kept.bits);
+                read_again(v, j, values.cols, kept.bits);
+            }
+        }
+        else
+        {
+            reduced = compressed(
+                tokens, key_basis, kept.keys, how.query_basis == nullptr ? key_basis : *how.query_basis, kept.bits);
+            v = compressed(values, value_basis, kept.values, value_basis, kept.bits);
+        }
         for (count j = 0; j < n; ++j)
         {
             for (count d = 0; d < dim; ++d) { changed(j, d) = reduced(j, d); }
         }
         probabilities const other = attention(changed);
-        matrix const v            = compressed(values, value_basis, kept.values);
+        bool const moves          = !(how.value_only && all);
         for (count j = 0; j < n; ++j)
         {
             real far = 0;
@@ -251,7 +322,8 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
             real const size = norm(values, j);
             for (count i = 0; i < queries.rows; ++i)
             {
-                out.loss(r, j) += std::fabs(other.p(i, j) - exact.p(i, j)) * size + exact.p(i, j) * far;
+                real const moved = moves ? std::fabs(other.p(i, j) - exact.p(i, j)) : 0;
+                out.loss(r, j) += weight(i) * (moved * size + exact.p(i, j) * far);
             }
         }
     }

@@ -1,6 +1,7 @@
 /// \file packed.hpp: random layers to pack, the packed layout read back by its description, and attention over that by the definition
 #pragma once
 
+#include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -34,7 +35,8 @@ struct packed_sizes
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
 };
 
-/// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given.
+/// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given. Queries have a basis of
+/// their own, which is at first that of the keys.
 template <class T>
 struct packed_layer
 {
@@ -46,6 +48,7 @@ struct packed_layer
     tensor<T, 3> window_keys;
     tensor<T, 3> window_values;
     tensor<float, 3> key_basis;
+    tensor<float, 3> query_basis;
     tensor<float, 3> value_basis;
     tensor<std::uint8_t, 2> rung;
 
@@ -58,6 +61,7 @@ struct packed_layer
         , window_keys{{s.heads, s.window, s.dims.keys}, how}
         , window_values{{s.heads, s.window, s.dims.values}, how}
         , key_basis{{s.heads, s.dims.keys, s.dims.keys}}
+        , query_basis{{s.heads, s.dims.keys, s.dims.keys}}
         , value_basis{{s.heads, s.dims.values, s.dims.values}}
         , rung{{s.heads, s.tokens}}
     {
@@ -68,6 +72,7 @@ struct packed_layer
         fill(random, window_values);
         fill_basis(random, key_basis);
         fill_basis(random, value_basis);
+        query_basis.assign(key_basis.elements());
         for (index_t h = 0; h < s.heads; ++h)
         {
             for (index_t t = 0; t < s.tokens; ++t)
@@ -78,10 +83,28 @@ struct packed_layer
         }
     }
 
+    /// Makes the keys' basis oblique, and the queries' its partner: the rows of one times a factor, of the other divided.
+    void stretch_keys()
+    {
+        for (index_t h = 0; h < sizes.heads; ++h)
+        {
+            for (index_t i = 0; i < sizes.dims.keys; ++i)
+            {
+                float const factor = 0.5F + 0.25F * static_cast<float>(i % 5);
+                for (index_t d = 0; d < sizes.dims.keys; ++d)
+                {
+                    float const x = key_basis.get(h, i, d);
+                    key_basis.set(x * factor, h, i, d);
+                    query_basis.set(x / factor, h, i, d);
+                }
+            }
+        }
+    }
+
     void pack(mdkv::cpu::backend const& on, mdkv::cache_view<T, mdkv::space::host> const& cache) const
     {
-        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
-            rung.in(), cache);
+        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(),
+            mdkv::key_bases<mdkv::cpu::backend>{key_basis.in(), query_basis.in()}, value_basis.in(), rung.in(), cache);
     }
 
     [[nodiscard]] index_t bytes() const { return mdkv::packed_bytes<T>(mdkv::cpu::backend{}, rung.in(), layout); }
@@ -129,13 +152,18 @@ private:
     }
 };
 
-/// What a cache says about one token of one head: the numbers as they are stored.
+/// What a cache says about one token of one head.
 template <class T>
 struct stored_token
 {
     int rung = 0; ///< -1: exact run, -2: tail
+    /// The elements as they are stored; empty where the run holds codes.
     std::vector<T> key;
     std::vector<T> value;
+    /// The numbers they stand for, in whichever storage.
+    std::vector<double> key_numbers;
+    std::vector<double> value_numbers;
+    bool projected = false; ///< coordinates in the head's basis
 };
 
 /// The element at an address of any alignment.
@@ -147,7 +175,56 @@ template <class T>
     return value;
 }
 
-/// The first `tokens` tokens of a run that is laid out for `stored` tokens, as cache.hpp describes it.
+/// Which of a token's two vectors.
+enum class side
+{
+    key,
+    value
+};
+
+/// A vector stored as codes: of coordinate c the code, and of its group (c / 32) a minimum and a scale.
+struct coded_vector
+{
+    std::vector<int> codes;
+    std::vector<double> scales;
+    std::vector<double> minima;
+
+    [[nodiscard]] double number(std::size_t c) const
+    {
+        return minima[c / 32] + scales[c / 32] * static_cast<double>(codes[c]);
+    }
+};
+
+/// Token t of a quantised run of `tokens` tokens with r coordinates that begins at `run`, as cache.hpp describes it.
+[[nodiscard]] inline coded_vector coded_token(
+    std::byte const* run, mdkv::storage kind, side which, index_t tokens, index_t r, index_t t)
+{
+    coded_vector all;
+    bool const nibbles      = kind == mdkv::storage::int4;
+    index_t const in_tile   = t % 16;
+    index_t const width     = std::min<index_t>(16, tokens - (t - in_tile));
+    index_t const per_token = (r + 31) / 32 * 4 + (nibbles ? r / 32 * 16 + (r % 32 + 1) / 2 : r);
+    std::byte const* group  = run + t / 16 * 16 * per_token;
+    for (index_t first = 0; first < r; first += 32)
+    {
+        index_t const g        = std::min<index_t>(32, r - first);
+        index_t const bytes    = nibbles ? (g + 1) / 2 : g; // of one token's codes
+        std::byte const* codes = group + 4 * width;
+        all.scales.push_back(static_cast<double>(mdkv::widen(element_at<mdkv::half>(group, 0, in_tile))));
+        all.minima.push_back(static_cast<double>(mdkv::widen(element_at<mdkv::half>(group, 2 * width, in_tile))));
+        for (index_t c = 0; c < g; ++c)
+        {
+            index_t const b = nibbles ? c % bytes : c;
+            index_t const i = which == side::key ? b * width + in_tile : in_tile * bytes + b;
+            int const byte  = std::to_integer<int>(codes[i]);
+            all.codes.push_back(!nibbles ? byte : c < bytes ? byte % 16 : byte / 16);
+        }
+        group = codes + width * bytes;
+    }
+    return all;
+}
+
+/// The first `tokens` tokens of a plain run that is laid out for `stored` tokens, as cache.hpp describes it.
 template <class T>
 void read_run(std::byte const* base, index_t keys, index_t values, index_t tokens, index_t stored,
     index_t key_coordinates, index_t value_coordinates, int rung, std::vector<stored_token<T>>& into)
@@ -156,15 +233,38 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     {
         index_t const tile  = t - t % 16;
         index_t const width = std::min<index_t>(16, stored - tile);
-        stored_token<T> token{rung, {}, {}};
+        stored_token<T> token;
+        token.rung = rung;
         for (index_t c = 0; c < key_coordinates; ++c)
         {
             token.key.push_back(element_at<T>(base, keys, tile * key_coordinates + c * width + t % 16));
+            token.key_numbers.push_back(static_cast<double>(mdkv::widen(token.key.back())));
         }
         for (index_t c = 0; c < value_coordinates; ++c)
         {
             token.value.push_back(element_at<T>(base, values, t * value_coordinates + c));
+            token.value_numbers.push_back(static_cast<double>(mdkv::widen(token.value.back())));
         }
+        into.push_back(std::move(token));
+    }
+}
+
+/// The tokens of a quantised run.
+template <class T>
+void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
+    std::vector<stored_token<T>>& into)
+{
+    mdkv::cache_layout const& layout = cache.layout;
+    for (index_t t = 0; t < run.tokens; ++t)
+    {
+        coded_vector const key =
+            coded_token(cache.arena + run.keys, layout.kinds[r], side::key, run.tokens, layout.key_coordinates[r], t);
+        coded_vector const value = coded_token(
+            cache.arena + run.values, layout.kinds[r], side::value, run.tokens, layout.value_coordinates[r], t);
+        stored_token<T> token;
+        token.rung = static_cast<int>(r);
+        for (std::size_t c = 0; c < key.codes.size(); ++c) { token.key_numbers.push_back(key.number(c)); }
+        for (std::size_t c = 0; c < value.codes.size(); ++c) { token.value_numbers.push_back(value.number(c)); }
         into.push_back(std::move(token));
     }
 }
@@ -178,10 +278,16 @@ template <class T>
     mdkv::head_entry const& entry    = cache.heads[h];
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
-        if (!layout.projected(r)) { continue; }
+        if (layout.key_coordinates[r] == 0 || r == layout.full_rung) { continue; } // dropped; in the exact run
         mdkv::run_entry const& run = entry.runs[r];
-        read_run<T>(cache.arena, run.keys, run.values, run.tokens, run.tokens, layout.key_coordinates[r],
-            layout.value_coordinates[r], static_cast<int>(r), all);
+        std::size_t const before   = all.size();
+        if (layout.kinds[r] == mdkv::storage::plain)
+        {
+            read_run<T>(cache.arena, run.keys, run.values, run.tokens, run.tokens, layout.key_coordinates[r],
+                layout.value_coordinates[r], static_cast<int>(r), all);
+        }
+        else { read_coded_run(cache, run, r, all); }
+        for (std::size_t i = before; i < all.size(); ++i) { all[i].projected = layout.in_basis[r]; }
     }
     auto const [dim, value_dim] = layout.dims;
     read_run<T>(cache.arena, entry.exact.keys, entry.exact.values, entry.exact.tokens, entry.exact.tokens, dim,
@@ -209,29 +315,32 @@ template <class T>
     std::vector<whole_token> all;
     for (stored_token<T> const& token : stored_tokens(cache, h))
     {
+        if (!token.projected)
+        {
+            all.push_back({token.key_numbers, token.value_numbers});
+            continue;
+        }
         whole_token whole;
         whole.key.assign(static_cast<std::size_t>(dim), 0.0);
         whole.value.assign(static_cast<std::size_t>(value_dim), 0.0);
-        for (std::size_t c = 0; c < token.key.size(); ++c)
+        for (std::size_t c = 0; c < token.key_numbers.size(); ++c)
         {
-            auto const stored = static_cast<double>(mdkv::widen(token.key[c]));
-            if (token.rung < 0) { whole.key[c] = stored; }
-            for (index_t d = 0; token.rung >= 0 && d < dim; ++d)
+            for (index_t d = 0; d < dim; ++d)
             {
                 index_t const at = d * entry.key_columns + static_cast<index_t>(c);
                 whole.key[static_cast<std::size_t>(d)] +=
-                    stored * static_cast<double>(mdkv::widen(element_at<T>(cache.arena, entry.key_projection, at)));
+                    token.key_numbers[c]
+                    * static_cast<double>(mdkv::widen(element_at<T>(cache.arena, entry.key_projection, at)));
             }
         }
-        for (std::size_t c = 0; c < token.value.size(); ++c)
+        for (std::size_t c = 0; c < token.value_numbers.size(); ++c)
         {
-            auto const stored = static_cast<double>(mdkv::widen(token.value[c]));
-            if (token.rung < 0) { whole.value[c] = stored; }
-            for (index_t d = 0; token.rung >= 0 && d < value_dim; ++d)
+            for (index_t d = 0; d < value_dim; ++d)
             {
                 index_t const at = static_cast<index_t>(c) * value_dim + d;
                 whole.value[static_cast<std::size_t>(d)] +=
-                    stored * static_cast<double>(mdkv::widen(element_at<T>(cache.arena, entry.value_projection, at)));
+                    token.value_numbers[c]
+                    * static_cast<double>(mdkv::widen(element_at<T>(cache.arena, entry.value_projection, at)));
             }
         }
         all.push_back(std::move(whole));

@@ -122,13 +122,28 @@ private:
     unit unit_;
 };
 
-/// Bytes of the projections one head keeps when it stores tokens at projected rungs: the leading columns of its two
-/// bases, as many as the widest projected rung has coordinates.
+/// Bytes of the projections one head keeps when rung r is the widest projected one it uses: the leading columns of its
+/// two bases, as many as that rung has coordinates. 0 for a rung that needs none.
+template <std::size_t R>
+[[nodiscard]] constexpr index_t projection_bytes(
+    ratio_set<R> const& ratios, std::size_t r, head_dims dims, index_t element_bytes)
+{
+    if (!ratios[r].projected()) { return 0; }
+    return (dims.keys * ratios.coordinates(r, dims.keys) + dims.values * ratios.coordinates(r, dims.values))
+           * element_bytes;
+}
+
+/// The same for the widest projected rung of the set.
 template <std::size_t R>
 [[nodiscard]] constexpr index_t projection_bytes(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
 {
-    return (dims.keys * ratios.widest_projection(dims.keys) + dims.values * ratios.widest_projection(dims.values))
-           * element_bytes;
+    index_t most = 0;
+    for (std::size_t r = 0; r < ratios.size(); ++r)
+    {
+        index_t const bytes = projection_bytes(ratios, r, dims, element_bytes);
+        most                = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
 } // namespace mdkv

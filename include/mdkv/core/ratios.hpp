@@ -17,27 +17,52 @@ namespace mdkv
 /// How the coordinates of a stored token are written.
 enum class storage : std::uint8_t
 {
-    plain ///< in the cache's element type
+    plain, ///< in the cache's element type
+    int8,  ///< as 8-bit codes between a minimum and a maximum of their group
+    int4   ///< as 4-bit codes likewise, two to a byte
 };
 
-/// One way to store a token: the first num/den of its D coordinates in the head's basis, written as `kind`.
-/// 0 drops the token; 1 keeps the original vector, in the original basis.
+/// Consecutive coordinates of one token that share a minimum and a scale, both half, where they are stored as codes. The
+/// last group of a vector may be shorter.
+inline constexpr index_t quantised_group = 32;
+
+/// Bytes of n coordinates of one token: codes, and what each group needs besides.
+[[nodiscard]] constexpr index_t stored_bytes(storage kind, index_t n, index_t element_bytes) noexcept
+{
+    if (kind == storage::plain) { return n * element_bytes; }
+    index_t const groups = (n + quantised_group - 1) / quantised_group;
+    index_t const codes  = kind == storage::int8 ? n : (n + 1) / 2;
+    return codes + groups * 4;
+}
+
+/// One way to store a token: the first num/den of its D coordinates, written as `kind`. 0 drops the token; 1 keeps all of
+/// them, as they are or, `in_basis`, as coordinates in the head's basis; fewer are always coordinates in the basis.
 struct rung
 {
     std::int32_t num = 0;
     std::int32_t den = 1;
     storage kind     = storage::plain;
+    bool in_basis    = false; ///< of a rung with all coordinates
 
     [[nodiscard]] constexpr bool dropped() const noexcept { return num == 0; }
-    [[nodiscard]] constexpr bool full() const noexcept { return num == den; }
+    /// Keeps the original vector, bit for bit.
+    [[nodiscard]] constexpr bool full() const noexcept { return num == den && kind == storage::plain && !in_basis; }
     /// Stored in the head's basis, so that the head must keep a projection to read it.
-    [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && !full(); }
+    [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && (num < den || in_basis); }
+    [[nodiscard]] constexpr bool quantised() const noexcept { return !dropped() && kind != storage::plain; }
+
+    /// The same coordinates, written otherwise.
+    [[nodiscard]] constexpr rung as(storage other) const noexcept { return {num, den, other, in_basis}; }
+    /// All coordinates, in the head's basis.
+    [[nodiscard]] constexpr rung rotated() const noexcept { return {num, den, kind, true}; }
 
     [[nodiscard]] friend constexpr bool operator==(rung const&, rung const&) noexcept = default;
 };
 
 inline constexpr rung drop{0, 1};
 inline constexpr rung full{1, 1};
+inline constexpr rung full_int8 = full.as(storage::int8);
+inline constexpr rung full_int4 = full.as(storage::int4);
 
 /// `part(1, 8)`: the first eighth of the coordinates.
 [[nodiscard]] constexpr rung part(std::int32_t num, std::int32_t den) noexcept
@@ -67,8 +92,9 @@ inline constexpr std::size_t max_rungs = 16;
 /// Number of rungs known only at run time.
 inline constexpr std::size_t run_time = 0;
 
-/// An ordered set of rungs, cheapest first. `ratio_set{drop, part(1, 8), part(1, 4), full}` fixes the number of rungs at
-/// compile time and is checked there when constexpr; `ratio_set<>{rungs}` takes them from a span at run time.
+/// A set of rungs, cheapest first. `ratio_set{drop, part(1, 8), part(1, 4), full}` fixes the number of rungs at compile
+/// time and is checked there when constexpr; `ratio_set<>{rungs}` takes them from a span at run time. Which of two rungs
+/// written differently is cheaper depends on dimension and element type; `expects_ascending` checks it for a layer.
 template <std::size_t R = run_time>
 class ratio_set
 {
@@ -84,7 +110,7 @@ public:
         validate();
     }
 
-    /// \throws invalid_argument   empty, too many, out of order, or a rung outside [0, 1]
+    /// \throws invalid_argument   empty, too many, out of order, twice the same, or a rung outside [0, 1]
     constexpr explicit ratio_set(std::span<rung const> rungs, rounding round = rounding::exact)
         : size_{rungs.size()}
         , round_{round}
@@ -125,7 +151,8 @@ public:
     /// Bytes of one token at rung r, keys and values together.
     [[nodiscard]] constexpr index_t bytes(std::size_t r, head_dims dims, index_t element_bytes) const noexcept
     {
-        return (coordinates(r, dims.keys) + coordinates(r, dims.values)) * element_bytes;
+        return stored_bytes(rungs_[r].kind, coordinates(r, dims.keys), element_bytes)
+               + stored_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
     }
 
     /// Coordinates of the widest projected rung; 0 when the set has none.
@@ -150,24 +177,46 @@ public:
 
     [[nodiscard]] constexpr bool can_drop() const noexcept { return rungs_[0].dropped(); }
 
-    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two are the same number.
+    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two written alike are the same
+    /// number.
     /// \throws invalid_argument   naming the rung and the dimension
     constexpr void expects_fit(char const* name, index_t dim) const
     {
-        index_t previous = -1;
         for (std::size_t r = 0; r < size(); ++r)
         {
             rung const& u = rungs_[r];
             expects(round_ == rounding::down || dim * u.num % u.den == 0, "ratio_set: rung ", r, " (", u.num, "/",
                 u.den, ") of ", name, " dimension ", dim, " is not a whole number of coordinates");
-            index_t const kept = coordinates(r, dim);
-            expects(kept > previous, "ratio_set: rungs ", r - 1, " and ", r, " both keep ", kept, " coordinates of ",
-                name, " dimension ", dim);
-            previous = kept;
+            for (std::size_t other = 0; other < r; ++other)
+            {
+                expects(!alike(rungs_[other], u) || coordinates(other, dim) != coordinates(r, dim), "ratio_set: rungs ",
+                    other, " and ", r, " both keep ", coordinates(r, dim), " coordinates of ", name, " dimension ",
+                    dim);
+            }
+        }
+    }
+
+    /// Checks that every rung costs more bytes than the one before it.
+    /// \throws invalid_argument   naming the rungs and their bytes
+    constexpr void expects_ascending(head_dims dims, index_t element_bytes) const
+    {
+        for (std::size_t r = 1; r < size(); ++r)
+        {
+            index_t const before = bytes(r - 1, dims, element_bytes);
+            index_t const here   = bytes(r, dims, element_bytes);
+            expects(here > before, "ratio_set: rungs must ascend in bytes; rung ", r, " takes ", here,
+                " bytes a token, rung ", r - 1, " ", before, " (dimensions ", dims.keys, " and ", dims.values,
+                ", elements of ", element_bytes, " bytes)");
         }
     }
 
 private:
+    /// Differ in their coordinates only.
+    [[nodiscard]] static constexpr bool alike(rung const& a, rung const& b) noexcept
+    {
+        return a.kind == b.kind && a.in_basis == b.in_basis;
+    }
+
     constexpr void validate() const
     {
         for (std::size_t r = 0; r < size(); ++r)
@@ -176,10 +225,17 @@ private:
             expects(u.den >= 1, "ratio_set: rung ", r, " has the denominator ", u.den, "; it must be positive");
             expects(u.num >= 0 && u.num <= u.den, "ratio_set: rung ", r, " is ", u.num, "/", u.den,
                 "; it must lie in [0, 1]");
-            if (r == 0) { continue; }
-            rung const& v = rungs_[r - 1];
-            expects(std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den, "ratio_set: rungs must ascend; rung ", r,
-                " (", u.num, "/", u.den, ") does not exceed rung ", r - 1, " (", v.num, "/", v.den, ")");
+            expects(!u.dropped() || (r == 0 && u.kind == storage::plain && !u.in_basis), "ratio_set: rung ", r,
+                " drops the token; only rung 0 may, and it has no storage");
+            expects(!u.in_basis || (u.num == u.den && u.quantised()), "ratio_set: rung ", r, " is ", u.num, "/", u.den,
+                " in the basis; that is said of rungs with all coordinates that are quantised");
+            for (std::size_t before = 0; before < r; ++before)
+            {
+                rung const& v = rungs_[before];
+                expects(!alike(u, v) || std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den,
+                    "ratio_set: rungs must ascend; rung ", r, " (", u.num, "/", u.den, ") does not exceed rung ",
+                    before, " (", v.num, "/", v.den, ")");
+            }
         }
     }
 
@@ -198,5 +254,8 @@ inline constexpr ratio_set paper_ratios{drop, part(1, 8), part(1, 4), full};
 
 /// Token eviction: drop or keep.
 inline constexpr ratio_set evict_ratios{drop, full};
+
+/// Drop, or keep all coordinates in as many bits as the token is worth; needs no projections.
+inline constexpr ratio_set bit_ratios{drop, full_int4, full_int8, full};
 
 } // namespace mdkv

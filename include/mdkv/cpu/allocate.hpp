@@ -9,27 +9,15 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/detail/allocate_equal.hpp>
-#include <mdkv/cpu/detail/allocate_leftover.hpp>
-#include <mdkv/cpu/detail/allocate_multiplier.hpp>
-#include <mdkv/cpu/detail/allocate_tokens.hpp>
+#include <mdkv/cpu/detail/allocate_charge.hpp>
+#include <mdkv/cpu/detail/allocate_fixed.hpp>
+#include <mdkv/cpu/detail/allocate_menu.hpp>
+#include <mdkv/cpu/detail/allocate_problem.hpp>
 #include <mdkv/detail/threshold.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
-
-// 1. A sample of the thresholds tells roughly where the multiplier lies (guess_bracket).
-// 2. One pass over the losses gives every token whose thresholds are all outside that bracket its rung, and keeps the
-//    others (decide). Should the guess be wrong, the pass is made once more with what was learned.
-// 3. Among the thresholds of the others, the multiplier is selected exactly (select_multiplier); they get their rungs
-//    (settle).
-// 4. What is left is spent (spender).
-//
-// All byte counts are integers, so no result depends on the number of threads; losses are added in double in pieces of
-// fixed size, and the pieces in order.
 
 namespace mdkv::cpu
 {
@@ -50,19 +38,19 @@ struct terms
     }
 };
 
-/// Opens to the problem's tokens the rungs that its limit can pay for. Projections are charged to every head as soon as
-/// one projected rung is open.
+/// Makes the offer that the limit can pay for: all rungs, and every head is charged for the widest projections; or those
+/// that need none.
 template <std::size_t R>
-[[nodiscard]] terms open_rungs(problem& p, rung_costs<R> const& costs, index_t limit)
+[[nodiscard]] terms charge_all(problem const& p, offer& made, rung_costs<R> const& costs, index_t limit)
 {
     std::size_t const last = costs.size() - 1;
     index_t const tokens   = p.token_count();
-    index_t const charge   = tokens > 0 ? p.heads * costs.projection : 0;
-    p.rungs                = rung_table{costs.bytes[last] - costs.bytes[0]};
+    index_t const charge   = tokens > 0 ? p.heads * costs.widest_projection() : 0;
+    made.rungs             = rung_table{costs.bytes[last] - costs.bytes[0]};
     auto const open        = [&](bool projected_too) {
         for (std::size_t r = 0; r <= last; ++r)
         {
-            if (projected_too || !costs.projected[r]) { p.allow(r, costs.bytes[r]); }
+            if (projected_too || !costs.projected[r]) { made.allow(r, costs.bytes[r]); }
         }
     };
     terms t;
@@ -74,7 +62,7 @@ template <std::size_t R>
         t.everywhere = last;
         return t;
     }
-    t.charged = costs.any_projected() ? charge : 0;
+    t.charged = charge;
     t.spare   = limit - t.charged - tokens * costs.bytes[0];
     if (t.spare >= 0)
     {
@@ -85,123 +73,85 @@ template <std::size_t R>
         costs.projected.begin() + static_cast<index_t>(last) + 1, [](bool projected) { return projected; });
     open(only_projected);
     t.charged    = only_projected ? charge : 0;
-    t.spare      = limit - t.charged - tokens * p.rungs.cost[0];
-    t.everywhere = p.rungs.index[0];
+    t.spare      = limit - t.charged - tokens * made.rungs.cost[0];
+    t.everywhere = made.rungs.index[0];
     t.status     = t.spare >= 0 ? allocation_status::unprojected_only : allocation_status::over_limit;
     return t;
 }
 
-/// Everything that scratch memory is taken for.
-struct room
+/// What a limit allows when heads pay for what they use; p has tokens.
+template <std::size_t R>
+[[nodiscard]] terms charge_by_use(
+    problem const& p, menu const& offered, rung_costs<R> const& costs, index_t limit, bool all_alike)
 {
-    chunk_state* chunks      = nullptr;
-    std::uint16_t* undecided = nullptr;
-    float* copies            = nullptr;
-    bins counters;
-    upgrade* upgrades = nullptr;
-    shortlist* lists  = nullptr;
-    equal_room equal;
-
-    room(workspace::frame& frame, backend const& on, problem const& p, std::size_t rungs, allocate_options options)
+    std::size_t const last = costs.size() - 1;
+    index_t const tokens   = p.tokens_per_head();
+    terms t;
+    auto const settle = [&](allocation_status status, std::size_t rung) {
+        t.status     = status;
+        t.everywhere = rung;
+        t.charged    = p.heads * costs.projection[rung];
+        return t;
+    };
+    if (p.heads * (tokens * costs.bytes[last] + costs.projection[last]) <= limit)
     {
-        index_t const n     = p.chunk_count();
-        index_t const slots = on.slots(n);
-        chunks              = frame.take<chunk_state>(n);
-        undecided           = frame.take<std::uint16_t>(n * chunk_tokens);
-        copies              = frame.take<float>(n * copied_tokens * static_cast<index_t>(rungs));
-        counters.sample     = frame.take<index_t>(bins::sample_count);
-        counters.exact      = frame.take<index_t>(slots * bins::exact_count);
-        counters.above      = frame.take<index_t>(slots);
-        upgrades            = frame.take<upgrade>((slots + 1) * candidates);
-        lists               = frame.take<shortlist>(slots);
-        if (options.same_count_per_head)
-        {
-            index_t const workers = on.slots(p.heads);
-            equal.keys            = frame.take<float>(workers * p.tokens_per_head());
-            equal.sorted          = frame.take<float>(workers * p.tokens_per_head());
-            equal.heads           = frame.take<head_upgrade>(p.heads * static_cast<index_t>(rungs * rungs));
-        }
+        return settle(allocation_status::everything_kept, last);
     }
-};
-
-/// Counts and sums over the chunks, in their order.
-inline void sum_up(backend const& on, problem const& p, allocation& report)
-{
-    on.for_each(p.chunk_count(), [&](index_t n, index_t) {
-        chunk const tokens{p, n};
-        if (tokens.state->upgraded) { tokens.state->loss = chosen_loss(p, tokens); }
-        tokens.state->upgraded = false;
-    });
-    report.loss        = 0;
-    report.token_bytes = 0;
-    report.tokens.fill(0);
-    for (index_t n = 0; n < p.chunk_count(); ++n)
+    std::size_t const cheapest = offered.cheapest(tokens);
+    index_t const others       = p.heads * offered.least_bytes(cheapest, tokens);
+    if (others > limit) { return settle(allocation_status::over_limit, offered.offers[cheapest].rungs.index[0]); }
+    bool projections = false;
+    for (std::size_t k = 0; k < offered.count; ++k)
     {
-        report.loss += p.chunks[n].loss;
-        for (std::size_t r = 0; r < p.rungs.count; ++r)
-        {
-            report.tokens[p.rungs.index[r]] += p.chunks[n].tokens[r];
-            report.token_bytes += p.chunks[n].tokens[r] * p.rungs.cost[r];
-        }
+        index_t const paying = all_alike ? p.heads : 1;
+        index_t const more   = offered.least_bytes(k, tokens) - offered.least_bytes(cheapest, tokens);
+        projections          = projections || (offered.offers[k].charge > 0 && others + paying * more <= limit);
     }
+    if (!projections)
+    {
+        t.status = allocation_status::unprojected_only;
+        t.spare  = limit - others;
+    }
+    return t;
 }
 
-/// Every token the same rung.
-inline void assign_everywhere(backend const& on, problem const& p, terms const& t, allocation& report)
+/// One limit's tokens, every head charged, or none.
+template <std::size_t R>
+void solve_charging_all(backend const& on, problem& p, rung_costs<R> const& costs, allocate_options options,
+    room const& scratch, allocation& report)
 {
-    // At the multiplier 0 every token has its least loss: the dual of a limit that does not bind.
-    on.for_each(p.chunk_count(), [&](index_t n, index_t) { decide_at(p, chunk{p, n}, 0.0); });
-    sum_up(on, p, report);
-    report.dual = report.loss;
-    on.for_each(p.chunk_count(), [&](index_t n, index_t) {
-        chunk const tokens{p, n};
-        std::memset(tokens.rung, static_cast<int>(t.everywhere), static_cast<std::size_t>(tokens.count));
-        tokens.state->upgraded = true;
-        tokens.state->tokens.fill(0);
-        tokens.state->tokens[p.place[t.everywhere]] = static_cast<std::int32_t>(tokens.count);
-    });
-    sum_up(on, p, report);
-    // No allocation keeps a limit that is too low, so there is nothing to bound.
-    if (t.status == allocation_status::over_limit) { report.dual = report.loss; }
+    offer made;
+    terms const plan     = charge_all(p, made, costs, report.limit);
+    p.offers             = &made;
+    report.status        = plan.status;
+    report.charged_bytes = plan.charged;
+    if (plan.settled()) { assign_everywhere(on, p, plan.everywhere, report); }
+    else { assign<rung_costs<R>::capacity>(on, p, plan.spare, options, scratch, report); }
 }
 
-/// Finds the multiplier, assigns, and spends what is left.
-template <std::size_t Count>
-void assign(backend const& on, problem const& p, terms const& t, allocate_options options, room const& scratch,
-    allocation& report)
+/// One limit's tokens, heads charged for what they use.
+template <std::size_t R>
+void solve_charging_by_use(backend const& on, problem& p, menu const& offered, rung_costs<R> const& costs,
+    allocate_options options, room const& scratch, charge_room const& own, allocation& report)
 {
-    auto const unit = static_cast<double>(std::max<index_t>(p.rungs.unit, 1));
-    float cap       = 0; // the multiplier in units of the table
-    float trust     = std::numeric_limits<float>::infinity();
-    if (options.search == search::bisection)
+    terms const plan     = charge_by_use(p, offered, costs, report.limit, options.same_count_per_head);
+    p.offers             = offered.offers.data();
+    report.status        = plan.status;
+    report.charged_bytes = plan.charged;
+    if (plan.settled())
     {
-        report.multiplier = bisect_multiplier(on, p, t.spare);
-        cap               = static_cast<float>(report.multiplier * unit);
+        if (plan.status == allocation_status::everything_kept) { p.offers += offered.count - 1; }
+        else { p.offers += offered.cheapest(p.tokens_per_head()); }
+        assign_everywhere(on, p, plan.everywhere, report);
+        return;
     }
-    else
+    constexpr std::size_t capacity = rung_costs<R>::capacity;
+    if (plan.status == allocation_status::unprojected_only)
     {
-        bracket range;
-        cap = select_multiplier<Count>(on, p, t.spare, scratch.counters, range);
-        on.for_each(p.chunk_count(), [&](index_t n, index_t) { settle<Count>(chunk{p, n}, cap); });
-        report.multiplier = double{std::min(cap, std::numeric_limits<float>::max())} / unit;
-        // A decided token's best upgrade equals its next threshold but for rounding.
-        trust = range.low == 0.0F ? 0.0F : range.low * (1 + 0x1p-20F) + 0x1p-120F;
+        assign<capacity>(on, p, plan.spare, options, scratch, report);
+        return;
     }
-    sum_up(on, p, report);
-    // Every token has the rung of its least loss + multiplier * bytes.
-    index_t const fixed = p.token_count() * p.rungs.cost[0];
-    index_t leftover    = t.spare - (report.token_bytes - fixed);
-    report.dual         = report.loss - report.multiplier * static_cast<double>(leftover);
-    if (options.spend_leftover && cap > 0)
-    {
-        leftover = spender<Count>{on, p, leftover, cap, trust, scratch.upgrades, scratch.lists}.spend();
-    }
-    if (options.same_count_per_head) { equalise(on, p, t.spare, options.spend_leftover, scratch.equal); }
-    sum_up(on, p, report);
-    for (index_t n = 0; n < p.chunk_count(); ++n)
-    {
-        if (p.chunks[n].non_finite > 0) { report.status = allocation_status::non_finite_loss; }
-    }
+    payers<capacity>{on, p, offered, report.limit, options, scratch, own}.solve(report);
 }
 
 } // namespace dual
@@ -219,10 +169,14 @@ void allocate_impl(backend const& on, in_view<float, 3, backend> loss, rung_cost
     // Every sum of bytes below is at most this one.
     index_t const most =
         checked_multiply(checked_multiply(loss.extent(0), loss.extent(2)), costs.bytes[costs.size() - 1]);
-    static_cast<void>(checked_add(most, checked_multiply(loss.extent(0), costs.projection)));
+    index_t const widest = costs.widest_projection();
+    static_cast<void>(checked_add(most, checked_multiply(loss.extent(0), widest)));
 
+    bool const by_use = options.charge == projection_charge::by_use && widest > 0 && loss.extent(2) > 0;
+    dual::menu const offered{costs};
     workspace::frame frame{*on.scratch, "allocate"};
     dual::room const scratch{frame, on, p, costs.size(), options};
+    dual::charge_room const own = by_use ? dual::charge_room{frame, p, offered} : dual::charge_room{};
     if (!frame.ready()) { return; }
     for (index_t i = 0; i < limits.extent(0); ++i)
     {
@@ -233,19 +187,12 @@ void allocate_impl(backend const& on, in_view<float, 3, backend> loss, rung_cost
     p.copies    = scratch.copies;
     for (index_t i = 0; i < limits.extent(0); ++i)
     {
-        dual::problem own      = p;
-        own.first_head         = i;
-        dual::terms const plan = dual::open_rungs(own, costs, limits(i));
+        dual::problem one = p;
+        one.first_head    = i;
         allocation result;
-        result.status        = plan.status;
-        result.limit         = limits(i);
-        result.charged_bytes = plan.charged;
-        if (plan.settled()) { dual::assign_everywhere(on, own, plan, result); }
-        else
-        {
-            dual::with_rungs<rung_costs<R>::capacity>(own.rungs.count,
-                [&](auto count) { dual::assign<decltype(count)::value>(on, own, plan, options, scratch, result); });
-        }
+        result.limit = limits(i);
+        if (by_use) { dual::solve_charging_by_use(on, one, offered, costs, options, scratch, own, result); }
+        else { dual::solve_charging_all(on, one, costs, options, scratch, result); }
         report(i) = result;
     }
 }

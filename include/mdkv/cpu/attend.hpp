@@ -5,11 +5,14 @@
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/detail/quantised_kernels.hpp>
+#include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/softmax.hpp>
 
@@ -19,6 +22,7 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
+#include <type_traits>
 
 namespace mdkv::cpu
 {
@@ -42,65 +46,70 @@ inline constexpr index_t most_block_tokens  = 256;
 inline constexpr index_t most_block_bytes   = index_t{1} << 15;
 inline constexpr index_t least_block_tokens = 64;
 
-/// Tokens of one head stored alike.
-template <element T>
+/// Of codes, whose sums have more to finish at the end of a block; their bytes come from the second-level cache.
+inline constexpr index_t quantised_block_tokens = 128;
+
+/// Tokens of one head stored alike. Untyped: codes leave what follows them at any address.
 struct attend_run
 {
-    T const* keys             = nullptr;
-    T const* values           = nullptr;
+    std::byte const* keys     = nullptr;
+    std::byte const* values   = nullptr;
     index_t tokens            = 0;
     index_t stored            = 0; // tokens its tiles are laid out for
     index_t key_coordinates   = 0;
     index_t value_coordinates = 0;
+    index_t key_bytes         = 0; // of a token
+    index_t value_bytes       = 0;
+    storage kind              = storage::plain;
     bool projected            = false;
 
-    [[nodiscard]] index_t token_bytes() const { return (key_coordinates + value_coordinates) * index_t{sizeof(T)}; }
+    [[nodiscard]] index_t token_bytes() const { return key_bytes + value_bytes; }
 
     [[nodiscard]] index_t block_tokens() const
     {
+        if (kind != storage::plain) { return quantised_block_tokens; }
         return std::clamp(
             most_block_bytes / token_bytes() / part_tokens * part_tokens, least_block_tokens, most_block_tokens);
     }
 };
 
-/// The runs of one head: projected ones, then the exact one, then the tail.
-template <element T>
+/// The runs of one head: those of its rungs, then the exact one, then the tail.
 struct attend_head
 {
-    std::array<attend_run<T>, max_rungs + 2> runs{};
+    std::array<attend_run, max_rungs + 2> runs{};
     std::size_t count = 0;
     index_t bytes     = 0;
 
+    template <element T>
     attend_head(cache_view<T, space::host> const& cache, index_t h)
     {
-        cache_layout const& layout = cache.layout;
-        head_entry const& entry    = cache.heads[h];
+        constexpr index_t element_bytes = sizeof(T);
+        cache_layout const& layout      = cache.layout;
+        head_entry const& entry         = cache.heads[h];
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
-            if (!layout.projected(r)) { continue; }
+            if (!layout.own_run(r)) { continue; }
             run_entry const& run = entry.runs[r];
-            add({at(cache.arena, run.keys), at(cache.arena, run.values), run.tokens, run.tokens,
-                layout.key_coordinates[r], layout.value_coordinates[r], true});
+            add({cache.arena + run.keys, cache.arena + run.values, run.tokens, run.tokens, layout.key_coordinates[r],
+                layout.value_coordinates[r], layout.key_bytes(r, element_bytes), layout.value_bytes(r, element_bytes),
+                layout.kinds[r], layout.projected(r)});
         }
-        head_dims const dims = layout.dims;
-        add({at(cache.arena, entry.exact.keys), at(cache.arena, entry.exact.values), entry.exact.tokens,
-            entry.exact.tokens, dims.keys, dims.values, false});
+        auto const [keys, values] = layout.dims;
+        auto const add_exact      = [&](std::byte const* at, std::byte const* value, index_t tokens, index_t stored) {
+            add({at, value, tokens, stored, keys, values, keys * element_bytes, values * element_bytes, storage::plain,
+                false});
+        };
+        run_entry const& exact = entry.exact;
+        add_exact(cache.arena + exact.keys, cache.arena + exact.values, exact.tokens, exact.tokens);
         if (*cache.appended > 0)
         {
-            index_t const first = h * cache.tail_head_bytes();
-            index_t const keys  = cache.tail_capacity * dims.keys * index_t{sizeof(T)};
-            add({at(cache.tail, first), at(cache.tail, first + keys), *cache.appended, cache.tail_capacity, dims.keys,
-                dims.values, false});
+            std::byte const* const tail = cache.tail + h * cache.tail_head_bytes();
+            add_exact(tail, tail + cache.tail_capacity * keys * element_bytes, *cache.appended, cache.tail_capacity);
         }
     }
 
 private:
-    [[nodiscard]] static T const* at(std::byte const* base, index_t offset)
-    {
-        return reinterpret_cast<T const*>(base + offset);
-    }
-
-    void add(attend_run<T> const& run)
+    void add(attend_run const& run)
     {
         if (run.tokens == 0) { return; }
         runs[count++] = run;
@@ -196,11 +205,33 @@ struct attend_job
     index_t* first_part = nullptr; // [H + 1]
     index_t* finished   = nullptr; // [H] parts done
     float* states       = nullptr; // [parts, state_floats]
-    float* own          = nullptr; // [slots, own_floats]: queries [G, D], projected queries [G, key_latents], logits
+    float* own          = nullptr; // [slots, own_floats]
+
+    /// A thread's part of the scratch.
+    struct own_memory
+    {
+        float* q;           // [G, D]
+        float* q_projected; // [G, key_latents]
+        float* q_sums;      // [G, groups]: sums over the groups of the run being read
+        float* logits;      // [G, most_block_tokens]
+    };
+
+    [[nodiscard]] index_t most_groups() const
+    {
+        return tile::round_up(cache.layout.dims.keys, quantised_group) / quantised_group;
+    }
 
     [[nodiscard]] index_t own_floats() const
     {
-        return tile::round_up(group * (cache.layout.dims.keys + key_latents + most_block_tokens), 16);
+        return tile::round_up(group * (cache.layout.dims.keys + key_latents + most_groups() + most_block_tokens), 16);
+    }
+
+    [[nodiscard]] own_memory own_of(index_t slot) const
+    {
+        float* const q           = own + slot * own_floats();
+        float* const q_projected = q + group * cache.layout.dims.keys;
+        float* const q_sums      = q_projected + group * key_latents;
+        return {q, q_projected, q_sums, q_sums + group * most_groups()};
     }
 
     [[nodiscard]] attend_state state(index_t part) const
@@ -216,8 +247,16 @@ struct attend_job
         {
             float* const row = q + g * dim;
             tile::widen_row(queries.data_handle() + queries.mapping()(h * group + g, 0), row, dim);
-            float zero = 0.0F;
-            for (index_t d = 0; d < dim; ++d)
+            simd::floats zeros = simd::broadcast(0.0F);
+            index_t d          = 0;
+            for (; d + simd::lanes <= dim; d += simd::lanes)
+            {
+                simd::floats const x = simd::load(row + d) * simd::broadcast(scale);
+                simd::store(row + d, x);
+                zeros += x * simd::broadcast(0.0F);
+            }
+            float zero = simd::sum(zeros);
+            for (; d < dim; ++d)
             {
                 row[d] *= scale;
                 zero += row[d] * 0.0F;
@@ -237,53 +276,100 @@ struct attend_job
         });
     }
 
+    /// The queries in the basis of a run, and where its sums grow.
+    struct run_basis
+    {
+        float const* q;
+        index_t q_step;
+        float* sums;
+        index_t sum_step;
+    };
+
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
     /// asked for, and while its values are read the next keys, at last those of the run that follows.
-    void attend_tokens(attend_run<T> const& run, index_t begin, index_t end, float const* q, index_t q_step,
-        float* logits, attend_state const& to, T const* following) const
+    void attend_tokens(attend_run const& run, index_t begin, index_t end, run_basis const& in, own_memory const& mine,
+        attend_state const& to, std::byte const* following) const
     {
-        index_t const block      = run.block_tokens();
-        float* const sums        = run.projected ? to.latent : to.sums;
-        index_t const sum_step   = run.projected ? to.latent_step : to.value_step;
-        index_t const value_step = run.value_coordinates;
+        index_t const block = run.block_tokens();
+        if (run.kind != storage::plain) { sum_groups(in.q, in.q_step, group, run.key_coordinates, mine.q_sums); }
         for (index_t t = begin; t < end; t += block)
         {
-            index_t const n      = std::min(block, end - t);
-            T const* const value = run.values + t * value_step;
-            run_logits(q, q_step, group, run.keys, run.key_coordinates, run.stored, t / tile_tokens, n, logits,
-                most_block_tokens, read_ahead{value});
+            index_t const n = std::min(block, end - t);
+            block_logits(run, t, n, in, mine, read_ahead{run.values + t * run.value_bytes});
             for (index_t g = 0; g < group; ++g)
             {
                 float const factor =
-                    soften(logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
+                    soften(mine.logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
                 if (factor != 1.0F) { to.scale(g, factor); }
             }
-            read_ahead const next{t + n < end ? run.keys + (t + n) * run.key_coordinates : following};
-            for_group(group, [&](auto chunk, index_t g) {
-                weighted_rows<T, chunk.value>(logits + g * most_block_tokens, most_block_tokens, value, value_step, n,
-                    value_step, sums + g * sum_step, sum_step, next);
-            });
+            add_values(run, t, n, in, mine, read_ahead{t + n < end ? run.keys + (t + n) * run.key_bytes : following});
+        }
+    }
+
+    void block_logits(attend_run const& run, index_t t, index_t n, run_basis const& in, own_memory const& mine,
+        read_ahead ahead) const
+    {
+        index_t const first  = t / tile_tokens;
+        auto const quantised = [&](auto kind) {
+            quantised_logits<kind.value>(in.q, in.q_step, mine.q_sums, group, {run.keys, run.key_coordinates}, first, n,
+                mine.logits, most_block_tokens, ahead);
+        };
+        switch (run.kind)
+        {
+            case storage::plain:
+                run_logits(in.q, in.q_step, group, reinterpret_cast<T const*>(run.keys), run.key_coordinates,
+                    run.stored, first, n, mine.logits, most_block_tokens, ahead);
+                break;
+            case storage::int8:
+                quantised(std::integral_constant<storage, storage::int8>{});
+                break;
+            case storage::int4:
+                quantised(std::integral_constant<storage, storage::int4>{});
+                break;
+        }
+    }
+
+    void add_values(attend_run const& run, index_t t, index_t n, run_basis const& in, own_memory const& mine,
+        read_ahead ahead) const
+    {
+        index_t const columns = run.value_coordinates;
+        auto const quantised  = [&](auto kind) {
+            quantised_values<quantised_block_tokens, kind.value>(mine.logits, most_block_tokens, group,
+                {run.values, columns}, t / tile_tokens, n, in.sums, in.sum_step, ahead);
+        };
+        switch (run.kind)
+        {
+            case storage::plain:
+                for_group(group, [&](auto chunk, index_t g) {
+                    weighted_rows<T, chunk.value>(mine.logits + g * most_block_tokens, most_block_tokens,
+                        reinterpret_cast<T const*>(run.values) + t * columns, columns, n, columns,
+                        in.sums + g * in.sum_step, in.sum_step, ahead);
+                });
+                break;
+            case storage::int8:
+                quantised(std::integral_constant<storage, storage::int8>{});
+                break;
+            case storage::int4:
+                quantised(std::integral_constant<storage, storage::int4>{});
+                break;
         }
     }
 
     /// Attends part p of head h: of every run the pieces of 64 tokens that begin inside the part's bytes.
-    void attend_part(index_t h, index_t part, index_t parts, float* mine) const
+    void attend_part(index_t h, index_t part, index_t parts, own_memory const& mine) const
     {
-        attend_head<T> const head{cache, h};
-        head_entry const& entry  = cache.heads[h];
-        index_t const dim        = cache.layout.dims.keys;
-        float* const q           = mine;
-        float* const q_projected = q + group * dim;
-        float* const logits      = q_projected + group * key_latents;
-        bool projected_yet       = false;
+        attend_head const head{cache, h};
+        head_entry const& entry = cache.heads[h];
+        index_t const dim       = cache.layout.dims.keys;
+        bool projected_yet      = false;
 
         attend_state const to = state(first_part[h] + part);
         to.clear(group);
-        load_queries(h, q, to);
+        load_queries(h, mine.q, to);
         index_t run_begin = 0;
         for (std::size_t r = 0; r < head.count; ++r)
         {
-            attend_run<T> const& run  = head.runs[r];
+            attend_run const& run     = head.runs[r];
             index_t const piece_bytes = part_tokens * run.token_bytes();
             auto const token_at       = [&](index_t bytes) {
                 index_t const pieces = bytes <= run_begin ? 0 : (bytes - run_begin + piece_bytes - 1) / piece_bytes;
@@ -295,13 +381,13 @@ struct attend_job
             if (begin == end) { continue; }
             if (run.projected && !projected_yet)
             {
-                std::fill_n(q_projected, group * key_latents, 0.0F);
-                multiply(q, dim, entry.key_projection, dim, entry.key_columns, q_projected, key_latents);
+                std::fill_n(mine.q_projected, group * key_latents, 0.0F);
+                multiply(mine.q, dim, entry.key_projection, dim, entry.key_columns, mine.q_projected, key_latents);
                 projected_yet = true;
             }
-            T const* const following = r + 1 < head.count ? head.runs[r + 1].keys : run.values;
-            if (run.projected) { attend_tokens(run, begin, end, q_projected, key_latents, logits, to, following); }
-            else { attend_tokens(run, begin, end, q, dim, logits, to, following); }
+            run_basis const in = run.projected ? run_basis{mine.q_projected, key_latents, to.latent, to.latent_step}
+                                               : run_basis{mine.q, dim, to.sums, to.value_step};
+            attend_tokens(run, begin, end, in, mine, to, r + 1 < head.count ? head.runs[r + 1].keys : run.values);
         }
     }
 
@@ -333,7 +419,7 @@ struct attend_job
         index_t const heads = cache.layout.heads;
         index_t const h     = std::upper_bound(first_part, first_part + heads + 1, i) - first_part - 1;
         index_t const parts = first_part[h + 1] - first_part[h];
-        attend_part(h, i - first_part[h], parts, own + slot * own_floats());
+        attend_part(h, i - first_part[h], parts, own_of(slot));
         std::atomic_ref<index_t> const done{finished[h]};
         if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) { finish(h); }
     }
@@ -369,12 +455,12 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     if (!frame.ready()) { return; }
 
     index_t stored = 0;
-    for (index_t h = 0; h < heads; ++h) { stored += detail::attend_head<T>{cache, h}.bytes; }
+    for (index_t h = 0; h < heads; ++h) { stored += detail::attend_head{cache, h}.bytes; }
     job.cut           = detail::attend_cut{stored};
     job.first_part[0] = 0;
     for (index_t h = 0; h < heads; ++h)
     {
-        job.first_part[h + 1] = job.first_part[h] + job.cut.parts(detail::attend_head<T>{cache, h}.bytes);
+        job.first_part[h + 1] = job.first_part[h] + job.cut.parts(detail::attend_head{cache, h}.bytes);
         job.finished[h]       = 0;
     }
     index_t const parts = job.first_part[heads];

@@ -1,4 +1,4 @@
-/// \file basis.hpp: Gram matrices and their eigenvectors on the CPU (arXiv 2603.20616, section 4.1).
+/// \file basis.hpp: Gram matrices and the bases made of them on the CPU (arXiv 2603.20616, section 4.1).
 #pragma once
 
 #include <mdkv/basis.hpp>
@@ -51,6 +51,74 @@ inline void add_block_gram(float const* block, index_t samples, index_t dim, ind
             }
         }
     }
+}
+
+/// `what` names the stage and the matrix in the message.
+inline void expects_finite_gram(in_view<double, 3, backend> gram, char const* what)
+{
+    for (index_t head = 0; head < gram.extent(0); ++head)
+    {
+        for (index_t i = 0; i < gram.extent(1); ++i)
+        {
+            for (index_t j = 0; j < gram.extent(2); ++j)
+            {
+                expects(
+                    std::isfinite(gram(head, i, j)), what, " of head ", head, " is not finite at (", i, ", ", j, ")");
+            }
+        }
+    }
+}
+
+using square_matrix    = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic>;
+using symmetric_solver = Eigen::SelfAdjointEigenSolver<square_matrix>; // ascending; reads the lower triangle
+
+/// Queries as fit_query_aware_basis weighs keys with: S, its inverse, and c.
+struct query_metric
+{
+    square_matrix root;
+    square_matrix inverse_root;
+    double mean; ///< of the diagonal of C_q; 0 where no query says anything, and S is the identity
+};
+
+/// gram: Q'Q of one head, summed over `count` queries.
+[[nodiscard]] inline query_metric metric_of(Eigen::Ref<square_matrix const> gram, index_t count, index_t head)
+{
+    constexpr double isotropic_part = 0.05;
+    index_t const dim               = gram.rows();
+    double const mean               = count > 0 ? gram.trace() / static_cast<double>(count * dim) : 0;
+    if (!(mean > 0)) { return {square_matrix::Identity(dim, dim), square_matrix::Identity(dim, dim), 0}; }
+    symmetric_solver const parts{gram / (mean * static_cast<double>(count))};
+    expects(parts.info() == Eigen::Success,
+        "fit_query_aware_basis: the eigenvectors of the queries' Gram matrix of head ", head, " did not converge");
+    Eigen::ArrayXd const scales =
+        ((parts.eigenvalues().array().max(0.0) + isotropic_part) / (1 + isotropic_part)).sqrt();
+    square_matrix const& v = parts.eigenvectors();
+    return {v * scales.matrix().asDiagonal() * v.transpose(),
+        v * scales.inverse().matrix().asDiagonal() * v.transpose(), mean * (1 + isotropic_part)};
+}
+
+/// Of one head: row i of `of_keys` and `of_queries` belongs to eigenvalue i; the weakest first, as the solver has them.
+struct query_aware_pair
+{
+    square_matrix of_keys;
+    square_matrix of_queries;
+    Eigen::VectorXd energy;
+};
+
+/// keys: K'K summed over `tokens`; queries: Q'Q summed over `count`.
+[[nodiscard]] inline query_aware_pair query_aware_pair_of(Eigen::Ref<square_matrix const> keys, index_t tokens,
+    Eigen::Ref<square_matrix const> queries, index_t count, index_t head)
+{
+    query_metric const metric = metric_of(queries, count, head);
+    // Both factors to unit scale, so that no product leaves double's range.
+    double const largest = keys.diagonal().maxCoeff();
+    double const unit    = largest > 0 ? largest : 1;
+    symmetric_solver const parts{metric.root * (keys / unit) * metric.root};
+    expects(
+        parts.info() == Eigen::Success, "fit_query_aware_basis: the eigenvectors of head ", head, " did not converge");
+    double const scale = unit / static_cast<double>(std::max<index_t>(tokens, 1)) * metric.mean;
+    return {parts.eigenvectors().transpose() * metric.root, parts.eigenvectors().transpose() * metric.inverse_root,
+        parts.eigenvalues().cwiseMax(0.0) * scale};
 }
 
 } // namespace detail
@@ -109,19 +177,9 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
     out_view<float, 2, backend> energy)
 {
     if (on.scratch->counting()) { return; }
+    detail::expects_finite_gram(gram, "eigenbasis: gram");
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
-    for (index_t head = 0; head < heads; ++head)
-    {
-        for (index_t i = 0; i < dim; ++i)
-        {
-            for (index_t j = 0; j < dim; ++j)
-            {
-                expects(std::isfinite(gram(head, i, j)), "eigenbasis: gram of head ", head, " is not finite at (", i,
-                    ", ", j, ")");
-            }
-        }
-    }
     if (dim == 0) { return; }
     on.for_each(heads, [&](index_t head, index_t) {
         using matrix   = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic>;
@@ -162,6 +220,56 @@ void fit_basis_impl(backend const& on, in_view<T, 3, backend> samples, out_view<
     std::fill_n(memory, heads * dim * dim, 0.0);
     accumulate_gram_impl(on, samples, gram);
     eigenbasis_impl(on, in(on, memory, heads, dim, dim), basis, energy);
+}
+
+template <element T>
+void fit_query_aware_basis_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
+    out_view<float, 3, backend> of_keys, out_view<float, 3, backend> of_queries, out_view<float, 2, backend> energy)
+{
+    index_t const heads = keys.extent(0);
+    index_t const dim   = keys.extent(2);
+    index_t const group = heads > 0 && queries.extent(1) > 0 ? queries.extent(0) / heads : 0;
+    workspace::frame frame{*on.scratch, "fit_query_aware_basis"};
+    index_t const size    = checked_multiply(heads, dim * dim);
+    double* const of_k    = frame.take<double>(size); // [H, D, D]
+    double* const of_q    = frame.take<double>(size); // [H, D, D]
+    auto const key_gram   = out(on, of_k, heads, dim, dim);
+    auto const query_gram = out(on, of_q, heads, dim, dim);
+    bool const ready      = frame.ready();
+    if (ready)
+    {
+        std::fill_n(of_k, size, 0.0);
+        std::fill_n(of_q, size, 0.0);
+    }
+    accumulate_gram_impl(on, keys, key_gram);
+    for (index_t g = 0; g < group; ++g)
+    {
+        // Member g of every group: query heads g, G + g, 2 G + g, ...
+        auto const& map    = queries.mapping();
+        T const* const row = queries.data_handle() == nullptr ? nullptr : queries.data_handle() + g * map.stride(0);
+        accumulate_gram_impl(on,
+            in(on, row, {heads, queries.extent(1), dim}, {checked_multiply(group, map.stride(0)), map.stride(1), 1}),
+            query_gram);
+    }
+    if (!ready || dim == 0) { return; }
+    detail::expects_finite_gram(key_gram, "fit_query_aware_basis: the keys' Gram matrix");
+    detail::expects_finite_gram(query_gram, "fit_query_aware_basis: the queries' Gram matrix");
+    index_t const count = checked_multiply(group, queries.extent(1));
+    on.for_each(heads, [&](index_t head, index_t) {
+        using gram_of   = Eigen::Map<detail::square_matrix const>;
+        auto const pair = detail::query_aware_pair_of(gram_of{of_k + head * dim * dim, dim, dim}, keys.extent(1),
+            gram_of{of_q + head * dim * dim, dim, dim}, count, head);
+        for (index_t i = 0; i < dim; ++i)
+        {
+            index_t const from = dim - 1 - i;
+            energy(head, i)    = static_cast<float>(pair.energy[from]);
+            for (index_t j = 0; j < dim; ++j)
+            {
+                of_keys(head, i, j)    = static_cast<float>(pair.of_keys(from, j));
+                of_queries(head, i, j) = static_cast<float>(pair.of_queries(from, j));
+            }
+        }
+    });
 }
 
 } // namespace mdkv::cpu

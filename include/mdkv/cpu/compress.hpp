@@ -3,6 +3,7 @@
 
 #include <mdkv/compress.hpp>
 
+#include <mdkv/basis.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -85,7 +86,7 @@ inline void pin(std::uint8_t const* marked, index_t full, out_view<float, 3, bac
 /// Packs the layer by its rungs into a cache of exactly the size it needs, and only then replaces the destination.
 template <element T, std::size_t R>
 [[nodiscard]] index_t pack_into(backend const& on, layer_view<backend, T> const& layer, ratio_set<R> const& ratios,
-    layer_shape const& shape, in_view<float, 3, backend> key_basis, in_view<float, 3, backend> value_basis,
+    layer_shape const& shape, key_bases<backend> const& key_basis, in_view<float, 3, backend> value_basis,
     in_view<std::uint8_t, 2, backend> rung, cache<T>& destination)
 {
     cache_layout const layout{ratios, shape.heads, shape.window, shape.dims};
@@ -109,7 +110,8 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     index_t const Dv     = shape.dims.values;
     auto const R_count   = static_cast<index_t>(ratios.size());
     bool const projected = ratios.widest_projection(D) > 0;
-    bool const pooled    = options.pooling.width != 1;
+    bool const aware     = projected && options.key_basis == key_basis_kind::query_aware;
+    bool const pooled    = !options.pooling.copies();
     index_t const limits = options.quotas ? H : 1;
 
     compress_report report;
@@ -132,6 +134,7 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     workspace::frame frame{*on.scratch, "compress"};
     auto const rung         = out(on, frame.take<std::uint8_t>(H * N), H, N);
     auto const key_basis    = out(on, frame.take<float>(projected ? H * D * D : 0), projected ? H : 0, D, D);
+    auto const query_basis  = out(on, frame.take<float>(aware ? H * D * D : 0), aware ? H : 0, D, D);
     auto const value_basis  = out(on, frame.take<float>(projected ? H * Dv * Dv : 0), projected ? H : 0, Dv, Dv);
     auto const key_energy   = out(on, frame.take<float>(H * D), H, D);
     auto const value_energy = out(on, frame.take<float>(H * Dv), H, Dv);
@@ -203,12 +206,14 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     if (!step("basis", 1)) { return cancelled(); }
     if (projected)
     {
-        fit_basis(on, known.keys, key_basis, key_energy);
+        if (aware) { fit_query_aware_basis(on, known.queries, known.keys, key_basis, query_basis, key_energy); }
+        else { fit_basis(on, known.keys, key_basis, key_energy); }
         fit_basis(on, known.values, value_basis, value_energy);
     }
+    key_bases<backend> const bases{as_input(key_basis), as_input(aware ? query_basis : key_basis)};
     if (!step("score", 2)) { return cancelled(); }
-    score(on, known.queries, known.keys, known.values, known.window_keys, as_input(key_basis), as_input(value_basis),
-        ratios, options.scoring, loss);
+    score(on, known.queries, known.keys, known.values, known.window_keys, bases, as_input(value_basis), ratios,
+        options.scoring, loss);
     if (!step("pool", 3)) { return cancelled(); }
     if (pooled) { pool(on, as_input(loss), options.pooling, smooth); }
     if (keeping && real) { detail::pin(marked, static_cast<index_t>(ratios.full_rung()), pooled ? smooth : loss); }
@@ -235,12 +240,16 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
         "compress: a loss is NaN or infinite; keys, values or queries are not finite, or too large to multiply");
     expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ", report.budget_bytes,
         " bytes cannot hold every token at its cheapest rung; at least ",
-        report.window_bytes + checked_multiply(H * N, costs.bytes[0]) + (costs.projected[0] ? H * costs.projection : 0),
+        report.window_bytes + checked_multiply(H * N, costs.bytes[0])
+            + (costs.projected[0] ? H * costs.projection[0] : 0),
         " bytes are needed");
     expects(
         report.chosen.status != allocation_status::unprojected_only || options.on_tight_budget != tight_budget::error,
         "compress: a budget of ", report.budget_bytes, " bytes cannot hold the window and the projections; at least ",
-        report.window_bytes + H * costs.projection, " bytes are needed");
+        report.window_bytes
+            + (options.allocation.charge == projection_charge::always ? H * costs.widest_projection()
+                                                                      : costs.narrowest_projection()),
+        " bytes are needed");
     for (index_t i = 0; keeping && i < H * N; ++i)
     {
         expects(marked[i] == 0 || rung(i / N, i % N) == ratios.full_rung(), "compress: a budget of ",
@@ -248,8 +257,8 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
             ", token ", i % N);
     }
     if (!step("pack", 5)) { return cancelled(); }
-    report.resident_bytes = detail::pack_into(
-        on, layer, ratios, shape, as_input(key_basis), as_input(value_basis), as_input(rung), destination);
+    report.resident_bytes =
+        detail::pack_into(on, layer, ratios, shape, bases, as_input(value_basis), as_input(rung), destination);
     hand_over();
     return report;
 }

@@ -11,13 +11,22 @@
 namespace mdkv::cpu
 {
 
+namespace detail
+{
+
+/// Below this many bytes read, waking other threads costs more than they save.
+inline constexpr index_t serial_merge_bytes = index_t{1} << 20;
+
+} // namespace detail
+
 template <element U>
 void merge_attention_impl(backend const& on, in_view<U, 2, backend> output_a, in_view<float, 1, backend> lse_a,
     in_view<U, 2, backend> output_b, in_view<float, 1, backend> lse_b, out_view<U, 2, backend> output,
     out_view<float, 1, backend> lse)
 {
     if (on.scratch->counting()) { return; }
-    on.for_each(output.extent(0), [&](index_t i, index_t) {
+    index_t const rows = output.extent(0);
+    auto const merge   = [&](index_t i, index_t) {
         auto const by        = mdkv::detail::merge_lse(lse_a(i), lse_b(i));
         U const* const a     = output_a.data_handle() + output_a.mapping()(i, 0);
         U const* const b     = output_b.data_handle() + output_b.mapping()(i, 0);
@@ -32,7 +41,12 @@ void merge_attention_impl(backend const& on, in_view<U, 2, backend> output_a, in
             to[c] = narrow<U>(sum);
         }
         lse(i) = by.lse;
-    });
+    };
+    if (2 * rows * output.extent(1) * index_t{sizeof(U)} < detail::serial_merge_bytes)
+    {
+        backend{on.scratch}.for_each(rows, merge);
+    }
+    else { on.for_each(rows, merge); }
 }
 
 } // namespace mdkv::cpu

@@ -3,12 +3,15 @@
 
 #include <mdkv/pack.hpp>
 
+#include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/pack_tile.hpp>
+#include <mdkv/cpu/detail/quantised_tile.hpp>
 #include <mdkv/cpu/detail/rungs.hpp>
 
 #include <algorithm>
@@ -30,7 +33,7 @@ struct pack_job
     in_view<T, 3, backend> values;
     in_view<T, 3, backend> window_keys;
     in_view<T, 3, backend> window_values;
-    in_view<float, 3, backend> key_basis;
+    key_bases<backend> key_basis;
     in_view<float, 3, backend> value_basis;
     in_view<std::uint8_t, 2, backend> rung;
     cache_view<T, space::host> cache;
@@ -80,7 +83,7 @@ struct pack_job
         head_dims const dims    = cache.layout.dims;
         for (index_t c = 0; c < entry.key_columns; ++c)
         {
-            float const* const direction = row(key_basis, h, c);
+            float const* const direction = row(key_basis.of_queries, h, c);
             for (index_t d = 0; d < dims.keys; ++d)
             {
                 narrow_row(direction + d, at(entry.key_projection) + d * entry.key_columns + c, 1);
@@ -92,23 +95,48 @@ struct pack_job
         }
     }
 
+    /// Calls write(keys, values, first) for every tile of the tokens at rung r; `first` is its first token's place in the
+    /// run.
+    template <class Write>
+    void for_tiles(index_t h, std::size_t r, Write const& write) const
+    {
+        gatherer gather{
+            [&](token_rows<T> const& k, token_rows<T> const& v, index_t tile) { write(k, v, tile * tile_tokens); }};
+        for_tokens_at(rung.data_handle() + rung.mapping()(h, 0), keys.extent(1), r,
+            [&](index_t t) { gather.add(row(keys, h, t), row(values, h, t)); });
+        gather.finish();
+    }
+
     void write_projected(index_t h, std::size_t r) const
     {
         run_entry const& run     = cache.heads[h].runs[r];
         cache_layout const& form = cache.layout;
-        if (run.tokens == 0) { return; }
-        index_t const rk = form.key_coordinates[r];
-        index_t const rv = form.value_coordinates[r];
-        gatherer gather{[&](token_rows<T> const& k, token_rows<T> const& v, index_t tile) {
-            index_t const first = tile * tile_tokens;
+        index_t const rk         = form.key_coordinates[r];
+        index_t const rv         = form.value_coordinates[r];
+        auto const& basis        = key_basis.of_keys;
+        for_tiles(h, r, [&](token_rows<T> const& k, token_rows<T> const& v, index_t first) {
             write_projected_keys(
-                k, form.dims.keys, row(key_basis, h, 0), key_basis.mapping().stride(1), rk, at(run.keys) + first * rk);
+                k, form.dims.keys, row(basis, h, 0), basis.mapping().stride(1), rk, at(run.keys) + first * rk);
             write_projected_values(v, form.dims.values, row(value_basis, h, 0), value_basis.mapping().stride(1), rv,
                 at(run.values) + first * rv);
-        }};
-        for_tokens_at(rung.data_handle() + rung.mapping()(h, 0), keys.extent(1), r,
-            [&](index_t t) { gather.add(row(keys, h, t), row(values, h, t)); });
-        gather.finish();
+        });
+    }
+
+    void write_coded(index_t h, std::size_t r) const
+    {
+        run_entry const& run     = cache.heads[h].runs[r];
+        cache_layout const& form = cache.layout;
+        storage const kind       = form.kinds[r];
+        bool const rotated       = form.projected(r);
+        auto const& basis        = key_basis.of_keys;
+        for_tiles(h, r, [&](token_rows<T> const& k, token_rows<T> const& v, index_t first) {
+            write_coded_tile(k, form.dims.keys, rotated ? row(basis, h, 0) : nullptr, basis.mapping().stride(1),
+                form.key_coordinates[r], kind, code_order::by_coordinate,
+                cache.arena + run.keys + first * form.key_bytes(r, sizeof(T)));
+            write_coded_tile(v, form.dims.values, rotated ? row(value_basis, h, 0) : nullptr,
+                value_basis.mapping().stride(1), form.value_coordinates[r], kind, code_order::by_token,
+                cache.arena + run.values + first * form.value_bytes(r, sizeof(T)));
+        });
     }
 
     /// The tokens at the full rung, then the window.
@@ -131,12 +159,15 @@ struct pack_job
         gather.finish();
     }
 
-    /// Work item `piece` of head h: a projected run, the exact run, or the projections.
+    /// Work item `piece` of head h: a rung's own run, the exact run, or the projections.
     void write(index_t h, std::size_t piece) const
     {
-        if (piece == cache.layout.rungs) { write_exact(h); }
-        else if (piece == cache.layout.rungs + 1) { write_projections(h); }
-        else if (cache.layout.projected(piece)) { write_projected(h, piece); }
+        cache_layout const& form = cache.layout;
+        if (piece == form.rungs) { write_exact(h); }
+        else if (piece == form.rungs + 1) { write_projections(h); }
+        else if (!form.own_run(piece) || cache.heads[h].runs[piece].tokens == 0) { return; }
+        else if (form.kinds[piece] == storage::plain) { write_projected(h, piece); }
+        else { write_coded(h, piece); }
     }
 };
 
@@ -168,13 +199,14 @@ template <element T>
 
 template <element T>
 void pack_impl(backend const& on, in_view<T, 3, backend> keys, in_view<T, 3, backend> values,
-    in_view<T, 3, backend> window_keys, in_view<T, 3, backend> window_values, in_view<float, 3, backend> key_basis,
+    in_view<T, 3, backend> window_keys, in_view<T, 3, backend> window_values, key_bases<backend> const& key_basis,
     in_view<float, 3, backend> value_basis, in_view<std::uint8_t, 2, backend> rung,
     cache_view<T, space::host> const& cache)
 {
     if (on.scratch->counting()) { return; }
     cache_layout const& layout = cache.layout;
-    bool const bases           = key_basis.extent(0) > 0 && value_basis.extent(0) > 0;
+    bool const bases =
+        key_basis.of_keys.extent(0) > 0 && key_basis.of_queries.extent(0) > 0 && value_basis.extent(0) > 0;
     index_t const bytes =
         detail::lay_out<T>("pack", rung, layout, [&](index_t h, head_entry const&, auto const& tokens) {
             for (std::size_t r = 0; r < layout.rungs; ++r)

@@ -3,6 +3,7 @@
 
 #include <mdkv/score.hpp>
 
+#include <mdkv/basis.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -10,21 +11,67 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/block.hpp>
+#include <mdkv/cpu/detail/score_memory.hpp>
 #include <mdkv/cpu/detail/score_sweeps.hpp>
+#include <mdkv/cpu/detail/score_values.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <numbers>
 
 namespace mdkv::cpu
 {
 
+namespace detail
+{
+
+/// Joins what the parts of one head left of every softmax in sweep one, into log-sum-exps that a query's weight is part of:
+/// P times w is 2^(logit - (lse - log2 w)). `state(part, softmax, which, row)` is a maximum (which = 0) or a sum (1).
+template <class State>
+void join_parts(index_t parts, index_t head, index_t per_head, score_options<backend> const& options,
+    score_sizes const& s, score_head const& h, State const& state)
+{
+    for (index_t row = 0; row < s.rows; ++row)
+    {
+        bool const padding = row >= s.query_rows;
+        float const weight = padding                 ? 0.0F
+                             : options.query_weights ? std::log2((*options.query_weights)(row % per_head))
+                                                     : 0.0F;
+        for (index_t i = 0; i < s.softmaxes; ++i)
+        {
+            float& lse = h.lse[i * s.rows + row];
+            if (padding)
+            {
+                lse = -lowest_logit; // weighs nothing
+                continue;
+            }
+            if (i == 0 && options.lse)
+            {
+                index_t const query_head = head * (s.query_rows / per_head) + row / per_head;
+                lse = (*options.lse)(query_head, row % per_head) * std::numbers::log2e_v<float> - weight;
+                continue;
+            }
+            float highest = lowest_logit;
+            for (index_t part = 0; part < parts; ++part) { highest = std::max(highest, state(part, i, 0, row)); }
+            float total = 0;
+            for (index_t part = 0; part < parts; ++part)
+            {
+                total += state(part, i, 1, row) * std::exp2(state(part, i, 0, row) - highest);
+            }
+            lse = highest + std::log2(total) - weight;
+        }
+    }
+}
+
+} // namespace detail
+
 template <element T, std::size_t R>
 void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
-    in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,
+    in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, key_bases<backend> const& key_basis,
     in_view<float, 3, backend> value_basis, ratio_set<R> const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
 {
@@ -32,7 +79,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     index_t const tokens = keys.extent(1);
     index_t const window = window_keys.extent(1);
     index_t const group  = heads == 0 ? 1 : queries.extent(0) / heads;
-    auto const rungs     = detail::projected_rungs(ratios, keys.extent(2), values.extent(2));
+    auto const rungs     = detail::score_rungs_of(ratios, keys.extent(2), values.extent(2), options.quantisation);
     detail::score_sizes const s{keys.extent(2), values.extent(2), group * queries.extent(1), rungs};
 
     // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
@@ -49,6 +96,13 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     float* const slot_memory = frame.take<float>(checked_multiply(slots, s.slot_floats()));
     if (!frame.ready() || heads == 0 || tokens == 0) { return; }
 
+    for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
+    {
+        float const weight = (*options.query_weights)(i);
+        expects(weight >= 0.0F && weight <= std::numeric_limits<float>::max(), "score: options.query_weights[", i,
+            "] is ", weight, "; it must be finite and not negative");
+    }
+
     float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(s.dim));
     detail::visibility const see{
         std::min(options.first_query.value_or(tokens + window - queries.extent(1)), tokens + window),
@@ -62,7 +116,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     });
 
     // Sweep one.
-    bool const sweep = exact_needed || rungs.count > 0;
+    bool const sweep = exact_needed || s.softmaxes > 1;
     on.for_each(heads * (parts + 1), [&](index_t item, index_t slot_index) {
         index_t const head = item / (parts + 1);
         index_t const part = item % (parts + 1);
@@ -83,44 +137,15 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = std::min(block, end - t);
             read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
-            if (!in_window && rungs.count > 0)
-            {
-                multiply_block(slot.rows, s.dim, h.key_basis, s.latent, slot.latents);
-            }
+            if (!in_window) { detail::prepare_block_keys(slot, count, rungs, s, h); }
             detail::add_block_lse(slot, offset + t, count, exact_needed, in_window, rungs, s, h, see, state);
         }
     });
     on.for_each(heads, [&](index_t head, index_t) {
-        auto const h = head_at(head);
-        for (index_t i = 0; i < s.softmaxes; ++i)
-        {
-            for (index_t row = 0; row < s.rows; ++row)
-            {
-                float& lse = h.lse[i * s.rows + row];
-                if (row >= s.query_rows)
-                {
-                    lse = -detail::lowest_logit; // rows of padding weigh nothing
-                    continue;
-                }
-                if (i == 0 && !exact_needed)
-                {
-                    index_t const per_head = queries.extent(1);
-                    lse = (*options.lse)(head * group + row / per_head, row % per_head) * std::numbers::log2e_v<float>;
-                    continue;
-                }
-                auto const state = [&](index_t part, index_t which) {
-                    return states[(head * (parts + 1) + part) * state_size + (2 * i + which) * s.rows + row];
-                };
-                float highest = detail::lowest_logit;
-                for (index_t part = 0; part <= parts; ++part) { highest = std::max(highest, state(part, 0)); }
-                float total = 0;
-                for (index_t part = 0; part <= parts; ++part)
-                {
-                    total += state(part, 1) * std::exp2(state(part, 0) - highest);
-                }
-                lse = highest + std::log2(total);
-            }
-        }
+        detail::join_parts(parts + 1, head, queries.extent(1), options, s, head_at(head),
+            [&](index_t part, index_t softmax, index_t which, index_t row) {
+                return states[(head * (parts + 1) + part) * state_size + (2 * softmax + which) * s.rows + row];
+            });
     });
 
     // Sweep two.
@@ -133,39 +158,15 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = std::min(block, end - t);
             read_block(keys, head, t, count, slot.rows);
-            if (rungs.count > 0) { multiply_block(slot.rows, s.dim, h.key_basis, s.latent, slot.latents); }
+            detail::prepare_block_keys(slot, count, rungs, s, h);
             detail::add_block_differences(slot, t, count, rungs, s, h, see);
 
             read_block(values, head, t, count, slot.rows);
-            if (rungs.count > 0)
-            {
-                multiply_block(slot.rows, s.value_dim, h.value_basis, s.value_latent, slot.latents);
-            }
+            detail::prepare_block_values(slot, count, rungs, s, h);
             for (index_t i = 0; i < count; ++i)
             {
-                auto const total = [&](index_t softmax) {
-                    return simd::sum(simd::load(slot.sums + (softmax * block + i) * simd::lanes));
-                };
-                float const mass    = total(0);
-                float const squared = tile::sum_of_squares(slot.rows + i * s.value_dim, s.value_dim);
-                float const norm    = std::sqrt(squared);
-                for (std::size_t r = 0; r < ratios.size(); ++r)
-                {
-                    if (ratios[r].dropped()) { loss(head, static_cast<index_t>(r), t + i) = 2 * mass * norm; }
-                    if (ratios[r].full()) { loss(head, static_cast<index_t>(r), t + i) = 0.0F; }
-                }
-                float kept   = 0;
-                index_t done = 0;
-                for (index_t j = 0; j < rungs.count; ++j)
-                {
-                    auto const r      = static_cast<std::size_t>(j);
-                    float const* from = slot.latents + i * s.value_latent + done;
-                    kept += tile::sum_of_squares(from, rungs.values[r] - done);
-                    done                = rungs.values[r];
-                    float const missing = detail::distance(slot.rows + i * s.value_dim, squared, kept,
-                        slot.latents + i * s.value_latent, value_basis, head, done);
-                    loss(head, static_cast<index_t>(rungs.index[r]), t + i) = total(1 + j) * norm + mass * missing;
-                }
+                detail::write_losses(slot, i, value_basis, head, ratios, rungs, s,
+                    [&](std::size_t r) -> float& { return loss(head, static_cast<index_t>(r), t + i); });
             }
         }
     });

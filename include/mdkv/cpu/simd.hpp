@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -46,6 +47,7 @@ struct vector_of<4>
     using floats = float __attribute__((vector_size(16)));
     using ints   = std::int32_t __attribute__((vector_size(16)));
     using halves = std::uint16_t __attribute__((vector_size(8)));
+    using bytes  = std::uint8_t __attribute__((vector_size(4)));
 };
 template <>
 struct vector_of<8>
@@ -53,6 +55,7 @@ struct vector_of<8>
     using floats = float __attribute__((vector_size(32)));
     using ints   = std::int32_t __attribute__((vector_size(32)));
     using halves = std::uint16_t __attribute__((vector_size(16)));
+    using bytes  = std::uint8_t __attribute__((vector_size(8)));
 };
 template <>
 struct vector_of<16>
@@ -60,6 +63,7 @@ struct vector_of<16>
     using floats = float __attribute__((vector_size(64)));
     using ints   = std::int32_t __attribute__((vector_size(64)));
     using halves = std::uint16_t __attribute__((vector_size(32)));
+    using bytes  = std::uint8_t __attribute__((vector_size(16)));
 };
 
 template <int N>
@@ -139,6 +143,48 @@ template <int N = lanes, element T>
         std::memcpy(&v, &result, sizeof v);
         return v;
     }
+}
+
+/// N bytes as numbers from 0 to 255.
+template <int N = lanes>
+[[nodiscard]] inline ints_of<N> load_bytes(std::byte const* p) noexcept
+{
+#if defined(__AVX512F__)
+    if constexpr (N == 16)
+    {
+        return (ints_of<N>)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)));
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (N == 8)
+    {
+        return (ints_of<N>)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<__m128i const*>(p)));
+    }
+#endif
+    typename vector_of<N>::bytes narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+    return __builtin_convertvector(narrow, ints_of<N>);
+}
+
+template <int N = lanes>
+[[nodiscard]] inline floats_of<N> to_floats(ints_of<N> v) noexcept
+{
+    return __builtin_convertvector(v, floats_of<N>);
+}
+
+/// The low four bits of every lane as numbers from 0 to 15.
+template <int N = lanes>
+[[nodiscard]] inline floats_of<N> low_nibbles(ints_of<N> v) noexcept
+{
+#if defined(__AVX512F__)
+    // one look-up instead of a mask and a conversion
+    if constexpr (N == 16)
+    {
+        return (floats_of<N>)_mm512_permutexvar_ps(
+            (__m512i)v, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    }
+#endif
+    return to_floats<N>(v & 15);
 }
 
 template <int N>
@@ -262,7 +308,9 @@ template <int N = lanes>
 }
 
 /// 2^x for x <= 127, within 1e-7 relative; exactly 0 below 2^-126 (and at -infinity).
+/// A NaN gives any number, unless it is to stay one.
 /// The polynomial is a least-maximum fit of 2^f on [-1/2, 1/2] whose constant term is 1, so that 2^0 is exactly 1.
+template <bool KeepNan = false>
 [[nodiscard]] inline floats exp2(floats x) noexcept
 {
     floats const floor  = broadcast(-126.0F);
@@ -270,7 +318,7 @@ template <int N = lanes>
     floats const y      = max(x, floor);
     floats const halved = y + (y < broadcast(0.0F) ? broadcast(-0.5F) : broadcast(0.5F));
     ints const whole    = __builtin_convertvector(halved, ints);
-    floats const f      = y - __builtin_convertvector(whole, floats);
+    floats const f      = (KeepNan ? x : y) - __builtin_convertvector(whole, floats);
     floats p            = broadcast(1.535335905e-04F);
     p                   = p * f + broadcast(1.339887618e-03F);
     p                   = p * f + broadcast(9.618437849e-03F);

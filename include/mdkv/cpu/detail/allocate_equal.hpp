@@ -1,9 +1,11 @@
 /// \file allocate_equal.hpp: the same number of tokens at every rung in every head, near the joint optimum
 #pragma once
 
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/detail/allocate_tokens.hpp>
+#include <mdkv/cpu/detail/allocate_problem.hpp>
+#include <mdkv/detail/threshold.hpp>
 
 #include <algorithm>
 #include <array>
@@ -42,14 +44,14 @@ struct equal_room
         {
             chunk_state const& state = p.chunks[h * p.chunks_per_head() + n];
             finite -= state.non_finite;
-            for (std::size_t r = 1; r < p.rungs.count; ++r)
+            for (std::size_t r = 1; r < p.common_rungs().count; ++r)
             {
                 for (std::size_t j = 1; j <= r; ++j) { steps[j] += state.tokens[r]; }
             }
         }
         most = std::min(most, finite);
     }
-    for (std::size_t j = 1; j < p.rungs.count; ++j)
+    for (std::size_t j = 1; j < p.common_rungs().count; ++j)
     {
         steps[j] = std::min(steps[j] / std::max<index_t>(p.heads, 1), most);
     }
@@ -69,14 +71,14 @@ inline void choose_in_head(
         }
     };
     for_tokens([&](chunk const& tokens, index_t i) { tokens.rung[i] = tokens.rungs->index[0]; });
-    for (std::size_t j = 1; j < p.rungs.count && steps[j] > 0; ++j)
+    for (std::size_t j = 1; j < p.common_rungs().count && steps[j] > 0; ++j)
     {
         index_t runners = 0;
         for_tokens([&](chunk const& tokens, index_t i) {
             float losses[max_rungs];
             float& key = keys[tokens.first + i];
             key        = -1.0F;
-            if (p.place[tokens.rung[i]] + 1U != j || !tokens.read(i, losses)) { return; }
+            if (tokens.open->place[tokens.rung[i]] + 1U != j || !tokens.read(i, losses)) { return; }
             token_thresholds<mdkv::detail::scalar_operations> thresholds;
             thresholds.first(*tokens.rungs, losses);
             thresholds.others(*tokens.rungs, losses);
@@ -97,7 +99,7 @@ inline void choose_in_head(
 /// For every pair of rungs, the token of a head that saves most by that upgrade; ties to the lower position.
 inline void best_in_head(problem const& p, index_t head, head_upgrade* best)
 {
-    std::size_t const rungs = p.rungs.count;
+    std::size_t const rungs = p.common_rungs().count;
     std::fill_n(best, rungs * rungs, head_upgrade{});
     for (index_t n = 0; n < p.chunks_per_head(); ++n)
     {
@@ -106,7 +108,7 @@ inline void best_in_head(problem const& p, index_t head, head_upgrade* best)
         {
             float losses[max_rungs];
             if (!tokens.read(i, losses)) { continue; }
-            std::size_t const a = p.place[tokens.rung[i]];
+            std::size_t const a = tokens.open->place[tokens.rung[i]];
             for (std::size_t c = a + 1; c < rungs; ++c)
             {
                 float const saved = losses[a] - losses[c];
@@ -121,7 +123,7 @@ inline void best_in_head(problem const& p, index_t head, head_upgrade* best)
 /// \return bytes spent; 0 when no upgrade fits, is possible in every head, and saves anything
 inline index_t upgrade_every_head(backend const& on, problem const& p, index_t leftover, head_upgrade* room)
 {
-    std::size_t const rungs = p.rungs.count;
+    std::size_t const rungs = p.common_rungs().count;
     auto const per_head     = static_cast<index_t>(rungs * rungs);
     on.for_each(p.heads, [&](index_t h, index_t) { best_in_head(p, h, room + h * per_head); });
     double best        = 0;
@@ -132,7 +134,7 @@ inline index_t upgrade_every_head(backend const& on, problem const& p, index_t l
         for (std::size_t c = a + 1; c < rungs; ++c)
         {
             auto const pair     = static_cast<index_t>(a * rungs + c);
-            index_t const bytes = p.heads * (p.rungs.cost[c] - p.rungs.cost[a]);
+            index_t const bytes = p.heads * (p.common_rungs().cost[c] - p.common_rungs().cost[a]);
             bool possible       = bytes <= leftover;
             double saved        = 0;
             for (index_t h = 0; h < p.heads && possible; ++h)
@@ -158,6 +160,23 @@ inline index_t upgrade_every_head(backend const& on, problem const& p, index_t l
     return best_bytes;
 }
 
+/// Spends what is left while every head can follow.
+inline void upgrade_equally(backend const& on, problem const& p, index_t leftover, equal_room const& room)
+{
+    for (index_t spent = 1; spent > 0; leftover -= spent) { spent = upgrade_every_head(on, p, leftover, room.heads); }
+}
+
+/// Counts the chunks' rungs anew.
+inline void recount(backend const& on, problem const& p)
+{
+    on.for_each(p.chunk_count(), [&](index_t c, index_t) {
+        chunk const tokens{p, c};
+        tokens.state->tokens.fill(0);
+        for (index_t i = 0; i < tokens.count; ++i) { ++tokens.state->tokens[tokens.open->place[tokens.rung[i]]]; }
+        tokens.state->upgraded = true;
+    });
+}
+
 /// Turns the joint solution into one with the same number of tokens at every rung in every head, no dearer than it, and
 /// spends what that leaves. The counts and losses of the chunks are those of the result.
 inline void equalise(backend const& on, problem const& p, index_t spare, bool spend_leftover, equal_room const& room)
@@ -167,17 +186,12 @@ inline void equalise(backend const& on, problem const& p, index_t spare, bool sp
     on.for_each(p.heads,
         [&](index_t h, index_t slot) { choose_in_head(p, h, steps, room.keys + slot * n, room.sorted + slot * n); });
     index_t leftover = spare;
-    for (std::size_t j = 1; j < p.rungs.count; ++j) { leftover -= p.heads * steps[j] * p.rungs.step(j); }
-    for (index_t spent = 1; spend_leftover && spent > 0; leftover -= spent)
+    for (std::size_t j = 1; j < p.common_rungs().count; ++j)
     {
-        spent = upgrade_every_head(on, p, leftover, room.heads);
+        leftover -= p.heads * steps[j] * p.common_rungs().step(j);
     }
-    on.for_each(p.chunk_count(), [&](index_t c, index_t) {
-        chunk const tokens{p, c};
-        tokens.state->tokens.fill(0);
-        for (index_t i = 0; i < tokens.count; ++i) { ++tokens.state->tokens[p.place[tokens.rung[i]]]; }
-        tokens.state->upgraded = true;
-    });
+    if (spend_leftover) { upgrade_equally(on, p, leftover, room); }
+    recount(on, p);
 }
 
 } // namespace mdkv::cpu::dual

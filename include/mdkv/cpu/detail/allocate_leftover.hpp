@@ -1,11 +1,16 @@
 /// \file allocate_leftover.hpp: what the multiplier leaves of a budget, spent on the upgrades that save most per byte (arXiv 2603.20616, section 4.3)
 #pragma once
 
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/detail/allocate_problem.hpp>
 #include <mdkv/cpu/detail/allocate_tokens.hpp>
+#include <mdkv/cpu/simd.hpp>
+#include <mdkv/detail/threshold.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +28,73 @@
 
 namespace mdkv::cpu::dual
 {
+
+/// Whose upgrades are looked at.
+enum class scope : std::uint8_t
+{
+    undecided,
+    all
+};
+
+/// Calls visit(position) for every token of the chunk, in order, that may have an upgrade of key `bar()` or more within
+/// `leftover()` bytes; both are asked anew for every vector.
+template <std::size_t Count, class Leftover, class Bar, class Visit>
+void for_upgradable(chunk const& tokens, scope which, Leftover const& leftover, Bar const& bar, Visit const& visit)
+{
+    constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
+    rung_table const& rungs        = *tokens.rungs;
+    auto const filter              = [&](simd::ints rung, auto const& v) {
+        index_t const bytes = leftover();
+        simd::floats best   = simd::broadcast(0.0F);
+        for (std::size_t a = 0; a + 1 < capacity && a + 1 < rungs.count; ++a)
+        {
+            simd::ints const here = rung == simd::broadcast(std::int32_t{rungs.index[a]});
+            if (!simd::any(here)) { continue; }
+            simd::floats saved = simd::broadcast(0.0F);
+            for (std::size_t c = a + 1; c < capacity && c < rungs.count && rungs.cost[c] - rungs.cost[a] <= bytes; ++c)
+            {
+                saved = simd::max(saved, mdkv::detail::saved_per_unit(rungs, v.loss, a, c));
+            }
+            best = here ? saved : best;
+        }
+        return simd::bits((best >= simd::broadcast(bar())) & (best > 0.0F));
+    };
+    if (which == scope::all)
+    {
+        for (index_t at = 0; at < tokens.count; at += simd::lanes)
+        {
+            index_t const left = tokens.count - at;
+            token_vector<Count> v;
+            load_tokens(v, tokens, at);
+            for (std::uint32_t hits = filter(load_rungs(tokens.rung + at, left), v); hits != 0; hits &= hits - 1)
+            {
+                visit(at + std::countr_zero(hits));
+            }
+        }
+        return;
+    }
+    for_undecided<Count>(tokens, [&](std::uint16_t const* positions, index_t count, auto const& v) {
+        std::uint8_t now[simd::lanes]{};
+        for (index_t i = 0; i < count; ++i) { now[i] = tokens.rung[positions[i]]; }
+        for (std::uint32_t hits = filter(load_rungs(now, simd::lanes), v); hits != 0; hits &= hits - 1)
+        {
+            visit(index_t{positions[std::countr_zero(hits)]});
+        }
+    });
+}
+
+/// Loss of the chosen rungs of a whole chunk, summed afresh: subtracting what an upgrade saved would leave the rounding
+/// errors of a loss that may have been far larger.
+inline double chosen_loss(chunk const& tokens) noexcept
+{
+    double sum = 0;
+    float losses[max_rungs];
+    for (index_t i = 0; i < tokens.count; ++i)
+    {
+        if (tokens.read(i, losses)) { sum += double{losses[tokens.open->place[tokens.rung[i]]]}; }
+    }
+    return sum;
+}
 
 struct upgrade
 {
@@ -89,7 +161,7 @@ private:
 };
 
 /// Spends what the multiplier left of one problem's budget.
-template <std::size_t Count>
+template <std::size_t Capacity>
 class spender
 {
 public:
@@ -102,6 +174,7 @@ public:
         : on_{on}
         , problem_{p}
         , leftover_{leftover}
+        , narrowest_step_{p.narrowest_step()}
         , cap_{cap}
         , trust_{trust}
         , room_{room}
@@ -118,18 +191,18 @@ public:
     }
 
 private:
-    [[nodiscard]] bool affordable() const noexcept { return leftover_ >= problem_.rungs.narrowest_step(); }
+    [[nodiscard]] bool affordable() const noexcept { return leftover_ >= narrowest_step_; }
 
     [[nodiscard]] upgrade_choice choose(chunk const& tokens, index_t position) const noexcept
     {
         float losses[max_rungs];
         tokens.read(position, losses);
-        return best_upgrade(*tokens.rungs, losses, problem_.place[tokens.rung[position]], leftover_, cap_);
+        return best_upgrade(*tokens.rungs, losses, tokens.open->place[tokens.rung[position]], leftover_, cap_);
     }
 
     void make(chunk const& tokens, index_t position, std::size_t target) noexcept
     {
-        std::size_t const from = problem_.place[tokens.rung[position]];
+        std::size_t const from = tokens.open->place[tokens.rung[position]];
         leftover_ -= tokens.rungs->cost[target] - tokens.rungs->cost[from];
         tokens.rung[position]  = tokens.rungs->index[target];
         tokens.state->upgraded = true;
@@ -144,14 +217,16 @@ private:
         {
             chunk const tokens{problem_, n};
             if (which == scope::undecided && !tokens.state->plateau) { continue; }
-            for_upgradable<Count>(
-                tokens, which, [&] { return leftover_; }, [&] { return cap_; },
-                [&](index_t position) {
-                    for (upgrade_choice c = choose(tokens, position); c.key >= cap_; c = choose(tokens, position))
-                    {
-                        make(tokens, position, c.target);
-                    }
-                });
+            with_rungs<Capacity>(tokens.rungs->count, [&](auto count) {
+                for_upgradable<decltype(count)::value>(
+                    tokens, which, [&] { return leftover_; }, [&] { return cap_; },
+                    [&](index_t position) {
+                        for (upgrade_choice c = choose(tokens, position); c.key >= cap_; c = choose(tokens, position))
+                        {
+                            make(tokens, position, c.target);
+                        }
+                    });
+            });
         }
     }
 
@@ -165,12 +240,17 @@ private:
             chunk const tokens{problem_, n};
             index_t const start = n / problem_.chunks_per_head() * problem_.tokens_per_head() + tokens.first;
             shortlist& list     = lists_[slot];
-            for_upgradable<Count>(
-                tokens, which, [&] { return leftover_; }, [&] { return std::max(list.bar(), floor); },
-                [&](index_t position) {
-                    upgrade_choice const c = choose(tokens, position);
-                    if (c.key > floor) { list.offer({c.key, static_cast<std::uint8_t>(c.target), start + position}); }
-                });
+            with_rungs<Capacity>(tokens.rungs->count, [&](auto count) {
+                for_upgradable<decltype(count)::value>(
+                    tokens, which, [&] { return leftover_; }, [&] { return std::max(list.bar(), floor); },
+                    [&](index_t position) {
+                        upgrade_choice const c = choose(tokens, position);
+                        if (c.key > floor)
+                        {
+                            list.offer({c.key, static_cast<std::uint8_t>(c.target), start + position});
+                        }
+                    });
+            });
         });
         shortlist best{room_ + slots * candidates};
         for (index_t s = 0; s < slots; ++s)
@@ -197,7 +277,7 @@ private:
             index_t const at   = u.token % problem_.tokens_per_head();
             chunk const tokens{problem_, head * problem_.chunks_per_head() + at / chunk_tokens};
             index_t const position = at % chunk_tokens;
-            std::size_t const from = problem_.place[tokens.rung[position]];
+            std::size_t const from = tokens.open->place[tokens.rung[position]];
             if (tokens.rungs->cost[u.target] - tokens.rungs->cost[from] <= leftover_)
             {
                 make(tokens, position, u.target);
@@ -216,6 +296,7 @@ private:
     backend const& on_;
     problem const& problem_;
     index_t leftover_;
+    index_t narrowest_step_;
     float cap_;
     float trust_;
     upgrade* room_;

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/detail/allocate_problem.hpp>
 #include <mdkv/cpu/detail/allocate_tokens.hpp>
 #include <mdkv/cpu/simd.hpp>
 
@@ -40,7 +41,7 @@ inline constexpr index_t sample_block  = 16;
 inline constexpr index_t sample_blocks = 1024;
 
 /// Calls body(thresholds of a vector of tokens) for the sample, place by place; `next()` before each place.
-template <std::size_t Count, class Next, class Body>
+template <std::size_t Capacity, class Next, class Body>
 index_t for_sample(problem const& p, Next const& next, Body const& body)
 {
     index_t const per_head = (p.tokens_per_head() + sample_block - 1) / sample_block;
@@ -59,15 +60,21 @@ index_t for_sample(problem const& p, Next const& next, Body const& body)
             rows[r] = p.loss.data_handle() + p.loss.mapping()(head, index_t{rungs.index[r]}, first);
         }
         next();
-        for (index_t at = 0; at < count; at += simd::lanes)
+        if (rungs.count > 1) // one rung has no thresholds
         {
-            token_vector<Count> v;
-            v.load(rows, rungs.count, at, count - at);
-            v.silence_non_finite(rungs.count);
-            token_thresholds<vector_operations, Count> steps;
-            steps.first(rungs, v.loss);
-            steps.others(rungs, v.loss);
-            body(rungs, steps);
+            with_rungs<Capacity>(rungs.count, [&](auto constant) {
+                constexpr std::size_t usual = decltype(constant)::value;
+                for (index_t at = 0; at < count; at += simd::lanes)
+                {
+                    token_vector<usual> v;
+                    v.load(rows, rungs.count, at, count - at);
+                    v.silence_non_finite(rungs.count);
+                    token_thresholds<vector_operations, usual> steps;
+                    steps.first(rungs, v.loss);
+                    steps.others(rungs, v.loss);
+                    body(constant, rungs, steps);
+                }
+            });
         }
         sampled += count;
     }
@@ -78,14 +85,14 @@ index_t for_sample(problem const& p, Next const& next, Body const& body)
 /// wrong guess costs another pass, nothing else.
 ///
 /// \param spare  bytes there are beyond every token's cheapest rung
-template <std::size_t Count>
+template <std::size_t Capacity>
 [[nodiscard]] bracket guess_bracket(problem const& p, index_t spare, bins const& scratch)
 {
     std::fill_n(scratch.sample, bins::sample_count, index_t{0});
-    index_t const sampled = for_sample<Count>(
+    index_t const sampled = for_sample<Capacity>(
         p, [] {},
-        [&](rung_table const& rungs, auto const& steps) {
-            for_steps<Count>(rungs.count, [&](auto j) {
+        [&](auto constant, rung_table const& rungs, auto const& steps) {
+            for_steps<decltype(constant)::value>(rungs.count, [&](auto j) {
                 for (int i = 0; i < simd::lanes; ++i)
                 {
                     float const theta = steps.theta[j][i];
@@ -123,14 +130,14 @@ template <std::size_t Count>
             squares += here * here;
             here = 0;
         };
-        for_sample<Count>(
+        for_sample<Capacity>(
             p,
             [&] {
                 close();
                 places += 1;
             },
-            [&](rung_table const& rungs, auto const& steps) {
-                for_steps<Count>(rungs.count, [&](auto j) {
+            [&](auto constant, rung_table const& rungs, auto const& steps) {
+                for_steps<decltype(constant)::value>(rungs.count, [&](auto j) {
                     std::int32_t taken         = 0;
                     simd::ints const indicator = steps.theta[j] > simd::broadcast(middle);
                     for (int i = 0; i < simd::lanes; ++i) { taken -= indicator[i]; }
@@ -139,7 +146,7 @@ template <std::size_t Count>
             });
         close();
         // The last term: where only a handful of tokens lie above, their number is no normal variable.
-        margin = 2.5 * std::sqrt(std::max(squares - sum * sum / places, 0.0)) + 4 * static_cast<double>(p.rungs.unit);
+        margin = 2.5 * std::sqrt(std::max(squares - sum * sum / places, 0.0)) + 4 * static_cast<double>(p.unit());
     }
     bracket guess;
     guess.low         = lower_edge(bin_reaching(target + margin));
@@ -156,56 +163,65 @@ struct weighing
     index_t inside = 0;
 };
 
+/// Adds the steps of one chunk to the bins. Returns the bytes of those above.
 template <std::size_t Count>
+index_t weigh_chunk(chunk const& tokens, index_t* bin, std::uint32_t first, std::uint32_t last, int shift)
+{
+    constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
+    rung_table const& rungs        = *tokens.rungs;
+    simd::floats const low         = simd::broadcast(std::bit_cast<float>(first));
+    simd::floats const high        = simd::broadcast(std::bit_cast<float>(last));
+    simd::ints above_steps[capacity]{};
+    for_undecided<Count>(tokens, [&](std::uint16_t const*, index_t, auto const& v) {
+        token_thresholds<vector_operations, Count> steps;
+        steps.first(rungs, v.loss);
+        steps.others(rungs, v.loss);
+        // Thresholds fall from step to step: those inside are steps begin + 1 ... end.
+        simd::ints begin = simd::broadcast(std::int32_t{0});
+        simd::ints end   = begin;
+        for_steps<Count>(
+            rungs.count, [&](auto j) __attribute__((always_inline)) {
+                simd::ints const above = steps.theta[j] > high;
+                above_steps[j] -= above;
+                begin -= above;
+                end -= steps.theta[j] >= low;
+            });
+        std::uint32_t lanes = simd::bits(begin != end);
+        if (lanes == 0) { return; }
+        float theta[capacity][simd::lanes];
+        for_steps<Count>(
+            rungs.count, [&](auto j) __attribute__((always_inline)) { simd::store(theta[j], steps.theta[j]); });
+        for (; lanes != 0; lanes &= lanes - 1)
+        {
+            int const i = std::countr_zero(lanes);
+            for (auto j = static_cast<std::size_t>(begin[i]) + 1; j <= static_cast<std::size_t>(end[i]); ++j)
+            {
+                bin[(order_of(theta[j][i]) - first) >> shift] += rungs.step(j);
+            }
+        }
+    });
+    index_t above = 0;
+    for (std::size_t j = 1; j < capacity && j < rungs.count; ++j)
+    {
+        for (int i = 0; i < simd::lanes; ++i) { above += above_steps[j][i] * rungs.step(j); }
+    }
+    return above;
+}
+
+template <std::size_t Capacity>
 weighing weigh(
     backend const& on, problem const& p, bins const& scratch, std::uint32_t first, std::uint32_t last, int shift)
 {
-    constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
-    index_t const chunks           = p.chunk_count();
-    index_t const slots            = on.slots(chunks);
+    index_t const chunks = p.chunk_count();
+    index_t const slots  = on.slots(chunks);
     std::fill_n(scratch.exact, slots * bins::exact_count, index_t{0});
     std::fill_n(scratch.above, slots, index_t{0});
     on.for_each(chunks, [&](index_t n, index_t slot) {
         chunk const tokens{p, n};
-        index_t* const bin      = scratch.exact + slot * bins::exact_count;
-        rung_table const& rungs = *tokens.rungs;
-        simd::floats const low  = simd::broadcast(std::bit_cast<float>(first));
-        simd::floats const high = simd::broadcast(std::bit_cast<float>(last));
-        simd::ints above_steps[capacity]{};
-        for_undecided<Count>(tokens, [&](std::uint16_t const*, index_t, auto const& v) {
-            token_thresholds<vector_operations, Count> steps;
-            steps.first(rungs, v.loss);
-            steps.others(rungs, v.loss);
-            // Thresholds fall from step to step: those inside are steps begin + 1 ... end.
-            simd::ints begin = simd::broadcast(std::int32_t{0});
-            simd::ints end   = begin;
-            for_steps<Count>(
-                rungs.count, [&](auto j) __attribute__((always_inline)) {
-                    simd::ints const above = steps.theta[j] > high;
-                    above_steps[j] -= above;
-                    begin -= above;
-                    end -= steps.theta[j] >= low;
-                });
-            std::uint32_t lanes = simd::bits(begin != end);
-            if (lanes == 0) { return; }
-            float theta[capacity][simd::lanes];
-            for_steps<Count>(
-                rungs.count, [&](auto j) __attribute__((always_inline)) { simd::store(theta[j], steps.theta[j]); });
-            for (; lanes != 0; lanes &= lanes - 1)
-            {
-                int const i = std::countr_zero(lanes);
-                for (auto j = static_cast<std::size_t>(begin[i]) + 1; j <= static_cast<std::size_t>(end[i]); ++j)
-                {
-                    bin[(order_of(theta[j][i]) - first) >> shift] += rungs.step(j);
-                }
-            }
+        index_t* const bin = scratch.exact + slot * bins::exact_count;
+        with_rungs<Capacity>(tokens.rungs->count, [&](auto count) {
+            scratch.above[slot] += weigh_chunk<decltype(count)::value>(tokens, bin, first, last, shift);
         });
-        index_t above = 0;
-        for (std::size_t j = 1; j < capacity && j < rungs.count; ++j)
-        {
-            for (int i = 0; i < simd::lanes; ++i) { above += above_steps[j][i] * rungs.step(j); }
-        }
-        scratch.above[slot] += above;
     });
     weighing total;
     for (index_t s = 0; s < slots; ++s)
@@ -229,28 +245,40 @@ weighing weigh(
     return shift;
 }
 
+/// Bytes that the tokens' rungs take beyond each one's cheapest, by the counts of the chunks.
+[[nodiscard]] inline index_t bytes_above_cheapest(problem const& p) noexcept
+{
+    index_t bytes = 0;
+    for (index_t n = 0; n < p.chunk_count(); ++n)
+    {
+        rung_table const& rungs = p.rungs_of(p.head_of(n));
+        for (std::size_t r = 1; r < rungs.count; ++r)
+        {
+            bytes += index_t{p.chunks[n].tokens[r]} * (rungs.cost[r] - rungs.cost[0]);
+        }
+    }
+    return bytes;
+}
+
 /// Decides every token it can, and returns the multiplier for the others: exactly the smallest at which all fit.
 /// The undecided have thresholds in the bracket, which is corrected if the multiplier lies outside; none of the decided
 /// has.
-template <std::size_t Count>
+template <std::size_t Capacity>
 [[nodiscard]] float narrow_down(backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
 {
     index_t decided = 0; // bytes of the decided tokens' steps
     while (true)
     {
-        on.for_each(p.chunk_count(), [&](index_t n, index_t) { decide<Count>(chunk{p, n}, range); });
-        decided = 0;
-        for (index_t n = 0; n < p.chunk_count(); ++n)
-        {
-            for (std::size_t r = 1; r < p.rungs.count; ++r)
-            {
-                decided += index_t{p.chunks[n].tokens[r]} * (p.rungs.cost[r] - p.rungs.cost[0]);
-            }
-        }
+        on.for_each(p.chunk_count(), [&](index_t n, index_t) {
+            chunk const tokens{p, n};
+            with_rungs<Capacity>(
+                tokens.rungs->count, [&](auto count) { decide<decltype(count)::value>(tokens, range); });
+        });
+        decided             = bytes_above_cheapest(p);
         std::uint32_t first = order_of(range.low) + 1;
         std::uint32_t last  = order_of(range.high);
         int shift           = shift_for(first, last);
-        weighing found      = weigh<Count>(on, p, scratch, first, last, shift);
+        weighing found      = weigh<Capacity>(on, p, scratch, first, last, shift);
         if (decided + found.above > spare) // the guess was too low
         {
             range = {range.high, std::numeric_limits<float>::infinity()};
@@ -271,26 +299,18 @@ template <std::size_t Count>
             if (shift == 0) { return std::bit_cast<float>(first); }
             last  = std::min(last, first + ((std::uint32_t{1} << shift) - 1));
             shift = shift_for(first, last);
-            found = weigh<Count>(on, p, scratch, first, last, shift);
+            found = weigh<Capacity>(on, p, scratch, first, last, shift);
         }
     }
 }
 
 /// The same from nothing.
-template <std::size_t Count>
+template <std::size_t Capacity>
 [[nodiscard]] float select_multiplier(
     backend const& on, problem const& p, index_t spare, bins const& scratch, bracket& range)
 {
-    if constexpr (Count == 1) // there is nothing to choose
-    {
-        on.for_each(p.chunk_count(), [&](index_t n, index_t) { decide<Count>(chunk{p, n}, range); });
-        return 0.0F;
-    }
-    else
-    {
-        range = guess_bracket<Count>(p, spare, scratch);
-        return narrow_down<Count>(on, p, spare, scratch, range);
-    }
+    range = guess_bracket<Capacity>(p, spare, scratch);
+    return narrow_down<Capacity>(on, p, spare, scratch, range);
 }
 
 /// Gives every token of a chunk the rung of least loss + multiplier * bytes (the cheapest of several), in double.
@@ -350,19 +370,11 @@ template <std::size_t Count>
 {
     auto const bytes_at = [&](double multiplier) {
         on.for_each(p.chunk_count(), [&](index_t n, index_t) { decide_at(p, chunk{p, n}, multiplier); });
-        index_t bytes = 0;
-        for (index_t n = 0; n < p.chunk_count(); ++n)
-        {
-            for (std::size_t r = 1; r < p.rungs.count; ++r)
-            {
-                bytes += index_t{p.chunks[n].tokens[r]} * (p.rungs.cost[r] - p.rungs.cost[0]);
-            }
-        }
-        return bytes;
+        return bytes_above_cheapest(p);
     };
     if (bytes_at(0.0) <= spare) { return 0.0; }
     double low  = 0;
-    double high = 2 * widest_difference(on, p) / static_cast<double>(p.rungs.narrowest_step()); // nobody pays that
+    double high = 2 * widest_difference(on, p) / static_cast<double>(p.narrowest_step()); // nobody pays that
     for (int halvings = 0; halvings < 60;)
     {
         double const middle = low + (high - low) / 2;

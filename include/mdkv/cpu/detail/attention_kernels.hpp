@@ -224,7 +224,7 @@ inline void run_logits(float const* q, index_t q_step, index_t group, T const* k
 }
 
 /// Turns one query's logits [padded, a multiple of 16] into weights relative to the largest logit so far and adds them to
-/// the state. Returns the factor that sums weighted with the old ones need.
+/// the state. Returns the factor that sums weighted with the old ones need. A NaN, which comparisons would hide, stays one.
 [[nodiscard]] inline float soften(float* logits, index_t padded, mdkv::detail::softmax_state& state) noexcept
 {
     simd::floats top = simd::load(logits);
@@ -234,7 +234,7 @@ inline void run_logits(float const* q, index_t q_step, index_t group, T const* k
     simd::floats sum         = simd::broadcast(0.0F);
     for (index_t t = 0; t < padded; t += simd::lanes)
     {
-        simd::floats const weight = simd::exp2(simd::load(logits + t) - shift);
+        simd::floats const weight = simd::exp2<true>(simd::load(logits + t) - shift);
         simd::store(logits + t, weight);
         sum += weight;
     }

@@ -1,18 +1,20 @@
-/// \file pack_tile.hpp: up to sixteen tokens gathered from anywhere, written as one tile of a run, whole or projected (arXiv 2603.20616, section 5).
+/// \file pack_tile.hpp: up to sixteen tokens gathered from anywhere, written as one tile of a run, whole or projected, in elements or in codes (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/quantised_tile.hpp>
 #include <mdkv/cpu/detail/repeat.hpp>
+#include <mdkv/cpu/detail/transpose.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <utility>
 
 namespace mdkv::cpu::detail
 {
@@ -29,52 +31,17 @@ struct token_rows
 template <element T>
 inline void narrow_row(float const* from, T* to, index_t n) noexcept
 {
+    if constexpr (std::same_as<T, float>)
+    {
+        std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(float));
+        return;
+    }
     index_t i = 0;
     for (; i + simd::lanes <= n; i += simd::lanes) { simd::narrow_to(to + i, simd::load(from + i)); }
     for (; i < n; ++i)
     {
         T const value = narrow<T>(from[i]);
         std::memcpy(static_cast<void*>(to + i), &value, sizeof value);
-    }
-}
-
-/// Sixteen lanes of an element's size, as bits.
-template <std::size_t Bytes>
-struct square;
-template <>
-struct square<2>
-{
-    using line = std::uint16_t __attribute__((vector_size(32)));
-};
-template <>
-struct square<4>
-{
-    using line = std::uint32_t __attribute__((vector_size(64)));
-};
-
-// Written out for each size: nvcc's front end does not understand the builtin where its operands depend on a template.
-[[gnu::always_inline]] inline void interleave(
-    square<2>::line const& a, square<2>::line const& b, square<2>::line& low, square<2>::line& high) noexcept
-{
-    low  = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-[[gnu::always_inline]] inline void interleave(
-    square<4>::line const& a, square<4>::line const& b, square<4>::line& low, square<4>::line& high) noexcept
-{
-    low  = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
-/// x[i][j] becomes x[j][i]: four rounds that each interleave the first half of the lines with the second.
-template <class Line>
-[[gnu::always_inline]] inline void transpose(Line (&x)[16]) noexcept
-{
-    for (int round = 0; round < 4; ++round)
-    {
-        Line y[16];
-        for (int i = 0; i < 8; ++i) { interleave(x[i], x[i + 8], y[2 * i], y[2 * i + 1]); }
-        for (int i = 0; i < 16; ++i) { x[i] = y[i]; }
     }
 }
 
@@ -133,13 +100,22 @@ inline void write_value_rows(token_rows<T> const& tokens, index_t dim, T* values
     }
 }
 
-/// Some coordinates of sixteen tokens in a head's basis.
-struct projected_tile
+/// Some coordinates of sixteen tokens, their own or in a head's basis.
+struct coordinate_tile
 {
     static constexpr index_t most_coordinates = 64;
     static constexpr index_t most_dims        = 128;
 
     float at[most_coordinates][tile_tokens]{}; // [coordinate][token]
+
+    /// at[c][t] = row[t][first + c] for c < coordinates, at most most_coordinates.
+    template <element T>
+    void widen(token_rows<T> const& tokens, index_t first, index_t coordinates) noexcept
+    {
+        T raw[most_coordinates * tile_tokens];
+        gather_columns(tokens, first, coordinates, raw);
+        tile::widen_row(raw, &at[0][0], coordinates * tile_tokens);
+    }
 
     /// at[c][t] = sum over d of row[t][d] * basis[c * basis_step + d], for `coordinates` at most most_coordinates.
     template <element T>
@@ -210,12 +186,12 @@ template <element T>
 inline void write_projected_keys(token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step,
     index_t coordinates, T* tile) noexcept
 {
-    projected_tile projected;
-    for (index_t c = 0; c < coordinates; c += projected_tile::most_coordinates)
+    coordinate_tile part;
+    for (index_t c = 0; c < coordinates; c += coordinate_tile::most_coordinates)
     {
-        index_t const n = std::min(projected_tile::most_coordinates, coordinates - c);
-        projected.project(tokens, dim, basis + c * basis_step, basis_step, n);
-        for (index_t i = 0; i < n; ++i) { narrow_row(projected.at[i], tile + (c + i) * tokens.count, tokens.count); }
+        index_t const n = std::min(coordinate_tile::most_coordinates, coordinates - c);
+        part.project(tokens, dim, basis + c * basis_step, basis_step, n);
+        for (index_t i = 0; i < n; ++i) { narrow_row(part.at[i], tile + (c + i) * tokens.count, tokens.count); }
     }
 }
 
@@ -224,14 +200,30 @@ template <element T>
 inline void write_projected_values(token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step,
     index_t coordinates, T* values) noexcept
 {
-    projected_tile projected;
-    for (index_t c = 0; c < coordinates; c += projected_tile::most_coordinates)
+    coordinate_tile part;
+    for (index_t c = 0; c < coordinates; c += coordinate_tile::most_coordinates)
     {
-        index_t const n = std::min(projected_tile::most_coordinates, coordinates - c);
-        projected.project(tokens, dim, basis + c * basis_step, basis_step, n);
-        float rows[tile_tokens][projected_tile::most_coordinates];
-        projected.transpose_to(rows);
+        index_t const n = std::min(coordinate_tile::most_coordinates, coordinates - c);
+        part.project(tokens, dim, basis + c * basis_step, basis_step, n);
+        float rows[tile_tokens][coordinate_tile::most_coordinates];
+        part.transpose_to(rows);
         for (index_t t = 0; t < tokens.count; ++t) { narrow_row(rows[t], values + t * coordinates + c, n); }
+    }
+}
+
+/// A tile of codes: the first `coordinates` coordinates in a basis, or where `basis` is null the vectors' own.
+template <element T>
+inline void write_coded_tile(token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step,
+    index_t coordinates, storage kind, code_order order, std::byte* tile) noexcept
+{
+    static_assert(coordinate_tile::most_coordinates % quantised_group == 0);
+    coordinate_tile part;
+    for (index_t c = 0; c < coordinates; c += coordinate_tile::most_coordinates)
+    {
+        index_t const n = std::min(coordinate_tile::most_coordinates, coordinates - c);
+        if (basis == nullptr) { part.widen(tokens, c, n); }
+        else { part.project(tokens, dim, basis + c * basis_step, basis_step, n); }
+        write_codes(part.at, c, n, {kind, order, tokens.count}, tile);
     }
 }
 

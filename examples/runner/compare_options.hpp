@@ -1,0 +1,73 @@
+/// \file compare_options.hpp: what mdkv_run compare is asked for: texts, policies and budgets
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common_options.hpp"
+#include "option_texts.hpp"
+#include "policies.hpp"
+
+namespace runner
+{
+
+struct compare_options
+{
+    std::vector<std::string> text_paths; // each by itself; with more than one the means are shown, too
+    std::int64_t context      = 2048;
+    std::int64_t continuation = 128;
+    std::vector<std::int64_t> kv_sizes; // tokens per KV head
+    std::vector<std::string> budgets;   // "5%", "1/16" or bytes a layer; without either: KV 64, 128, 256, 512
+    std::string policies = "full,paper,paper_literal,evict";
+    std::string reference; // the policy whose KL the others' are divided by; none: ""
+    std::string json_path;
+    bool markdown = false; // the tables over all texts
+};
+
+/// A budget and how tables call it.
+struct named_budget
+{
+    std::string text;
+    mdkv::budget limit;
+};
+
+[[nodiscard]] inline std::vector<named_budget> budgets_of(compare_options const& options)
+{
+    std::vector<named_budget> all;
+    auto const add_size = [&](std::int64_t size) {
+        all.push_back({"KV " + std::to_string(size), mdkv::budget::kv_size(size)});
+    };
+    for (std::int64_t const size : options.kv_sizes) { add_size(size); }
+    for (std::string const& text : options.budgets) { all.push_back({text, parse_budget(text)}); }
+    for (std::int64_t size = 64; options.kv_sizes.empty() && options.budgets.empty() && size <= 512; size *= 2)
+    {
+        add_size(size);
+    }
+    return all;
+}
+
+/// The policies to measure beside the full cache.
+/// \throws mdkv::error   there is none of the name that the others are to be shown relative to
+[[nodiscard]] inline std::vector<policy> measured_policies(common_options const& common, compare_options const& options)
+{
+    std::vector<policy> all;
+    std::string labels;
+    bool found = options.reference.empty();
+    for (std::string const& text : split_policies(options.policies, !common.head_scores.empty()))
+    {
+        policy chosen = chosen_policy(text, common);
+        if (chosen.whole()) { continue; } // always there
+        labels += (labels.empty() ? "" : ", ") + chosen.label;
+        found = found || chosen.label == options.reference;
+        all.push_back(std::move(chosen));
+    }
+    mdkv::expects(found, "relative-to: \"", options.reference, "\" is not measured; there are ", labels);
+    return all;
+}
+
+} // namespace runner

@@ -1,0 +1,64 @@
+/// \file quantiser.hpp: the arithmetic of one quantised group: a minimum and a scale in half, codes between them.
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <limits>
+
+namespace mdkv::detail
+{
+
+/// Largest finite half.
+inline constexpr float largest_half = 65504.0F;
+
+/// Largest code of a storage.
+[[nodiscard]] MDKV_HD constexpr int most_code(storage kind) noexcept
+{
+    return kind == storage::int8 ? 255 : 15;
+}
+
+/// A coordinate x is stored as the code nearest to (x - minimum) / scale and read as minimum + scale * code. Minimum and
+/// scale are halves, and codes are chosen for the rounded ones: what is read is at most half a step from the coordinate,
+/// but for the rounding of the minimum, which cuts what is below it, and of a scale that is no normal half (below 2^-14).
+/// Reading a group and writing it again gives the same group where the scale is a normal half and at least a thousandth of
+/// the minimum; elsewhere one that differs by no more than these roundings. Where the group is constant the scale is 0 and
+/// every code is 0.
+struct quantiser
+{
+    float minimum = 0;
+    float scale   = 0;
+    float inverse = 0; ///< 1 / scale, or 0
+
+    quantiser() = default;
+
+    /// For a group whose coordinates lie in [least, most]. What is beyond half's range is cut to it. A group that holds
+    /// a NaN or an infinity (pass either bound as such) has NaN for its minimum and its scale: it is read as NaN, never as
+    /// numbers.
+    MDKV_HD quantiser(float least, float most, storage kind) noexcept
+    {
+        if (!(least * 0.0F == 0.0F && most * 0.0F == 0.0F))
+        {
+            minimum = scale = std::numeric_limits<float>::quiet_NaN();
+            return;
+        }
+        auto const within = [](float x) {
+            return x < -largest_half ? -largest_half : x > largest_half ? largest_half : x;
+        };
+        minimum = widen(narrow<half>(within(least)));
+        scale   = widen(narrow<half>(within((within(most) - minimum) / static_cast<float>(most_code(kind)))));
+        scale   = scale > 0.0F ? scale : 0.0F; // the rounded minimum may lie above the largest coordinate
+        inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+    }
+
+    /// Nearest code; halves go up.
+    [[nodiscard]] MDKV_HD int code(float x, int most) const noexcept
+    {
+        float const at = (x - minimum) * inverse + 0.5F;
+        return at >= static_cast<float>(most) ? most : at > 0.0F ? static_cast<int>(at) : 0;
+    }
+
+    [[nodiscard]] MDKV_HD float value(int c) const noexcept { return minimum + scale * static_cast<float>(c); }
+};
+
+} // namespace mdkv::detail

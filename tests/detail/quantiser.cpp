@@ -1,0 +1,167 @@
+#include <mdkv/detail/quantiser.hpp>
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/quantised_tile.hpp>
+
+#include "support/compare.hpp"
+#include "support/packed.hpp"
+#include "support/random.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using detail::quantiser;
+using support::index_t;
+
+constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
+constexpr float infinity  = std::numeric_limits<float>::infinity();
+
+/// A group of up to 32 numbers around some offset, both of any size that half can hold.
+std::vector<float> random_group(support::source& random)
+{
+    auto const size   = static_cast<float>(std::exp2(random.uniform(-22.0, 14.0)));
+    auto const offset = static_cast<float>(random.uniform(-1.0, 1.0) * std::exp2(random.uniform(-22.0, 14.0)));
+    std::vector<float> group(static_cast<std::size_t>(1 + random.below(32)));
+    for (float& x : group) { x = offset + size * static_cast<float>(random.uniform(-1.0, 1.0)); }
+    return group;
+}
+
+quantiser fitted(std::vector<float> const& group, storage kind)
+{
+    auto const [low, high] = std::minmax_element(group.begin(), group.end());
+    return {*low, *high, kind};
+}
+
+} // namespace
+
+TEST_CASE(
+    "a coordinate is read within half a step, or half's rounding of minimum and scale; a group read and written again "
+    "is the same group")
+{
+    support::source random{"quantiser"};
+    support::worst_error error;
+    int rewritten = 0;
+    for (int i = 0; i < 20000; ++i)
+    {
+        storage const kind             = i % 2 == 0 ? storage::int8 : storage::int4;
+        std::vector<float> const group = random_group(random);
+        quantiser const q              = fitted(group, kind);
+        int const most                 = detail::most_code(kind);
+        float const least              = *std::min_element(group.begin(), group.end());
+        // a rounded minimum cuts what is below it; a scale below the normal halves is rounded to a multiple of 2^-24
+        double const limit =
+            std::max(0.5 * static_cast<double>(q.scale), std::fabs(static_cast<double>(least)) * 0x1p-11)
+            + (q.scale < 0x1p-14F ? most * 0x1p-25 : 0.0) + 0x1p-23 * std::fabs(static_cast<double>(least));
+        std::vector<float> read;
+        for (float const x : group)
+        {
+            int const code = q.code(x, most);
+            CHECK_UNARY(code >= 0 && code <= most);
+            read.push_back(q.value(code));
+            error.add(read.back(), x, limit, i);
+        }
+        quantiser const again = fitted(read, kind);
+        bool const settled    = q.scale >= 0x1p-14F && q.scale >= std::fabs(q.minimum) / 1000;
+        if (!settled || group.size() < 2) { continue; }
+        ++rewritten;
+        CHECK(again.minimum == q.minimum);
+        CHECK(again.scale == q.scale);
+        for (std::size_t c = 0; c < group.size(); ++c) { CHECK(again.code(read[c], most) == q.code(group[c], most)); }
+    }
+    INFO(error);
+    CHECK(error.within(1.0 + 1e-6));
+    CHECK(rewritten > 5000);
+}
+
+TEST_CASE("a constant group has no scale, a group beyond half is cut, one with a NaN or an infinity is NaN")
+{
+    for (storage const kind : {storage::int8, storage::int4})
+    {
+        int const most = detail::most_code(kind);
+        for (float const x : {0.0F, 1.5F, -2048.0F, 65504.0F, 0x1p-24F})
+        {
+            quantiser const q{x, x, kind};
+            CHECK(q.scale == 0);
+            CHECK(q.code(x, most) == 0);
+            CHECK(q.value(0) == x);
+        }
+        quantiser const rounded{1.0007F, 1.0007F, kind}; // half's neighbours lie on either side
+        CHECK(rounded.scale >= 0);
+        CHECK(std::fabs(rounded.value(rounded.code(1.0007F, most)) - 1.0007F) <= 0x1p-11F);
+        quantiser const huge{-1e9F, 1e9F, kind};
+        CHECK(huge.value(huge.code(-1e9F, most)) == -65504.0F);
+        CHECK(huge.value(huge.code(1e9F, most)) == doctest::Approx(65504.0).epsilon(1e-3));
+        for (auto const& [low, high] :
+            {std::array<float, 2>{nan_value, 1}, {0, nan_value}, {-infinity, 0}, {0, infinity}, {infinity, infinity}})
+        {
+            quantiser const q{low, high, kind};
+            CHECK(std::isnan(q.value(q.code(0.5F, most))));
+            CHECK(q.code(nan_value, most) == 0);
+        }
+    }
+}
+
+TEST_CASE("a tile's groups are the quantiser's, to the last bit, and neighbours do not spoil each other")
+{
+    support::source random{"groups of a tile"};
+    for (int i = 0; i < 200; ++i)
+    {
+        storage const kind = i % 2 == 0 ? storage::int8 : storage::int4;
+        auto const g       = static_cast<std::size_t>(1 + random.below(32));
+        float columns[32][16];
+        for (std::size_t t = 0; t < 16; ++t)
+        {
+            std::vector<float> group = random_group(random);
+            group.resize(g, group[0]);
+            if (random.below(8) == 0)
+            {
+                group[static_cast<std::size_t>(random.below(static_cast<index_t>(g)))] = nan_value;
+            }
+            if (random.below(8) == 0)
+            {
+                group[static_cast<std::size_t>(random.below(static_cast<index_t>(g)))] = -infinity;
+            }
+            if (random.below(8) == 0)
+            {
+                group[static_cast<std::size_t>(random.below(static_cast<index_t>(g)))] = 3e38F;
+            }
+            for (std::size_t c = 0; c < g; ++c) { columns[c][t] = group[c]; }
+        }
+        auto const r = static_cast<index_t>(g);
+        std::vector<std::byte> tile(static_cast<std::size_t>(16 * stored_bytes(kind, r, 2)));
+        cpu::detail::write_codes(columns, 0, r, {kind, cpu::detail::code_order::by_token, 16}, tile.data());
+        for (std::size_t t = 0; t < 16; ++t)
+        {
+            std::vector<float> group;
+            for (std::size_t c = 0; c < g; ++c) { group.push_back(columns[c][t]); }
+            bool const finite = std::all_of(group.begin(), group.end(), [](float x) { return std::isfinite(x); });
+            quantiser const q = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
+            auto const stored =
+                support::coded_token(tile.data(), kind, support::side::value, 16, r, static_cast<index_t>(t));
+            CAPTURE(i);
+            CAPTURE(t);
+            CHECK(std::isnan(stored.scales[0]) == !finite);
+            CHECK(std::isnan(stored.minima[0]) == !finite);
+            if (finite)
+            {
+                CHECK(stored.scales[0] == static_cast<double>(q.scale));
+                CHECK(stored.minima[0] == static_cast<double>(q.minimum));
+            }
+            for (std::size_t c = 0; c < g; ++c)
+            {
+                CHECK(stored.codes[c] == q.code(columns[c][t], detail::most_code(kind)));
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+#include <mdkv/presets.hpp>
+
+#include <mdkv/compress.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/cpu/backend.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <string>
+
+using namespace mdkv;
+
+TEST_CASE("presets differ from the paper's in what their names say")
+{
+    static_assert(presets::paper.ratios.size() == 4);
+    CHECK(std::string{presets::paper.name} == "paper");
+    CHECK(presets::paper.pooling.width == 7);
+    CHECK(presets::paper_literal.pooling.width == 1);
+    CHECK(presets::paper_literal.charge == projection_charge::always);
+    CHECK(presets::evict.ratios[1] == full);
+    for (std::size_t r = 0; r < presets::best.ratios.size(); ++r) { CHECK(!presets::best.ratios[r].projected()); }
+}
+
+TEST_CASE("a preset's options reach compress")
+{
+    auto const options = presets::best.options<cpu::backend>(budget::kv_size(64));
+    CHECK(options.pooling.kind == presets::best.pooling.kind);
+    CHECK(options.pooling.width == presets::best.pooling.width);
+    CHECK(options.scoring.quantisation == quantisation_loss::value_only);
+    CHECK(
+        presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
+}

@@ -1,0 +1,113 @@
+#include "runner/compare_means.hpp"
+#include "runner/compare_options.hpp"
+
+#include <doctest/doctest.h>
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+/// Two policies at two budgets on three texts.
+std::vector<runner::mean_cell> measured()
+{
+    double const kl[4][3] = {{1, 2, 4}, {0.5, 0.5, 0}, {0.5, 0.5, 3}, {0.25, 0.5, 1}};
+    std::vector<runner::mean_cell> cells;
+    for (int c = 0; c < 4; ++c)
+    {
+        cells.push_back({c < 2 ? "paper" : "best", c % 2 == 0 ? "KV 64" : "5%", {}, {}, {}, {}});
+        for (double const one : kl[c])
+        {
+            cells.back().kl.add(one);
+            cells.back().share.add(c % 2 == 0 ? 0.03125 : 0.05);
+        }
+    }
+    return cells;
+}
+
+} // namespace
+
+TEST_CASE("figures over texts have the mean, the sample's deviation, the median, the least and the most")
+{
+    runner::figures one;
+    CHECK(std::isnan(one.mean()));
+    CHECK(std::isnan(one.median()));
+    one.add(3);
+    CHECK(one.deviation() == 0);
+    CHECK(one.median() == 3);
+    for (double const value : {-1.0, 5.0, 5.0}) { one.add(value); }
+    CHECK(one.mean() == 3);
+    CHECK(one.deviation() == doctest::Approx(std::sqrt((0 + 16 + 4 + 4) / 3.0)));
+    CHECK(one.median() == 4);
+    CHECK(one.least() == -1);
+    CHECK(one.most() == 5);
+    CHECK(one.json().at("median") == 4);
+}
+
+TEST_CASE("the tables over texts have a row for every policy and a column for every budget")
+{
+    auto const cells = measured();
+    CHECK(runner::table_of_means(cells, 2).csv()
+          == "\"KL nats, mean (standard deviation)\",KV 64,5%\n"
+             "paper,2.3333 (1.5275),0.3333 (0.2887)\n"
+             "best,1.3333 (1.4434),0.5833 (0.3819)\n");
+    CHECK(runner::table_of_shares(cells, 2).csv()
+          == "\"resident, % of full, mean\",KV 64,5%\npaper,3.12,5.00\nbest,3.12,5.00\n");
+}
+
+TEST_CASE("KL relative to a policy is taken text by text at the same budget, without the texts on which it has none")
+{
+    auto const cells = measured();
+    auto const found = runner::relative_to(cells[1], cells[3]);
+    CHECK(found.by_text.size() == 2); // of three
+    CHECK(found.by_text.median() == 0.75);
+    CHECK(found.of_means == doctest::Approx(1.75));
+    CHECK(runner::table_of_ratios(cells, 2, "paper").csv()
+          == "\"KL relative to paper, median (least to most; of means)\",KV 64,5%\n"
+             "paper,1.00 (1.00 to 1.00; 1.00),1.00 (1.00 to 1.00; 1.00)\n"
+             "best,0.50 (0.25 to 0.75; 0.57),0.75 (0.50 to 1.00; 1.75)\n");
+    runner::mean_cell nothing{"full", "all", {}, {}, {}, {}};
+    nothing.kl.add(0);
+    CHECK(runner::relative_to(nothing, nothing).by_text.size() == 0);
+    CHECK(std::isnan(runner::relative_to(nothing, nothing).of_means));
+}
+
+TEST_CASE("budgets are KV sizes, then shares; four KV sizes where neither is given")
+{
+    auto const texts = [](runner::compare_options const& options) {
+        std::string all;
+        for (runner::named_budget const& one : runner::budgets_of(options)) { all += one.text + ";"; }
+        return all;
+    };
+    runner::compare_options options;
+    CHECK(texts(options) == "KV 64;KV 128;KV 256;KV 512;");
+    options.budgets = {"5%", "1/16"};
+    CHECK(texts(options) == "5%;1/16;");
+    options.kv_sizes = {128};
+    CHECK(texts(options) == "KV 128;5%;1/16;");
+    constexpr mdkv::layer_shape layer{2, 3, 1000, 24, {64, 64}, 2};
+    CHECK(runner::budgets_of(options)[0].limit.in_bytes(layer) == mdkv::index_t{2} * 128 * 256);
+    CHECK(runner::budgets_of(options)[1].limit.in_bytes(layer) == layer.full_bytes() / 20);
+    options.budgets = {"105%"};
+    CHECK_THROWS_AS(static_cast<void>(runner::budgets_of(options)), mdkv::invalid_argument);
+}
+
+TEST_CASE("the policy that others are shown relative to must be measured, and is known by its label")
+{
+    runner::common_options common;
+    runner::compare_options options;
+    options.policies  = "full,paper,evict";
+    options.reference = "papr";
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::measured_policies(common, options)),
+        "relative-to: \"papr\" is not measured; there are paper, evict", mdkv::invalid_argument);
+    options.reference = "evict";
+    CHECK(runner::measured_policies(common, options).size() == 2); // the full cache is always there
+    common.pool = 9;
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::measured_policies(common, options)),
+        "relative-to: \"evict\" is not measured; there are paper[pool=9], evict[pool=9]", mdkv::invalid_argument);
+}
