@@ -16,6 +16,7 @@
 #include <mdkv/cpu/pack.hpp>
 #include <mdkv/pack.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -75,10 +76,11 @@ void grow_tail(mdkv::cpu::cache<T>& cache)
     if (cache.appended() == cache.tail_capacity()) { cache.reserve_tail(2 * cache.tail_capacity() + 16); }
 }
 
-/// The ratio set of plain token selection: rung 0 drops a token, rung 1 keeps it.
-[[nodiscard]] inline mdkv::ratio_set<> keep_or_drop()
+/// The ratio set of token selection: rung 0 drops a token, rung 1 keeps all of its coordinates.
+[[nodiscard]] inline mdkv::ratio_set<> keep_or_drop(mdkv::storage stored = mdkv::storage::plain)
 {
-    return mdkv::ratio_set<>{std::span<mdkv::rung const>{mdkv::evict_ratios.begin(), mdkv::evict_ratios.size()}};
+    std::array const rungs{mdkv::drop, mdkv::full.as(stored)};
+    return mdkv::ratio_set<>{rungs};
 }
 
 /// Every policy that chooses a rung per token of the prompt and then leaves the cache alone.
@@ -125,9 +127,11 @@ public:
 
     [[nodiscard]] mdkv::cpu::cache<T> const& packed() const noexcept { return cache_; }
 
-private:
+protected:
     mdkv::cpu::cache<T> cache_;
     std::int64_t query_heads_;
+
+private:
     std::vector<float> lse_; // [query_heads], needed by attend alone
 };
 

@@ -82,17 +82,18 @@ struct policy
     mdkv::projection_charge charge       = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
     mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
     mdkv::key_basis_kind key_basis       = mdkv::key_basis_kind::pca;
-    std::int64_t keep                    = 0;   // last tokens that stay as they are, at most the window; 0: the window
-    std::int64_t queries                 = 0;   // last queries that score, at least the window's
-    double early                         = 1;   // what a query before the window's counts
-    double beta                          = 0;   // how uneven pyramid and head_scores are
-    double floor                         = 0.2; // share of a head's budget that adaptive leaves it
-    double channels                      = 0.4; // share of the key channels that think drops
-    std::int64_t sinks                   = 4;   // first tokens that recency keeps
-    std::uint64_t seed                   = 0;   // of random
-    std::string head_scores{};                  // file
-    bool per_query_head = false;                // caches keys and values once for every query head, as most authors do
-    std::string label{};                        // the name and whatever was set: how tables and files call it
+    std::int64_t keep                    = 0; // last tokens that stay as they are, at most the window; 0: the window
+    std::int64_t queries                 = 0; // last queries that score, at least the window's
+    double early                         = 1; // what a query before the window's counts
+    mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
+    double beta                          = 0;                    // how uneven pyramid and head_scores are
+    double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it
+    double channels                      = 0.4;                  // share of the key channels that think drops
+    std::int64_t sinks                   = 4;                    // first tokens that recency keeps
+    std::uint64_t seed                   = 0;                    // of random
+    std::string head_scores{};                                   // file
+    bool per_query_head = false; // caches keys and values once for every query head, as most authors do
+    std::string label{};         // the name and whatever was set: how tables and files call it
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
@@ -183,6 +184,7 @@ void take(policy& p, mdkv::preset<R> const& from)
             else { take(p, mdkv::presets::paper); }
         }
         else if (p.has_parameter("pool")) { p.pooling = snapkv_pool; }
+        if (p.kind == k::selected) { p.parameters.push_back("storage"); }
         if (p.output_weighted) { p.pooling = {5, mdkv::pooling::mean}; } // kvpress, where it is defined
         if (p.share == s::pyramid) { p.beta = 20; }
         if (p.share == s::head_scores) { p.beta = 1.1; }
@@ -244,16 +246,19 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     }
     else if (parameter == "pooling")
     {
-        bool const adaptive = p.kind == cache_kind::mixed && value == "adaptive";
-        if (value != "max" && value != "mean" && !adaptive)
-        {
-            refuse(p.kind == cache_kind::mixed ? "must be max, mean or adaptive" : "must be max or mean");
-        }
+        if (value != "max" && value != "mean" && value != "adaptive") { refuse("must be max, mean or adaptive"); }
         p.pooling.kind = value == "max"    ? mdkv::pooling::max
                          : value == "mean" ? mdkv::pooling::mean
                                            : mdkv::pooling::adaptive;
     }
     else if (parameter == "ratios") { p.ratios = parse_ratios(value); }
+    else if (parameter == "storage")
+    {
+        if (value != "plain" && value != "int8" && value != "int4") { refuse("must be plain, int8 or int4"); }
+        p.stored = value == "plain"  ? mdkv::storage::plain
+                   : value == "int8" ? mdkv::storage::int8
+                                     : mdkv::storage::int4;
+    }
     else if (parameter == "charge")
     {
         p.charge = either("use", "always") ? mdkv::projection_charge::by_use : mdkv::projection_charge::always;

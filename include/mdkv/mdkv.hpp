@@ -28,6 +28,7 @@
 #include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/pool.hpp>
 #include <mdkv/cpu/project.hpp>
+#include <mdkv/cpu/recompress.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/slots.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
@@ -35,6 +36,8 @@
 #include <mdkv/merge.hpp>
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
+#include <mdkv/presets.hpp>
 #include <mdkv/project.hpp>
+#include <mdkv/recompress.hpp>
 #include <mdkv/score.hpp>
 #include <mdkv/slots.hpp>

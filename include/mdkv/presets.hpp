@@ -58,7 +58,7 @@ inline constexpr preset<2> evict{"evict", evict_ratios, {1, pooling::max}};
 /// What came out best in the project's own evaluation (docs/quality.md says over what, and by how much): tokens in as many
 /// bits as they are worth, statements kept as far as their peaks reach, and more queries than the question asked.
 inline constexpr preset<4> best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 128, 32, 0.2F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F};
 
 } // namespace presets
 

@@ -1,0 +1,603 @@
+#include <mdkv/recompress.hpp>
+
+#include <mdkv/append.hpp>
+#include <mdkv/attend.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/allocate.hpp>
+#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/pool.hpp>
+#include <mdkv/cpu/recompress.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/compare.hpp"
+#include "support/failing_resource.hpp"
+#include "support/host.hpp"
+#include "support/packed.hpp"
+#include "support/random.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory_resource>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::index_t;
+using support::packed_layer;
+using support::packed_sizes;
+using support::stored_token;
+using support::tensor;
+using support::whole_token;
+using host    = cpu::backend;
+using options = recompress_options<host>;
+
+/// Rungs of every kind, for elements of two bytes and dimensions of 40 and 24.
+std::vector<rung> const every_kind{
+    drop, part(1, 4).as(storage::int4), part(1, 4), full_int4, full_int8.rotated(), full};
+
+std::vector<rung> listed(auto const& ratios)
+{
+    return {ratios.begin(), ratios.end()};
+}
+
+/// A cache that tokens are appended to; head 0 uses no projection.
+struct growing
+{
+    static constexpr index_t group = 2;
+
+    packed_layer<half> layer;
+    cpu::cache<half> cache;
+    support::source random{"recompress"};
+
+    explicit growing(std::vector<rung> const& rungs, index_t tail = 24,
+        std::pmr::memory_resource* resource = std::pmr::get_default_resource())
+        : layer{packed_sizes{.heads = 3, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = rungs}}
+    {
+        layer.stretch_keys();
+        for (index_t t = 0; t < layer.sizes.tokens; ++t)
+        {
+            std::size_t r = layer.rung.get(0, t);
+            while (layer.ratios[r].projected()) { --r; }
+            layer.rung.set(static_cast<std::uint8_t>(r), 0, t);
+        }
+        cache = layer.packed(tail, {}, resource);
+    }
+
+    [[nodiscard]] auto view() const { return cache.view(); }
+    [[nodiscard]] index_t window_bytes() const { return 3 * 4 * 64 * 2; }
+
+    tensor<half, 3> draw(index_t rows, index_t count, index_t dim)
+    {
+        tensor<half, 3> x{{rows, count, dim}};
+        for (index_t h = 0; h < rows; ++h)
+        {
+            for (index_t t = 0; t < count; ++t)
+            {
+                for (index_t d = 0; d < dim; ++d) { x.set(narrow<half>(static_cast<float>(random.normal())), h, t, d); }
+            }
+        }
+        return x;
+    }
+
+    /// One row a head, most of it along the head's leading directions.
+    tensor<half, 3> draw_token(tensor<float, 3> const& basis)
+    {
+        tensor<half, 3> x{{1, 3, basis.extent(2)}};
+        for (index_t h = 0; h < 3; ++h)
+        {
+            std::vector<double> row(static_cast<std::size_t>(basis.extent(2)));
+            for (index_t c = 0; c < basis.extent(1); ++c)
+            {
+                double const size = random.normal() * 2 * std::pow(0.6, static_cast<double>(c));
+                for (index_t d = 0; d < basis.extent(2); ++d)
+                {
+                    row[static_cast<std::size_t>(d)] += size * double{basis.get(h, c, d)};
+                }
+            }
+            for (index_t d = 0; d < basis.extent(2); ++d)
+            {
+                x.set(narrow<half>(static_cast<float>(row[static_cast<std::size_t>(d)])), 0, h, d);
+            }
+        }
+        return x;
+    }
+
+    void append(index_t count)
+    {
+        for (index_t i = 0; i < count; ++i)
+        {
+            auto const key = draw_token(layer.key_basis);
+            add(key, draw_token(layer.value_basis));
+        }
+    }
+
+    /// Appends [1, H, D] and [1, H, Dv].
+    void add(tensor<half, 3> const& key, tensor<half, 3> const& value)
+    {
+        support::run([&](host const& on) {
+            mdkv::append(on, in(on, key.data(), 3, 40), in(on, value.data(), 3, 24), cache.view());
+        });
+    }
+
+    /// Folds with exactly the scratch the dry run asked for.
+    recompress_report fold(tensor<half, 3> const& queries, options choice, tensor<std::int32_t, 2>* sources,
+        cpu::executor_ref threads = {})
+    {
+        if (sources != nullptr) { choice.sources = sources->out(); }
+        recompress_report report;
+        support::run(
+            [&](host const& on) { report = recompress(on, queries.in(), layer.ratios, choice, cache); }, threads);
+        return report;
+    }
+    recompress_report fold(index_t bytes, tensor<std::int32_t, 2>* sources = nullptr)
+    {
+        return fold(draw(3 * group, 4, 40), {.limit = budget::bytes(bytes)}, sources);
+    }
+};
+
+struct contents
+{
+    std::vector<std::byte> arena;
+    std::vector<head_entry> heads;
+    index_t appended = 0;
+
+    explicit contents(cpu::cache<half> const& cache)
+        : arena{cache.view().arena, cache.view().arena + cache.arena_bytes()}
+        , heads{cache.view().heads, cache.view().heads + cache.layout().heads}
+        , appended{cache.appended()}
+    {}
+    friend bool operator==(contents const&, contents const&) = default;
+};
+
+/// The vectors of one side of a token, as it was and as it is: numbers stored, and what they stand for.
+struct change
+{
+    std::vector<double> const& stored_before;
+    std::vector<double> const& stored_after;
+    std::vector<double> const& before;
+    std::vector<double> const& after;
+};
+
+/// How far rounding to codes may take a vector's coordinate c.
+double rounding(std::vector<double> const& x, std::size_t c, storage kind)
+{
+    if (kind == storage::plain) { return 0; }
+    auto const begin = x.begin() + static_cast<std::ptrdiff_t>(c / 32 * 32);
+    auto const end   = x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), c / 32 * 32 + 32));
+    auto const range = std::minmax_element(begin, end);
+    return 0.505 * (*range.second - *range.first) / (kind == storage::int8 ? 255 : 15);
+}
+
+/// Errors of a token that went down, in units of what rounding allows: its vector's coordinates, or those in the basis.
+void add_errors(support::worst_error& worst, change const& x, rung const& now, bool projected_before,
+    tensor<float, 3> const& basis, index_t h)
+{
+    double norm = 0;
+    for (double const v : x.before) { norm += v * v; }
+    double const slack         = 4e-3 * std::sqrt(norm) + 1e-3; // halves, and projections of halves
+    std::vector<double> wanted = x.before;
+    if (now.projected())
+    {
+        wanted = x.stored_before;
+        for (std::size_t c = 0; c < x.stored_after.size() && !projected_before; ++c)
+        {
+            double sum = 0;
+            for (std::size_t d = 0; d < x.before.size(); ++d)
+            {
+                sum += x.before[d] * double{basis.get(h, static_cast<index_t>(c), static_cast<index_t>(d))};
+            }
+            wanted[c] = sum;
+        }
+        wanted.resize(x.stored_after.size());
+    }
+    for (std::size_t c = 0; c < wanted.size(); ++c)
+    {
+        worst.add(static_cast<long double>(x.stored_after[c]), static_cast<long double>(wanted[c]),
+            static_cast<long double>(slack + rounding(wanted, c, now.kind)));
+    }
+}
+
+std::size_t rung_of(growing const& g, stored_token<half> const& token)
+{
+    return token.rung < 0 ? g.layer.ratios.size() - 1 : static_cast<std::size_t>(token.rung);
+}
+
+/// Everything a fold promises about single tokens.
+struct fold_check
+{
+    std::vector<std::vector<stored_token<half>>> tokens; // [H] before
+    std::vector<std::vector<whole_token>> whole;
+    std::vector<head_entry> heads;
+    support::worst_error worst;
+    index_t stayed = 0, lowered = 0, dropped = 0, up = 0, spoilt = 0, misplaced = 0;
+
+    explicit fold_check(growing const& g)
+        : heads{g.view().heads, g.view().heads + 3}
+    {
+        for (index_t h = 0; h < 3; ++h)
+        {
+            tokens.push_back(support::stored_tokens(g.view(), h));
+            whole.push_back(support::reconstructed_tokens(g.view(), h));
+        }
+    }
+
+    void compare(growing const& g, tensor<std::int32_t, 2> const& sources)
+    {
+        for (index_t h = 0; h < 3; ++h)
+        {
+            auto const at      = static_cast<std::size_t>(h);
+            auto const now     = support::stored_tokens(g.view(), h);
+            auto const current = support::reconstructed_tokens(g.view(), h);
+            std::vector<bool> seen(tokens[at].size());
+            for (std::size_t i = 0; i < now.size(); ++i)
+            {
+                auto const from = static_cast<std::size_t>(sources.get(h, static_cast<index_t>(i)));
+                if (from >= seen.size() || seen[from])
+                {
+                    ++misplaced;
+                    continue;
+                }
+                seen[from] = true;
+                compare(g, h, tokens[at][from], now[i], whole[at][from], current[i]);
+            }
+            for (index_t i = static_cast<index_t>(now.size()); i < sources.extent(1); ++i)
+            {
+                misplaced += sources.get(h, i) == -1 ? 0 : 1;
+            }
+            dropped += static_cast<index_t>(seen.size() - now.size());
+            // The window is the last tokens there were.
+            for (std::size_t i = 1; i <= 4; ++i)
+            {
+                auto const from = sources.get(h, static_cast<index_t>(now.size() - i));
+                misplaced += from == static_cast<std::int32_t>(seen.size() - i) ? 0 : 1;
+            }
+            CHECK(g.view().heads[h].key_columns <= heads[at].key_columns);
+            CHECK(g.view().heads[h].value_columns <= heads[at].value_columns);
+        }
+    }
+
+private:
+    void compare(growing const& g, index_t h, stored_token<half> const& before, stored_token<half> const& after,
+        whole_token const& old_vectors, whole_token const& new_vectors)
+    {
+        std::size_t const was = rung_of(g, before);
+        std::size_t const is  = rung_of(g, after);
+        rung const& now       = g.layer.ratios[is];
+        up += is > was ? 1 : 0;
+        if (is == was)
+        {
+            ++stayed;
+            bool const same = support::same_bits(before.key, after.key) && support::same_bits(before.value, after.value)
+                              && before.key_numbers == after.key_numbers && before.value_numbers == after.value_numbers;
+            spoilt += same ? 0 : 1;
+            return;
+        }
+        ++lowered;
+        bool const cut = before.projected && now.projected() && !before.key.empty() && !now.quantised();
+        if (cut)
+        {
+            bool const leading =
+                std::equal(after.key_numbers.begin(), after.key_numbers.end(), before.key_numbers.begin())
+                && std::equal(after.value_numbers.begin(), after.value_numbers.end(), before.value_numbers.begin());
+            spoilt += leading ? 0 : 1;
+        }
+        add_errors(worst, {before.key_numbers, after.key_numbers, old_vectors.key, new_vectors.key}, now,
+            before.projected, g.layer.key_basis, h);
+        add_errors(worst, {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value}, now,
+            before.projected, g.layer.value_basis, h);
+    }
+};
+
+/// attend's worst error against the definition over these tokens, relative.
+double attention_error(growing& g, std::vector<std::vector<whole_token>> const& tokens)
+{
+    auto const drawn = g.draw(1, 3 * growing::group, 40);
+    tensor<float, 2> queries{{3 * growing::group, 40}}, output{{3 * growing::group, 24}};
+    tensor<float, 1> lse{{3 * growing::group}};
+    std::vector<float> elements;
+    for (half const x : drawn.elements()) { elements.push_back(widen(x)); }
+    queries.assign(elements);
+    double worst = 0;
+    support::run([&](host const& on) { attend(on, queries.in(), g.view(), {}, output.out(), lse.out()); });
+    for (index_t row = 0; row < 3 * growing::group; ++row)
+    {
+        std::vector<double> query;
+        for (index_t d = 0; d < 40; ++d) { query.push_back(double{queries.get(row, d)}); }
+        support::naive_attention const want{
+            tokens[static_cast<std::size_t>(row / growing::group)], query, 24, 1 / std::sqrt(40.0)};
+        for (index_t d = 0; d < 24; ++d)
+        {
+            worst = std::max(worst, std::abs(double{output.get(row, d)} - want.output[static_cast<std::size_t>(d)]));
+        }
+        worst = std::max(worst, std::abs(double{lse.get(row)} - want.lse));
+    }
+    return worst;
+}
+
+std::vector<std::vector<whole_token>> all_tokens(growing const& g)
+{
+    std::vector<std::vector<whole_token>> heads;
+    for (index_t h = 0; h < 3; ++h) { heads.push_back(support::reconstructed_tokens(g.view(), h)); }
+    return heads;
+}
+
+} // namespace
+
+TEST_CASE(
+    "fifty folds keep within the limit, spoil no token that keeps its rung, and lower none but from what is stored")
+{
+    for (std::vector<rung> const& rungs : {listed(bit_ratios), listed(paper_ratios), every_kind})
+    {
+        growing g{rungs};
+        CAPTURE(rungs.size());
+        index_t lowered = 0, dropped = 0;
+        for (int i = 0; i < 50; ++i)
+        {
+            CAPTURE(i);
+            g.append(1 + g.random.below(24));
+            fold_check check{g};
+            tensor<std::int32_t, 2> sources{{3, most_slots(g.view()) + 2}};
+            index_t const limit            = 9000 + g.random.below(1000);
+            index_t const released         = 3 * g.cache.appended();
+            recompress_report const report = g.fold(limit, &sources);
+            REQUIRE(g.cache.arena_bytes() <= limit);
+            REQUIRE(report.resident_bytes == g.cache.arena_bytes());
+            REQUIRE(report.released == released);
+            REQUIRE(g.cache.appended() == 0);
+            REQUIRE(g.cache.tail_capacity() == 24);
+            check.compare(g, sources);
+            REQUIRE(check.up == 0);
+            REQUIRE(check.spoilt == 0);
+            REQUIRE(check.misplaced == 0);
+            REQUIRE(check.worst.value() <= 1);
+            REQUIRE(report.kept == check.stayed - 3 * 4);
+            REQUIRE(report.lowered == check.lowered);
+            REQUIRE(report.dropped == check.dropped);
+            if (i % 10 == 0) { CHECK(attention_error(g, all_tokens(g)) < 2e-3); }
+            lowered += check.lowered;
+            dropped += check.dropped;
+        }
+        CHECK(lowered > 100);
+        CHECK(dropped > 500);
+        CHECK(g.view().heads[0].key_columns == 0);
+    }
+}
+
+TEST_CASE("a limit that holds everything moves the tail in and leaves the rest as it is, and one byte less does not")
+{
+    growing g{every_kind};
+    g.append(9);
+    growing other{every_kind};
+    other.append(9);
+    index_t const need = g.cache.arena_bytes() + 3 * 9 * 64 * 2;
+    fold_check check{g};
+    tensor<std::int32_t, 2> sources{{3, most_slots(g.view())}};
+    recompress_report const report = g.fold(need, &sources);
+    CHECK(report.chosen.status == allocation_status::everything_kept);
+    CHECK(report.resident_bytes == need);
+    CHECK(report.lowered + report.dropped == 0);
+    CHECK(report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes == need);
+    check.compare(g, sources);
+    CHECK(check.spoilt + check.misplaced + check.dropped + check.up + check.lowered == 0);
+    CHECK(attention_error(g, check.whole) < 2e-3);
+
+    // What would be moved to the same place is the same to the bit.
+    contents const once{g.cache};
+    CHECK(g.fold(need).kept == report.kept);
+    CHECK(contents{g.cache} == once);
+
+    recompress_report const less = other.fold(need - 1);
+    CHECK(less.resident_bytes < need);
+    CHECK(less.lowered + less.dropped > 0);
+}
+
+TEST_CASE("the tokens of each head are scored by themselves, against what is stored of them")
+{
+    growing g{listed(bit_ratios)};
+    g.append(10);
+    auto const queries = g.draw(3 * growing::group, 12, 40);
+    auto const whole   = all_tokens(g);
+    index_t const most = most_slots(g.view()) - 4;
+    tensor<float, 3> loss{{3, 4, most}};
+    for (index_t h = 0; h < 3; ++h)
+    {
+        auto const stored = support::stored_tokens(g.view(), h);
+        auto const n      = static_cast<index_t>(stored.size()) - 4;
+        tensor<half, 3> keys{{1, n, 40}}, values{{1, n, 24}}, window{{1, 4, 40}};
+        for (index_t t = 0; t < n + 4; ++t)
+        {
+            auto const& token = whole[static_cast<std::size_t>(h)][static_cast<std::size_t>(t)];
+            for (index_t d = 0; d < 40; ++d)
+            {
+                half const x = narrow<half>(static_cast<float>(token.key[static_cast<std::size_t>(d)]));
+                if (t < n) { keys.set(x, 0, t, d); }
+                else { window.set(x, 0, t - n, d); }
+            }
+            for (index_t d = 0; d < 24 && t < n; ++d)
+            {
+                values.set(narrow<half>(static_cast<float>(token.value[static_cast<std::size_t>(d)])), 0, t, d);
+            }
+        }
+        tensor<float, 3> own{{1, 4, n}}, pooled{{1, 4, n}};
+        tensor<float, 3> const none{{0, 0, 0}};
+        support::run([&](host const& on) {
+            score(on, slice<0>(queries.in(), h * growing::group, growing::group), keys.in(), values.in(), window.in(),
+                none.in(), none.in(), bit_ratios, {}, own.out());
+        });
+        index_t first = 0; // neighbours are those of the same run
+        while (first < n)
+        {
+            auto const kind = [&](index_t t) {
+                auto const& token = stored[static_cast<std::size_t>(t)];
+                return token.rung >= 0 ? token.rung : t >= n - 10 ? -2 : -1;
+            };
+            index_t count = 1;
+            while (first + count < n && kind(first + count) == kind(first)) { ++count; }
+            support::run([&](host const& on) {
+                pool(on, slice<2>(own.in(), first, count), {5, pooling::max}, slice<2>(pooled.out(), first, count));
+            });
+            first += count;
+        }
+        for (index_t t = 0; t < most; ++t)
+        {
+            for (index_t r = 0; r < 4; ++r)
+            {
+                bool const free = t >= n || r >= static_cast<index_t>(rung_of(g, stored[static_cast<std::size_t>(t)]));
+                loss.set(free ? 0.0F : pooled.get(0, r, t), h, r, t);
+            }
+        }
+    }
+    index_t const limit = 8000;
+    tensor<index_t, 1> limits{{1}};
+    tensor<std::uint8_t, 2> rung{{3, most}};
+    tensor<allocation, 1> chosen{{1}};
+    limits.set(limit - g.window_bytes(), 0);
+    support::run([&](host const& on) {
+        allocate(on, loss.in(), rung_costs{bit_ratios, {40, 24}, 2}, limits.in(), {}, rung.out(), chosen.out());
+    });
+    recompress_report const report = g.fold(queries, {.limit = budget::bytes(limit), .pooling = {5}}, nullptr);
+    CHECK(report.chosen.loss == doctest::Approx(chosen.get(0).loss).epsilon(1e-3));
+    CHECK(report.chosen.loss > 0);
+    index_t apart = 0;
+    for (std::size_t r = 1; r < 4; ++r) { apart += std::abs(report.chosen.tokens[r] - chosen.get(0).tokens[r]); }
+    CHECK(apart <= 2); // losses may differ in their last bits
+}
+
+TEST_CASE("the result is the same to the bit for any number of threads")
+{
+    cpu::thread_pool pool{3};
+    growing g{every_kind};
+    growing other{every_kind};
+    for (growing* x : {&g, &other}) { x->append(20); }
+    auto const queries = g.draw(3 * growing::group, 24, 40);
+    options const choice{.limit = budget::kv_size(20), .pooling = {1, pooling::adaptive}};
+    tensor<std::int32_t, 2> a{{3, most_slots(g.view())}}, b{{3, most_slots(g.view())}};
+    g.fold(queries, choice, &a);
+    other.fold(queries, choice, &b, pool);
+    CHECK(contents{g.cache} == contents{other.cache});
+    CHECK(a.elements() == b.elements());
+    CHECK(g.cache.arena_bytes() <= 3 * 20 * 64 * 2);
+}
+
+TEST_CASE(
+    "a layer that was stored uncompressed is folded under any set, and a rung in use that the set lacks is refused")
+{
+    growing g{listed(evict_ratios)};
+    g.append(24);
+    packed_layer<half> const bits{packed_sizes{.rungs = listed(bit_ratios)}};
+    auto const queries = g.draw(3 * growing::group, 4, 40);
+    recompress_report report;
+    auto const fold = [&](auto const& ratios) {
+        support::run([&](host const& on) {
+            report = recompress(on, queries.in(), ratios, {.limit = budget::bytes(7000)}, g.cache);
+        });
+    };
+    fold(bits.ratios);
+    CHECK(report.resident_bytes <= 7000);
+    CHECK(report.chosen.tokens[1] + report.chosen.tokens[2] > 0);
+    CHECK(g.cache.layout() == cache_layout{bits.ratios, 3, 4, {40, 24}});
+    contents const before{g.cache};
+    CHECK(error_text<mismatch>([&] {
+        fold(packed_layer<half>{packed_sizes{.rungs = listed(evict_ratios)}}.ratios);
+    }).find("ratio set lacks")
+          != std::string::npos);
+    CHECK(contents{g.cache} == before);
+}
+
+TEST_CASE("bad input is refused by name, and nothing is changed")
+{
+    growing g{listed(bit_ratios)};
+    g.append(5);
+    contents const before{g.cache};
+    auto const text = [&](tensor<half, 3> const& queries, options const& choice, tensor<std::int32_t, 2>* sources) {
+        std::string const said = error_text<invalid_argument>([&] { g.fold(queries, choice, sources); });
+        CHECK(contents{g.cache} == before);
+        return said;
+    };
+    auto const says = [](std::string const& whole, char const* part) { return whole.find(part) != std::string::npos; };
+    auto const good = g.draw(6, 9, 40);
+    options const small{.limit = budget::bytes(6000)};
+    CHECK(says(text(good, {.limit = budget::bytes(1535)}, nullptr), "at least 1536 bytes are needed"));
+    CHECK(says(text(g.draw(6, 10, 40), small, nullptr), "Q = 10"));
+    CHECK(says(text(g.draw(6, 0, 40), small, nullptr), "Q = 0"));
+    CHECK(says(text(g.draw(5, 9, 40), small, nullptr), "5 query heads"));
+    CHECK(says(text(g.draw(6, 9, 39), small, nullptr), "queries must be [H*G,Q,D]"));
+    options equal                        = small;
+    equal.allocation.same_count_per_head = true;
+    CHECK(says(text(good, equal, nullptr), "same_count_per_head"));
+    tensor<std::int32_t, 2> narrow_list{{3, most_slots(g.view()) - 1}};
+    CHECK(says(text(good, small, &narrow_list), "options.sources"));
+    tensor<float, 1> weights{{8}};
+    options weighted       = small;
+    weighted.query_weights = weights.in();
+    CHECK(says(text(good, weighted, nullptr), "query_weights"));
+    auto spoilt = g.draw(6, 9, 40);
+    spoilt.set(narrow<half>(std::numeric_limits<float>::infinity()), 2, 3, 4);
+    CHECK(says(text(spoilt, small, nullptr), "queries: NaN or infinity in head 2, row 3"));
+
+    packed_layer<half> const no_drop{packed_sizes{.rungs = {full_int4, full_int8, full}}};
+    CHECK(says(error_text<invalid_argument>([&] {
+        support::run([&](host const& on) { recompress(on, good.in(), no_drop.ratios, small, g.cache); });
+    }),
+        "no rung that drops"));
+
+    // A token that is no number is refused where it would have to be scored, and moved where not.
+    auto nan = g.draw(1, 3, 40);
+    nan.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 1, 7);
+    g.add(nan, g.draw(1, 3, 24));
+    g.append(4);
+    CHECK(says(error_text<non_finite_input>([&] { g.fold(good, small, nullptr); }), "keys by slot: NaN or infinity"));
+    CHECK(g.fold(good, {.limit = budget::bytes(100000)}, nullptr).dropped == 0);
+}
+
+TEST_CASE("an allocation that fails, or a workspace too small by a byte, leaves the cache as it was")
+{
+    support::failing_resource resource;
+    {
+        growing g{listed(paper_ratios), 24, &resource};
+        g.append(20);
+        contents const before{g.cache};
+        auto const queries = g.draw(6, 4, 40);
+        options const choice{.limit = budget::bytes(6000)};
+        tensor<std::int32_t, 2> sources{{3, most_slots(g.view())}};
+        auto const untouched = sources.memory();
+        for (int k = 0; k < 3; ++k)
+        {
+            resource.arm(support::failure::once, k);
+            CHECK_THROWS_AS(g.fold(queries, choice, &sources), std::bad_alloc);
+            CHECK(contents{g.cache} == before);
+            CHECK(sources.memory() == untouched);
+        }
+        resource.arm(support::failure::never);
+
+        auto const call  = [&](host const& on) { recompress(on, queries.in(), g.layer.ratios, choice, g.cache); };
+        auto const bytes = support::scratch_bytes(call);
+        support::scratch_memory memory{bytes};
+        workspace scratch{memory.span().first(bytes - 1)};
+        CHECK(error_text<insufficient_workspace>([&] { call(host{&scratch}); }).find(std::to_string(bytes))
+              != std::string::npos);
+        CHECK(contents{g.cache} == before);
+        CHECK(g.fold(queries, choice, &sources).resident_bytes <= 6000);
+    }
+    CHECK(resource.outstanding() == 0);
+}
