@@ -171,6 +171,53 @@ TEST_CASE_TEMPLATE("compress is its stages one after another, bit for bit", T, f
     }
 }
 
+TEST_CASE("every option reaches its stage: a query-aware basis, weights, the loss of codes, adaptive pooling")
+{
+    layer<half> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};
+    ratio_set const ratios{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
+    index_t const rows = x.queries.in().extent(1);
+    tensor<float, 1> weights{{rows}};
+    for (index_t q = 0; q < rows; ++q) { weights.set(0.25F * static_cast<float>(q + 1), q); }
+    options choice{.limit = budget::fraction(1, 5)};
+    choice.key_basis             = key_basis_kind::query_aware;
+    choice.pooling               = {5, pooling::adaptive};
+    choice.scoring.quantisation  = quantisation_loss::value_only;
+    choice.scoring.query_weights = weights.in();
+    cpu::cache<half> cache;
+    compress_report const report = compressed(x, ratios, choice, cache);
+    CHECK(report.chosen.tokens[2] > 0);
+
+    tensor<float, 3> of_keys{{2, 64, 64}}, of_queries{{2, 64, 64}}, value_basis{{2, 40, 40}};
+    tensor<float, 3> loss{{2, 5, 200}}, pooled{{2, 5, 200}};
+    tensor<float, 2> key_energy{{2, 64}}, value_energy{{2, 40}};
+    tensor<std::uint8_t, 2> rung{{2, 200}};
+    tensor<index_t, 1> limit{{1}};
+    tensor<allocation, 1> chosen{{1}};
+    limit.set(report.budget_bytes - report.window_bytes, 0);
+    support::run([&](host const& on) {
+        fit_query_aware_basis(on, x.queries.in(), x.keys.in(), of_keys.out(), of_queries.out(), key_energy.out());
+    });
+    support::run([&](host const& on) { fit_basis(on, x.values.in(), value_basis.out(), value_energy.out()); });
+    key_bases<host> const bases{of_keys.in(), of_queries.in()};
+    support::run([&](host const& on) {
+        score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), bases, value_basis.in(), ratios,
+            choice.scoring, loss.out());
+    });
+    support::run([&](host const& on) { pool(on, loss.in(), choice.pooling, pooled.out()); });
+    rung_costs const costs{ratios, {64, 40}, 2};
+    support::run([&](host const& on) {
+        allocate(on, pooled.in(), costs, limit.in(), choice.allocation, rung.out(), chosen.out());
+    });
+    cache_layout const layout{ratios, 2, 8, {64, 40}};
+    workspace none;
+    cpu::cache<half> by_hand{layout, packed_bytes<half>(host{&none}, rung.in(), layout)};
+    support::run([&](host const& on) {
+        pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(), bases, value_basis.in(),
+            rung.in(), by_hand.view());
+    });
+    CHECK(contents_of(cache) == contents_of(by_hand));
+}
+
 TEST_CASE("resident bytes are those of the buffer and never exceed the budget, whatever the budget and the ratio set")
 {
     layer<half> const x{{.heads = 3, .tokens = 150, .window = 8, .dim = 32, .value_dim = 64}};
@@ -190,15 +237,13 @@ TEST_CASE("resident bytes are those of the buffer and never exceed the budget, w
             CHECK(report.full_bytes == whole);
             CHECK(report.window_bytes == window);
             CHECK((report.status == compress_status::uncompressed) == (bytes >= whole));
-            // The formula agrees with the buffer but for heads that turned out to use no projected rung.
             if (report.status == compress_status::compressed)
             {
                 index_t tokens = 0;
                 for (index_t const t : report.chosen.tokens) { tokens += t; }
                 CHECK(tokens == 3 * 150);
                 CHECK(report.resident_bytes
-                      <= report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes);
-                CHECK(report.resident_bytes >= report.window_bytes + report.chosen.token_bytes);
+                      == report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes);
             }
         }
     };
@@ -206,23 +251,29 @@ TEST_CASE("resident bytes are those of the buffer and never exceed the budget, w
     check(evict_ratios);
     check(ratio_set{drop, part(1, 4)});
     check(ratio_set{drop, part(1, 16), part(1, 8), part(1, 4), part(1, 2), full});
+    check(bit_ratios);
+    check(ratio_set{drop, part(1, 4).as(storage::int8), full_int4.rotated(), full_int8, full});
 }
 
 TEST_CASE("raising the budget never raises the loss")
 {
     layer<float> const x{{.tokens = 150}};
     index_t const whole = full_bytes(x.sizes, 4);
-    double before       = std::numeric_limits<double>::infinity();
-    for (int percent = 20; percent <= 100; percent += 2)
-    {
-        CAPTURE(percent);
-        cpu::cache<float> cache;
-        compress_report const report =
-            compressed(x, evict_ratios, {.limit = budget::bytes(whole * percent / 100)}, cache);
-        CHECK(report.chosen.loss <= before);
-        before = report.chosen.loss;
-    }
-    CHECK(before == 0.0);
+    auto const check    = [&](auto const& ratios) {
+        double before = std::numeric_limits<double>::infinity();
+        for (int percent = 20; percent <= 100; percent += 2)
+        {
+            CAPTURE(percent);
+            cpu::cache<float> cache;
+            compress_report const report =
+                compressed(x, ratios, {.limit = budget::bytes(whole * percent / 100)}, cache);
+            CHECK(report.chosen.loss <= before);
+            before = report.chosen.loss;
+        }
+        CHECK(before == 0.0);
+    };
+    check(evict_ratios);
+    check(bit_ratios);
 }
 
 TEST_CASE_TEMPLATE("a budget that holds everything stores every bit of it, and no projection", T, float, half, bfloat16)
@@ -715,26 +766,32 @@ TEST_CASE("a budget below the window is refused, naming the least one that works
 TEST_CASE("a budget that holds the window but no projections stores none and says so, or is refused if asked to")
 {
     layer<half> const x{{.heads = 2, .tokens = 200, .window = 8}};
-    // A head's projections: 2 * 32 * 8 halves. One byte less than both heads' leaves them out.
-    index_t const needed = 2048 + 2 * 2 * 32 * 8 * 2;
-    cpu::cache<half> cache;
-    compress_report const report = compressed(x, paper_ratios, {.limit = budget::bytes(needed - 1)}, cache);
-    CHECK(report.chosen.status == allocation_status::unprojected_only);
-    CHECK(report.chosen.charged_bytes == 0);
-    CHECK(report.chosen.tokens[1] + report.chosen.tokens[2] == 0);
-    CHECK(report.chosen.tokens[3] > 0);
-    for (index_t h = 0; h < 2; ++h) { CHECK(cache.view().heads[h].key_columns == 0); }
+    // A head's projections: 2 * 32 * 8 halves at the rung 1/4, half of that at 1/8. One byte less than what every head
+    // pays, or, charged by use, than the narrowest of one head, leaves them out.
+    for (projection_charge const charge : {projection_charge::always, projection_charge::by_use})
+    {
+        CAPTURE(static_cast<int>(charge));
+        index_t const needed = 2048 + (charge == projection_charge::always ? 2 * 2 * 32 * 8 * 2 : 2 * 32 * 4 * 2);
+        cpu::cache<half> cache;
+        options choice{.limit = budget::bytes(needed - 1)};
+        choice.allocation.charge     = charge;
+        compress_report const report = compressed(x, paper_ratios, choice, cache);
+        CHECK(report.chosen.status == allocation_status::unprojected_only);
+        CHECK(report.chosen.charged_bytes == 0);
+        CHECK(report.chosen.tokens[1] + report.chosen.tokens[2] == 0);
+        CHECK(report.chosen.tokens[3] > 0);
+        for (index_t h = 0; h < 2; ++h) { CHECK(cache.view().heads[h].key_columns == 0); }
 
-    contents const before = contents_of(cache);
-    options choice{.limit = budget::bytes(needed - 1)};
-    choice.on_tight_budget = tight_budget::error;
-    CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, choice, cache); })
-          == "compress: a budget of " + std::to_string(needed - 1)
-                 + " bytes cannot hold the window and the projections; at least " + std::to_string(needed)
-                 + " bytes are needed");
-    CHECK(contents_of(cache) == before);
-    choice.limit = budget::bytes(needed);
-    CHECK_NOTHROW(compressed(x, paper_ratios, choice, cache));
+        contents const before  = contents_of(cache);
+        choice.on_tight_budget = tight_budget::error;
+        CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, choice, cache); })
+              == "compress: a budget of " + std::to_string(needed - 1)
+                     + " bytes cannot hold the window and the projections; at least " + std::to_string(needed)
+                     + " bytes are needed");
+        CHECK(contents_of(cache) == before);
+        choice.limit = budget::bytes(needed);
+        CHECK_NOTHROW(compressed(x, paper_ratios, choice, cache));
+    }
 }
 
 TEST_CASE("a ratio set without 0 has a least budget, which is named and works")

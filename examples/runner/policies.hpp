@@ -166,10 +166,10 @@ void take(policy& p, mdkv::preset<R> const& from)
         {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling, every head paying for projections",
             "arXiv 2603.20616", k::mixed},
         {"evict", "token eviction by MixedDimKV's scores: ratio set 0, 1, no pooling", "arXiv 2603.20616", k::mixed},
-        {"best", "tokens in as many bits as they are worth, adaptive pooling, more queries than the window's", "",
-            k::mixed},
-        {"best_h", "the same, heads of all layers sharing the budget by measured scores", "", k::mixed, r::none,
-            s::head_scores, {"beta", "scores"}},
+        {"best", "tokens in as many bits as they are worth, adaptive pooling, more queries than the window's",
+            "docs/quality.md", k::mixed},
+        {"best_h", "the same, heads of all layers sharing the budget by measured scores", "docs/quality.md", k::mixed,
+            r::none, s::head_scores, {"beta", "scores"}},
     };
     for (policy& p : all)
     {

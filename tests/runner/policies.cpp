@@ -27,7 +27,8 @@ TEST_CASE("an unknown policy is refused with the list of those there are")
 {
     CHECK_THROWS_WITH_AS(static_cast<void>(runner::find_policy("papr")),
         "policy \"papr\" is unknown; there are full, random, streaming, h2o, h2o_decode, snapkv, pyramidkv, adakv, "
-        "criticalkv, headkv, keydiff, tova, expected_attention, think, low_rank, paper, paper_h, paper_literal, evict",
+        "criticalkv, headkv, keydiff, tova, expected_attention, think, low_rank, paper, paper_h, paper_literal, evict, "
+        "best, best_h",
         mdkv::invalid_argument);
 }
 
@@ -92,6 +93,7 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(mixed.early == 0.5);
     CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("adakv[floor=0.5]").floor == 0.5);
+    CHECK(runner::parse_policy("snapkv[storage=int4]").stored == mdkv::storage::int4);
 }
 
 TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
@@ -102,7 +104,7 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("snapkv[pool=7", "policy \"snapkv[pool=7\": the closing ] is missing");
     refuses("snapkv[pool]", "policy \"snapkv[pool]\": \"pool\" is not of the form parameter=value");
     refuses("snapkv[pool=6]", "policy snapkv: pool = 6: must be odd and at least 1");
-    refuses("streaming[pool=7]", "policy streaming: pool = 7: unknown parameter; there are heads, sinks");
+    refuses("streaming[pool=7]", "policy streaming: pool = 7: unknown parameter; there are heads, sinks, storage");
     refuses("adakv[floor=2]", "policy adakv: floor = 2: must be a number between 0 and 1");
     refuses("adakv[floor=0.2x]", "policy adakv: floor = 0.2x: must be a number between 0 and 1");
     refuses("tova[heads=all]", "policy tova: heads = all: must be kv or query");
@@ -114,6 +116,6 @@ TEST_CASE("a list of policies is cut at the commas outside of brackets, and all 
     CHECK(runner::split_policies("full,paper[ratios=0,1/4,1+pool=3],evict")
           == std::vector<std::string>{"full", "paper[ratios=0,1/4,1+pool=3]", "evict"});
     CHECK(runner::split_policies("all").size() == runner::all_policies().size());
-    CHECK(runner::split_policies("all", false).size() == runner::all_policies().size() - 2); // headkv and paper_h
+    CHECK(runner::split_policies("all", false).size() == runner::all_policies().size() - 3); // headkv and paper_h
     CHECK(runner::split_policies("headkv", false) == std::vector<std::string>{"headkv"});    // asked for by name
 }

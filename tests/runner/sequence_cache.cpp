@@ -233,6 +233,24 @@ TEST_CASE("every policy stays within its bytes, but for the two whose authors ro
     }
 }
 
+TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
+{
+    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
+    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const tokens = text(130, model.shape().vocabulary);
+    auto const kept   = [&](char const* name) {
+        runner::sequence_cache<mdkv::half> cache{
+            model, runner::parse_policy(name), mdkv::budget::kv_size(40), window, 16};
+        static_cast<void>(continue_compressed(model, tokens, 120, cache));
+        CHECK(cache.resident_bytes() <= 2 * model.shape().kv_heads * 40 * 24 * 2);
+        return cache.reports()[0].chosen.tokens[1];
+    };
+    // 24 coordinates are 48 bytes as halves, and 12 and two groups' 8 as codes: beyond the window 48 / 20 times as many.
+    std::int64_t const plain = model.shape().kv_heads * (40 - window);
+    CHECK(kept("snapkv") == plain);
+    CHECK(kept("snapkv[storage=int4]") == model.shape().kv_heads * ((40 - window) * 48 / 20));
+}
+
 TEST_CASE("heads cached per query head repeat the KV heads: with room for all of them nothing is lost")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 8}};
