@@ -1,5 +1,5 @@
 """Draws the table that `mdkv_run map --csv FILE` writes as a picture: one row per KV head of every layer, tokens from
-left to right, colour for the coordinates that were kept.
+left to right, colour for the bytes that were kept.
 
     python3 examples/plot_map.py map.csv docs/pictures/map.png
 
@@ -11,11 +11,11 @@ import csv
 import sys
 from pathlib import Path
 
-HEADER = ["layer", "head", "token", "coordinates"]
+HEADER = ["layer", "head", "token", "bytes"]
 
 
 def read_map(path):
-    """Returns (layers, heads, {(layer, head): coordinates of its tokens in order})."""
+    """Returns (layers, heads, {(layer, head): bytes of its tokens in order})."""
     rows = {}
     with path.open(newline="", encoding="utf-8") as file:
         lines = csv.reader(file)
@@ -24,13 +24,13 @@ def read_map(path):
             sys.exit(f"{path}:1: expected the columns {','.join(HEADER)}, got {','.join(header or [])}")
         for number, line in enumerate(lines, start=2):
             try:
-                layer, head, token, coordinates = map(int, line)
+                layer, head, token, kept = map(int, line)
             except ValueError:
                 sys.exit(f"{path}:{number}: expected four whole numbers, got {','.join(line)}")
             row = rows.setdefault((layer, head), [])
             if token != len(row):
                 sys.exit(f"{path}:{number}: token {token} of layer {layer}, head {head} comes after {len(row)} tokens")
-            row.append(coordinates)
+            row.append(kept)
     if not rows:
         sys.exit(f"{path}: no tokens")
     layers = 1 + max(layer for layer, _ in rows)
@@ -84,7 +84,7 @@ def main():
     axes.set_title(options.title, loc="left", fontsize="medium")
     ticks = [0, most / 8, most / 4, most / 2, most]
     bar = figure.colorbar(image, ax=axes, pad=0.01, ticks=ticks, format="{x:g}")
-    bar.set_label(f"coordinates kept of {most}, mean of {tokens / columns:g} tokens")
+    bar.set_label(f"bytes kept of {most}, mean of {tokens / columns:g} tokens")
     figure.savefig(options.png, dpi=100, metadata={"Software": None})
     print(f"{options.png}: {layers} layers, {heads} KV heads, {tokens} tokens, {options.png.stat().st_size} bytes")
 

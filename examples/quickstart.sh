@@ -35,4 +35,4 @@ say "generate: a question about $(wc -w <"$prompt") words, answered from a KV ca
 
 say "compare: 2,048 tokens of prose, then 128 more fed through each cache (as JSON: $build/compare.json)"
 "$mdkv_run" compare --model "$MDKV_MODEL" --text "$MDKV_TEXT" --context 2048 --continue 128 \
-    --kv-size 64,128,256,512 --policies full,paper,paper_literal,evict --json "$build/compare.json"
+    --kv-size 64,128,256,512 --policies full,paper,paper_literal,evict,best --json "$build/compare.json"

@@ -21,7 +21,9 @@ struct common_options
     std::string element = "f16";
     std::int64_t window = 32;
     std::optional<std::int64_t> pool;
+    std::optional<std::string> pooling;
     std::optional<std::string> ratios;
+    std::optional<std::int64_t> score_queries;
     std::string head_scores; // file
 };
 
@@ -38,7 +40,9 @@ struct common_options
         more += (more.empty() ? "" : "+") + part + *value;
     };
     set("pool", options.pool ? std::optional{std::to_string(*options.pool)} : std::nullopt);
+    set("pooling", options.pooling);
     set("ratios", options.ratios);
+    set("queries", options.score_queries ? std::optional{std::to_string(*options.score_queries)} : std::nullopt);
     set("scores", options.head_scores.empty() ? std::nullopt : std::optional{options.head_scores});
     bool const bare = text.find('[') == std::string::npos;
     policy chosen   = more.empty() ? named

@@ -38,7 +38,11 @@ void add_common(CLI::App& command, runner::common_options& common)
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 20));
     command.add_option("--pool", common.pool, "neighbours that share a loss, odd; overrides the policy's");
-    command.add_option("--ratios", common.ratios, "rungs such as 0,1/8,1/4,1; overrides the policy's");
+    command.add_option("--pooling", common.pooling, "how they share it: max, mean or adaptive; overrides the policy's");
+    command.add_option(
+        "--ratios", common.ratios, "rungs such as 0,1/8,1/4,1 or 0,1:int4,1:int8,1; overrides the policy's");
+    command.add_option("--score-queries", common.score_queries,
+        "last queries that tell what tokens are worth, at least the window's; overrides the policy's");
     command.add_option(
         "--head-scores", common.head_scores, "file of measured head scores, for policies that read them");
 }
@@ -113,13 +117,13 @@ int run(int argc, char** argv)
     compare_command.add_flag("--markdown", compare.markdown, "the tables over all texts as Markdown");
 
     runner::map_options map;
-    CLI::App& map_command = *app.add_subcommand("map", "show how many coordinates each token got");
+    CLI::App& map_command = *app.add_subcommand("map", "show how many bytes each token got");
     add_common(map_command, common);
     map_command.add_option("--text", map.text_path, "text to read")->required();
     map_command.add_option("--context", map.context, "tokens to read and compress")->capture_default_str();
     map_command.add_option("--kv-size", map.kv_size, "tokens per KV head")->capture_default_str();
     map_command.add_option("--policy", map.policy_name, "see: mdkv_run policies")->capture_default_str();
-    map_command.add_option("--csv", map.csv_path, "file for every token's coordinates");
+    map_command.add_option("--csv", map.csv_path, "file for every token's bytes");
     map_command.add_option("--columns", map.columns, "cells across")->capture_default_str();
 
     runner::needle_command needle;

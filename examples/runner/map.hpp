@@ -1,4 +1,4 @@
-/// \file map.hpp: mdkv_run map: how many coordinates each token got, layer by layer and head by head
+/// \file map.hpp: mdkv_run map: how many bytes each token got, layer by layer and head by head
 #pragma once
 
 #include <mdkv/core/budget.hpp>

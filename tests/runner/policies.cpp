@@ -1,5 +1,7 @@
 #include "runner/policies.hpp"
 
+#include "runner/common_options.hpp"
+
 #include <doctest/doctest.h>
 
 #include <mdkv/core/error.hpp>
@@ -118,4 +120,21 @@ TEST_CASE("a list of policies is cut at the commas outside of brackets, and all 
     CHECK(runner::split_policies("all").size() == runner::all_policies().size());
     CHECK(runner::split_policies("all", false).size() == runner::all_policies().size() - 3); // headkv and paper_h
     CHECK(runner::split_policies("headkv", false) == std::vector<std::string>{"headkv"});    // asked for by name
+}
+
+TEST_CASE("options of all commands change what a policy's text leaves open, where the policy has it")
+{
+    runner::common_options common;
+    common.pool               = 13;
+    common.pooling            = "adaptive";
+    common.ratios             = "0,1:int4,1";
+    common.score_queries      = 128;
+    runner::policy const best = runner::chosen_policy("best[pool=5]", common);
+    CHECK(best.pooling.width == 5);
+    CHECK(best.pooling.kind == mdkv::pooling::adaptive);
+    CHECK(runner::text_of(best.ratios) == "0,1:int4,1");
+    CHECK(best.queries == 128);
+    CHECK(best.label == "best[pool=5+pooling=adaptive+ratios=0,1:int4,1+queries=128]");
+    CHECK(runner::chosen_policy("random", common).label == "random");
+    CHECK_THROWS_AS(static_cast<void>(runner::chosen_policy("paper_h", common)), mdkv::invalid_argument);
 }
