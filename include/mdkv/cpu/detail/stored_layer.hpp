@@ -89,7 +89,7 @@ struct stored_layer
     [[nodiscard]] stored_bases bases_of(index_t h) const noexcept
     {
         auto const [dim, value_dim] = layout.dims;
-        if (!bases) { return {}; }
+        if (!bases || of_keys == nullptr) { return {}; } // null in a dry run
         return {of_keys + h * dim * dim, of_queries + h * dim * dim, of_values + h * value_dim * value_dim};
     }
 
