@@ -32,3 +32,14 @@ TEST_CASE("a preset's options reach compress")
     CHECK(
         presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
 }
+
+TEST_CASE("the question's queries count fully and earlier ones as the preset says, however many there are")
+{
+    auto const& best = presets::best;
+    CHECK(best.query_weight(0, best.queries) == best.early_weight);
+    CHECK(best.query_weight(best.queries - best.question - 1, best.queries) == best.early_weight);
+    CHECK(best.query_weight(best.queries - best.question, best.queries) == 1.0F);
+    CHECK(best.query_weight(0, best.question) == 1.0F); // a short prompt is all question
+    CHECK(best.query_weight(0, 5) == 1.0F);
+    CHECK(presets::paper.query_weight(0, 100) == 1.0F);
+}

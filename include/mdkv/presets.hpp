@@ -30,7 +30,14 @@ struct preset
     index_t question               = 32;   ///< as many of them count fully, ...
     float early_weight             = 1.0F; ///< ... the earlier ones so much: score_options::query_weights
 
-    /// Everything compress reads; query weights are the caller's to allocate where early_weight is not 1.
+    /// What query q of `count` counts, the last ones of a prompt in order: an entry of score_options::query_weights, which
+    /// are the caller's memory and needed where early_weight is not 1.
+    [[nodiscard]] constexpr float query_weight(index_t q, index_t count) const noexcept
+    {
+        return q < count - question ? early_weight : 1.0F;
+    }
+
+    /// Everything else compress reads.
     template <backend B>
     [[nodiscard]] compress_options<B> options(budget limit) const
     {
