@@ -83,7 +83,7 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
     CHECK(layout.projected(1));
     CHECK_FALSE(layout.projected(3));
     head_entry entry;
-    std::array<index_t, max_rungs> const tokens{100, 5, 0, 7};
+    ::cuda::std::array<index_t, max_rungs> const tokens{100, 5, 0, 7};
     CHECK(
         lay_out_head<half>(layout, tokens, 1000, entry) == 1000 + 2 * (16 * 2 + 4 * 32 + 5 * (2 + 4) + 10 * (16 + 32)));
     CHECK(entry.key_columns == 2); // rung 2 is not in use

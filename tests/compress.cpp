@@ -937,7 +937,7 @@ TEST_CASE("the rung of every token is handed over when asked for, and tells what
     choice.rungs = rungs.out();
     cpu::cache<half> cache;
     compress_report report = compressed(x, paper_ratios, choice, cache);
-    std::array<index_t, max_rungs> counted{};
+    ::cuda::std::array<index_t, max_rungs> counted{};
     for (std::uint8_t const r : rungs.elements()) { ++counted[r]; }
     CHECK(counted == report.chosen.tokens);
     for (index_t h = 0; h < 2; ++h)

@@ -8,9 +8,10 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/contract.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+
+#include <cuda/std/array>
 
 namespace mdkv
 {
@@ -22,9 +23,9 @@ struct rung_costs
 {
     static constexpr std::size_t capacity = ratio_set<R>::capacity;
 
-    std::array<index_t, capacity> bytes{};      ///< strictly ascending
-    std::array<bool, capacity> projected{};     ///< needs the head's projections
-    std::array<index_t, capacity> projection{}; ///< bytes of the projections; 0 for a rung that needs none
+    ::cuda::std::array<index_t, capacity> bytes{};      ///< strictly ascending
+    ::cuda::std::array<bool, capacity> projected{};     ///< needs the head's projections
+    ::cuda::std::array<index_t, capacity> projection{}; ///< bytes of the projections; 0 for a rung that needs none
     std::size_t rungs = 0;
 
     rung_costs() = default;
@@ -45,7 +46,7 @@ struct rung_costs
     }
 
     /// Bytes of the widest projections a head could need.
-    [[nodiscard]] constexpr index_t widest_projection() const noexcept
+    [[nodiscard]] MDKV_HD constexpr index_t widest_projection() const noexcept
     {
         index_t most = 0;
         for (std::size_t r = 0; r < size(); ++r) { most = projection[r] > most ? projection[r] : most; }
@@ -53,7 +54,7 @@ struct rung_costs
     }
 
     /// Bytes of the narrowest projections a head could do with; 0 without projected rungs.
-    [[nodiscard]] constexpr index_t narrowest_projection() const noexcept
+    [[nodiscard]] MDKV_HD constexpr index_t narrowest_projection() const noexcept
     {
         index_t least = widest_projection();
         for (std::size_t r = 0; r < size(); ++r)
@@ -63,14 +64,14 @@ struct rung_costs
         return least;
     }
 
-    [[nodiscard]] constexpr std::size_t size() const noexcept
+    [[nodiscard]] MDKV_HD constexpr std::size_t size() const noexcept
     {
         if constexpr (R != run_time) { return R; }
         else { return rungs; }
     }
 
     /// Whether any rung needs a projection.
-    [[nodiscard]] constexpr bool any_projected() const noexcept
+    [[nodiscard]] MDKV_HD constexpr bool any_projected() const noexcept
     {
         bool any = false;
         for (std::size_t r = 0; r < size(); ++r) { any = any || projected[r]; }
@@ -145,7 +146,7 @@ struct allocation
     index_t limit            = 0; ///< bytes allowed for tokens and projections
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
     index_t charged_bytes    = 0; ///< bytes set aside for projections
-    std::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
+    ::cuda::std::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
 
     /// How far the loss can be from the best one at most; 0 when the dual is tight.
     [[nodiscard]] constexpr double gap() const noexcept { return loss - dual; }

@@ -6,9 +6,10 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+
+#include <cuda/std/array>
 
 namespace mdkv
 {
@@ -57,10 +58,10 @@ struct cache_layout
     head_dims dims;
     std::size_t rungs     = 0;
     std::size_t full_rung = 0;                          // == rungs when no rung keeps the original vector
-    std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
-    std::array<index_t, max_rungs> value_coordinates{}; // by rung
-    std::array<storage, max_rungs> kinds{};             // by rung
-    std::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
+    ::cuda::std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
+    ::cuda::std::array<index_t, max_rungs> value_coordinates{}; // by rung
+    ::cuda::std::array<storage, max_rungs> kinds{};             // by rung
+    ::cuda::std::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
     row_layout rows = row_layout::tiles16;
 
     cache_layout() = default;
@@ -88,20 +89,20 @@ struct cache_layout
     }
 
     /// Stored through the head's projections.
-    [[nodiscard]] constexpr bool projected(std::size_t r) const noexcept { return in_basis[r]; }
+    [[nodiscard]] MDKV_HD constexpr bool projected(std::size_t r) const noexcept { return in_basis[r]; }
 
     /// Its tokens have a run of their own: neither dropped nor in the exact run.
-    [[nodiscard]] constexpr bool own_run(std::size_t r) const noexcept
+    [[nodiscard]] MDKV_HD constexpr bool own_run(std::size_t r) const noexcept
     {
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
     /// Bytes of one token's key, or value, at rung r.
-    [[nodiscard]] constexpr index_t key_bytes(std::size_t r, index_t element_bytes) const noexcept
+    [[nodiscard]] MDKV_HD constexpr index_t key_bytes(std::size_t r, index_t element_bytes) const noexcept
     {
         return stored_bytes(kinds[r], key_coordinates[r], element_bytes);
     }
-    [[nodiscard]] constexpr index_t value_bytes(std::size_t r, index_t element_bytes) const noexcept
+    [[nodiscard]] MDKV_HD constexpr index_t value_bytes(std::size_t r, index_t element_bytes) const noexcept
     {
         return stored_bytes(kinds[r], value_coordinates[r], element_bytes);
     }
@@ -122,7 +123,7 @@ struct run_entry
 /// Directory entry of one head.
 struct head_entry
 {
-    std::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
+    ::cuda::std::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
     run_entry exact;                         ///< full-rung tokens, then the window
     index_t key_projection   = 0;            ///< byte offset of [Dk, key_columns]
     index_t value_projection = 0;            ///< byte offset of [value_columns, Dv]
@@ -148,7 +149,7 @@ struct cache_view
     static constexpr space memory_space = S;
 
     /// Bytes of one head's part of the tail.
-    [[nodiscard]] constexpr index_t tail_head_bytes() const noexcept
+    [[nodiscard]] MDKV_HD constexpr index_t tail_head_bytes() const noexcept
     {
         return tail_capacity * (layout.dims.keys + layout.dims.values) * index_t{sizeof(T)};
     }
@@ -167,7 +168,7 @@ struct cache_view
 /// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
 /// The one place where offsets are decided; the sum over the heads is the arena's size.
 template <element T>
-[[nodiscard]] constexpr index_t lay_out_head(cache_layout const& layout, std::array<index_t, max_rungs> const& tokens,
+[[nodiscard]] MDKV_HD constexpr index_t lay_out_head(cache_layout const& layout, ::cuda::std::array<index_t, max_rungs> const& tokens,
     index_t offset, head_entry& entry) noexcept
 {
     constexpr index_t bytes = sizeof(T);

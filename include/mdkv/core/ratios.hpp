@@ -27,7 +27,7 @@ enum class storage : std::uint8_t
 inline constexpr index_t quantised_group = 32;
 
 /// Bytes of n coordinates of one token: codes, and what each group needs besides.
-[[nodiscard]] constexpr index_t stored_bytes(storage kind, index_t n, index_t element_bytes) noexcept
+[[nodiscard]] MDKV_HD constexpr index_t stored_bytes(storage kind, index_t n, index_t element_bytes) noexcept
 {
     if (kind == storage::plain) { return n * element_bytes; }
     index_t const groups = (n + quantised_group - 1) / quantised_group;

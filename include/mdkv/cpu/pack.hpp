@@ -180,7 +180,7 @@ index_t lay_out(char const* stage, in_view<std::uint8_t, 2, backend> rung, cache
     for (index_t h = 0; h < layout.heads; ++h)
     {
         expects_rungs(stage, rung, h, layout.rungs);
-        std::array<index_t, max_rungs> const tokens = count_rungs(rung, h, layout.rungs);
+        ::cuda::std::array<index_t, max_rungs> const tokens = count_rungs(rung, h, layout.rungs);
         head_entry entry;
         bytes = lay_out_head<T>(layout, tokens, bytes, entry);
         body(h, entry, tokens);

@@ -4,10 +4,11 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+
+#include <cuda/std/array>
 
 // At the multiplier m a token takes the rung r of least L_r + m * cost_r, the cheapest of several. It takes rung j or a
 // costlier one exactly while m is below
@@ -30,9 +31,9 @@ struct rung_table
 {
     std::size_t count = 0;
     index_t unit      = 0;                                         ///< bytes that multipliers are counted in
-    std::array<std::uint8_t, max_rungs> index{};                   ///< in the caller's ratio set
-    std::array<index_t, max_rungs> cost{};                         ///< bytes per token
-    std::array<std::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
+    ::cuda::std::array<std::uint8_t, max_rungs> index{};                   ///< in the caller's ratio set
+    ::cuda::std::array<index_t, max_rungs> cost{};                         ///< bytes per token
+    ::cuda::std::array<::cuda::std::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
 
     rung_table() = default;
 

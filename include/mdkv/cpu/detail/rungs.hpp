@@ -31,11 +31,11 @@ inline void expects_rungs(char const* stage, in_view<std::uint8_t, 2, backend> r
 }
 
 /// Tokens of head h at each rung; every rung is below max_rungs.
-[[nodiscard]] inline std::array<index_t, max_rungs> count_rungs(
+[[nodiscard]] inline ::cuda::std::array<index_t, max_rungs> count_rungs(
     in_view<std::uint8_t, 2, backend> rung, index_t h, std::size_t rungs) noexcept
 {
     std::uint8_t const* const row = rung.data_handle() + rung.mapping()(h, 0);
-    std::array<index_t, max_rungs> tokens{};
+    ::cuda::std::array<index_t, max_rungs> tokens{};
     constexpr index_t piece = 255; // what a byte can count, so that the inner loop runs on bytes
     for (index_t t = 0; t < rung.extent(1); t += piece)
     {

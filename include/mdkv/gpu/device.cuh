@@ -1,0 +1,158 @@
+/// \file device.cuh: what a kernel may ask of the GPU: its place, its block's barrier and memory, its warp, atomics, tensor cores.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+// Kernels use these functions and no CUDA built-in besides, so that a second file of this name can give each of them a
+// meaning on the host (the tests do that). Warp functions are for whole warps: all 32 lanes must reach them.
+
+namespace mdkv::gpu::device
+{
+
+inline constexpr int warp_size = 32;
+
+[[nodiscard]] __device__ __forceinline__ int thread()
+{
+    return static_cast<int>(threadIdx.x);
+}
+[[nodiscard]] __device__ __forceinline__ int threads()
+{
+    return static_cast<int>(blockDim.x);
+}
+[[nodiscard]] __device__ __forceinline__ index_t block()
+{
+    return static_cast<index_t>(blockIdx.x);
+}
+[[nodiscard]] __device__ __forceinline__ index_t blocks()
+{
+    return static_cast<index_t>(gridDim.x);
+}
+[[nodiscard]] __device__ __forceinline__ int lane()
+{
+    return thread() % warp_size;
+}
+[[nodiscard]] __device__ __forceinline__ int warp()
+{
+    return thread() / warp_size;
+}
+
+/// Waits for all threads of the block and makes what they wrote visible to each other.
+__device__ __forceinline__ void sync()
+{
+    __syncthreads();
+}
+/// The same for a warp.
+__device__ __forceinline__ void sync_warp()
+{
+    __syncwarp();
+}
+/// What this thread wrote before is seen by whoever sees what it writes next.
+__device__ __forceinline__ void fence()
+{
+    __threadfence();
+}
+
+inline constexpr unsigned all_lanes = 0xffffffffU;
+
+template <class T>
+[[nodiscard]] __device__ __forceinline__ T shuffle(T value, int from)
+{
+    return __shfl_sync(all_lanes, value, from);
+}
+template <class T>
+[[nodiscard]] __device__ __forceinline__ T shuffle_xor(T value, int mask)
+{
+    return __shfl_xor_sync(all_lanes, value, mask);
+}
+/// From the lane `delta` below; the lowest lanes keep their own.
+template <class T>
+[[nodiscard]] __device__ __forceinline__ T shuffle_up(T value, int delta)
+{
+    return __shfl_up_sync(all_lanes, value, static_cast<unsigned>(delta));
+}
+/// One bit a lane.
+[[nodiscard]] __device__ __forceinline__ unsigned ballot(bool yes)
+{
+    return __ballot_sync(all_lanes, yes);
+}
+[[nodiscard]] __device__ __forceinline__ int count_bits(unsigned bits)
+{
+    return __popc(bits);
+}
+
+/// Returns what was there before. Of whole numbers only: sums of floats would depend on the order.
+template <class T>
+__device__ __forceinline__ T atomic_add(T* to, T value)
+{
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    if constexpr (sizeof(T) == 4)
+    {
+        return static_cast<T>(atomicAdd(reinterpret_cast<unsigned*>(to), static_cast<unsigned>(value)));
+    }
+    else
+    {
+        return static_cast<T>(
+            atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value)));
+    }
+}
+__device__ __forceinline__ unsigned atomic_max(unsigned* to, unsigned value)
+{
+    return atomicMax(to, value);
+}
+__device__ __forceinline__ unsigned atomic_min(unsigned* to, unsigned value)
+{
+    return atomicMin(to, value);
+}
+
+/// The block's dynamic shared memory, aligned to 16 bytes.
+[[nodiscard]] __device__ __forceinline__ std::byte* shared_memory()
+{
+    extern __shared__ uint4 mdkv_shared_memory[];
+    return reinterpret_cast<std::byte*>(mdkv_shared_memory);
+}
+
+/// Begins to copy 16 bytes from global to shared memory, both aligned to 16. `copy_async_wait` says when they are there.
+__device__ __forceinline__ void copy_async(void* to_shared, void const* from_global)
+{
+    auto const to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from_global) : "memory");
+}
+/// Ends a group of copies of this thread.
+__device__ __forceinline__ void copy_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits for this thread's groups of copies but the last `Pending`; `sync` then shows them to the block.
+template <int Pending>
+__device__ __forceinline__ void copy_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+/// d += a b on tensor cores for one warp: a is 16 x 16, b 16 x 8, d 16 x 8 in float. With g = lane / 4 and p = lane % 4 a
+/// lane holds, as pairs of neighbours,
+///   a[0] rows g, columns 2p, 2p+1;  a[1] row g+8;  a[2] row g, columns 2p+8, 2p+9;  a[3] row g+8 of these
+///   b[0] rows 2p, 2p+1 of column g;  b[1] rows 2p+8, 2p+9
+///   d[0], d[1] row g, columns 2p, 2p+1;  d[2], d[3] row g+8                  (PTX ISA, mma.m16n8k16)
+template <element T>
+__device__ __forceinline__ void multiply_tile(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2])
+{
+    static_assert(sizeof(T) == 2, "multiply_tile: half or bfloat16");
+    if constexpr (std::same_as<T, half>)
+    {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+    else
+    {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+}
+
+} // namespace mdkv::gpu::device

@@ -1,0 +1,46 @@
+/// \file device_memory.hpp: the emulated GPU's memory: the host's, each piece on its own so that a sanitizer sees its ends
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include <driver_types.h>
+
+namespace support
+{
+
+class device_memory
+{
+public:
+    /// A copy of `bytes`, `shift` bytes past a multiple of 64.
+    device_memory(std::vector<std::byte> const& bytes, std::size_t shift)
+        : memory_{static_cast<std::byte*>(::operator new(bytes.size() + shift + 1, std::align_val_t{64}))}
+        , shift_{shift}
+        , size_{bytes.size()}
+    {
+        if (size_ > 0) { std::memcpy(data(), bytes.data(), size_); }
+    }
+    [[nodiscard]] std::byte* data() const { return memory_.get() + shift_; }
+    [[nodiscard]] std::vector<std::byte> host() const { return {data(), data() + size_}; }
+
+private:
+    struct release
+    {
+        void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+    };
+    std::unique_ptr<std::byte, release> memory_;
+    std::size_t shift_;
+    std::size_t size_;
+};
+
+/// Kernels run as they are started; there is nothing to wait for.
+template <class Call>
+void run_on_stream(Call const& call)
+{
+    call(nullptr);
+}
+
+} // namespace support

@@ -1,0 +1,154 @@
+/// \file device.cuh: stands in for <mdkv/gpu/device.cuh> on the host: the same functions, as the emulated GPU answers them.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <emulation/machine.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <vector_types.h>
+
+namespace mdkv::gpu::device
+{
+
+inline constexpr int warp_size = 32;
+
+[[nodiscard]] inline int thread()
+{
+    return emulation::current().index;
+}
+[[nodiscard]] inline int threads()
+{
+    return emulation::current().block->threads;
+}
+[[nodiscard]] inline index_t block()
+{
+    return emulation::current().block->number;
+}
+[[nodiscard]] inline index_t blocks()
+{
+    return emulation::current().block->blocks;
+}
+[[nodiscard]] inline int lane()
+{
+    return thread() % warp_size;
+}
+[[nodiscard]] inline int warp()
+{
+    return thread() / warp_size;
+}
+
+inline void sync()
+{
+    emulation::wait_for_block();
+}
+inline void sync_warp()
+{
+    emulation::wait_for_warp("sync_warp");
+}
+inline void fence() {}
+
+template <class T>
+[[nodiscard]] T shuffle(T value, int from)
+{
+    return emulation::exchange(value, "shuffle").of(from);
+}
+template <class T>
+[[nodiscard]] T shuffle_xor(T value, int mask)
+{
+    return emulation::exchange(value, "shuffle_xor").of(lane() ^ mask);
+}
+template <class T>
+[[nodiscard]] T shuffle_up(T value, int delta)
+{
+    auto const all = emulation::exchange(value, "shuffle_up");
+    return lane() < delta ? value : all.of(lane() - delta);
+}
+[[nodiscard]] inline unsigned ballot(bool yes)
+{
+    auto const all = emulation::exchange(yes, "ballot");
+    unsigned bits  = 0;
+    for (int i = 0; i < warp_size; ++i) { bits |= all.of(i) ? 1U << i : 0U; }
+    return bits;
+}
+[[nodiscard]] inline int count_bits(unsigned bits)
+{
+    return std::popcount(bits);
+}
+
+template <class T>
+T atomic_add(T* to, T value)
+{
+    T const before = *to;
+    *to            = static_cast<T>(before + value);
+    return before;
+}
+inline unsigned atomic_max(unsigned* to, unsigned value)
+{
+    unsigned const before = *to;
+    *to                   = before < value ? value : before;
+    return before;
+}
+inline unsigned atomic_min(unsigned* to, unsigned value)
+{
+    unsigned const before = *to;
+    *to                   = value < before ? value : before;
+    return before;
+}
+
+[[nodiscard]] inline std::byte* shared_memory()
+{
+    return emulation::current().block->shared;
+}
+
+inline void copy_async(void* to_shared, void const* from_global)
+{
+    emulation::begin_copy(to_shared, from_global);
+}
+inline void copy_async_commit()
+{
+    emulation::end_copy_group();
+}
+template <int Pending>
+void copy_async_wait()
+{
+    emulation::finish_copies(Pending);
+}
+
+/// By the fragment tables of the PTX manual (mma.m16n8k16), products and sums in float.
+template <element T>
+void multiply_tile(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2])
+{
+    static_assert(sizeof(T) == 2, "multiply_tile: half or bfloat16");
+    struct fragments
+    {
+        T a[8];
+        T b[4];
+    } mine;
+    std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
+    std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
+    emulation::exchanged<fragments> const all = emulation::exchange(mine, "multiply_tile");
+    auto const a_at = [&](int row, int column) {
+        fragments const& from = all.of(row % 8 * 4 + column % 8 / 2);
+        return widen(from.a[row / 8 * 2 + column / 8 * 4 + column % 2]);
+    };
+    auto const b_at = [&](int row, int column) {
+        fragments const& from = all.of(column * 4 + row % 8 / 2);
+        return widen(from.b[row / 8 * 2 + row % 2]);
+    };
+    for (int i = 0; i < 4; ++i)
+    {
+        int const row    = lane() / 4 + i / 2 * 8;
+        int const column = lane() % 4 * 2 + i % 2;
+        float sum        = 0;
+        for (int k = 0; k < 16; ++k) { sum += a_at(row, k) * b_at(k, column); }
+        d[i] += sum;
+    }
+}
+
+} // namespace mdkv::gpu::device

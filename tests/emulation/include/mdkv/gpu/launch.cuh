@@ -1,0 +1,28 @@
+/// \file launch.cuh: stands in for <mdkv/gpu/launch.cuh> on the host: runs a kernel to its end on the emulated GPU.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <emulation/machine.hpp>
+
+namespace mdkv::gpu
+{
+
+template <class Kernel>
+void launch(backend const&, Kernel const& kernel, index_t blocks)
+{
+    static_assert(Kernel::threads % device::warp_size == 0 && Kernel::threads <= 1024,
+        "launch: Kernel::threads must be a multiple of a warp and at most 1024");
+    static_assert(std::is_trivially_copyable_v<Kernel>, "launch: a kernel is copied to the device as bytes");
+    static_assert(sizeof(Kernel) <= 4096, "launch: a kernel's members are its parameters, of 4,096 bytes at most");
+    if (blocks <= 0) { return; }
+    expects(blocks <= INT32_MAX, Kernel::name, ": ", blocks, " blocks are more than a grid may have");
+    index_t shared = 0;
+    if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
+    emulation::run({Kernel::name, Kernel::threads, blocks, shared}, [&] { kernel(); });
+}
+
+} // namespace mdkv::gpu

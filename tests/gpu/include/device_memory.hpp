@@ -1,0 +1,90 @@
+/// \file device_memory.hpp: a real GPU's memory, and a call recorded into a graph before it runs
+#pragma once
+
+#include <mdkv/gpu/launch.cuh>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+namespace support
+{
+
+class device_memory
+{
+public:
+    /// A copy of `bytes`, `shift` bytes past a multiple of 64.
+    device_memory(std::vector<std::byte> const& bytes, std::size_t shift)
+        : shift_{shift}
+        , size_{bytes.size()}
+    {
+        mdkv::gpu::check(cudaMalloc(reinterpret_cast<void**>(&memory_), size_ + shift + 1), "cudaMalloc");
+        if (size_ > 0)
+        {
+            mdkv::gpu::check(cudaMemcpy(data(), bytes.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
+        }
+    }
+    ~device_memory() { cudaFree(memory_); }
+    device_memory(device_memory&& other) noexcept
+        : memory_{std::exchange(other.memory_, nullptr)}
+        , shift_{other.shift_}
+        , size_{other.size_}
+    {}
+    device_memory& operator=(device_memory&& other) noexcept
+    {
+        std::swap(memory_, other.memory_);
+        std::swap(shift_, other.shift_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+
+    [[nodiscard]] std::byte* data() const { return memory_ + shift_; }
+    [[nodiscard]] std::vector<std::byte> host() const
+    {
+        std::vector<std::byte> bytes(size_);
+        mdkv::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        if (size_ > 0) { mdkv::gpu::check(cudaMemcpy(bytes.data(), data(), size_, cudaMemcpyDeviceToHost), "cudaMemcpy"); }
+        return bytes;
+    }
+
+private:
+    std::byte* memory_ = nullptr;
+    std::size_t shift_;
+    std::size_t size_;
+};
+
+/// Records the call into a graph, which fails where it allocates or waits, launches the graph and waits for it.
+template <class Call>
+void run_on_stream(Call const& call)
+{
+    cudaStream_t stream = nullptr;
+    mdkv::gpu::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    struct closing
+    {
+        cudaStream_t stream;
+        ~closing() { cudaStreamDestroy(stream); }
+    } const at_end{stream};
+    mdkv::gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try
+    {
+        call(stream);
+    }
+    catch (...)
+    {
+        cudaStreamEndCapture(stream, &graph);
+        if (graph != nullptr) { cudaGraphDestroy(graph); }
+        throw;
+    }
+    mdkv::gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    cudaGraphExec_t ready = nullptr;
+    mdkv::gpu::check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+    mdkv::gpu::check(cudaGraphLaunch(ready, stream), "cudaGraphLaunch");
+    mdkv::gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    cudaGraphExecDestroy(ready);
+    cudaGraphDestroy(graph);
+}
+
+} // namespace support
