@@ -91,6 +91,8 @@ struct cache_layout
     /// Stored through the head's projections.
     [[nodiscard]] MDKV_HD constexpr bool projected(std::size_t r) const noexcept { return in_basis[r]; }
 
+    /// Its coordinates are turned, group by group, before they become codes (detail/rotation.hpp).
+    [[nodiscard]] MDKV_HD constexpr bool turned(std::size_t) const noexcept { return false; }
     /// Its tokens have a run of their own: neither dropped nor in the exact run.
     [[nodiscard]] MDKV_HD constexpr bool own_run(std::size_t r) const noexcept
     {

@@ -4,12 +4,15 @@
 #include <boost/context/fixedsize_stack.hpp>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace emulation
 {
@@ -52,10 +55,34 @@ struct fiber_thread
     std::exception_ptr error;
 };
 
+/// MDKV_EMULATION_ORDER of the environment.
+order first_order()
+{
+    char const* const text = std::getenv("MDKV_EMULATION_ORDER");
+    std::string const name{text == nullptr ? "ascending" : text};
+    if (name == "ascending") { return order::ascending; }
+    if (name == "descending") { return order::descending; }
+    if (name == "shuffled") { return order::shuffled; }
+    throw std::logic_error{"MDKV_EMULATION_ORDER is " + name + "; it must be ascending, descending or shuffled"};
+}
+
 struct machine
 {
-    order which = order::ascending;
+    order which = first_order();
     counts seen;
+
+    machine() = default;
+    machine(machine const&) = delete;
+    machine& operator=(machine const&) = delete;
+    /// What ran without a GPU is said by name, so that what did not is seen.
+    ~machine()
+    {
+        std::printf("emulated GPU: %llu launches, %llu blocks, %llu changes of thread; kernels:",
+            static_cast<unsigned long long>(seen.kernels), static_cast<unsigned long long>(seen.blocks),
+            static_cast<unsigned long long>(seen.switches));
+        for (std::string const& name : names) { std::printf(" %s", name.c_str()); }
+        std::printf("\n");
+    }
     std::set<std::string> names;
     std::mt19937 random{20260320}; // NOLINT: orders must be the same in every run
 
