@@ -1,0 +1,162 @@
+/// \file attend.cuh: attend on the GPU: slices of equal bytes in parallel, then one block a query that merges them and projects back (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/attend.hpp>
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/rotation.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/collectives.cuh>
+#include <mdkv/gpu/detail/attend_slice.cuh>
+#include <mdkv/gpu/detail/stored_run.cuh>
+#include <mdkv/gpu/device.cuh>
+#include <mdkv/gpu/launch.cuh>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::gpu
+{
+
+namespace kernels
+{
+
+/// One query: joins the states of its slices in their order, brings the sums of every basis back to the original one, writes
+/// its row.
+template <element T, element U>
+struct attend_merge
+{
+    static constexpr char const* name = "attend_merge";
+    static constexpr int threads      = 128;
+
+    cache_view<T, space::device> cache;
+    float const* states; // [H, query blocks, slices, most_queries, sizes.state()]
+    attend_sizes sizes;
+    index_t group;
+    index_t query_blocks;
+    index_t slices;
+    out_view<U, 2, backend> output;
+    out_view<float, 1, backend> lse;
+
+    [[nodiscard]] index_t shared_bytes() const { return (sizes.sums() + 1) * index_t{sizeof(float)}; }
+
+    __device__ void operator()() const
+    {
+        index_t const row    = device::block(); // h * G + g
+        index_t const head   = row / group;
+        index_t const number = row % group;
+        constexpr auto most  = attend_slice<T, U>::most_queries;
+        index_t const first  = (head * query_blocks + number / most) * slices; // slice of the first state
+        auto const state     = [&](index_t slice) {
+            return states + ((first + slice) * most + number % most) * sizes.state();
+        };
+        auto* const sums = reinterpret_cast<float*>(device::shared_memory());
+
+        detail::softmax_state all;
+        for (index_t s = 0; s < slices; ++s)
+        {
+            detail::softmax_state const one{state(s)[0], state(s)[1]};
+            static_cast<void>(all.merge(one));
+        }
+        for (index_t c = device::thread(); c < sizes.sums(); c += threads)
+        {
+            float sum = 0.0F;
+            for (index_t s = 0; s < slices; ++s)
+            {
+                float const share = state(s)[1] == 0.0F ? 0.0F : exp2f(state(s)[0] - all.largest);
+                sum += state(s)[2 + c] * share;
+            }
+            sums[c] = sum;
+        }
+        device::sync();
+        if (sizes.turned)
+        {
+            for (index_t c = index_t{device::thread()} * quantised_group; c < sizes.values;
+                 c += threads * quantised_group)
+            {
+                index_t const left = sizes.values - c;
+                detail::turn(sums + sizes.sums_of(run_basis::turned) + c,
+                    left < quantised_group ? left : quantised_group);
+            }
+            device::sync();
+        }
+        head_entry const& entry = cache.heads[head];
+        float const weight      = all.empty() ? 0.0F : 1.0F / all.sum;
+        std::byte const* matrix = cache.arena + entry.value_projection; // [columns, Dv]
+        for (index_t c = device::thread(); c < sizes.values; c += threads)
+        {
+            float sum = sums[c];
+            for (index_t i = 0; i < entry.value_columns; ++i)
+            {
+                sum += sums[sizes.sums_of(run_basis::projected) + i] * widen(element_at<T>(matrix, i * sizes.values + c));
+            }
+            if (sizes.turned) { sum += sums[sizes.sums_of(run_basis::turned) + c]; }
+            output(row, c) = narrow<U>(sum * weight);
+        }
+        if (device::thread() == 0) { lse(row) = all.lse(); }
+    }
+};
+
+} // namespace kernels
+
+/// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes, queries are not aligned to their element,
+///                            or head dimensions are too large for a block's shared memory
+template <element T, element U>
+void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T, space::device> const& cache,
+    attend_options options, out_view<U, 2, backend> output, out_view<float, 1, backend> lse)
+{
+    using slice_kernel         = kernels::attend_slice<T, U>;
+    cache_layout const& layout = cache.layout;
+    index_t const heads        = layout.heads;
+    if (heads == 0) { return; }
+    kernels::attend_sizes sizes{layout.dims.keys, layout.dims.values, 0, 0, false};
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        sizes.turned = sizes.turned || layout.turned(r);
+        if (!layout.projected(r)) { continue; }
+        sizes.key_latents =
+            layout.key_coordinates[r] > sizes.key_latents ? layout.key_coordinates[r] : sizes.key_latents;
+        sizes.value_latents =
+            layout.value_coordinates[r] > sizes.value_latents ? layout.value_coordinates[r] : sizes.value_latents;
+    }
+    // What the arena and the tail could hold, not what they do: the launch must not depend on what the device knows.
+    constexpr index_t slice_bytes = 32 * 1024;
+    constexpr index_t most_slices = 256;
+    index_t const room            = cache.arena_bytes / heads + cache.tail_head_bytes();
+    index_t const wanted          = (room + slice_bytes - 1) / slice_bytes;
+    index_t const slices          = wanted < 1 ? 1 : wanted > most_slices ? most_slices : wanted;
+    index_t const group           = queries.extent(0) / heads;
+    index_t const query_blocks    = (group + slice_kernel::most_queries - 1) / slice_kernel::most_queries;
+    index_t const blocks          = checked_multiply(heads * query_blocks, slices);
+
+    workspace::frame frame{*on.scratch, "attend"};
+    float* const states = frame.take<float>(checked_multiply(blocks * slice_kernel::most_queries, sizes.state()));
+    if (!frame.ready()) { return; }
+    auto const aligned = [](void const* data, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(data) % to == 0; };
+    expects(aligned(cache.arena, 16) && aligned(cache.tail, 16),
+        "attend: the cache's arena and tail must be aligned to 16 bytes on the GPU");
+    expects(aligned(queries.data_handle(), alignof(U)), "attend: queries are not aligned to their element of ",
+        index_t{sizeof(U)}, " bytes");
+
+    float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(sizes.keys));
+    slice_kernel kernel{queries, cache, states, sizes, scale * detail::log2_e, group, query_blocks, slices,
+        slice_kernel::most_tokens, 2};
+    constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
+    constexpr index_t most        = 227 * 1024;
+    while (kernel.shared_bytes() > comfortable && kernel.block_tokens > tile_tokens) { kernel.block_tokens /= 2; }
+    if (kernel.shared_bytes() > most) { kernel.stages = 1; }
+    expects(kernel.shared_bytes() <= most, "attend: head dimensions ", sizes.keys, " and ", sizes.values, " need ",
+        kernel.shared_bytes(), " bytes of shared memory; a block has ", most);
+    launch(on, kernel, blocks);
+    launch(on,
+        kernels::attend_merge<T, U>{cache, states, sizes, group, query_blocks, slices, output, lse}, heads * group);
+}
+
+} // namespace mdkv::gpu

@@ -1,0 +1,484 @@
+/// \file attend_slice.cuh: the kernel that attends one slice of one head's bytes and leaves a mergeable state (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/rotation.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/collectives.cuh>
+#include <mdkv/gpu/detail/stored_run.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cstddef>
+#include <cstdint>
+
+// How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for up
+// to eight query heads at once, so that every stored byte is read once whatever G. Tokens come in blocks of up to 64 whose
+// bytes are copied to shared memory as they are, the next block while this one is worked on. Then
+//   logits   a thread has one token and a share of its coordinates, and the sums of four queries
+//   softmax  a warp has one query: running maximum and sum, base 2
+//   values   a thread has one coordinate and a share of the tokens, and the sums of four queries
+// Sums of values stand in shared memory, one set for each basis a run may be in; nothing is projected back here.
+
+namespace mdkv::gpu::kernels
+{
+
+/// What one slice leaves, in floats: per query the softmax state (largest, sum), the sums of values in the original basis,
+/// of projected ones, of turned ones.
+struct attend_sizes
+{
+    index_t keys          = 0; ///< D
+    index_t values        = 0; ///< Dv
+    index_t key_latents   = 0; ///< widest projected rung of the layout
+    index_t value_latents = 0;
+    bool turned           = false;
+
+    /// Of one query.
+    [[nodiscard]] MDKV_HD index_t sums() const { return values + value_latents + (turned ? values : 0); }
+    [[nodiscard]] MDKV_HD index_t state() const { return 2 + sums(); }
+    /// Where a basis's sums begin.
+    [[nodiscard]] MDKV_HD index_t sums_of(run_basis basis) const
+    {
+        return basis == run_basis::original ? 0 : basis == run_basis::projected ? values : values + value_latents;
+    }
+    /// Queries in every basis.
+    [[nodiscard]] MDKV_HD index_t queries() const { return keys + key_latents + (turned ? keys : 0); }
+    [[nodiscard]] MDKV_HD index_t queries_of(run_basis basis) const
+    {
+        return basis == run_basis::original ? 0 : basis == run_basis::projected ? keys : keys + key_latents;
+    }
+};
+
+template <element T, element U>
+struct attend_slice
+{
+    static constexpr char const* name     = "attend_slice";
+    static constexpr int threads          = 128;
+    static constexpr index_t most_queries = 8;  ///< query heads of a block
+    static constexpr index_t chunk        = 4;  ///< queries whose sums a thread holds
+    static constexpr index_t most_tokens  = 64; ///< of a block of tokens; slices begin at multiples of it
+
+    in_view<U, 2, backend> queries;
+    cache_view<T, space::device> cache;
+    float* states; // [H, query blocks, slices, most_queries, sizes.state()]
+    attend_sizes sizes;
+    float scale;          // of the logits, in base 2
+    index_t group;        // G
+    index_t query_blocks; // ceil(G / most_queries)
+    index_t slices;
+    index_t block_tokens; // tokens staged at once: 64, 32 or 16
+    int stages;           // 2: the next block is copied while this one is worked on
+
+    /// Shared memory.
+    struct room
+    {
+        float* q;       // [most_queries, sizes.queries()]
+        float* q_sums;  // [most_queries, groups]: of the run being read
+        float* logits;  // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
+        float* softmax; // [most_queries, 2]: largest, sum
+        float* factor;  // [most_queries]
+        float* sums;    // [most_queries, sizes.sums()]
+        float* partial; // [threads, chunk]
+        std::byte* staged; // [stages, staged_bytes()]
+    };
+
+    [[nodiscard]] MDKV_HD index_t groups() const { return (sizes.keys + quantised_group - 1) / quantised_group; }
+    [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(block_tokens * sizes.keys * index_t{sizeof(T)}); }
+    [[nodiscard]] MDKV_HD index_t staged_bytes() const
+    {
+        return staged_keys() + align(block_tokens * sizes.values * index_t{sizeof(T)});
+    }
+    [[nodiscard]] MDKV_HD static index_t align(index_t bytes) { return (bytes + 15) / 16 * 16; }
+
+    [[nodiscard]] MDKV_HD room carve(device::shared_carver& memory) const
+    {
+        return {memory.template take<float>(most_queries * sizes.queries()),
+            memory.template take<float>(most_queries * groups()),
+            memory.template take<float>(threads * most_queries), memory.template take<float>(most_queries * 2),
+            memory.template take<float>(most_queries), memory.template take<float>(most_queries * sizes.sums()),
+            memory.template take<float>(threads * chunk),
+            memory.template take<std::byte>(stages * staged_bytes())};
+    }
+    [[nodiscard]] index_t shared_bytes() const
+    {
+        device::shared_carver count{nullptr};
+        static_cast<void>(carve(count));
+        return count.bytes();
+    }
+
+    /// The block's place.
+    struct place
+    {
+        index_t head;
+        index_t first_query; ///< of the head's group
+        index_t queries;     ///< 1 to most_queries
+        index_t slice;
+    };
+
+    /// A block of tokens of one run.
+    struct piece
+    {
+        index_t first;
+        index_t count;
+    };
+
+    __device__ void operator()() const
+    {
+        index_t const item   = device::block() / slices;
+        index_t const before = item % query_blocks * most_queries;
+        place const at{item / query_blocks, before, group - before < most_queries ? group - before : most_queries,
+            device::block() % slices};
+        device::shared_carver memory{device::shared_memory()};
+        room const mine = carve(memory);
+        begin(at, mine);
+        index_t total = 0;
+        for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
+        {
+            stored_run const run = run_of(cache, at.head, i);
+            total += run.tokens * run.token_bytes();
+        }
+        index_t run_begin = 0;
+        bool projected    = false;
+        for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
+        {
+            stored_run const run = run_of(cache, at.head, i);
+            if (run.tokens == 0) { continue; }
+            index_t const begin_token = token_at(run, run_begin, total * at.slice / slices);
+            index_t const end_token   = token_at(run, run_begin, total * (at.slice + 1) / slices);
+            run_begin += run.tokens * run.token_bytes();
+            if (begin_token >= end_token) { continue; }
+            if (run.basis == run_basis::projected && !projected)
+            {
+                project_queries(at, mine);
+                projected = true;
+            }
+            attend_run(run, {begin_token, end_token - begin_token}, at, mine);
+        }
+        finish(at, mine);
+    }
+
+    /// First token of a run whose block of tokens begins at or behind byte `at` of the head.
+    [[nodiscard]] __device__ static index_t token_at(stored_run const& run, index_t run_begin, index_t at)
+    {
+        index_t const bytes  = most_tokens * run.token_bytes();
+        index_t const blocks = at <= run_begin ? 0 : (at - run_begin + bytes - 1) / bytes;
+        return blocks * most_tokens < run.tokens ? blocks * most_tokens : run.tokens;
+    }
+
+    /// Queries, scaled, in the original basis and turned; rows past the group's are zero, so that nobody asks for them.
+    __device__ void begin(place const& at, room const& mine) const
+    {
+        for (index_t i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
+        for (index_t i = device::thread(); i < most_queries * sizes.sums(); i += threads) { mine.sums[i] = 0.0F; }
+        for (index_t i = device::thread(); i < most_queries; i += threads)
+        {
+            mine.softmax[2 * i]     = detail::empty_lse;
+            mine.softmax[2 * i + 1] = 0.0F;
+        }
+        device::sync();
+        for (index_t i = device::thread(); i < at.queries * sizes.keys; i += threads)
+        {
+            index_t const g = i / sizes.keys;
+            index_t const d = i % sizes.keys;
+            mine.q[g * sizes.queries() + d] = widen(queries(at.head * group + at.first_query + g, d)) * scale;
+        }
+        device::sync();
+        if (!sizes.turned) { return; }
+        for (index_t i = device::thread(); i < at.queries * groups(); i += threads)
+        {
+            index_t const g     = i / groups();
+            index_t const first = i % groups() * quantised_group;
+            index_t const n     = sizes.keys - first < quantised_group ? sizes.keys - first : quantised_group;
+            float const* from   = mine.q + g * sizes.queries() + first;
+            float* const to     = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::turned) + first;
+            for (index_t d = 0; d < n; ++d) { to[d] = from[d]; }
+            detail::turn(to, n);
+        }
+        device::sync();
+    }
+
+    /// The queries in the head's basis: columns of the stored projection.
+    __device__ void project_queries(place const& at, room const& mine) const
+    {
+        head_entry const& entry = cache.heads[at.head];
+        std::byte const* matrix = cache.arena + entry.key_projection; // [D, columns]
+        for (index_t i = device::thread(); i < at.queries * entry.key_columns; i += threads)
+        {
+            index_t const g = i / entry.key_columns;
+            index_t const c = i % entry.key_columns;
+            float sum       = 0.0F;
+            for (index_t d = 0; d < sizes.keys; ++d)
+            {
+                sum += mine.q[g * sizes.queries() + d] * widen(element_at<T>(matrix, d * entry.key_columns + c));
+            }
+            mine.q[g * sizes.queries() + sizes.queries_of(run_basis::projected) + c] = sum;
+        }
+        device::sync();
+    }
+
+    __device__ void attend_run(stored_run const& run, piece const& part, place const& at, room const& mine) const
+    {
+        if (run.kind != storage::plain) { sum_groups(run, mine); }
+        index_t const end = part.first + part.count;
+        auto const block  = [&](index_t t) { return piece{t, end - t < block_tokens ? end - t : block_tokens}; };
+        stage(run, block(part.first), mine.staged);
+        int current = 0;
+        for (index_t t = part.first; t < end; t += block_tokens)
+        {
+            index_t const next = t + block_tokens;
+            if (stages == 2 && next < end)
+            {
+                stage(run, block(next), mine.staged + (1 - current) * staged_bytes());
+                device::copy_async_wait<1>();
+            }
+            else { device::copy_async_wait<0>(); }
+            device::sync();
+            std::byte const* const staged = mine.staged + current * staged_bytes();
+            logits(run, block(t), staged, mine);
+            device::sync();
+            soften(block(t), at, mine);
+            device::sync();
+            add_values(run, block(t), staged + staged_keys(), mine);
+            if (stages == 2) { current = 1 - current; }
+            else if (next < end) { stage(run, block(next), mine.staged); }
+        }
+    }
+
+    /// Copies the bytes of a block of tokens to shared memory; one group of asynchronous copies.
+    __device__ void stage(stored_run const& run, piece const& part, std::byte* to) const
+    {
+        index_t const end = run.whole_tiles(part.first + part.count);
+        copy(run.keys + part.first * run.key_bytes, (end - part.first) * run.key_bytes, to);
+        copy(run.values + part.first * run.value_bytes, part_values(run, part), to + staged_keys());
+        device::copy_async_commit();
+    }
+    /// Values of plain runs stand token by token, those of codes in tiles.
+    [[nodiscard]] __device__ static index_t part_values(stored_run const& run, piece const& part)
+    {
+        index_t const end =
+            run.kind == storage::plain ? part.first + part.count : run.whole_tiles(part.first + part.count);
+        return (end - part.first) * run.value_bytes;
+    }
+
+    __device__ static void copy(std::byte const* from, index_t bytes, std::byte* to)
+    {
+        auto const address = reinterpret_cast<std::uintptr_t>(from);
+        index_t done       = 0;
+        if (address % 16 == 0)
+        {
+            for (index_t i = index_t{device::thread()} * 16; i + 16 <= bytes; i += threads * 16)
+            {
+                device::copy_async(to + i, from + i);
+            }
+            done = bytes / 16 * 16;
+        }
+        else if (address % 4 == 0)
+        {
+            for (index_t i = index_t{device::thread()} * 4; i + 4 <= bytes; i += threads * 4)
+            {
+                *reinterpret_cast<std::uint32_t*>(to + i) = *reinterpret_cast<std::uint32_t const*>(from + i);
+            }
+            done = bytes / 4 * 4;
+        }
+        for (index_t i = done + device::thread(); i < bytes; i += threads) { to[i] = from[i]; }
+    }
+
+    /// Sums of the queries over the groups of coordinates: what a group's minimum is multiplied by.
+    __device__ void sum_groups(stored_run const& run, room const& mine) const
+    {
+        device::sync(); // those of the run before may still be read
+        float const* const q  = mine.q + sizes.queries_of(run.basis);
+        index_t const in_run = (run.key_coordinates + quantised_group - 1) / quantised_group;
+        for (index_t i = device::thread(); i < most_queries * in_run; i += threads)
+        {
+            index_t const g     = i / in_run;
+            index_t const first = i % in_run * quantised_group;
+            float sum           = 0.0F;
+            for (index_t d = first; d < run.key_coordinates && d < first + quantised_group; ++d)
+            {
+                sum += q[g * sizes.queries() + d];
+            }
+            mine.q_sums[g * groups() + i % in_run] = sum;
+        }
+    }
+
+    /// Shares that a token's coordinates are cut into, one a thread.
+    [[nodiscard]] __device__ index_t shares() const { return threads / block_tokens; }
+
+    /// logits[share, query, token] of a staged block.
+    __device__ void logits(stored_run const& run, piece const& part, std::byte const* keys, room const& mine) const
+    {
+        index_t const token  = device::thread() % block_tokens;
+        index_t const share  = device::thread() / block_tokens;
+        index_t const tile   = token / tile_tokens;
+        index_t const left   = run.stored - part.first - tile * tile_tokens;
+        index_t const width  = left < tile_tokens ? left : tile_tokens;
+        bool const there     = token < part.count;
+        float const* const q = mine.q + sizes.queries_of(run.basis);
+        std::byte const* const rows = keys + tile * tile_tokens * run.key_bytes;
+        for (index_t g = 0; g < most_queries; g += chunk)
+        {
+            float sum[chunk]{};
+            if (there && run.kind == storage::plain)
+            {
+                index_t const each = (run.key_coordinates + shares() - 1) / shares();
+                index_t const end  = (share + 1) * each < run.key_coordinates ? (share + 1) * each : run.key_coordinates;
+                auto const* const key = reinterpret_cast<T const*>(rows) + token % tile_tokens;
+                for (index_t d = share * each; d < end; ++d)
+                {
+                    float const k = widen(key[d * width]);
+                    for (index_t i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
+                }
+            }
+            else if (there)
+            {
+                for (index_t first = share * quantised_group; first < run.key_coordinates;
+                     first += shares() * quantised_group)
+                {
+                    index_t const number = first / quantised_group;
+                    coded_group const codes{rows, width, run.key_coordinates, number, run.kind};
+                    float coded[chunk]{};
+                    for (index_t j = 0; j < codes.coordinates; ++j)
+                    {
+                        float const k = codes.key_code(j, token % tile_tokens, width, run.kind);
+                        for (index_t i = 0; i < chunk; ++i) { coded[i] += q[(g + i) * sizes.queries() + first + j] * k; }
+                    }
+                    float const s = widen(codes.scales[token % tile_tokens]);
+                    float const m = widen(codes.minima[token % tile_tokens]);
+                    for (index_t i = 0; i < chunk; ++i)
+                    {
+                        sum[i] += s * coded[i] + m * mine.q_sums[(g + i) * groups() + number];
+                    }
+                }
+            }
+            for (index_t i = 0; i < chunk; ++i)
+            {
+                mine.logits[(share * most_queries + g + i) * block_tokens + token] = sum[i];
+            }
+        }
+    }
+
+    /// Adds a block's logits to the softmax of every query, and leaves the weights where the logits of share 0 were.
+    __device__ void soften(piece const& part, place const& at, room const& mine) const
+    {
+        for (index_t g = device::warp(); g < at.queries; g += threads / device::warp_size)
+        {
+            float x[most_tokens / device::warp_size];
+            float highest = detail::empty_lse;
+            for (int i = 0; i < most_tokens / device::warp_size; ++i)
+            {
+                index_t const token = i * device::warp_size + device::lane();
+                x[i]                = detail::empty_lse;
+                if (token >= part.count) { continue; }
+                float sum = 0.0F;
+                for (index_t share = 0; share < shares(); ++share)
+                {
+                    sum += mine.logits[(share * most_queries + g) * block_tokens + token];
+                }
+                x[i]    = sum;
+                highest = sum > highest ? sum : highest;
+            }
+            highest            = device::warp_max(highest);
+            float const before = mine.softmax[2 * g];
+            float const top    = before > highest ? before : highest;
+            float sum          = 0.0F;
+            for (int i = 0; i < most_tokens / device::warp_size; ++i)
+            {
+                index_t const token = i * device::warp_size + device::lane();
+                if (token >= part.count) { continue; }
+                float const weight                     = exp2f(x[i] - top);
+                mine.logits[g * block_tokens + token]  = weight;
+                sum += weight;
+            }
+            sum = device::warp_sum(sum);
+            if (device::lane() == 0)
+            {
+                float const factor      = before == detail::empty_lse ? 0.0F : exp2f(before - top);
+                mine.factor[g]          = factor;
+                mine.softmax[2 * g]     = top;
+                mine.softmax[2 * g + 1] = mine.softmax[2 * g + 1] * factor + sum;
+            }
+            device::sync_warp();
+        }
+        for (index_t g = at.queries + device::warp(); g < most_queries; g += threads / device::warp_size)
+        {
+            for (index_t token = device::lane(); token < part.count; token += device::warp_size)
+            {
+                mine.logits[g * block_tokens + token] = 0.0F;
+            }
+            if (device::lane() == 0) { mine.factor[g] = 1.0F; }
+        }
+    }
+
+    /// Scales all sums of values by what the softmax has grown, then adds the weighted values of a staged block.
+    __device__ void add_values(stored_run const& run, piece const& part, std::byte const* values, room const& mine) const
+    {
+        for (index_t i = device::thread(); i < most_queries * sizes.sums(); i += threads)
+        {
+            mine.sums[i] *= mine.factor[i / sizes.sums()];
+        }
+        index_t columns = 16; // threads that have a coordinate each; the others share the tokens
+        while (columns < threads && columns < run.value_coordinates) { columns *= 2; }
+        index_t const column = device::thread() % columns;
+        index_t const share  = device::thread() / columns;
+        float* const sums    = mine.sums + sizes.sums_of(run.basis);
+        for (index_t first = 0; first < run.value_coordinates; first += columns)
+        {
+            index_t const c = first + column;
+            for (index_t g = 0; g < most_queries; g += chunk)
+            {
+                float sum[chunk]{};
+                for (index_t i = share; c < run.value_coordinates && i < part.count; i += threads / columns)
+                {
+                    float const v = value_at(run, part, values, i, c);
+                    for (index_t j = 0; j < chunk; ++j) { sum[j] += mine.logits[(g + j) * block_tokens + i] * v; }
+                }
+                device::sync(); // the sums before these have been read, and the scaling above is done
+                for (index_t j = 0; j < chunk; ++j) { mine.partial[device::thread() * chunk + j] = sum[j]; }
+                device::sync();
+                for (index_t i = device::thread(); i < columns * chunk; i += threads)
+                {
+                    index_t const to = first + i / chunk;
+                    if (to >= run.value_coordinates) { continue; }
+                    float all = 0.0F;
+                    for (index_t s = 0; s < threads / columns; ++s) { all += mine.partial[s * columns * chunk + i]; }
+                    sums[(g + i % chunk) * sizes.sums() + to] += all;
+                }
+            }
+        }
+        device::sync();
+    }
+
+    [[nodiscard]] __device__ float value_at(
+        stored_run const& run, piece const& part, std::byte const* values, index_t token, index_t c) const
+    {
+        if (run.kind == storage::plain)
+        {
+            return widen(reinterpret_cast<T const*>(values)[token * run.value_coordinates + c]);
+        }
+        index_t const tile  = token / tile_tokens;
+        index_t const left  = run.stored - part.first - tile * tile_tokens;
+        index_t const width = left < tile_tokens ? left : tile_tokens;
+        coded_group const codes{values + tile * tile_tokens * run.value_bytes, width, run.value_coordinates,
+            c / quantised_group, run.kind};
+        index_t const in_tile = token % tile_tokens;
+        return widen(codes.minima[in_tile])
+               + widen(codes.scales[in_tile]) * codes.value_code(c % quantised_group, in_tile, run.kind);
+    }
+
+    __device__ void finish(place const& at, room const& mine) const
+    {
+        float* const state = states + device::block() * most_queries * sizes.state();
+        for (index_t i = device::thread(); i < at.queries * sizes.state(); i += threads)
+        {
+            index_t const g = i / sizes.state();
+            index_t const j = i % sizes.state();
+            state[i]        = j < 2 ? mine.softmax[2 * g + j] : mine.sums[g * sizes.sums() + j - 2];
+        }
+    }
+};
+
+} // namespace mdkv::gpu::kernels

@@ -1,0 +1,252 @@
+#include <mdkv/gpu/attend.cuh>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/cache.hpp>
+
+#include "gpu/support/device.hpp"
+#include "gpu/support/device_cache.hpp"
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/packed.hpp"
+#include "support/random.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace
+{
+
+using namespace mdkv;
+using support::device_cache;
+using support::device_tensor;
+using support::index_t;
+using support::packed_layer;
+using support::packed_sizes;
+using support::placement;
+using support::tensor;
+
+template <class U>
+struct result
+{
+    tensor<U, 2> output;
+    tensor<float, 1> lse;
+};
+
+template <class U>
+tensor<U, 2> random_queries(index_t rows, index_t dim, placement how = {})
+{
+    support::source random{"gpu/queries", rows};
+    tensor<U, 2> queries{{rows, dim}, how};
+    for (index_t i = 0; i < rows; ++i)
+    {
+        for (index_t d = 0; d < dim; ++d) { queries.set(narrow<U>(static_cast<float>(random.normal())), i, d); }
+    }
+    return queries;
+}
+
+template <class T, class U>
+result<U> on_gpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
+{
+    device_cache<T> const stored{cache.view()};
+    device_tensor<U, 2> const q{queries};
+    device_tensor<U, 2> output{{queries.extent(0), cache.layout().dims.values}, {.slack = 2}};
+    device_tensor<float, 1> lse{{queries.extent(0)}};
+    support::run_on_device(
+        [&](gpu::backend const& on) { attend(on, q.in(), stored.view(), options, output.out(), lse.out()); });
+    return {output.host(), lse.host()};
+}
+
+template <class T, class U>
+result<U> on_cpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
+{
+    result<U> got{tensor<U, 2>{{queries.extent(0), cache.layout().dims.values}}, tensor<float, 1>{{queries.extent(0)}}};
+    support::run([&](cpu::backend const& on) {
+        attend(on, queries.in(), cache.view(), options, got.output.out(), got.lse.out());
+    });
+    return got;
+}
+
+/// Sums run in float over some hundred tokens and dimensions on both sides, in different orders; the output is rounded to U
+/// on top.
+template <class T, class U>
+void expects_same(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
+{
+    result<U> const got  = on_gpu(cache, queries, options);
+    result<U> const want = on_cpu(cache, queries, options);
+    double const rounding = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, half> ? 0x1p-11 : 0x1p-8;
+    support::worst_error output;
+    support::worst_error lse;
+    for (index_t i = 0; i < queries.extent(0); ++i)
+    {
+        double size = 1e-3;
+        for (index_t c = 0; c < cache.layout().dims.values; ++c)
+        {
+            size = std::max(size, std::fabs(static_cast<double>(widen(want.output.get(i, c)))));
+        }
+        for (index_t c = 0; c < cache.layout().dims.values; ++c)
+        {
+            output.add(static_cast<double>(widen(got.output.get(i, c))), static_cast<double>(widen(want.output.get(i, c))),
+                size, i);
+        }
+        float const expected = want.lse.get(i);
+        if (std::isinf(expected)) { CHECK(got.lse.get(i) == expected); }
+        else { lse.add(got.lse.get(i), expected, std::max(1.0F, std::fabs(expected)), i); }
+    }
+    CAPTURE(cache.layout().dims.keys);
+    CAPTURE(cache.layout().dims.values);
+    CAPTURE(queries.extent(0));
+    if (output.compared() > 0) { CHECK_MESSAGE(output.within(2e-5 + 2 * rounding), output); }
+    if (lse.compared() > 0) { CHECK_MESSAGE(lse.within(4e-6), lse); }
+}
+
+template <class T, class U>
+void check(packed_sizes const& sizes, index_t group, int every_rung = -1)
+{
+    packed_layer<T> const layer{sizes, every_rung};
+    auto const cache = layer.packed();
+    expects_same<T, U>(cache, random_queries<U>(sizes.heads * group, sizes.dims.keys));
+}
+
+template <class T>
+void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
+{
+    cache_layout const& layout = cache.layout();
+    for (index_t i = 0; i < count; ++i)
+    {
+        tensor<float, 2> key{{layout.heads, layout.dims.keys}};
+        tensor<float, 2> value{{layout.heads, layout.dims.values}};
+        for (auto* x : {&key, &value})
+        {
+            for (index_t h = 0; h < layout.heads; ++h)
+            {
+                for (index_t d = 0; d < x->extent(1); ++d) { x->set(static_cast<float>(random.normal()), h, d); }
+            }
+        }
+        support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), cache.view()); });
+    }
+}
+
+std::vector<rung> const codes{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
+std::vector<rung> const rotated{drop, part(1, 8), full_int4.rotated(), full};
+
+} // namespace
+
+TEST_CASE("attention on the GPU is that of the CPU, whatever the group, the element and the head dimensions")
+{
+    for (index_t const group : {1, 3, 4, 8, 9}) { check<half, half>({.tokens = 150, .dims = {32, 32}}, group); }
+    check<half, float>({.heads = 2, .tokens = 333, .window = 5, .dims = {128, 128}}, 4);
+    check<float, float>({.heads = 1, .tokens = 70, .dims = {64, 48}}, 2);
+    check<bfloat16, bfloat16>({.heads = 1, .tokens = 70, .dims = {40, 96}}, 2);
+    check<half, float>({.heads = 1, .tokens = 40, .dims = {192, 128}}, 1);
+    check<half, float>({.heads = 1, .tokens = 20, .dims = {576, 512}}, 1);
+    check<half, float>({.heads = 1, .tokens = 40, .dims = {7, 1}, .rungs = {drop, full}}, 2);
+}
+
+TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to plain ones")
+{
+    for (auto const& rungs : {codes, rotated})
+    {
+        for (head_dims const dims : {head_dims{64, 64}, {128, 128}, {40, 40}, {35, 21}})
+        {
+            check<half, float>({.heads = 2, .tokens = 150, .window = 5, .dims = dims, .rungs = rungs}, 3);
+        }
+    }
+    check<bfloat16, bfloat16>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = codes}, 2);
+    check<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = rotated}, 5);
+}
+
+TEST_CASE("runs of every length around the tiles' edges are attended on the GPU")
+{
+    std::vector<rung> const rungs{drop, part(1, 4), full_int4, full_int8, full};
+    for (index_t const tokens : {1, 2, 15, 16, 17, 33, 63, 64, 65, 129})
+    {
+        for (int const every : {1, 2, 3, 4})
+        {
+            check<half, float>(
+                {.heads = 1, .tokens = tokens, .window = 0, .dims = {40, 24}, .rungs = rungs}, 2, every);
+        }
+    }
+}
+
+TEST_CASE("a cache of many slices is attended on the GPU, and twice with the same bits")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 1500, .window = 33, .dims = {64, 64}, .rungs = codes}};
+    auto const cache = layer.packed();
+    REQUIRE(cache.arena_bytes() / 2 > 2 * 32 * 1024);
+    auto const q = random_queries<float>(4, 64);
+    expects_same<half, float>(cache, q);
+    result<float> const once  = on_gpu(cache, q);
+    result<float> const twice = on_gpu(cache, q);
+    CHECK(support::same_bits(once.output.elements(), twice.output.elements()));
+    CHECK(support::same_bits(once.lse.elements(), twice.lse.elements()));
+}
+
+TEST_CASE("empty rungs, windows alone, tails of every length and empty caches are attended on the GPU")
+{
+    for (int const every : {0, 1, 3})
+    {
+        for (index_t const window : {0, 1, 20}) { check<half, float>({.tokens = 20, .window = window, .dims = {32, 32}}, 3, every); }
+    }
+    check<half, float>({.tokens = 0, .window = 6, .dims = {32, 32}}, 3);
+    check<half, float>({.tokens = 0, .window = 0, .dims = {32, 32}}, 3);
+    check<half, float>({.heads = 0, .tokens = 5, .window = 2, .dims = {32, 32}}, 3);
+    support::source random{"gpu/tails"};
+    for (index_t const capacity : {1, 17, 40})
+    {
+        packed_layer<half> const layer{{.heads = 2, .tokens = 21, .window = 2, .dims = {24, 16}}};
+        auto cache = layer.packed(capacity);
+        for (index_t tokens = 1; tokens <= capacity; tokens += capacity > 20 ? 13 : 8)
+        {
+            append_random(cache, random, tokens - cache.appended());
+            expects_same<half, float>(cache, random_queries<float>(4, 24), {.scale = 0.3F});
+        }
+    }
+}
+
+TEST_CASE("a tail that counts more tokens than it has room for is read to its end and no further, on the GPU")
+{
+    packed_layer<half> const layer{{.heads = 1, .tokens = 21, .window = 2, .dims = {24, 16}}};
+    auto cache = layer.packed(5);
+    support::source random{"gpu/full tail"};
+    append_random(cache, random, 5);
+    auto const q    = random_queries<float>(2, 24);
+    auto const want = on_cpu(cache, q);
+    *cache.view().appended = 9;
+    CHECK(on_gpu(cache, q).lse.get(1) == doctest::Approx(want.lse.get(1)).epsilon(1e-5));
+}
+
+TEST_CASE("a query that is not a number shows in its own row and in no other, and far logits keep the largest, on the GPU")
+{
+    packed_layer<half> const layer{{.heads = 1, .tokens = 50, .dims = {32, 32}}};
+    auto const cache = layer.packed();
+    auto q           = random_queries<float>(4, 32, {.slack = 3});
+    for (index_t d = 0; d < 32; ++d) { q.set(q.get(1, d) * 60.0F, 1, d); }
+    auto const clean = on_gpu(cache, q);
+    expects_same<half, float>(cache, q);
+    q.set(std::numeric_limits<float>::quiet_NaN(), 2, 7);
+    auto const got = on_gpu(cache, q);
+    for (index_t i = 0; i < 4; ++i)
+    {
+        CHECK(std::isnan(got.lse.get(i)) == (i == 2));
+        for (index_t c = 0; c < 32; ++c)
+        {
+            if (i == 2) { CHECK(std::isnan(got.output.get(i, c))); }
+            else { CHECK(got.output.get(i, c) == clean.output.get(i, c)); }
+        }
+    }
+}
+
+TEST_CASE("head dimensions beyond a block's shared memory are refused by name on the GPU, and an arena at an odd address")
+{
+    packed_layer<float> const layer{{.heads = 1, .tokens = 3, .window = 1, .dims = {4096, 16}, .rungs = {drop, full}}};
+    auto const cache = layer.packed();
+    auto const q     = random_queries<float>(1, 4096);
+    CHECK(support::error_text<invalid_argument>([&] { static_cast<void>(on_gpu(cache, q)); }).find("shared memory") != std::string::npos);
+}
