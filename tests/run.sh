@@ -128,6 +128,7 @@ setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
 setup_compiler
 setup_clang
 setup_cuda_headers
+setup_cuda_tools
 mkdir -p "$build"
 : >"$build/notes.txt"
 

@@ -155,7 +155,7 @@ struct fading
     {
         return [&]<int... S>(std::integer_sequence<int, S...>) {
             ((x = keep_largest::join(
-                  x, shifted<(1 << S)>(x, std::make_integer_sequence<int, simd::lanes>{}) * steps[S])),
+                  x, shifted<(1 << S)>(x) * steps[S])),
                 ...);
             return x;
         }(std::make_integer_sequence < int, simd::lanes == 16  ? 4
@@ -164,13 +164,29 @@ struct fading
     }
 
     /// By `Tokens` lanes in the direction; what enters is neutral.
-    template <int Tokens, int... I>
-    [[nodiscard]] static simd::floats shifted(simd::floats x, std::integer_sequence<int, I...>) noexcept
+    template <int Tokens, class Floats>
+    [[nodiscard]] static Floats shifted(Floats x) noexcept
     {
-        constexpr int shift = Rightwards ? simd::lanes - Tokens : Tokens;
-        auto const none     = simd::broadcast(keep_largest::neutral);
-        return Rightwards ? __builtin_shufflevector(none, x, (I + shift)...)
-                          : __builtin_shufflevector(x, none, (I + shift)...);
+        Floats const none = simd::broadcast(keep_largest::neutral);
+        if constexpr (Rightwards) { return neighbours<simd::lanes - Tokens>(none, x); }
+        else { return neighbours<Tokens>(x, none); }
+    }
+
+    /// Lanes First, First + 1, ... of a and then b. Spelled out, because nvcc expands no pack in the builtin.
+    template <int First, class Floats>
+    [[nodiscard]] static Floats neighbours(Floats a, Floats b) noexcept
+    {
+        constexpr int F = First;
+        if constexpr (sizeof(Floats) == 64)
+        {
+            return __builtin_shufflevector(a, b, F, F + 1, F + 2, F + 3, F + 4, F + 5, F + 6, F + 7, F + 8, F + 9, F + 10,
+                F + 11, F + 12, F + 13, F + 14, F + 15);
+        }
+        else if constexpr (sizeof(Floats) == 32)
+        {
+            return __builtin_shufflevector(a, b, F, F + 1, F + 2, F + 3, F + 4, F + 5, F + 6, F + 7);
+        }
+        else { return __builtin_shufflevector(a, b, F, F + 1, F + 2, F + 3); }
     }
 };
 

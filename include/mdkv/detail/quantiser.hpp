@@ -12,6 +12,9 @@ namespace mdkv::detail
 /// Largest finite half.
 inline constexpr float largest_half = 65504.0F;
 
+/// A constant: device code may not call numeric_limits.
+inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
 /// Largest code of a storage.
 [[nodiscard]] MDKV_HD constexpr int most_code(storage kind) noexcept
 {
@@ -39,7 +42,7 @@ struct quantiser
     {
         if (!(least * 0.0F == 0.0F && most * 0.0F == 0.0F))
         {
-            minimum = scale = std::numeric_limits<float>::quiet_NaN();
+            minimum = scale = not_a_number;
             return;
         }
         auto const within = [](float x) {

@@ -1,0 +1,33 @@
+# The CUDA side of our own build: which nvcc, and how kernels and tests are compiled with it. Consumers compile CUDA sources
+# in their own way; all mdkv asks of them is C++20 and the include directories of mdkv::mdkv.
+set(MDKV_CUDA AUTO CACHE STRING "Compile the kernels with nvcc: AUTO (where it is found), ON, OFF")
+set_property(CACHE MDKV_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(MDKV_CUDA_ARCHITECTURES "80;90" CACHE STRING "Compute capabilities that the kernels are compiled for")
+
+set(MDKV_NVCC "")
+if(NOT MDKV_CUDA STREQUAL "OFF")
+    find_program(mdkv_found_nvcc nvcc HINTS "${CUDAToolkit_ROOT}" "$ENV{CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}"
+        /usr/local/cuda /opt/cuda PATH_SUFFIXES bin NO_CACHE)
+    if(mdkv_found_nvcc)
+        set(MDKV_NVCC "${mdkv_found_nvcc}")
+        message(STATUS "mdkv: kernels are compiled with ${MDKV_NVCC} for compute capabilities ${MDKV_CUDA_ARCHITECTURES}")
+    elseif(MDKV_CUDA STREQUAL "ON")
+        message(FATAL_ERROR "MDKV_CUDA is ON and there is no nvcc on the PATH or below CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME")
+    else()
+        message(STATUS "mdkv: no nvcc; the kernels are run by the emulated GPU only")
+    endif()
+endif()
+
+# Warnings are errors, as in all of our own sources; registers that spill are, too.
+set(mdkv_nvcc_flags -std=c++20 "-I${PROJECT_SOURCE_DIR}/include" -Werror all-warnings)
+
+# mdkv_compile_kernels(OUTPUTS SOURCE NAME ARCHITECTURE): device code alone, which takes a second or two
+function(mdkv_compile_kernels outputs source name architecture)
+    set(cubin "${CMAKE_CURRENT_BINARY_DIR}/kernels/${name}.sm_${architecture}.cubin")
+    add_custom_command(OUTPUT "${cubin}"
+        COMMAND "${MDKV_NVCC}" ${mdkv_nvcc_flags} -cubin -arch=sm_${architecture} -Xptxas --warn-on-spills,--warning-as-error
+            -MD -MT "${cubin}" -MF "${cubin}.d" -o "${cubin}" "${source}"
+        DEPENDS "${source}" DEPFILE "${cubin}.d" VERBATIM
+        COMMENT "Kernels of ${name} for compute capability ${architecture}")
+    set(${outputs} ${${outputs}} "${cubin}" PARENT_SCOPE)
+endfunction()
