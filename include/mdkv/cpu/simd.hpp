@@ -230,6 +230,17 @@ inline void narrow_to(T* p, floats v) noexcept
     }
 }
 
+/// Lane by lane, the first where the mask is set. (A conditional operator between vectors is beyond nvcc's front end where
+/// an operand depends on a template's parameter.)
+[[nodiscard]] inline floats select(ints mask, floats a, floats b) noexcept
+{
+    return mask ? a : b;
+}
+[[nodiscard]] inline ints select(ints mask, ints a, ints b) noexcept
+{
+    return mask ? a : b;
+}
+
 /// The larger of each pair; the second where one is NaN.
 [[nodiscard]] inline floats max(floats a, floats b) noexcept
 {

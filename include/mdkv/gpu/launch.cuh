@@ -1,34 +1,16 @@
-/// \file launch.cuh: the one way a kernel is started, and what a failed start throws.
+/// \file launch.cuh: the one way a kernel is started, and the one way bytes go between host and device.
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
+#include <mdkv/gpu/error.cuh>
 
 #include <cuda_runtime_api.h>
 
 namespace mdkv::gpu
 {
-
-/// A call into the CUDA runtime failed; nothing is known of what the stream did before.
-class cuda_error : public error
-{
-public:
-    cuda_error(char const* what, cudaError_t code)
-        : error{std::string{what} + ": " + cudaGetErrorString(code)}
-        , code_{code}
-    {}
-    [[nodiscard]] cudaError_t code() const noexcept { return code_; }
-
-private:
-    cudaError_t code_;
-};
-
-inline void check(cudaError_t code, char const* what)
-{
-    if (code != cudaSuccess) { throw cuda_error{what, code}; }
-}
 
 namespace kernels
 {
@@ -64,6 +46,22 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     kernels::entry<Kernel><<<static_cast<unsigned>(blocks), Kernel::threads, static_cast<std::size_t>(shared),
         on.stream>>>(kernel);
     check(cudaPeekAtLastError(), Kernel::name);
+}
+
+/// Copies `bytes` to the host and waits for them, and so for all that was enqueued before.
+/// \throws cuda_error   the copy failed, or something before it did
+inline void read_back(backend const& on, void const* device, void* host, index_t bytes)
+{
+    check(cudaMemcpyAsync(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, on.stream), "read_back");
+    check(cudaStreamSynchronize(on.stream), "read_back");
+}
+
+/// Copies `bytes` to the device, behind all that was enqueued before, and waits for them: the host's may then go.
+/// \throws cuda_error   the copy failed, or something before it did
+inline void upload(backend const& on, void const* host, void* device, index_t bytes)
+{
+    check(cudaMemcpyAsync(device, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, on.stream), "upload");
+    check(cudaStreamSynchronize(on.stream), "upload");
 }
 
 } // namespace mdkv::gpu

@@ -251,7 +251,7 @@ private:
             };
             for (std::size_t r = 0; r < now.rungs.count; ++r)
             {
-                if (used(r)) { least = std::max(least, offer_with(now.rungs.index[r])); }
+                if (used(r)) { least = std::max(least, menu_.offer_with(now.rungs.index[r])); }
             }
             if (least == own_.offer_of[h]) { continue; }
             any = true;
@@ -273,18 +273,6 @@ private:
             problem_.chunks[n].plateau   = true;
         }
         return any;
-    }
-
-    /// The first offer that has a rung of the ratio set.
-    [[nodiscard]] std::size_t offer_with(std::size_t rung) const noexcept
-    {
-        std::size_t k = 0;
-        for (std::size_t j = 0; j < menu_.rungs; ++j)
-        {
-            k += menu_.opens[j] ? 1 : 0;
-            if (menu_.order[j] == rung) { break; }
-        }
-        return k;
     }
 
     /// The choice of the dual itself, before anything left over is spent: everybody has the least loss + multiplier *

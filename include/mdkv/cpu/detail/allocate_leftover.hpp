@@ -55,7 +55,7 @@ void for_upgradable(chunk const& tokens, scope which, Leftover const& leftover, 
             {
                 saved = simd::max(saved, mdkv::detail::saved_per_unit(rungs, v.loss, a, c));
             }
-            best = here ? saved : best;
+            best = simd::select(here, saved, best);
         }
         return simd::bits((best >= simd::broadcast(bar())) & (best > 0.0F));
     };

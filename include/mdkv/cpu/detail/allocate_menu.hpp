@@ -1,14 +1,11 @@
-/// \file allocate_menu.hpp: what a head may choose from when it pays for the projections it uses, and what each choice costs it at a multiplier (arXiv 2603.20616, section 4.3)
+/// \file allocate_menu.hpp: what each offer costs a head at a multiplier, when it pays for the projections it uses (arXiv 2603.20616, section 4.3)
 #pragma once
 
-#include <mdkv/allocate.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/allocate_problem.hpp>
 #include <mdkv/cpu/simd.hpp>
+#include <mdkv/detail/allocate_offers.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,62 +13,7 @@
 namespace mdkv::cpu::dual
 {
 
-/// The offers a head chooses from, each with all rungs of the one before it and wider projections.
-struct menu
-{
-    std::array<offer, max_rungs> offers{};
-    std::size_t count = 0;
-    std::size_t rungs = 0;
-    std::array<std::uint8_t, max_rungs> order{}; ///< rungs in the order in which the offers bring them
-    std::array<bool, max_rungs> opens{};         ///< order[j] is the first that the next offer brings
-    std::array<index_t, max_rungs> bytes{};      ///< of a token, in that order
-
-    template <std::size_t R>
-    explicit menu(rung_costs<R> const& costs)
-        : rungs{costs.size()}
-    {
-        for (std::size_t r = 0; r < rungs; ++r) { order[r] = static_cast<std::uint8_t>(r); }
-        // Insertion: there are few, and equals stay in the order of their bytes.
-        for (std::size_t j = 1; j < rungs; ++j)
-        {
-            for (std::size_t k = j; k > 0 && costs.projection[order[k]] < costs.projection[order[k - 1]]; --k)
-            {
-                std::swap(order[k], order[k - 1]);
-            }
-        }
-        for (std::size_t j = 0; j < rungs; ++j)
-        {
-            index_t const charge = costs.projection[order[j]];
-            opens[j]             = j > 0 && charge != costs.projection[order[j - 1]];
-            bytes[j]             = costs.bytes[order[j]];
-            if (j > 0 && !opens[j]) { continue; }
-            offer& next = offers[count++];
-            next.rungs  = rung_table{costs.bytes[rungs - 1] - costs.bytes[0]};
-            next.charge = charge;
-            for (std::size_t r = 0; r < rungs; ++r)
-            {
-                if (costs.projection[r] <= charge) { next.allow(r, costs.bytes[r]); }
-            }
-        }
-    }
-
-    /// The least that a head with so many tokens takes under an offer.
-    [[nodiscard]] index_t least_bytes(std::size_t k, index_t tokens) const noexcept
-    {
-        return offers[k].charge + tokens * offers[k].rungs.cost[0];
-    }
-
-    /// The offer of fewest bytes.
-    [[nodiscard]] std::size_t cheapest(index_t tokens) const noexcept
-    {
-        std::size_t least = 0;
-        for (std::size_t k = 1; k < count; ++k)
-        {
-            if (least_bytes(k, tokens) < least_bytes(least, tokens)) { least = k; }
-        }
-        return least;
-    }
-};
+using mdkv::detail::menu;
 
 /// What some tokens lose and take under one offer when each has the rung of its least loss + multiplier * bytes.
 struct outlay
@@ -130,9 +72,9 @@ std::int32_t price_tokens(menu const& offered, std::array<float const*, max_rung
                 }
                 simd::floats const here  = v.loss[j] + price[j];
                 simd::ints const cheaper = here < least;
-                least                    = cheaper ? here : least;
-                chosen                   = cheaper ? v.loss[j] : chosen;
-                taken                    = cheaper ? bytes[j] : taken;
+                least                    = simd::select(cheaper, here, least);
+                chosen                   = simd::select(cheaper, v.loss[j], chosen);
+                taken                    = simd::select(cheaper, bytes[j], taken);
             });
         close();
     }

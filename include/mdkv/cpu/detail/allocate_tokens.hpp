@@ -62,11 +62,11 @@ void decide(chunk const& tokens, bracket range) noexcept
                     rungs.count, [&](auto j) __attribute__((always_inline)) {
                         simd::ints const taken = (steps.theta[j] > high) & ~open;
                         taken_steps[j] -= taken;
-                        chosen = taken ? v.loss[j] : chosen;
-                        rung   = taken ? simd::broadcast(std::int32_t{rungs.index[j]}) : rung;
+                        chosen = simd::select(taken, v.loss[j], chosen);
+                        rung   = simd::select(taken, simd::broadcast(std::int32_t{rungs.index[j]}), rung);
                     });
                 std::uint32_t lanes = simd::bits(open);
-                if (lanes != 0) { chosen = open ? simd::broadcast(0.0F) : chosen; }
+                if (lanes != 0) { chosen = simd::select(open, simd::broadcast(0.0F), chosen); }
                 for (; lanes != 0; lanes &= lanes - 1)
                 {
                     index_t const position      = at + std::countr_zero(lanes);
@@ -150,7 +150,7 @@ void settle(chunk const& tokens, float multiplier)
             rungs.count, [&](auto j) __attribute__((always_inline)) {
                 simd::ints const taken = steps.theta[j] > m;
                 rung -= taken;
-                chosen = taken ? v.loss[j] : chosen;
+                chosen = simd::select(taken, v.loss[j], chosen);
                 equal |= (steps.theta[j] >= near) & ~taken;
             });
         state.plateau = state.plateau || simd::any(equal);

@@ -8,6 +8,9 @@
 
 #include <emulation/machine.hpp>
 
+#include <cstddef>
+#include <cstring>
+
 namespace mdkv::gpu
 {
 
@@ -23,6 +26,16 @@ void launch(backend const&, Kernel const& kernel, index_t blocks)
     index_t shared = 0;
     if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
     emulation::run({Kernel::name, Kernel::threads, blocks, shared}, [&] { kernel(); });
+}
+
+inline void read_back(backend const&, void const* device, void* host, index_t bytes)
+{
+    if (bytes > 0) { std::memcpy(host, device, static_cast<std::size_t>(bytes)); }
+}
+
+inline void upload(backend const&, void const* host, void* device, index_t bytes)
+{
+    if (bytes > 0) { std::memcpy(device, host, static_cast<std::size_t>(bytes)); }
 }
 
 } // namespace mdkv::gpu
