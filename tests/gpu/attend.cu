@@ -11,7 +11,7 @@
 #include "gpu/support/device_cache.hpp"
 #include "support/compare.hpp"
 #include "support/host.hpp"
-#include "support/packed.hpp"
+#include "tests/support/packed.hpp"
 #include "support/random.hpp"
 
 #include <cmath>
@@ -78,8 +78,8 @@ result<U> on_cpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend
 template <class T, class U>
 void expects_same(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
 {
-    result<U> const got  = on_gpu(cache, queries, options);
-    result<U> const want = on_cpu(cache, queries, options);
+    result<U> const got   = on_gpu(cache, queries, options);
+    result<U> const want  = on_cpu(cache, queries, options);
     double const rounding = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, half> ? 0x1p-11 : 0x1p-8;
     support::worst_error output;
     support::worst_error lse;
@@ -92,8 +92,8 @@ void expects_same(cpu::cache<T> const& cache, tensor<U, 2> const& queries, atten
         }
         for (index_t c = 0; c < cache.layout().dims.values; ++c)
         {
-            output.add(static_cast<double>(widen(got.output.get(i, c))), static_cast<double>(widen(want.output.get(i, c))),
-                size, i);
+            output.add(static_cast<double>(widen(got.output.get(i, c))),
+                static_cast<double>(widen(want.output.get(i, c))), size, i);
         }
         float const expected = want.lse.get(i);
         if (std::isinf(expected)) { CHECK(got.lse.get(i) == expected); }
@@ -169,8 +169,7 @@ TEST_CASE("runs of every length around the tiles' edges are attended on the GPU"
     {
         for (int const every : {1, 2, 3, 4})
         {
-            check<half, float>(
-                {.heads = 1, .tokens = tokens, .window = 0, .dims = {40, 24}, .rungs = rungs}, 2, every);
+            check<half, float>({.heads = 1, .tokens = tokens, .window = 0, .dims = {40, 24}, .rungs = rungs}, 2, every);
         }
     }
 }
@@ -192,7 +191,10 @@ TEST_CASE("empty rungs, windows alone, tails of every length and empty caches ar
 {
     for (int const every : {0, 1, 3})
     {
-        for (index_t const window : {0, 1, 20}) { check<half, float>({.tokens = 20, .window = window, .dims = {32, 32}}, 3, every); }
+        for (index_t const window : {0, 1, 20})
+        {
+            check<half, float>({.tokens = 20, .window = window, .dims = {32, 32}}, 3, every);
+        }
     }
     check<half, float>({.tokens = 0, .window = 6, .dims = {32, 32}}, 3);
     check<half, float>({.tokens = 0, .window = 0, .dims = {32, 32}}, 3);
@@ -216,13 +218,14 @@ TEST_CASE("a tail that counts more tokens than it has room for is read to its en
     auto cache = layer.packed(5);
     support::source random{"gpu/full tail"};
     append_random(cache, random, 5);
-    auto const q    = random_queries<float>(2, 24);
-    auto const want = on_cpu(cache, q);
+    auto const q           = random_queries<float>(2, 24);
+    auto const want        = on_cpu(cache, q);
     *cache.view().appended = 9;
     CHECK(on_gpu(cache, q).lse.get(1) == doctest::Approx(want.lse.get(1)).epsilon(1e-5));
 }
 
-TEST_CASE("a query that is not a number shows in its own row and in no other, and far logits keep the largest, on the GPU")
+TEST_CASE(
+    "a query that is not a number shows in its own row and in no other, and far logits keep the largest, on the GPU")
 {
     packed_layer<half> const layer{{.heads = 1, .tokens = 50, .dims = {32, 32}}};
     auto const cache = layer.packed();
@@ -243,10 +246,12 @@ TEST_CASE("a query that is not a number shows in its own row and in no other, an
     }
 }
 
-TEST_CASE("head dimensions beyond a block's shared memory are refused by name on the GPU, and an arena at an odd address")
+TEST_CASE(
+    "head dimensions beyond a block's shared memory are refused by name on the GPU, and an arena at an odd address")
 {
     packed_layer<float> const layer{{.heads = 1, .tokens = 3, .window = 1, .dims = {4096, 16}, .rungs = {drop, full}}};
     auto const cache = layer.packed();
     auto const q     = random_queries<float>(1, 4096);
-    CHECK(support::error_text<invalid_argument>([&] { static_cast<void>(on_gpu(cache, q)); }).find("shared memory") != std::string::npos);
+    CHECK(support::error_text<invalid_argument>([&] { static_cast<void>(on_gpu(cache, q)); }).find("shared memory")
+          != std::string::npos);
 }

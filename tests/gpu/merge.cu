@@ -22,7 +22,8 @@ using support::tensor;
 
 } // namespace
 
-TEST_CASE_TEMPLATE("merge on the GPU is that of the CPU, empty sides and merging in place included", U, float, half, bfloat16)
+TEST_CASE_TEMPLATE(
+    "merge on the GPU is that of the CPU, empty sides and merging in place included", U, float, half, bfloat16)
 {
     support::source random{"gpu/merge"};
     constexpr index_t rows = 9;
@@ -39,7 +40,8 @@ TEST_CASE_TEMPLATE("merge on the GPU is that of the CPU, empty sides and merging
             for (index_t c = 0; c < dim; ++c)
             {
                 output[side].set(
-                    narrow<U>(empty ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(random.normal())), i, c);
+                    narrow<U>(empty ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(random.normal())), i,
+                    c);
             }
         }
     }

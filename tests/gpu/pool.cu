@@ -40,7 +40,8 @@ tensor<float, 3> on_gpu(tensor<float, 3> const& loss, pool_options options, supp
     return to.host();
 }
 
-tensor<float, 3> random_losses(source& random, index_t heads, index_t rungs, index_t tokens, support::placement how = {})
+tensor<float, 3> random_losses(
+    source& random, index_t heads, index_t rungs, index_t tokens, support::placement how = {})
 {
     tensor<float, 3> loss{{heads, rungs, tokens}, how};
     for (index_t h = 0; h < heads; ++h)
@@ -93,7 +94,7 @@ TEST_CASE("pool on the GPU hands a NaN on to its neighbours, and with adaptive t
     {
         std::vector<float> const got  = on_gpu(loss, {5, kind}).elements();
         std::vector<float> const want = on_cpu(loss, {5, kind}).elements();
-        index_t differ = 0;
+        index_t differ                = 0;
         for (std::size_t i = 0; i < want.size(); ++i) { differ += std::isnan(got[i]) != std::isnan(want[i]) ? 1 : 0; }
         CHECK(differ == 0);
     }

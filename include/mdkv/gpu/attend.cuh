@@ -18,6 +18,7 @@
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -39,8 +40,8 @@ struct attend_merge
     cache_view<T, space::device> cache;
     float const* states; // [H, query blocks, slices, most_queries, sizes.state()]
     attend_sizes sizes;
-    index_t group;
-    index_t query_blocks;
+    int group;
+    int query_blocks;
     index_t slices;
     out_view<U, 2, backend> output;
     out_view<float, 1, backend> lse;
@@ -49,12 +50,12 @@ struct attend_merge
 
     __device__ void operator()() const
     {
-        index_t const row    = device::block(); // h * G + g
-        index_t const head   = row / group;
-        index_t const number = row % group;
-        constexpr auto most  = attend_slice<T, U>::most_queries;
-        index_t const first  = (head * query_blocks + number / most) * slices; // slice of the first state
-        auto const state     = [&](index_t slice) {
+        index_t const row   = device::block(); // h * G + g
+        index_t const head  = row / group;
+        int const number    = static_cast<int>(row % group);
+        constexpr auto most = attend_slice<T, U>::most_queries;
+        index_t const first = (head * query_blocks + number / most) * slices; // slice of the first state
+        auto const state    = [&](index_t slice) {
             return states + ((first + slice) * most + number % most) * sizes.state();
         };
         auto* const sums = reinterpret_cast<float*>(device::shared_memory());
@@ -65,7 +66,7 @@ struct attend_merge
             detail::softmax_state const one{state(s)[0], state(s)[1]};
             static_cast<void>(all.merge(one));
         }
-        for (index_t c = device::thread(); c < sizes.sums(); c += threads)
+        for (int c = device::thread(); c < sizes.sums(); c += threads)
         {
             float sum = 0.0F;
             for (index_t s = 0; s < slices; ++s)
@@ -78,24 +79,24 @@ struct attend_merge
         device::sync();
         if (sizes.turned)
         {
-            for (index_t c = index_t{device::thread()} * quantised_group; c < sizes.values;
-                 c += threads * quantised_group)
+            constexpr int size = quantised_group;
+            for (int c = device::thread() * size; c < sizes.values; c += threads * size)
             {
-                index_t const left = sizes.values - c;
-                detail::turn(sums + sizes.sums_of(run_basis::turned) + c,
-                    left < quantised_group ? left : quantised_group);
+                int const left = sizes.values - c;
+                detail::turn(sums + sizes.sums_of(run_basis::turned) + c, left < size ? left : size);
             }
             device::sync();
         }
         head_entry const& entry = cache.heads[head];
         float const weight      = all.empty() ? 0.0F : 1.0F / all.sum;
         std::byte const* matrix = cache.arena + entry.value_projection; // [columns, Dv]
-        for (index_t c = device::thread(); c < sizes.values; c += threads)
+        for (int c = device::thread(); c < sizes.values; c += threads)
         {
             float sum = sums[c];
-            for (index_t i = 0; i < entry.value_columns; ++i)
+            for (int i = 0; i < entry.value_columns; ++i)
             {
-                sum += sums[sizes.sums_of(run_basis::projected) + i] * widen(element_at<T>(matrix, i * sizes.values + c));
+                sum +=
+                    sums[sizes.sums_of(run_basis::projected) + i] * widen(element_at<T>(matrix, i * sizes.values + c));
             }
             if (sizes.turned) { sum += sums[sizes.sums_of(run_basis::turned) + c]; }
             output(row, c) = narrow<U>(sum * weight);
@@ -116,15 +117,14 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
     if (heads == 0) { return; }
-    kernels::attend_sizes sizes{layout.dims.keys, layout.dims.values, 0, 0, false};
+    auto const to_int = [](index_t n) { return static_cast<int>(n); };
+    kernels::attend_sizes sizes{to_int(layout.dims.keys), to_int(layout.dims.values), 0, 0, false};
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         sizes.turned = sizes.turned || layout.turned(r);
         if (!layout.projected(r)) { continue; }
-        sizes.key_latents =
-            layout.key_coordinates[r] > sizes.key_latents ? layout.key_coordinates[r] : sizes.key_latents;
-        sizes.value_latents =
-            layout.value_coordinates[r] > sizes.value_latents ? layout.value_coordinates[r] : sizes.value_latents;
+        sizes.key_latents   = std::max(sizes.key_latents, to_int(layout.key_coordinates[r]));
+        sizes.value_latents = std::max(sizes.value_latents, to_int(layout.value_coordinates[r]));
     }
     // What the arena and the tail could hold, not what they do: the launch must not depend on what the device knows.
     constexpr index_t slice_bytes = 32 * 1024;
@@ -132,14 +132,16 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     index_t const room            = cache.arena_bytes / heads + cache.tail_head_bytes();
     index_t const wanted          = (room + slice_bytes - 1) / slice_bytes;
     index_t const slices          = wanted < 1 ? 1 : wanted > most_slices ? most_slices : wanted;
-    index_t const group           = queries.extent(0) / heads;
-    index_t const query_blocks    = (group + slice_kernel::most_queries - 1) / slice_kernel::most_queries;
+    int const group               = to_int(queries.extent(0) / heads);
+    int const query_blocks        = (group + slice_kernel::most_queries - 1) / slice_kernel::most_queries;
     index_t const blocks          = checked_multiply(heads * query_blocks, slices);
 
     workspace::frame frame{*on.scratch, "attend"};
     float* const states = frame.take<float>(checked_multiply(blocks * slice_kernel::most_queries, sizes.state()));
     if (!frame.ready()) { return; }
-    auto const aligned = [](void const* data, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(data) % to == 0; };
+    auto const aligned = [](void const* data, std::uintptr_t to) {
+        return reinterpret_cast<std::uintptr_t>(data) % to == 0;
+    };
     expects(aligned(cache.arena, 16) && aligned(cache.tail, 16),
         "attend: the cache's arena and tail must be aligned to 16 bytes on the GPU");
     expects(aligned(queries.data_handle(), alignof(U)), "attend: queries are not aligned to their element of ",
@@ -150,13 +152,13 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
         slice_kernel::most_tokens, 2};
     constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
     constexpr index_t most        = 227 * 1024;
-    while (kernel.shared_bytes() > comfortable && kernel.block_tokens > tile_tokens) { kernel.block_tokens /= 2; }
+    while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens}) { kernel.block_tokens /= 2; }
     if (kernel.shared_bytes() > most) { kernel.stages = 1; }
     expects(kernel.shared_bytes() <= most, "attend: head dimensions ", sizes.keys, " and ", sizes.values, " need ",
         kernel.shared_bytes(), " bytes of shared memory; a block has ", most);
     launch(on, kernel, blocks);
-    launch(on,
-        kernels::attend_merge<T, U>{cache, states, sizes, group, query_blocks, slices, output, lse}, heads * group);
+    launch(
+        on, kernels::attend_merge<T, U>{cache, states, sizes, group, query_blocks, slices, output, lse}, heads * group);
 }
 
 } // namespace mdkv::gpu

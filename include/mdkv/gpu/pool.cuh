@@ -39,12 +39,12 @@ struct pool_neighbours
 
     __device__ void operator()() const
     {
-        index_t const row    = device::block() / blocks_per_row;
-        index_t const n      = loss.extent(2);
-        index_t const i      = device::block() % blocks_per_row * threads + device::thread();
-        index_t const h      = row / loss.extent(1);
-        index_t const r      = row % loss.extent(1);
-        index_t const reach  = width / 2;
+        index_t const row   = device::block() / blocks_per_row;
+        index_t const n     = loss.extent(2);
+        index_t const i     = device::block() % blocks_per_row * threads + device::thread();
+        index_t const h     = row / loss.extent(1);
+        index_t const r     = row % loss.extent(1);
+        index_t const reach = width / 2;
         if (i >= n) { return; }
         float const* const x = &loss(h, r, 0);
         index_t const first  = i < reach ? 0 : i - reach;
@@ -73,10 +73,10 @@ struct fading
 /// One row in pieces: what arrives at a piece's two ends from the pieces beside it is known before its tokens are looked at.
 struct fading_pieces
 {
-    static constexpr int threads         = 256;
-    static constexpr int tokens_each     = 8;
-    static constexpr index_t piece       = index_t{threads} * tokens_each;
-    static constexpr float nothing       = -__builtin_huge_valf();
+    static constexpr int threads     = 256;
+    static constexpr int tokens_each = 8;
+    static constexpr index_t piece   = index_t{threads} * tokens_each;
+    static constexpr float nothing   = -__builtin_huge_valf();
 
     in_view<float, 3, backend> loss;
     out_view<float, 3, backend> pooled;
@@ -202,9 +202,9 @@ struct pool_fading : fading_pieces
 inline void pool_impl(
     backend const& on, in_view<float, 3, backend> loss, pool_options options, out_view<float, 3, backend> pooled)
 {
-    index_t const rows = loss.extent(0) * loss.extent(1);
-    index_t const n    = loss.extent(2);
-    bool const fades   = options.kind == pooling::adaptive;
+    index_t const rows   = loss.extent(0) * loss.extent(1);
+    index_t const n      = loss.extent(2);
+    bool const fades     = options.kind == pooling::adaptive;
     index_t const pieces = (n + kernels::fading_pieces::piece - 1) / kernels::fading_pieces::piece;
     workspace::frame frame{*on.scratch, "pool"};
     auto* const leaving = frame.take<float>(fades ? checked_multiply(2 * rows, pieces) : 0);
@@ -217,8 +217,8 @@ inline void pool_impl(
         return;
     }
     index_t const per_row = (n + kernels::pool_neighbours::threads - 1) / kernels::pool_neighbours::threads;
-    launch(on,
-        kernels::pool_neighbours{loss, pooled, options.width, options.kind == pooling::mean, per_row}, rows * per_row);
+    launch(on, kernels::pool_neighbours{loss, pooled, options.width, options.kind == pooling::mean, per_row},
+        rows * per_row);
 }
 
 } // namespace mdkv::gpu

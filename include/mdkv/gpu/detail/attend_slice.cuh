@@ -30,23 +30,23 @@ namespace mdkv::gpu::kernels
 /// of projected ones, of turned ones.
 struct attend_sizes
 {
-    index_t keys          = 0; ///< D
-    index_t values        = 0; ///< Dv
-    index_t key_latents   = 0; ///< widest projected rung of the layout
-    index_t value_latents = 0;
-    bool turned           = false;
+    int keys          = 0; ///< D
+    int values        = 0; ///< Dv
+    int key_latents   = 0; ///< widest projected rung of the layout
+    int value_latents = 0;
+    bool turned       = false;
 
     /// Of one query.
-    [[nodiscard]] MDKV_HD index_t sums() const { return values + value_latents + (turned ? values : 0); }
-    [[nodiscard]] MDKV_HD index_t state() const { return 2 + sums(); }
+    [[nodiscard]] MDKV_HD int sums() const { return values + value_latents + (turned ? values : 0); }
+    [[nodiscard]] MDKV_HD int state() const { return 2 + sums(); }
     /// Where a basis's sums begin.
-    [[nodiscard]] MDKV_HD index_t sums_of(run_basis basis) const
+    [[nodiscard]] MDKV_HD int sums_of(run_basis basis) const
     {
         return basis == run_basis::original ? 0 : basis == run_basis::projected ? values : values + value_latents;
     }
     /// Queries in every basis.
-    [[nodiscard]] MDKV_HD index_t queries() const { return keys + key_latents + (turned ? keys : 0); }
-    [[nodiscard]] MDKV_HD index_t queries_of(run_basis basis) const
+    [[nodiscard]] MDKV_HD int queries() const { return keys + key_latents + (turned ? keys : 0); }
+    [[nodiscard]] MDKV_HD int queries_of(run_basis basis) const
     {
         return basis == run_basis::original ? 0 : basis == run_basis::projected ? keys : keys + key_latents;
     }
@@ -55,37 +55,39 @@ struct attend_sizes
 template <element T, element U>
 struct attend_slice
 {
-    static constexpr char const* name     = "attend_slice";
-    static constexpr int threads          = 128;
-    static constexpr index_t most_queries = 8;  ///< query heads of a block
-    static constexpr index_t chunk        = 4;  ///< queries whose sums a thread holds
-    static constexpr index_t most_tokens  = 64; ///< of a block of tokens; slices begin at multiples of it
+    // Inside a block everything is counted in int: 64-bit division takes as long as a row.
+    static constexpr char const* name = "attend_slice";
+    static constexpr int threads      = 128;
+    static constexpr int most_queries = 8;  ///< query heads of a block
+    static constexpr int chunk        = 4;  ///< queries whose sums a thread holds
+    static constexpr int most_tokens  = 64; ///< of a block of tokens; slices begin at multiples of it
+    static constexpr int group_size   = quantised_group;
 
     in_view<U, 2, backend> queries;
     cache_view<T, space::device> cache;
     float* states; // [H, query blocks, slices, most_queries, sizes.state()]
     attend_sizes sizes;
-    float scale;          // of the logits, in base 2
-    index_t group;        // G
-    index_t query_blocks; // ceil(G / most_queries)
+    float scale;      // of the logits, in base 2
+    int group;        // G
+    int query_blocks; // ceil(G / most_queries)
     index_t slices;
-    index_t block_tokens; // tokens staged at once: 64, 32 or 16
-    int stages;           // 2: the next block is copied while this one is worked on
+    int block_tokens; // tokens staged at once: 64, 32 or 16
+    int stages;       // 2: the next block is copied while this one is worked on
 
     /// Shared memory.
     struct room
     {
-        float* q;       // [most_queries, sizes.queries()]
-        float* q_sums;  // [most_queries, groups]: of the run being read
-        float* logits;  // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
-        float* softmax; // [most_queries, 2]: largest, sum
-        float* factor;  // [most_queries]
-        float* sums;    // [most_queries, sizes.sums()]
-        float* partial; // [threads, chunk]
+        float* q;          // [most_queries, sizes.queries()]
+        float* q_sums;     // [most_queries, groups]: of the run being read
+        float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
+        float* softmax;    // [most_queries, 2]: largest, sum
+        float* factor;     // [most_queries]
+        float* sums;       // [most_queries, sizes.sums()]
+        float* partial;    // [threads, chunk]
         std::byte* staged; // [stages, staged_bytes()]
     };
 
-    [[nodiscard]] MDKV_HD index_t groups() const { return (sizes.keys + quantised_group - 1) / quantised_group; }
+    [[nodiscard]] MDKV_HD int groups() const { return (sizes.keys + group_size - 1) / group_size; }
     [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(block_tokens * sizes.keys * index_t{sizeof(T)}); }
     [[nodiscard]] MDKV_HD index_t staged_bytes() const
     {
@@ -96,10 +98,9 @@ struct attend_slice
     [[nodiscard]] MDKV_HD room carve(device::shared_carver& memory) const
     {
         return {memory.template take<float>(most_queries * sizes.queries()),
-            memory.template take<float>(most_queries * groups()),
-            memory.template take<float>(threads * most_queries), memory.template take<float>(most_queries * 2),
-            memory.template take<float>(most_queries), memory.template take<float>(most_queries * sizes.sums()),
-            memory.template take<float>(threads * chunk),
+            memory.template take<float>(most_queries * groups()), memory.template take<float>(threads * most_queries),
+            memory.template take<float>(most_queries * 2), memory.template take<float>(most_queries),
+            memory.template take<float>(most_queries * sizes.sums()), memory.template take<float>(threads * chunk),
             memory.template take<std::byte>(stages * staged_bytes())};
     }
     [[nodiscard]] index_t shared_bytes() const
@@ -113,22 +114,22 @@ struct attend_slice
     struct place
     {
         index_t head;
-        index_t first_query; ///< of the head's group
-        index_t queries;     ///< 1 to most_queries
+        int first_query; ///< of the head's group
+        int queries;     ///< 1 to most_queries
         index_t slice;
     };
 
     /// A block of tokens of one run.
     struct piece
     {
-        index_t first;
-        index_t count;
+        index_t first; ///< of the run
+        int count;
     };
 
     __device__ void operator()() const
     {
-        index_t const item   = device::block() / slices;
-        index_t const before = item % query_blocks * most_queries;
+        index_t const item = device::block() / slices;
+        int const before   = static_cast<int>(item % query_blocks) * most_queries;
         place const at{item / query_blocks, before, group - before < most_queries ? group - before : most_queries,
             device::block() % slices};
         device::shared_carver memory{device::shared_memory()};
@@ -155,7 +156,7 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
-            attend_run(run, {begin_token, end_token - begin_token}, at, mine);
+            attend_run(run, begin_token, end_token, at, mine);
         }
         finish(at, mine);
     }
@@ -171,30 +172,30 @@ struct attend_slice
     /// Queries, scaled, in the original basis and turned; rows past the group's are zero, so that nobody asks for them.
     __device__ void begin(place const& at, room const& mine) const
     {
-        for (index_t i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
-        for (index_t i = device::thread(); i < most_queries * sizes.sums(); i += threads) { mine.sums[i] = 0.0F; }
-        for (index_t i = device::thread(); i < most_queries; i += threads)
+        for (int i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
+        for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads) { mine.sums[i] = 0.0F; }
+        for (int i = device::thread(); i < most_queries; i += threads)
         {
             mine.softmax[2 * i]     = detail::empty_lse;
             mine.softmax[2 * i + 1] = 0.0F;
         }
         device::sync();
-        for (index_t i = device::thread(); i < at.queries * sizes.keys; i += threads)
+        for (int i = device::thread(); i < at.queries * sizes.keys; i += threads)
         {
-            index_t const g = i / sizes.keys;
-            index_t const d = i % sizes.keys;
+            int const g                     = i / sizes.keys;
+            int const d                     = i % sizes.keys;
             mine.q[g * sizes.queries() + d] = widen(queries(at.head * group + at.first_query + g, d)) * scale;
         }
         device::sync();
         if (!sizes.turned) { return; }
-        for (index_t i = device::thread(); i < at.queries * groups(); i += threads)
+        for (int i = device::thread(); i < at.queries * groups(); i += threads)
         {
-            index_t const g     = i / groups();
-            index_t const first = i % groups() * quantised_group;
-            index_t const n     = sizes.keys - first < quantised_group ? sizes.keys - first : quantised_group;
-            float const* from   = mine.q + g * sizes.queries() + first;
-            float* const to     = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::turned) + first;
-            for (index_t d = 0; d < n; ++d) { to[d] = from[d]; }
+            int const g       = i / groups();
+            int const first   = i % groups() * group_size;
+            int const n       = sizes.keys - first < group_size ? sizes.keys - first : group_size;
+            float const* from = mine.q + g * sizes.queries() + first;
+            float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::turned) + first;
+            for (int d = 0; d < n; ++d) { to[d] = from[d]; }
             detail::turn(to, n);
         }
         device::sync();
@@ -205,28 +206,31 @@ struct attend_slice
     {
         head_entry const& entry = cache.heads[at.head];
         std::byte const* matrix = cache.arena + entry.key_projection; // [D, columns]
-        for (index_t i = device::thread(); i < at.queries * entry.key_columns; i += threads)
+        int const columns       = static_cast<int>(entry.key_columns);
+        for (int i = device::thread(); i < at.queries * columns; i += threads)
         {
-            index_t const g = i / entry.key_columns;
-            index_t const c = i % entry.key_columns;
-            float sum       = 0.0F;
-            for (index_t d = 0; d < sizes.keys; ++d)
+            int const g = i / columns;
+            int const c = i % columns;
+            float sum   = 0.0F;
+            for (int d = 0; d < sizes.keys; ++d)
             {
-                sum += mine.q[g * sizes.queries() + d] * widen(element_at<T>(matrix, d * entry.key_columns + c));
+                sum += mine.q[g * sizes.queries() + d] * widen(element_at<T>(matrix, d * columns + c));
             }
             mine.q[g * sizes.queries() + sizes.queries_of(run_basis::projected) + c] = sum;
         }
         device::sync();
     }
 
-    __device__ void attend_run(stored_run const& run, piece const& part, place const& at, room const& mine) const
+    __device__ void attend_run(
+        stored_run const& run, index_t first, index_t end, place const& at, room const& mine) const
     {
         if (run.kind != storage::plain) { sum_groups(run, mine); }
-        index_t const end = part.first + part.count;
-        auto const block  = [&](index_t t) { return piece{t, end - t < block_tokens ? end - t : block_tokens}; };
-        stage(run, block(part.first), mine.staged);
+        auto const block = [&](index_t t) {
+            return piece{t, end - t < block_tokens ? static_cast<int>(end - t) : block_tokens};
+        };
+        stage(run, block(first), mine.staged);
         int current = 0;
-        for (index_t t = part.first; t < end; t += block_tokens)
+        for (index_t t = first; t < end; t += block_tokens)
         {
             index_t const next = t + block_tokens;
             if (stages == 2 && next < end)
@@ -246,6 +250,25 @@ struct attend_slice
             else if (next < end) { stage(run, block(next), mine.staged); }
         }
     }
+
+    /// A token's place in its tile.
+    struct in_tile
+    {
+        int first; ///< the tile's first token, counted in the block of tokens
+        int place;
+        int width; ///< tokens of the tile
+
+        __device__ in_tile(stored_run const& run, index_t block_begin, int token)
+            : first{token / tile * tile}
+            , place{token % tile}
+        {
+            index_t const left = run.stored - block_begin - first;
+            width              = left < tile ? static_cast<int>(left) : tile;
+        }
+
+    private:
+        static constexpr int tile = tile_tokens;
+    };
 
     /// Copies the bytes of a block of tokens to shared memory; one group of asynchronous copies.
     __device__ void stage(stored_run const& run, piece const& part, std::byte* to) const
@@ -290,14 +313,14 @@ struct attend_slice
     __device__ void sum_groups(stored_run const& run, room const& mine) const
     {
         device::sync(); // those of the run before may still be read
-        float const* const q  = mine.q + sizes.queries_of(run.basis);
-        index_t const in_run = (run.key_coordinates + quantised_group - 1) / quantised_group;
-        for (index_t i = device::thread(); i < most_queries * in_run; i += threads)
+        float const* const q = mine.q + sizes.queries_of(run.basis);
+        int const in_run     = (run.key_coordinates + group_size - 1) / group_size;
+        for (int i = device::thread(); i < most_queries * in_run; i += threads)
         {
-            index_t const g     = i / in_run;
-            index_t const first = i % in_run * quantised_group;
-            float sum           = 0.0F;
-            for (index_t d = first; d < run.key_coordinates && d < first + quantised_group; ++d)
+            int const g     = i / in_run;
+            int const first = i % in_run * group_size;
+            float sum       = 0.0F;
+            for (int d = first; d < run.key_coordinates && d < first + group_size; ++d)
             {
                 sum += q[g * sizes.queries() + d];
             }
@@ -306,55 +329,52 @@ struct attend_slice
     }
 
     /// Shares that a token's coordinates are cut into, one a thread.
-    [[nodiscard]] __device__ index_t shares() const { return threads / block_tokens; }
+    [[nodiscard]] __device__ int shares() const { return threads / block_tokens; }
 
     /// logits[share, query, token] of a staged block.
     __device__ void logits(stored_run const& run, piece const& part, std::byte const* keys, room const& mine) const
     {
-        index_t const token  = device::thread() % block_tokens;
-        index_t const share  = device::thread() / block_tokens;
-        index_t const tile   = token / tile_tokens;
-        index_t const left   = run.stored - part.first - tile * tile_tokens;
-        index_t const width  = left < tile_tokens ? left : tile_tokens;
+        int const token      = device::thread() % block_tokens;
+        int const share      = device::thread() / block_tokens;
         bool const there     = token < part.count;
         float const* const q = mine.q + sizes.queries_of(run.basis);
-        std::byte const* const rows = keys + tile * tile_tokens * run.key_bytes;
-        for (index_t g = 0; g < most_queries; g += chunk)
+        in_tile const at{run, part.first, token};
+        std::byte const* const rows = keys + at.first * run.key_bytes;
+        for (int g = 0; g < most_queries; g += chunk)
         {
             float sum[chunk]{};
             if (there && run.kind == storage::plain)
             {
-                index_t const each = (run.key_coordinates + shares() - 1) / shares();
-                index_t const end  = (share + 1) * each < run.key_coordinates ? (share + 1) * each : run.key_coordinates;
-                auto const* const key = reinterpret_cast<T const*>(rows) + token % tile_tokens;
-                for (index_t d = share * each; d < end; ++d)
+                int const each = (run.key_coordinates + shares() - 1) / shares();
+                int const end  = (share + 1) * each < run.key_coordinates ? (share + 1) * each : run.key_coordinates;
+                auto const* const key = reinterpret_cast<T const*>(rows) + at.place;
+                for (int d = share * each; d < end; ++d)
                 {
-                    float const k = widen(key[d * width]);
-                    for (index_t i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
+                    float const k = widen(key[d * at.width]);
+                    for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
                 }
             }
             else if (there)
             {
-                for (index_t first = share * quantised_group; first < run.key_coordinates;
-                     first += shares() * quantised_group)
+                for (int number = share; number * group_size < run.key_coordinates; number += shares())
                 {
-                    index_t const number = first / quantised_group;
-                    coded_group const codes{rows, width, run.key_coordinates, number, run.kind};
+                    coded_group const codes{rows, at.width, run.key_coordinates, number, run.kind};
+                    float const* const of_group = q + g * sizes.queries() + number * group_size;
                     float coded[chunk]{};
-                    for (index_t j = 0; j < codes.coordinates; ++j)
+                    for (int j = 0; j < codes.coordinates; ++j)
                     {
-                        float const k = codes.key_code(j, token % tile_tokens, width, run.kind);
-                        for (index_t i = 0; i < chunk; ++i) { coded[i] += q[(g + i) * sizes.queries() + first + j] * k; }
+                        float const k = codes.key_code(j, at.place, at.width, run.kind);
+                        for (int i = 0; i < chunk; ++i) { coded[i] += of_group[i * sizes.queries() + j] * k; }
                     }
-                    float const s = widen(codes.scales[token % tile_tokens]);
-                    float const m = widen(codes.minima[token % tile_tokens]);
-                    for (index_t i = 0; i < chunk; ++i)
+                    float const scale_of = widen(codes.scales[at.place]);
+                    float const minimum  = widen(codes.minima[at.place]);
+                    for (int i = 0; i < chunk; ++i)
                     {
-                        sum[i] += s * coded[i] + m * mine.q_sums[(g + i) * groups() + number];
+                        sum[i] += scale_of * coded[i] + minimum * mine.q_sums[(g + i) * groups() + number];
                     }
                 }
             }
-            for (index_t i = 0; i < chunk; ++i)
+            for (int i = 0; i < chunk; ++i)
             {
                 mine.logits[(share * most_queries + g + i) * block_tokens + token] = sum[i];
             }
@@ -364,17 +384,17 @@ struct attend_slice
     /// Adds a block's logits to the softmax of every query, and leaves the weights where the logits of share 0 were.
     __device__ void soften(piece const& part, place const& at, room const& mine) const
     {
-        for (index_t g = device::warp(); g < at.queries; g += threads / device::warp_size)
+        for (int g = device::warp(); g < at.queries; g += threads / device::warp_size)
         {
             float x[most_tokens / device::warp_size];
             float highest = detail::empty_lse;
             for (int i = 0; i < most_tokens / device::warp_size; ++i)
             {
-                index_t const token = i * device::warp_size + device::lane();
-                x[i]                = detail::empty_lse;
+                int const token = i * device::warp_size + device::lane();
+                x[i]            = detail::empty_lse;
                 if (token >= part.count) { continue; }
                 float sum = 0.0F;
-                for (index_t share = 0; share < shares(); ++share)
+                for (int share = 0; share < shares(); ++share)
                 {
                     sum += mine.logits[(share * most_queries + g) * block_tokens + token];
                 }
@@ -387,10 +407,10 @@ struct attend_slice
             float sum          = 0.0F;
             for (int i = 0; i < most_tokens / device::warp_size; ++i)
             {
-                index_t const token = i * device::warp_size + device::lane();
+                int const token = i * device::warp_size + device::lane();
                 if (token >= part.count) { continue; }
-                float const weight                     = exp2f(x[i] - top);
-                mine.logits[g * block_tokens + token]  = weight;
+                float const weight                    = exp2f(x[i] - top);
+                mine.logits[g * block_tokens + token] = weight;
                 sum += weight;
             }
             sum = device::warp_sum(sum);
@@ -403,9 +423,9 @@ struct attend_slice
             }
             device::sync_warp();
         }
-        for (index_t g = at.queries + device::warp(); g < most_queries; g += threads / device::warp_size)
+        for (int g = at.queries + device::warp(); g < most_queries; g += threads / device::warp_size)
         {
-            for (index_t token = device::lane(); token < part.count; token += device::warp_size)
+            for (int token = device::lane(); token < part.count; token += device::warp_size)
             {
                 mine.logits[g * block_tokens + token] = 0.0F;
             }
@@ -414,37 +434,38 @@ struct attend_slice
     }
 
     /// Scales all sums of values by what the softmax has grown, then adds the weighted values of a staged block.
-    __device__ void add_values(stored_run const& run, piece const& part, std::byte const* values, room const& mine) const
+    __device__ void add_values(
+        stored_run const& run, piece const& part, std::byte const* values, room const& mine) const
     {
-        for (index_t i = device::thread(); i < most_queries * sizes.sums(); i += threads)
+        for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads)
         {
             mine.sums[i] *= mine.factor[i / sizes.sums()];
         }
-        index_t columns = 16; // threads that have a coordinate each; the others share the tokens
+        int columns = 16; // threads that have a coordinate each; the others share the tokens
         while (columns < threads && columns < run.value_coordinates) { columns *= 2; }
-        index_t const column = device::thread() % columns;
-        index_t const share  = device::thread() / columns;
-        float* const sums    = mine.sums + sizes.sums_of(run.basis);
-        for (index_t first = 0; first < run.value_coordinates; first += columns)
+        int const column  = device::thread() % columns;
+        int const share   = device::thread() / columns;
+        float* const sums = mine.sums + sizes.sums_of(run.basis);
+        for (int first = 0; first < run.value_coordinates; first += columns)
         {
-            index_t const c = first + column;
-            for (index_t g = 0; g < most_queries; g += chunk)
+            int const c = first + column;
+            for (int g = 0; g < most_queries; g += chunk)
             {
                 float sum[chunk]{};
-                for (index_t i = share; c < run.value_coordinates && i < part.count; i += threads / columns)
+                for (int i = share; c < run.value_coordinates && i < part.count; i += threads / columns)
                 {
                     float const v = value_at(run, part, values, i, c);
-                    for (index_t j = 0; j < chunk; ++j) { sum[j] += mine.logits[(g + j) * block_tokens + i] * v; }
+                    for (int j = 0; j < chunk; ++j) { sum[j] += mine.logits[(g + j) * block_tokens + i] * v; }
                 }
                 device::sync(); // the sums before these have been read, and the scaling above is done
-                for (index_t j = 0; j < chunk; ++j) { mine.partial[device::thread() * chunk + j] = sum[j]; }
+                for (int j = 0; j < chunk; ++j) { mine.partial[device::thread() * chunk + j] = sum[j]; }
                 device::sync();
-                for (index_t i = device::thread(); i < columns * chunk; i += threads)
+                for (int i = device::thread(); i < columns * chunk; i += threads)
                 {
-                    index_t const to = first + i / chunk;
+                    int const to = first + i / chunk;
                     if (to >= run.value_coordinates) { continue; }
                     float all = 0.0F;
-                    for (index_t s = 0; s < threads / columns; ++s) { all += mine.partial[s * columns * chunk + i]; }
+                    for (int s = 0; s < threads / columns; ++s) { all += mine.partial[s * columns * chunk + i]; }
                     sums[(g + i % chunk) * sizes.sums() + to] += all;
                 }
             }
@@ -453,30 +474,27 @@ struct attend_slice
     }
 
     [[nodiscard]] __device__ float value_at(
-        stored_run const& run, piece const& part, std::byte const* values, index_t token, index_t c) const
+        stored_run const& run, piece const& part, std::byte const* values, int token, int c) const
     {
         if (run.kind == storage::plain)
         {
             return widen(reinterpret_cast<T const*>(values)[token * run.value_coordinates + c]);
         }
-        index_t const tile  = token / tile_tokens;
-        index_t const left  = run.stored - part.first - tile * tile_tokens;
-        index_t const width = left < tile_tokens ? left : tile_tokens;
-        coded_group const codes{values + tile * tile_tokens * run.value_bytes, width, run.value_coordinates,
-            c / quantised_group, run.kind};
-        index_t const in_tile = token % tile_tokens;
-        return widen(codes.minima[in_tile])
-               + widen(codes.scales[in_tile]) * codes.value_code(c % quantised_group, in_tile, run.kind);
+        in_tile const at{run, part.first, token};
+        coded_group const codes{
+            values + at.first * run.value_bytes, at.width, run.value_coordinates, c / group_size, run.kind};
+        return widen(codes.minima[at.place])
+               + widen(codes.scales[at.place]) * codes.value_code(c % group_size, at.place, run.kind);
     }
 
     __device__ void finish(place const& at, room const& mine) const
     {
         float* const state = states + device::block() * most_queries * sizes.state();
-        for (index_t i = device::thread(); i < at.queries * sizes.state(); i += threads)
+        for (int i = device::thread(); i < at.queries * sizes.state(); i += threads)
         {
-            index_t const g = i / sizes.state();
-            index_t const j = i % sizes.state();
-            state[i]        = j < 2 ? mine.softmax[2 * g + j] : mine.sums[g * sizes.sums() + j - 2];
+            int const g = i / sizes.state();
+            int const j = i % sizes.state();
+            state[i]    = j < 2 ? mine.softmax[2 * g + j] : mine.sums[g * sizes.sums() + j - 2];
         }
     }
 };

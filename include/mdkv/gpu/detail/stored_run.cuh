@@ -24,18 +24,18 @@ enum class run_basis : std::uint8_t
 /// Tokens of one head stored alike.
 struct stored_run
 {
-    std::byte const* keys     = nullptr;
-    std::byte const* values   = nullptr;
-    index_t tokens            = 0;
-    index_t stored            = 0; ///< tokens its tiles are laid out for
-    index_t key_coordinates   = 0;
-    index_t value_coordinates = 0;
-    index_t key_bytes         = 0; ///< of a token
-    index_t value_bytes       = 0;
-    storage kind              = storage::plain;
-    run_basis basis           = run_basis::original;
+    std::byte const* keys   = nullptr;
+    std::byte const* values = nullptr;
+    index_t tokens          = 0;
+    index_t stored          = 0; ///< tokens its tiles are laid out for
+    int key_coordinates     = 0; ///< int, as all that is counted inside a block
+    int value_coordinates   = 0;
+    int key_bytes           = 0; ///< of a token
+    int value_bytes         = 0;
+    storage kind            = storage::plain;
+    run_basis basis         = run_basis::original;
 
-    [[nodiscard]] MDKV_HD index_t token_bytes() const { return key_bytes + value_bytes; }
+    [[nodiscard]] MDKV_HD index_t token_bytes() const { return index_t{key_bytes} + value_bytes; }
     /// Tokens whose tiles hold the first `count` tokens: the bytes of a tile's keys are those of all its tokens.
     [[nodiscard]] MDKV_HD index_t whole_tiles(index_t count) const
     {
@@ -76,20 +76,20 @@ template <element T>
         run.values            = cache.arena + entry.runs[i].values;
         run.tokens            = entry.runs[i].tokens;
         run.stored            = run.tokens;
-        run.key_coordinates   = layout.key_coordinates[i];
-        run.value_coordinates = layout.value_coordinates[i];
-        run.key_bytes         = layout.key_bytes(i, bytes);
-        run.value_bytes       = layout.value_bytes(i, bytes);
+        run.key_coordinates   = static_cast<int>(layout.key_coordinates[i]);
+        run.value_coordinates = static_cast<int>(layout.value_coordinates[i]);
+        run.key_bytes         = static_cast<int>(layout.key_bytes(i, bytes));
+        run.value_bytes       = static_cast<int>(layout.value_bytes(i, bytes));
         run.kind              = layout.kinds[i];
         run.basis             = layout.projected(i) ? run_basis::projected
                                 : layout.turned(i)  ? run_basis::turned
                                                     : run_basis::original;
         return run;
     }
-    run.key_coordinates   = layout.dims.keys;
-    run.value_coordinates = layout.dims.values;
-    run.key_bytes         = layout.dims.keys * bytes;
-    run.value_bytes       = layout.dims.values * bytes;
+    run.key_coordinates   = static_cast<int>(layout.dims.keys);
+    run.value_coordinates = static_cast<int>(layout.dims.values);
+    run.key_bytes         = static_cast<int>(layout.dims.keys * bytes);
+    run.value_bytes       = static_cast<int>(layout.dims.values * bytes);
     if (i == layout.rungs)
     {
         run.keys   = cache.arena + entry.exact.keys;
@@ -109,26 +109,27 @@ template <element T>
 /// One tile of coded rows: scales, minima and codes of one group of coordinates.
 struct coded_group
 {
-    half const* scales;  // [w]
-    half const* minima;  // [w]
+    half const* scales; // [w]
+    half const* minima; // [w]
     std::uint8_t const* codes;
-    index_t coordinates; ///< of the group
+    int coordinates; ///< of the group
 
     /// \param tile   its first byte; \param width tokens in the tile; \param all coordinates of a token
-    __device__ coded_group(std::byte const* tile, index_t width, index_t all, index_t group, storage kind)
+    __device__ coded_group(std::byte const* tile, int width, int all, int group, storage kind)
     {
-        index_t const first = group * quantised_group;
+        constexpr int size        = quantised_group;
+        int const first           = group * size;
         std::byte const* const at = tile + width * stored_bytes(kind, first, 0);
-        scales      = reinterpret_cast<half const*>(at);
-        minima      = scales + width;
-        codes       = reinterpret_cast<std::uint8_t const*>(minima + width);
-        coordinates = all - first < quantised_group ? all - first : quantised_group;
+        scales                    = reinterpret_cast<half const*>(at);
+        minima                    = scales + width;
+        codes                     = reinterpret_cast<std::uint8_t const*>(minima + width);
+        coordinates               = all - first < size ? all - first : size;
     }
 
-    [[nodiscard]] __device__ index_t half_group() const { return (coordinates + 1) / 2; }
+    [[nodiscard]] __device__ int half_group() const { return (coordinates + 1) / 2; }
 
     /// Code of coordinate j of a key: rows of `width` tokens.
-    [[nodiscard]] __device__ float key_code(index_t j, index_t token, index_t width, storage kind) const
+    [[nodiscard]] __device__ float key_code(int j, int token, int width, storage kind) const
     {
         if (kind == storage::int8) { return static_cast<float>(codes[j * width + token]); }
         bool const high         = j >= half_group();
@@ -136,7 +137,7 @@ struct coded_group
         return static_cast<float>(high ? both >> 4 : both & 15);
     }
     /// Code of coordinate j of a value: rows of coordinates.
-    [[nodiscard]] __device__ float value_code(index_t j, index_t token, storage kind) const
+    [[nodiscard]] __device__ float value_code(int j, int token, storage kind) const
     {
         if (kind == storage::int8) { return static_cast<float>(codes[token * coordinates + j]); }
         bool const high         = j >= half_group();
