@@ -15,16 +15,25 @@ namespace mdkv::gpu
 namespace kernels
 {
 
+/// Blocks that a kernel is planned to have on a multiprocessor at once; the compiler must leave registers for them.
+template <class Kernel>
+[[nodiscard]] constexpr int planned_blocks()
+{
+    if constexpr (requires { Kernel::blocks_per_multiprocessor; }) { return Kernel::blocks_per_multiprocessor; }
+    else { return 1; }
+}
+
 /// Every kernel is an object that is copied to the device and called by every thread.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads) entry(Kernel const kernel)
+__global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>()) entry(Kernel const kernel)
 {
     kernel();
 }
 
 } // namespace kernels
 
-/// Enqueues `blocks` blocks of Kernel::threads threads; none where blocks is 0. A kernel says how much shared memory a
+/// Enqueues `blocks` blocks of Kernel::threads threads; none where blocks is 0. Kernel::blocks_per_multiprocessor, where
+/// there is one, says how many are to run at once. A kernel says how much shared memory a
 /// block needs with a member `shared_bytes()`, counted and cut with `device::shared_carver`.
 /// \throws cuda_error   the start failed, e.g. because a block cannot have that much shared memory
 template <class Kernel>
@@ -39,12 +48,12 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     constexpr index_t shared_by_default = 48 * 1024; // more must be asked for
     if (shared > shared_by_default)
     {
-        check(cudaFuncSetAttribute(kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                  static_cast<int>(shared)),
+        check(cudaFuncSetAttribute(
+                  kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
             Kernel::name);
     }
-    kernels::entry<Kernel><<<static_cast<unsigned>(blocks), Kernel::threads, static_cast<std::size_t>(shared),
-        on.stream>>>(kernel);
+    kernels::entry<Kernel>
+        <<<static_cast<unsigned>(blocks), Kernel::threads, static_cast<std::size_t>(shared), on.stream>>>(kernel);
     check(cudaPeekAtLastError(), Kernel::name);
 }
 
@@ -52,7 +61,8 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
 /// \throws cuda_error   the copy failed, or something before it did
 inline void read_back(backend const& on, void const* device, void* host, index_t bytes)
 {
-    check(cudaMemcpyAsync(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, on.stream), "read_back");
+    check(
+        cudaMemcpyAsync(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, on.stream), "read_back");
     check(cudaStreamSynchronize(on.stream), "read_back");
 }
 

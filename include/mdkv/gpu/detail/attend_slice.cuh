@@ -56,12 +56,13 @@ template <element T, element U>
 struct attend_slice
 {
     // Inside a block everything is counted in int: 64-bit division takes as long as a row.
-    static constexpr char const* name = "attend_slice";
-    static constexpr int threads      = 128;
-    static constexpr int most_queries = 8;  ///< query heads of a block
-    static constexpr int chunk        = 4;  ///< queries whose sums a thread holds
-    static constexpr int most_tokens  = 64; ///< of a block of tokens; slices begin at multiples of it
-    static constexpr int group_size   = quantised_group;
+    static constexpr char const* name              = "attend_slice";
+    static constexpr int threads                   = 128;
+    static constexpr int blocks_per_multiprocessor = 4;
+    static constexpr int most_queries              = 8;  ///< query heads of a block
+    static constexpr int chunk                     = 4;  ///< queries whose sums a thread holds
+    static constexpr int most_tokens               = 64; ///< of a block of tokens; slices begin at multiples of it
+    static constexpr int group_size                = quantised_group;
 
     in_view<U, 2, backend> queries;
     cache_view<T, space::device> cache;
