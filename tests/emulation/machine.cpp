@@ -71,8 +71,8 @@ struct machine
     order which = first_order();
     counts seen;
 
-    machine() = default;
-    machine(machine const&) = delete;
+    machine()                          = default;
+    machine(machine const&)            = delete;
     machine& operator=(machine const&) = delete;
     /// What ran without a GPU is said by name, so that what did not is seen.
     ~machine()
@@ -105,8 +105,8 @@ struct machine
             threads.push_back(std::make_unique<fiber_thread>());
             fiber_thread* const t = threads.back().get();
             t->state.index        = static_cast<int>(threads.size()) - 1;
-            t->fiber = context::fiber{std::allocator_arg, context::fixedsize_stack{stack_bytes},
-                [this, t](context::fiber&& back) {
+            t->fiber              = context::fiber{
+                std::allocator_arg, context::fixedsize_stack{stack_bytes}, [this, t](context::fiber&& back) {
                     scheduler = std::move(back);
                     for (;;)
                     {
@@ -176,17 +176,18 @@ struct machine
                 ++in_warp;
                 if (first != nullptr && std::strcmp(first->function, t.function) != 0)
                 {
-                    fail(g, t, std::string{"is in "} + t.function + " while thread "
-                                   + std::to_string(first->state.index) + " of its warp is in " + first->function);
+                    fail(g, t,
+                        std::string{"is in "} + t.function + " while thread " + std::to_string(first->state.index)
+                            + " of its warp is in " + first->function);
                 }
                 first = &t;
             }
             if (in_warp == 0) { return; }
             if (elsewhere != nullptr)
             {
-                fail(g, *first, std::string{"waits in "} + first->function + "; thread "
-                                    + std::to_string(elsewhere->state.index) + " of its warp "
-                                    + (elsewhere->wait == waiting::done ? "has ended" : "waits for the block"));
+                fail(g, *first,
+                    std::string{"waits in "} + first->function + "; thread " + std::to_string(elsewhere->state.index)
+                        + " of its warp " + (elsewhere->wait == waiting::done ? "has ended" : "waits for the block"));
             }
             for (int const lane : lanes)
             {
@@ -230,7 +231,7 @@ struct machine
             fiber_thread* ended = nullptr;
             for (int i = 0; i < g.threads; ++i)
             {
-                fiber_thread& t = *threads[static_cast<std::size_t>(i)];
+                fiber_thread& t                           = *threads[static_cast<std::size_t>(i)];
                 (t.wait == waiting::done ? ended : waits) = &t;
             }
             if (waits == nullptr) { break; }
@@ -297,14 +298,13 @@ void run(grid const& what, std::function<void()> const& thread)
         {
             ++m.seen.blocks;
             mdkv::index_t const number = m.which == order::descending ? what.blocks - 1 - i : i;
-            auto const bytes = static_cast<std::size_t>(what.shared_bytes);
-            auto const shared =
-                std::unique_ptr<std::uint32_t[], void (*)(std::uint32_t*)>{
-                    static_cast<std::uint32_t*>(::operator new(std::max<std::size_t>(bytes, 4), std::align_val_t{shared_boundary})),
-                    [](std::uint32_t* p) { ::operator delete(p, std::align_val_t{shared_boundary}); }};
+            auto const bytes           = static_cast<std::size_t>(what.shared_bytes);
+            auto const shared          = std::unique_ptr<std::uint32_t[], void (*)(std::uint32_t*)>{
+                static_cast<std::uint32_t*>(
+                    ::operator new(std::max<std::size_t>(bytes, 4), std::align_val_t{shared_boundary})),
+                [](std::uint32_t* p) { ::operator delete(p, std::align_val_t{shared_boundary}); }};
             std::fill_n(shared.get(), words == 0 ? 0 : bytes / 4, poison);
-            m.run_block(what,
-                {what.threads, number, what.blocks, reinterpret_cast<std::byte*>(shared.get())});
+            m.run_block(what, {what.threads, number, what.blocks, reinterpret_cast<std::byte*>(shared.get())});
         }
     }
     catch (...)
@@ -327,10 +327,10 @@ void wait_for_warp(char const* function)
 std::byte const* exchange_bytes(void const* value, std::size_t size, char const* function)
 {
     // Two sets of slots in turn: a lane can be at most one exchange ahead of another.
-    machine& m      = the_machine();
-    fiber_thread& t = *m.running;
-    auto const warp = static_cast<std::size_t>(t.state.index / warp_size);
-    auto const lane = static_cast<std::size_t>(t.state.index % warp_size);
+    machine& m             = the_machine();
+    fiber_thread& t        = *m.running;
+    auto const warp        = static_cast<std::size_t>(t.state.index / warp_size);
+    auto const lane        = static_cast<std::size_t>(t.state.index % warp_size);
     std::byte* const slots = m.slots.data() + (warp * 2 + t.exchanges % 2) * warp_size * most_exchanged;
     std::memcpy(slots + lane * most_exchanged, value, size);
     ++t.exchanges;

@@ -88,7 +88,8 @@ struct exchanged
     [[nodiscard]] T of(int lane) const
     {
         T value;
-        std::memcpy(static_cast<void*>(&value), slots + static_cast<std::size_t>(lane & 31) * most_exchanged, sizeof(T));
+        std::memcpy(
+            static_cast<void*>(&value), slots + static_cast<std::size_t>(lane & 31) * most_exchanged, sizeof(T));
         return value;
     }
 };

@@ -43,4 +43,10 @@ void run_on_stream(Call const& call)
     call(nullptr);
 }
 
+template <class Call>
+void run_on_stream_now(Call const& call)
+{
+    call(nullptr);
+}
+
 } // namespace support

@@ -51,7 +51,8 @@ inline void sync_warp()
 {
     emulation::wait_for_warp("sync_warp");
 }
-inline void fence() {}
+inline void fence()
+{}
 
 template <class T>
 [[nodiscard]] T shuffle(T value, int from)
@@ -133,7 +134,7 @@ void multiply_tile(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t con
     std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
     std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
     emulation::exchanged<fragments> const all = emulation::exchange(mine, "multiply_tile");
-    auto const a_at = [&](int row, int column) {
+    auto const a_at                           = [&](int row, int column) {
         fragments const& from = all.of(row % 8 * 4 + column % 8 / 2);
         return widen(from.a[row / 8 * 2 + column / 8 * 4 + column % 2]);
     };

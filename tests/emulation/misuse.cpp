@@ -1,0 +1,107 @@
+// What is undefined or an error on a GPU is an exception on the emulated one: a test of the tests.
+#include <emulation/machine.hpp>
+
+#include <mdkv/gpu/device.cuh>
+#include <mdkv/gpu/launch.cuh>
+
+#include "support/host.hpp"
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include <doctest/doctest.h>
+
+namespace
+{
+
+namespace device = mdkv::gpu::device;
+using mdkv::index_t;
+
+template <class Body>
+struct kernel
+{
+    static constexpr char const* name = "misused";
+    static constexpr int threads      = 64;
+
+    Body body;
+    index_t shared = 0;
+
+    [[nodiscard]] index_t shared_bytes() const { return shared; }
+    void operator()() const { body(); }
+};
+
+template <class Body>
+std::string told_of(Body const& body, index_t shared = 0)
+{
+    return support::error_text<std::logic_error>(
+        [&] { mdkv::gpu::launch(mdkv::gpu::backend{}, kernel<Body>{body, shared}, 1); });
+}
+
+bool has(std::string const& text, char const* part)
+{
+    return text.find(part) != std::string::npos;
+}
+
+} // namespace
+
+TEST_CASE("a barrier that some threads never reach is told of by kernel, block and thread")
+{
+    std::string const text = told_of([] {
+        if (device::thread() != 40) { device::sync(); }
+    });
+    CHECK(has(text, "misused, block 0, thread "));
+    CHECK(has(text, "thread 40 has ended"));
+}
+
+TEST_CASE("a warp function without all lanes of the warp, or two at once, are told of")
+{
+    CHECK(has(told_of([] {
+        if (device::thread() < 7) { static_cast<void>(device::shuffle(1, 0)); }
+    }),
+        "of its warp has ended"));
+    CHECK(has(told_of([] {
+        if (device::thread() < 7) { static_cast<void>(device::ballot(true)); }
+        else { device::sync(); }
+    }),
+        "waits for the block"));
+    CHECK(has(told_of([] {
+        if (device::thread() % 2 == 0) { static_cast<void>(device::ballot(true)); }
+        else { static_cast<void>(device::shuffle_xor(1, 1)); }
+    }),
+        "is in "));
+}
+
+TEST_CASE("a copy that nobody waited for, an address it cannot have and too much shared memory are told of")
+{
+    alignas(16) static float const numbers[8]{};
+    CHECK(has(told_of([] { device::copy_async(device::shared_memory() + 16 * device::thread(), numbers); }, 1024),
+        "ended without waiting for a copy"));
+    CHECK(has(told_of([] { device::copy_async(device::shared_memory() + 4, numbers); }, 1024), "multiple of 16"));
+    CHECK(has(told_of([] {}, 300 * 1024), "shared memory"));
+}
+
+TEST_CASE("shared memory is not a number until it is written, and what a thread throws reaches the caller")
+{
+    CHECK(has(told_of(
+                  [] {
+                      auto const* const x = reinterpret_cast<float const*>(device::shared_memory());
+                      if (device::thread() == 3 && std::isnan(x[5])) { throw std::logic_error{"not a number"}; }
+                      device::sync();
+                  },
+                  1024),
+        "not a number"));
+}
+
+TEST_CASE("threads run in the order asked for, and their results show where that matters")
+{
+    for (auto const which : {emulation::order::ascending, emulation::order::descending})
+    {
+        emulation::use(which);
+        int last          = -1;
+        auto const record = [&last] { last = device::thread(); };
+        mdkv::gpu::launch(mdkv::gpu::backend{}, kernel<decltype(record)>{record}, 1);
+        CHECK(last == (which == emulation::order::ascending ? 63 : 0));
+    }
+    emulation::use(emulation::order::ascending);
+}

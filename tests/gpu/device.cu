@@ -1,0 +1,216 @@
+#include <mdkv/gpu/device.cuh>
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/gpu/launch.cuh>
+
+#include "gpu/support/device.hpp"
+#include "support/host.hpp"
+#include "support/random.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+// What the emulated GPU answers here, a real one must answer, too.
+
+namespace
+{
+
+using namespace mdkv;
+using support::device_tensor;
+using support::tensor;
+
+struct warp_functions
+{
+    static constexpr char const* name = "warp_functions";
+    static constexpr int threads      = 64;
+
+    out_view<int, 2, gpu::backend> to; // [6, 64]
+
+    __device__ void operator()() const
+    {
+        int const t = gpu::device::thread();
+        to(0, t)    = gpu::device::shuffle(t, 5);
+        to(1, t)    = gpu::device::shuffle_xor(t, 3);
+        to(2, t)    = gpu::device::shuffle_up(t, 4);
+        to(3, t)    = static_cast<int>(gpu::device::ballot(t % 3 == 0));
+        to(4, t)    = gpu::device::lane() + 100 * gpu::device::warp();
+        to(5, t)    = gpu::device::count_bits(static_cast<unsigned>(t));
+    }
+};
+
+/// Every thread adds to one number, and takes part in a maximum and a minimum.
+struct atomics
+{
+    static constexpr char const* name = "atomics";
+    static constexpr int threads      = 96;
+
+    out_view<unsigned, 1, gpu::backend> to; // [3]
+    out_view<index_t, 1, gpu::backend> wide; // [1]
+
+    __device__ void operator()() const
+    {
+        auto const t = static_cast<unsigned>(gpu::device::thread());
+        gpu::device::atomic_add(&to(0), t);
+        gpu::device::atomic_max(&to(1), t);
+        gpu::device::atomic_min(&to(2), t);
+        gpu::device::atomic_add(&wide(0), (index_t{1} << 40) + t);
+    }
+};
+
+/// Two groups of asynchronous copies; the second is still on its way while the first is read.
+struct copies
+{
+    static constexpr char const* name = "copies";
+    static constexpr int threads      = 32;
+
+    in_view<float, 1, gpu::backend> from; // [256]
+    out_view<float, 1, gpu::backend> to;  // [256]
+
+    [[nodiscard]] index_t shared_bytes() const { return 256 * index_t{sizeof(float)}; }
+
+    __device__ void operator()() const
+    {
+        auto* const staged = reinterpret_cast<float*>(gpu::device::shared_memory());
+        int const t        = gpu::device::thread();
+        for (int half_of : {0, 128})
+        {
+            gpu::device::copy_async(staged + half_of + 4 * t, &from(half_of + 4 * t));
+            gpu::device::copy_async_commit();
+        }
+        gpu::device::copy_async_wait<1>();
+        gpu::device::sync();
+        for (int i = t; i < 128; i += threads) { to(i) = staged[127 - i]; }
+        gpu::device::copy_async_wait<0>();
+        gpu::device::sync();
+        for (int i = 128 + t; i < 256; i += threads) { to(i) = staged[i] + 1; }
+    }
+};
+
+/// d = a b + d of one warp, fragments filled by the table in device.cuh.
+template <class T>
+struct one_tile
+{
+    static constexpr char const* name = "one_tile";
+    static constexpr int threads      = 32;
+
+    in_view<T, 2, gpu::backend> a;      // [16, 16]
+    in_view<T, 2, gpu::backend> b;      // [16, 8]
+    out_view<float, 2, gpu::backend> d; // [16, 8]
+
+    [[nodiscard]] __device__ static std::uint32_t pair(T low, T high)
+    {
+        std::uint16_t bits[2];
+        memcpy(&bits[0], &low, 2);
+        memcpy(&bits[1], &high, 2);
+        return bits[0] | static_cast<std::uint32_t>(bits[1]) << 16;
+    }
+
+    __device__ void operator()() const
+    {
+        int const g = gpu::device::lane() / 4;
+        int const p = gpu::device::lane() % 4 * 2;
+        std::uint32_t fragment_a[4];
+        std::uint32_t fragment_b[2];
+        for (int i = 0; i < 4; ++i)
+        {
+            int const row    = g + i % 2 * 8;
+            int const column = p + i / 2 * 8;
+            fragment_a[i]    = pair(a(row, column), a(row, column + 1));
+        }
+        for (int i = 0; i < 2; ++i) { fragment_b[i] = pair(b(p + 8 * i, g), b(p + 8 * i + 1, g)); }
+        float sum[4]{d(g, p), d(g, p + 1), d(g + 8, p), d(g + 8, p + 1)};
+        gpu::device::multiply_tile<T>(sum, fragment_a, fragment_b);
+        for (int i = 0; i < 4; ++i) { d(g + i / 2 * 8, p + i % 2) = sum[i]; }
+    }
+};
+
+} // namespace
+
+TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
+{
+    device_tensor<int, 2> to{{6, 64}};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, warp_functions{to.out()}, 1); }
+    });
+    auto const got = to.host();
+    for (int t = 0; t < 64; ++t)
+    {
+        int const first = t / 32 * 32;
+        CHECK(got.get(0, t) == first + 5);
+        CHECK(got.get(1, t) == (t ^ 3));
+        CHECK(got.get(2, t) == (t - first < 4 ? t : t - 4));
+        unsigned bits = 0;
+        for (int i = 0; i < 32; ++i) { bits |= (first + i) % 3 == 0 ? 1U << i : 0U; }
+        CHECK(got.get(3, t) == static_cast<int>(bits));
+        CHECK(got.get(4, t) == t % 32 + 100 * (t / 32));
+        CHECK(got.get(5, t) == __builtin_popcount(static_cast<unsigned>(t)));
+    }
+}
+
+TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")
+{
+    tensor<unsigned, 1> start{{3}};
+    start.assign(std::vector<unsigned>{0, 0, 1000});
+    tensor<index_t, 1> start_wide{{1}};
+    start_wide.set(-5, 0);
+    device_tensor<unsigned, 1> to{start};
+    device_tensor<index_t, 1> wide{start_wide};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, atomics{to.out(), wide.out()}, 7); }
+    });
+    CHECK(to.elements() == std::vector<unsigned>{7 * 95 * 96 / 2, 95, 0});
+    CHECK(wide.host().get(0) == 7 * 96 * (index_t{1} << 40) + 7 * 95 * 96 / 2 - 5);
+}
+
+TEST_CASE("a group of asynchronous copies has arrived when it was waited for")
+{
+    tensor<float, 1> numbers{{256}};
+    for (int i = 0; i < 256; ++i) { numbers.set(static_cast<float>(i), i); }
+    device_tensor<float, 1> const from{numbers};
+    device_tensor<float, 1> to{{256}};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, copies{from.in(), to.out()}, 1); }
+    });
+    auto const got = to.host();
+    for (int i = 0; i < 256; ++i) { CHECK(got.get(i) == static_cast<float>(i < 128 ? 127 - i : i + 1)); }
+}
+
+TEST_CASE_TEMPLATE("a tile of tensor-core products is the product of the matrices", T, half, bfloat16)
+{
+    support::source random{"gpu/tile"};
+    tensor<T, 2> a{{16, 16}};
+    tensor<T, 2> b{{16, 8}};
+    tensor<float, 2> d{{16, 8}};
+    for (int i = 0; i < 16; ++i)
+    {
+        for (int j = 0; j < 16; ++j) { a.set(narrow<T>(static_cast<float>(random.normal())), i, j); }
+        for (int j = 0; j < 8; ++j)
+        {
+            b.set(narrow<T>(static_cast<float>(random.normal())), i, j);
+            d.set(static_cast<float>(random.normal()), i, j);
+        }
+    }
+    device_tensor<T, 2> const from_a{a};
+    device_tensor<T, 2> const from_b{b};
+    device_tensor<float, 2> to{d};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, one_tile<T>{from_a.in(), from_b.in(), to.out()}, 1); }
+    });
+    auto const got = to.host();
+    for (int i = 0; i < 16; ++i)
+    {
+        for (int j = 0; j < 8; ++j)
+        {
+            double sum = static_cast<double>(d.get(i, j));
+            for (int k = 0; k < 16; ++k)
+            {
+                sum += static_cast<double>(widen(a.get(i, k))) * static_cast<double>(widen(b.get(k, j)));
+            }
+            CHECK(static_cast<double>(got.get(i, j)) == doctest::Approx(sum).epsilon(1e-5));
+        }
+    }
+}
