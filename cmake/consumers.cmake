@@ -1,4 +1,4 @@
-# Other people's projects: one finds the installed package, one fetches the source, one asks pkg-config.
+# Other people's projects: one finds the installed package, one fetches the source, one asks pkg-config, one is CUDA's.
 set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
 set(consumer_prefix "${consumer_root}/prefix")
 set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DMDKV_CUDA_HEADERS_DIR=${MDKV_CUDA_HEADERS_DIR}"
@@ -19,4 +19,12 @@ add_test(NAME consumer/fetch_content
 add_test(NAME consumer/pkg_config
     COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/consumer/pkg_config/build.sh" "${CMAKE_CXX_COMPILER}" "${consumer_prefix}"
         "${mdkv_pkgconfig_dir}" "${consumer_root}/pkg_config")
+if(MDKV_NVCC)
+    add_test(NAME consumer/cuda
+        COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/cuda" "${consumer_root}/cuda"
+            --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DCMAKE_PREFIX_PATH=${consumer_prefix}"
+            "-DCMAKE_CUDA_COMPILER=${MDKV_NVCC}" "-DCMAKE_CUDA_HOST_COMPILER=${CMAKE_CXX_COMPILER}" -DCMAKE_CUDA_ARCHITECTURES=90
+            --test-command consumer)
+    set_tests_properties(consumer/cuda PROPERTIES FIXTURES_REQUIRED mdkv_installed)
+endif()
 set_tests_properties(consumer/find_package consumer/pkg_config PROPERTIES FIXTURES_REQUIRED mdkv_installed)

@@ -6,10 +6,11 @@ set(mdkv_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/mdkv")
 set(mdkv_pkgconfig_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
 
 if(CMAKE_VERSION VERSION_LESS 3.23)
-    install(TARGETS mdkv EXPORT mdkvTargets)
+    install(TARGETS mdkv mdkv_cuda EXPORT mdkvTargets)
     install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/mdkv" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
 else()
     install(TARGETS mdkv EXPORT mdkvTargets FILE_SET HEADERS)
+    install(TARGETS mdkv_cuda EXPORT mdkvTargets)
 endif()
 install(EXPORT mdkvTargets NAMESPACE mdkv:: DESTINATION "${mdkv_package_dir}")
 

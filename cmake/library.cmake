@@ -9,6 +9,13 @@ add_library(mdkv::mdkv ALIAS mdkv)
 target_compile_features(mdkv INTERFACE cxx_std_20)
 target_link_libraries(mdkv INTERFACE Eigen3::Eigen Threads::Threads mdkv::cuda_headers)
 
+# For CUDA sources. CMake before 3.28 or so does not know C++20 for nvcc and drops it in silence, so the flag is given.
+add_library(mdkv_cuda INTERFACE)
+add_library(mdkv::cuda ALIAS mdkv_cuda)
+set_target_properties(mdkv_cuda PROPERTIES EXPORT_NAME cuda)
+target_link_libraries(mdkv_cuda INTERFACE mdkv)
+target_compile_options(mdkv_cuda INTERFACE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
+
 if(CMAKE_VERSION VERSION_LESS 3.23)
     target_include_directories(mdkv INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>")
 else()

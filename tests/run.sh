@@ -141,6 +141,9 @@ if (setup_text); then
     MDKV_TEXT=${MDKV_TEXT:-$mdkv_cache/prose/prose.txt}
 fi
 
+if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc && ! -x /opt/cuda/bin/nvcc ]]; then
+    note SKIPPED "gpu/kernels: there is no nvcc; the kernels are run by the emulated GPU, not compiled"
+fi
 leg release '' '' -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx"
 python_crosschecks
 metrics_crosscheck

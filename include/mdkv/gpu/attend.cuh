@@ -60,10 +60,10 @@ struct attend_merge
         };
         auto* const sums = reinterpret_cast<float*>(device::shared_memory());
 
-        detail::softmax_state all;
+        mdkv::detail::softmax_state all;
         for (index_t s = 0; s < slices; ++s)
         {
-            detail::softmax_state const one{state(s)[0], state(s)[1]};
+            mdkv::detail::softmax_state const one{state(s)[0], state(s)[1]};
             static_cast<void>(all.merge(one));
         }
         for (int c = device::thread(); c < sizes.sums(); c += threads)
@@ -83,7 +83,7 @@ struct attend_merge
             for (int c = device::thread() * size; c < sizes.values; c += threads * size)
             {
                 int const left = sizes.values - c;
-                detail::turn(sums + sizes.sums_of(run_basis::turned) + c, left < size ? left : size);
+                mdkv::detail::turn(sums + sizes.sums_of(run_basis::turned) + c, left < size ? left : size);
             }
             device::sync();
         }
@@ -148,7 +148,7 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
         index_t{sizeof(U)}, " bytes");
 
     float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(sizes.keys));
-    slice_kernel kernel{queries, cache, states, sizes, scale * detail::log2_e, group, query_blocks, slices,
+    slice_kernel kernel{queries, cache, states, sizes, scale * mdkv::detail::log2_e, group, query_blocks, slices,
         slice_kernel::most_tokens, 2};
     constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
     constexpr index_t most        = 227 * 1024;

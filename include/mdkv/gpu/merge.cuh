@@ -34,7 +34,7 @@ struct merge_rows
     {
         index_t const row = device::block() * rows_each + device::warp();
         if (row >= output.extent(0)) { return; }
-        auto const by = detail::merge_lse(lse_a(row), lse_b(row));
+        auto const by = mdkv::detail::merge_lse(lse_a(row), lse_b(row));
         device::sync_warp(); // lse may be lse_a itself
         // An empty side is left out rather than multiplied by 0: what its rows hold does not matter.
         for (index_t c = device::lane(); c < output.extent(1); c += device::warp_size)

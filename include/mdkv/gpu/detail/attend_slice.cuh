@@ -177,7 +177,7 @@ struct attend_slice
         for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads) { mine.sums[i] = 0.0F; }
         for (int i = device::thread(); i < most_queries; i += threads)
         {
-            mine.softmax[2 * i]     = detail::empty_lse;
+            mine.softmax[2 * i]     = mdkv::detail::empty_lse;
             mine.softmax[2 * i + 1] = 0.0F;
         }
         device::sync();
@@ -197,7 +197,7 @@ struct attend_slice
             float const* from = mine.q + g * sizes.queries() + first;
             float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::turned) + first;
             for (int d = 0; d < n; ++d) { to[d] = from[d]; }
-            detail::turn(to, n);
+            mdkv::detail::turn(to, n);
         }
         device::sync();
     }
@@ -388,11 +388,11 @@ struct attend_slice
         for (int g = device::warp(); g < at.queries; g += threads / device::warp_size)
         {
             float x[most_tokens / device::warp_size];
-            float highest = detail::empty_lse;
+            float highest = mdkv::detail::empty_lse;
             for (int i = 0; i < most_tokens / device::warp_size; ++i)
             {
                 int const token = i * device::warp_size + device::lane();
-                x[i]            = detail::empty_lse;
+                x[i]            = mdkv::detail::empty_lse;
                 if (token >= part.count) { continue; }
                 float sum = 0.0F;
                 for (int share = 0; share < shares(); ++share)
@@ -417,7 +417,7 @@ struct attend_slice
             sum = device::warp_sum(sum);
             if (device::lane() == 0)
             {
-                float const factor      = before == detail::empty_lse ? 0.0F : exp2f(before - top);
+                float const factor      = before == mdkv::detail::empty_lse ? 0.0F : exp2f(before - top);
                 mine.factor[g]          = factor;
                 mine.softmax[2 * g]     = top;
                 mine.softmax[2 * g + 1] = mine.softmax[2 * g + 1] * factor + sum;
