@@ -58,7 +58,7 @@ int main()
     // The whole work of a prompt's end and one decoded token; a dry run says how much scratch it takes.
     auto const work = [&](gpu::backend const& on) {
         auto const queries = in(on, raw(q), H * G, W, D);
-        auto const layer = split_window(on, queries, in(on, raw(k), H, N + W, D), in(on, raw(v), H, N + W, D), W);
+        auto const layer   = split_window(on, queries, in(on, raw(k), H, N + W, D), in(on, raw(v), H, N + W, D), W);
         gpu::compressed_layer<half> to{cache.view(), raw(chosen)};
         static_cast<void>(compress(on, layer, paper_ratios, options, to));
         attend(on, in(on, raw(new_query), H * G, D), cache.view(), {}, out(on, raw(output), H * G, D),
@@ -79,7 +79,11 @@ int main()
     gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 
     allocation const report = chosen[0];
-    for (std::size_t r = 0; r < paper_ratios.size(); ++r) { std::cout << report.tokens[r] << " tokens at rung " << r << '\n'; }
-    std::cout << report.token_bytes + report.charged_bytes << " bytes of " << report.limit << "; lse " << lse[0] << '\n';
+    for (std::size_t r = 0; r < paper_ratios.size(); ++r)
+    {
+        std::cout << report.tokens[r] << " tokens at rung " << r << '\n';
+    }
+    std::cout << report.token_bytes + report.charged_bytes << " bytes of " << report.limit << "; lse " << lse[0]
+              << '\n';
     return report.status == allocation_status::optimal ? 0 : 1;
 }

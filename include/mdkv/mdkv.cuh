@@ -14,6 +14,7 @@
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/merge.cuh>
 #include <mdkv/gpu/pack.cuh>
+#include <mdkv/gpu/pages.cuh>
 #include <mdkv/gpu/pool.cuh>
 #include <mdkv/gpu/project.cuh>
 #include <mdkv/gpu/score.cuh>

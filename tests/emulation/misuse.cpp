@@ -34,8 +34,9 @@ struct kernel
 template <class Body>
 std::string told_of(Body const& body, index_t shared = 0)
 {
-    return support::error_text<std::logic_error>(
-        [&] { mdkv::gpu::launch(mdkv::gpu::backend{}, kernel<Body>{body, shared}, 1); });
+    return support::error_text<std::logic_error>([&] {
+        mdkv::gpu::launch(mdkv::gpu::backend{}, kernel<Body>{body, shared}, 1);
+    });
 }
 
 bool has(std::string const& text, char const* part)

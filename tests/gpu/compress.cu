@@ -129,8 +129,7 @@ outcome<T> on_cpu(layer<T> const& x, ratio_set<> const& ratios, compress_options
     tensor<float, 2> const q = last_queries(x);
     tensor<float, 2> output{{q.extent(0), s.value_dim}};
     tensor<float, 1> lse{{q.extent(0)}};
-    support::run(
-        [&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, output.out(), lse.out()); });
+    support::run([&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, output.out(), lse.out()); });
     return {report, report.chosen, rungs.elements(), std::move(output)};
 }
 
@@ -138,8 +137,10 @@ outcome<T> on_cpu(layer<T> const& x, ratio_set<> const& ratios, compress_options
 template <class T>
 void expects_same(layer<T> const& x, ratio_set<> const& ratios, options choice)
 {
-    compress_options<cpu::backend> const same{
-        .limit = choice.limit, .key_basis = choice.key_basis, .pooling = choice.pooling, .allocation = choice.allocation};
+    compress_options<cpu::backend> const same{.limit = choice.limit,
+        .key_basis                                   = choice.key_basis,
+        .pooling                                     = choice.pooling,
+        .allocation                                  = choice.allocation};
     outcome<T> const got  = on_gpu(x, ratios, choice);
     outcome<T> const want = on_cpu(x, ratios, same);
     CHECK(got.report.status == want.report.status);
@@ -172,7 +173,8 @@ TEST_CASE("a layer compressed on the GPU has the CPU's rungs, loss and attention
         {.limit = budget::fraction(1, 3), .allocation = {.charge = projection_charge::always}});
     expects_same(x, ratio_set<>{std::vector<rung>{drop, full_int4, full_int8, full}},
         {.limit = budget::fraction(1, 6), .pooling = {.width = 7, .kind = pooling::adaptive}});
-    expects_same(x, ratio_set<>{std::vector<rung>{drop, full}}, {.limit = budget::kv_size(30), .pooling = {.width = 1}});
+    expects_same(
+        x, ratio_set<>{std::vector<rung>{drop, full}}, {.limit = budget::kv_size(30), .pooling = {.width = 1}});
 }
 
 TEST_CASE("a budget that holds the layer stores it whole on the GPU, bit for bit")
@@ -210,7 +212,8 @@ TEST_CASE("what only the device could tell is refused by name on the GPU, and so
     CHECK(refused(choice, ratios, 4000).find("on_non_finite") != std::string::npos);
     choice.on_non_finite = non_finite::unchecked;
     CHECK(refused(choice, ratios, 10).find("arena_bytes is 10") != std::string::npos);
-    CHECK(refused(choice, ratio_set<>{std::vector<rung>{drop, full_int8, full}}, 4000).find("layout") != std::string::npos);
+    CHECK(refused(choice, ratio_set<>{std::vector<rung>{drop, full_int8, full}}, 4000).find("layout")
+          != std::string::npos);
     choice.on_tight_budget = tight_budget::error;
     CHECK(refused(choice, ratios, 4000).find("on_tight_budget") != std::string::npos);
 }

@@ -48,7 +48,7 @@ struct atomics
     static constexpr char const* name = "atomics";
     static constexpr int threads      = 96;
 
-    out_view<unsigned, 1, gpu::backend> to; // [3]
+    out_view<unsigned, 1, gpu::backend> to;  // [3]
     out_view<index_t, 1, gpu::backend> wide; // [1]
 
     __device__ void operator()() const

@@ -128,9 +128,9 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     index_t const spendable = report.budget_bytes - report.window_bytes;
     expects(spendable >= 0, "compress: a budget of ", report.budget_bytes, " bytes cannot hold the window of ",
         shape.window, " tokens; at least ", report.window_bytes, " bytes are needed");
-    expects(
-        options.on_non_finite == non_finite::unchecked, "compress: on the GPU options.on_non_finite must be unchecked; "
-                                                        "ask expects_finite first, which waits for the device");
+    expects(options.on_non_finite == non_finite::unchecked,
+        "compress: on the GPU options.on_non_finite must be unchecked; "
+        "ask expects_finite first, which waits for the device");
     expects(options.on_tight_budget == tight_budget::unprojected,
         "compress: on the GPU options.on_tight_budget must be "
         "unprojected; the report on the device says whether projections could be paid");
