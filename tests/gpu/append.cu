@@ -10,7 +10,7 @@
 #include <mdkv/gpu/cache.cuh>
 
 #include "gpu/support/device.hpp"
-#include "gpu/support/packed.hpp"
+#include "gpu/support/device_packed.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
 

@@ -11,7 +11,7 @@
 #include "gpu/support/device_cache.hpp"
 #include "support/compare.hpp"
 #include "support/host.hpp"
-#include "tests/support/packed.hpp"
+#include "support/packed.hpp"
 #include "support/random.hpp"
 
 #include <cmath>

@@ -8,7 +8,7 @@
 #include <mdkv/cpu/cache.hpp>
 
 #include "gpu/support/device.hpp"
-#include "gpu/support/packed.hpp"
+#include "gpu/support/device_packed.hpp"
 #include "support/compare.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"

@@ -45,7 +45,10 @@ public:
     {
         std::vector<std::byte> bytes(size_);
         mdkv::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-        if (size_ > 0) { mdkv::gpu::check(cudaMemcpy(bytes.data(), data(), size_, cudaMemcpyDeviceToHost), "cudaMemcpy"); }
+        if (size_ > 0)
+        {
+            mdkv::gpu::check(cudaMemcpy(bytes.data(), data(), size_, cudaMemcpyDeviceToHost), "cudaMemcpy");
+        }
         return bytes;
     }
 
@@ -55,17 +58,30 @@ private:
     std::size_t size_;
 };
 
+/// For one call.
+class own_stream
+{
+public:
+    own_stream()
+    {
+        mdkv::gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    }
+    ~own_stream() { cudaStreamDestroy(stream_); }
+    own_stream(own_stream const&)            = delete;
+    own_stream& operator=(own_stream const&) = delete;
+
+    [[nodiscard]] cudaStream_t get() const { return stream_; }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
 /// Records the call into a graph, which fails where it allocates or waits, launches the graph and waits for it.
 template <class Call>
 void run_on_stream(Call const& call)
 {
-    cudaStream_t stream = nullptr;
-    mdkv::gpu::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    struct closing
-    {
-        cudaStream_t stream;
-        ~closing() { cudaStreamDestroy(stream); }
-    } const at_end{stream};
+    own_stream const own;
+    cudaStream_t const stream = own.get();
     mdkv::gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try
@@ -85,6 +101,15 @@ void run_on_stream(Call const& call)
     mdkv::gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     cudaGraphExecDestroy(ready);
     cudaGraphDestroy(graph);
+}
+
+/// Without a graph: for what waits for the device itself.
+template <class Call>
+void run_on_stream_now(Call const& call)
+{
+    own_stream const own;
+    call(own.get());
+    mdkv::gpu::check(cudaStreamSynchronize(own.get()), "cudaStreamSynchronize");
 }
 
 } // namespace support

@@ -65,7 +65,8 @@ public:
                 offset += left % extents_[i] * strides_[i];
                 left /= extents_[i];
             }
-            std::memcpy(static_cast<void*>(&all[flat]), bytes.data() + static_cast<std::size_t>(offset) * sizeof(T), sizeof(T));
+            std::memcpy(
+                static_cast<void*>(&all[flat]), bytes.data() + static_cast<std::size_t>(offset) * sizeof(T), sizeof(T));
         }
         copy.assign(all);
         return copy;
@@ -88,6 +89,18 @@ std::size_t run_on_device(Call const& call)
     device_memory const memory{std::vector<std::byte>(count.bytes(), std::byte{0xFF}), 0};
     mdkv::workspace scratch{{memory.data(), count.bytes()}};
     run_on_stream([&](cudaStream_t stream) { call(mdkv::gpu::backend{stream, &scratch}); });
+    return count.bytes();
+}
+
+/// The same without a graph: for a call that waits for the device.
+template <class Call>
+std::size_t run_on_device_now(Call const& call)
+{
+    mdkv::workspace count;
+    call(mdkv::gpu::backend{nullptr, &count});
+    device_memory const memory{std::vector<std::byte>(count.bytes(), std::byte{0xFF}), 0};
+    mdkv::workspace scratch{{memory.data(), count.bytes()}};
+    run_on_stream_now([&](cudaStream_t stream) { call(mdkv::gpu::backend{stream, &scratch}); });
     return count.bytes();
 }
 

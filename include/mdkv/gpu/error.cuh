@@ -1,0 +1,32 @@
+/// \file error.cuh: what a failed call into the CUDA runtime throws.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+namespace mdkv::gpu
+{
+
+/// A call into the CUDA runtime failed; nothing is known of what the stream did before.
+class cuda_error : public error
+{
+public:
+    cuda_error(char const* what, cudaError_t code)
+        : error{std::string{what} + ": " + cudaGetErrorString(code)}
+        , code_{code}
+    {}
+    [[nodiscard]] cudaError_t code() const noexcept { return code_; }
+
+private:
+    cudaError_t code_;
+};
+
+inline void check(cudaError_t code, char const* what)
+{
+    if (code != cudaSuccess) { throw cuda_error{what, code}; }
+}
+
+} // namespace mdkv::gpu

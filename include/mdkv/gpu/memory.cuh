@@ -1,0 +1,119 @@
+/// \file memory.cuh: device memory in the order of a stream: an owner over any resource, and the resource CUDA has built in.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/gpu/error.cuh>
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+namespace mdkv::gpu
+{
+
+/// Where device memory comes from: what is allocated on a stream may be used by work enqueued there later, and what is
+/// freed is used by work enqueued there before. RMM's resources are such (a pool of an engine's, for one).
+template <class R>
+concept memory_resource =
+    requires(R& resource, void* pointer, std::size_t bytes, std::size_t alignment, cudaStream_t stream) {
+        {
+            resource.allocate_async(bytes, alignment, stream)
+        } -> std::convertible_to<void*>;
+        resource.deallocate_async(pointer, bytes, alignment, stream);
+    };
+
+/// The device's own pool (cudaMallocAsync). What it gives is aligned to 256 bytes.
+class pool_resource
+{
+public:
+    /// \throws std::bad_alloc   there is no memory
+    /// \throws cuda_error       the call failed otherwise
+    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t, cudaStream_t stream)
+    {
+        void* pointer          = nullptr;
+        cudaError_t const code = cudaMallocAsync(&pointer, bytes, stream);
+        if (code == cudaErrorMemoryAllocation)
+        {
+            static_cast<void>(cudaGetLastError()); // it is told of; the next call shall not find it
+            throw std::bad_alloc{};
+        }
+        check(code, "pool_resource");
+        return pointer;
+    }
+
+    void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t stream) noexcept
+    {
+        static_cast<void>(cudaFreeAsync(pointer, stream)); // fails only where the context is gone, and its memory too
+    }
+};
+
+/// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
+/// on another stream must be over by then, or be waited for by that stream. Empty ones ask for nothing.
+template <memory_resource Resource>
+class device_bytes
+{
+public:
+    static constexpr std::size_t alignment = 256;
+
+    device_bytes() noexcept = default;
+
+    /// \throws invalid_argument   the size is negative
+    /// \throws whatever the resource throws
+    device_bytes(index_t size, cudaStream_t stream, Resource& resource)
+        : resource_{std::addressof(resource)}
+        , stream_{stream}
+        , size_{size}
+    {
+        expects(size >= 0, "device_bytes: size is ", size, "; it must not be negative");
+        if (size > 0)
+        {
+            data_ = static_cast<std::byte*>(
+                resource.allocate_async(static_cast<std::size_t>(size), std::size_t{alignment}, stream));
+        }
+    }
+
+    ~device_bytes()
+    {
+        if (data_ != nullptr)
+        {
+            resource_->deallocate_async(data_, static_cast<std::size_t>(size_), std::size_t{alignment}, stream_);
+        }
+    }
+
+    device_bytes(device_bytes&& other) noexcept { swap(other); }
+    device_bytes& operator=(device_bytes&& other) noexcept
+    {
+        device_bytes taken{std::move(other)};
+        swap(taken);
+        return *this;
+    }
+    device_bytes(device_bytes const&)            = delete;
+    device_bytes& operator=(device_bytes const&) = delete;
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] index_t size() const noexcept { return size_; }
+    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+    /// That of bytes that were asked for.
+    [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
+
+private:
+    void swap(device_bytes& other) noexcept
+    {
+        std::swap(resource_, other.resource_);
+        std::swap(stream_, other.stream_);
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+    }
+
+    Resource* resource_{};
+    cudaStream_t stream_{};
+    std::byte* data_{};
+    index_t size_{};
+};
+
+} // namespace mdkv::gpu

@@ -1,0 +1,97 @@
+/// \file device_packed.hpp: caches in device memory of the tests' own, and a layer packed by the GPU
+#pragma once
+
+#include <mdkv/basis.hpp>
+#include <mdkv/cache.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/gpu/cache.cuh>
+#include <mdkv/gpu/pack.cuh>
+
+#include <device_memory.hpp>
+
+#include "gpu/support/device.hpp"
+#include "support/host.hpp"
+#include "support/packed.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <new>
+#include <vector>
+
+#include <driver_types.h>
+
+namespace support
+{
+
+/// Device memory full of NaNs, each piece on its own; counts what is not given back, and fails when asked to.
+class device_resource
+{
+public:
+    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t, cudaStream_t)
+    {
+        if (fail_after_-- == 0) { throw std::bad_alloc{}; }
+        device_memory piece{std::vector<std::byte>(bytes, std::byte{0xFF}), 0};
+        void* const pointer = piece.data();
+        pieces_.emplace(pointer, std::move(piece));
+        return pointer;
+    }
+    void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t) noexcept { pieces_.erase(pointer); }
+
+    [[nodiscard]] std::size_t outstanding() const { return pieces_.size(); }
+    void fail_after(int allocations) { fail_after_ = allocations; }
+
+private:
+    std::map<void*, device_memory> pieces_;
+    int fail_after_ = -1;
+};
+
+template <class T>
+using owned_cache = mdkv::gpu::cache<T, device_resource>;
+
+/// The layer's tensors on the device.
+template <class T>
+struct device_layer
+{
+    mdkv::cache_layout layout;
+    device_tensor<T, 3> keys;
+    device_tensor<T, 3> values;
+    device_tensor<T, 3> window_keys;
+    device_tensor<T, 3> window_values;
+    device_tensor<float, 3> key_basis;
+    device_tensor<float, 3> query_basis;
+    device_tensor<float, 3> value_basis;
+    device_tensor<std::uint8_t, 2> rung;
+
+    explicit device_layer(packed_layer<T> const& from)
+        : layout{from.layout}
+        , keys{from.keys}
+        , values{from.values}
+        , window_keys{from.window_keys}
+        , window_values{from.window_values}
+        , key_basis{from.key_basis}
+        , query_basis{from.query_basis}
+        , value_basis{from.value_basis}
+        , rung{from.rung}
+    {}
+
+    void pack(mdkv::gpu::backend const& on, mdkv::cache_view<T, mdkv::space::device> const& cache) const
+    {
+        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(),
+            mdkv::key_bases<mdkv::gpu::backend>{key_basis.in(), query_basis.in()}, value_basis.in(), rung.in(), cache);
+    }
+};
+
+/// Packed by the GPU into `spare` bytes more than needed (or fewer), as the host sees it.
+template <class T>
+[[nodiscard]] mdkv::cpu::cache<T> packed_on_device(packed_layer<T> const& layer, index_t tail = 0, index_t spare = 0)
+{
+    device_layer<T> const there{layer};
+    device_resource memory;
+    owned_cache<T> cache{layer.layout, layer.bytes() + spare, tail, nullptr, memory};
+    run_on_device([&](mdkv::gpu::backend const& on) { there.pack(on, cache.view()); });
+    return mdkv::gpu::to_host(cache, nullptr);
+}
+
+} // namespace support
