@@ -44,13 +44,13 @@ std::vector<rung> const mixed_rungs{drop, part(1, 4).as(storage::int4), part(1, 
 /// score_options for either backend, and the second basis.
 struct choice
 {
-    float scale                          = 0.0F;
-    std::optional<index_t> first_query   = std::nullopt;
-    tensor<float, 2> const* lse          = nullptr;
-    tensor<float, 1> const* weights      = nullptr;
-    quantisation_loss rule               = quantisation_loss::bound;
-    tensor<float, 3> const* query_basis  = nullptr;
-    rounding round                       = rounding::exact;
+    float scale                         = 0.0F;
+    std::optional<index_t> first_query  = std::nullopt;
+    tensor<float, 2> const* lse         = nullptr;
+    tensor<float, 1> const* weights     = nullptr;
+    quantisation_loss rule              = quantisation_loss::bound;
+    tensor<float, 3> const* query_basis = nullptr;
+    rounding round                      = rounding::exact;
 };
 
 template <class B>
@@ -177,8 +177,8 @@ tensor<float, 2> lse_of(layer<T> const& x)
         auto const want = support::expected_scores(x, h, {drop});
         for (index_t i = 0; i < x.sizes.group * x.sizes.queries; ++i)
         {
-            lse.set(static_cast<float>(want.lse[static_cast<std::size_t>(i)]),
-                h * x.sizes.group + i / x.sizes.queries, i % x.sizes.queries);
+            lse.set(static_cast<float>(want.lse[static_cast<std::size_t>(i)]), h * x.sizes.group + i / x.sizes.queries,
+                i % x.sizes.queries);
         }
     }
     return lse;
@@ -186,8 +186,8 @@ tensor<float, 2> lse_of(layer<T> const& x)
 
 } // namespace
 
-TEST_CASE_TEMPLATE("score on the GPU agrees with the CPU for every head dimension and element type", T, float, half,
-    bfloat16)
+TEST_CASE_TEMPLATE(
+    "score on the GPU agrees with the CPU for every head dimension and element type", T, float, half, bfloat16)
 {
     for (index_t const dim : {32, 40, 56, 64, 128})
     {
@@ -198,8 +198,8 @@ TEST_CASE_TEMPLATE("score on the GPU agrees with the CPU for every head dimensio
     check<T>({.queries = 3, .tokens = 35, .dim = 8, .value_dim = 96}, paper_rungs);
 }
 
-TEST_CASE_TEMPLATE("score on the GPU serves head dimensions 1 and 7, and ones so large that tiles are in global memory", T,
-    float, half)
+TEST_CASE_TEMPLATE("score on the GPU serves head dimensions 1 and 7, and ones so large that tiles are in global memory",
+    T, float, half)
 {
     check<T>({.dim = 1, .value_dim = 1}, {drop, full});
     check<T>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, {.round = rounding::down});
@@ -213,7 +213,9 @@ TEST_CASE("score on the GPU takes any number of tokens, also those that fill no 
         CAPTURE(tokens);
         check({.heads = 1, .group = 3, .queries = 4, .tokens = tokens}, paper_rungs);
     }
-    check<half>({.heads = 1, .group = 4, .queries = 32, .tokens = 330, .window = 32}, paper_rungs); // tiles of 32
+    check<half>({.heads = 1, .group = 4, .queries = 32, .tokens = 330, .window = 32}, paper_rungs); // tiles of 64
+    check<half>(
+        {.heads = 1, .group = 4, .queries = 32, .tokens = 70, .dim = 256, .value_dim = 256}, paper_rungs); // of 32
     check({.heads = 1, .group = 1, .queries = 3, .tokens = 1300, .dim = 16, .value_dim = 16}, paper_rungs);
 }
 
@@ -342,7 +344,7 @@ TEST_CASE("score on the GPU finds what is missing of values that a rung nearly h
     // Rank 8 of 64: the rungs of 8 and 16 coordinates hold everything.
     check({.tokens = 140, .dim = 64, .value_dim = 64, .rank = 8}, paper_rungs);
     check<half>({.tokens = 40, .dim = 40, .value_dim = 40, .rank = 5}, paper_rungs);
-    auto x = exact_layer({.tokens = 40, .dim = 64, .value_dim = 64, .decay = 0.7});
+    auto x                  = exact_layer({.tokens = 40, .dim = 64, .value_dim = 64, .decay = 0.7});
     worst_error const error = error_of(x, {drop, part(1, 4).as(storage::int4), part(1, 4), part(15, 16), full});
     CAPTURE(error);
     CHECK(error.within(tolerance));
@@ -361,7 +363,8 @@ TEST_CASE_TEMPLATE("score on the GPU gives the same bits for every placement of 
         CAPTURE(how.swapped);
         CAPTURE(how.slack);
         CAPTURE(how.misalign);
-        CHECK(support::same_bits(on_gpu(layer<T>{sizes, how}, mixed_rungs, {}, {.swapped = how.swapped, .slack = how.slack}), plain));
+        CHECK(support::same_bits(
+            on_gpu(layer<T>{sizes, how}, mixed_rungs, {}, {.swapped = how.swapped, .slack = how.slack}), plain));
     }
 }
 
@@ -424,7 +427,7 @@ TEST_CASE("score on the GPU has nothing to do without heads or tokens, and refus
 {
     CHECK(on_gpu(layer<float>{{.tokens = 0, .window = 8}}, paper_rungs).empty());
     CHECK(on_gpu(layer<float>{{.heads = 0}}, paper_rungs).empty());
-    CHECK(support::error_text<invalid_argument>(
-              [] { static_cast<void>(on_gpu(layer<half>{{}, {.misalign = 1}}, paper_rungs)); })
-          == "score: queries is not aligned to 2 bytes, which a GPU needs");
+    CHECK(support::error_text<invalid_argument>([] {
+        static_cast<void>(on_gpu(layer<half>{{}, {.misalign = 1}}, paper_rungs));
+    }) == "score: queries is not aligned to 2 bytes, which a GPU needs");
 }
