@@ -1,0 +1,253 @@
+/// \file gram.cuh: kernels of accumulate_gram: X'X of every head in tiles, on tensor cores where elements are half as wide.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/collectives.cuh>
+#include <mdkv/gpu/detail/float_tile.cuh>
+#include <mdkv/gpu/detail/rows.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cstdint>
+
+#include <vector_types.h>
+
+namespace mdkv::gpu::kernels
+{
+
+/// How a Gram matrix is cut: into tiles, of which those on and above the diagonal are summed, and its samples into parts
+/// that blocks sum side by side. From extents only, so that every run adds in the same order.
+struct gram_cut
+{
+    static constexpr index_t side        = float_tile::side;
+    static constexpr index_t most_parts  = 32;   // bounds the scratch
+    static constexpr index_t least_share = 1024; // samples that make a part worth its own sum
+
+    index_t across; ///< tiles side by side
+    index_t tiles;  ///< on and above the diagonal
+    index_t parts;
+
+    gram_cut(index_t samples, index_t dim)
+        : across{(dim + side - 1) / side}
+        , tiles{across * (across + 1) / 2}
+        , parts{samples < 2 * least_share            ? 1
+                : samples / least_share > most_parts ? most_parts
+                                                     : samples / least_share}
+    {}
+
+    struct place
+    {
+        index_t row;    ///< of the tile, in dimensions
+        index_t column; ///< >= row
+    };
+    [[nodiscard]] __device__ place place_of(index_t tile) const
+    {
+        index_t i = 0;
+        for (; tile >= across - i; ++i) { tile -= across - i; }
+        return {i * side, (i + tile) * side};
+    }
+};
+
+/// One tile of one part of one head's samples.
+template <element T>
+struct gram_products
+{
+    static constexpr char const* name              = "gram_products";
+    static constexpr int threads                   = float_tile::threads;
+    static constexpr int blocks_per_multiprocessor = 3;
+    static constexpr int side                      = float_tile::side;
+    static constexpr int piece                     = piece_of<T>;
+    static constexpr int pitch                     = side + piece;             // banks apart, for either product
+    static constexpr int rows                      = sizeof(T) == 2 ? 64 : 32; // samples in shared memory at once
+    static constexpr int in_float = 256 / rows; // of these, summed in float before they are added in double
+    static constexpr int stages   = 2;
+
+    in_view<T, 3, backend> samples;
+    double* sums; // [H * parts, tiles, side, side]
+    gram_cut cut;
+    bool wide; ///< rows of samples can be read in pieces of 16 bytes
+
+    struct shared_arrays
+    {
+        T* strips; // [stages, 2, rows, pitch]
+
+        __host__ __device__ explicit shared_arrays(device::shared_carver& carve)
+            : strips{carve.take<T>(index_t{stages} * 2 * rows * pitch)}
+        {}
+        [[nodiscard]] __device__ T* strip(index_t stage, int which) const
+        {
+            return strips + (stage % stages * 2 + which) * (rows * pitch);
+        }
+    };
+    [[nodiscard]] index_t shared_bytes() const
+    {
+        device::shared_carver carve{nullptr};
+        shared_arrays const counted{carve};
+        static_cast<void>(counted);
+        return carve.bytes();
+    }
+
+    /// Columns from `column` on of the samples from `first` on; zeros where there are none.
+    __device__ void fill(T* strip, index_t head, index_t first, index_t end, index_t column) const
+    {
+        for (int i = device::thread(); i < rows * (side / piece); i += threads)
+        {
+            int const row   = i / (side / piece);
+            int const at    = i % (side / piece) * piece;
+            index_t const t = first + row;
+            T* const to     = strip + row * pitch + at;
+            T const* const from =
+                samples.data_handle() + samples.mapping()(head, t < end ? t : index_t{0}, column + at);
+            if (wide && t < end && column + at + piece <= samples.extent(2)) { device::copy_async(to, from); }
+            else
+            {
+                for (int e = 0; e < piece; ++e)
+                {
+                    to[e] = t < end && column + at + e < samples.extent(2) ? from[e] : narrow<T>(0.0F);
+                }
+            }
+        }
+    }
+
+    /// Four neighbouring columns of a strip as a lane holds them for multiply_tile: of each, rows 2p and 2p+1, then 2p+8 and
+    /// 2p+9. Which column a fragment's row stands for is free as long as results are put where they belong (row, column).
+    __device__ static void read_fragments(T const* from, std::uint32_t (&to)[4][2])
+    {
+        for (int k = 0; k < 2; ++k)
+        {
+            auto const low  = *reinterpret_cast<uint2 const*>(from + (8 * k) * pitch);
+            auto const high = *reinterpret_cast<uint2 const*>(from + (8 * k + 1) * pitch);
+            to[0][k]        = (low.x & 0xffffU) | (high.x << 16);
+            to[1][k]        = (low.x >> 16) | (high.x & 0xffff0000U);
+            to[2][k]        = (low.y & 0xffffU) | (high.y << 16);
+            to[3][k]        = (low.y >> 16) | (high.y & 0xffff0000U);
+        }
+    }
+
+    [[nodiscard]] __device__ static int row(int k, int e)
+    {
+        if constexpr (sizeof(T) == 4) { return float_tile::row(k); }
+        else { return device::warp() / 2 * 32 + device::lane() / 4 * 4 + k / 4 * 2 + e / 2; }
+    }
+    [[nodiscard]] __device__ static int column(int k, int e)
+    {
+        if constexpr (sizeof(T) == 4) { return float_tile::column(k, e); }
+        else { return device::warp() % 2 * 32 + device::lane() % 4 * 8 + e % 2 * 4 + k % 4; }
+    }
+
+    /// Of so many samples; tensor cores take them all, zeros included.
+    __device__ static void multiply_add(T const* a, T const* b, int samples_there, float (&acc)[8][4])
+    {
+        if constexpr (sizeof(T) == 4) { float_tile::multiply_add(a, b, samples_there, acc); }
+        else
+        {
+            static_cast<void>(samples_there);
+            int const at = device::lane() % 4 * 2 * pitch + device::lane() / 4 * 4;
+            a += at + device::warp() / 2 * 32;
+            b += at + device::warp() % 2 * 32;
+            for (int t = 0; t < rows; t += 16)
+            {
+                std::uint32_t x[4][2];
+                std::uint32_t y[4][2];
+                read_fragments(a + t * pitch, x);
+                read_fragments(b + t * pitch, y);
+                for (int k = 0; k < 8; ++k)
+                {
+                    int const i                = k / 4 * 2;
+                    std::uint32_t const from[] = {x[i][0], x[i + 1][0], x[i][1], x[i + 1][1]};
+                    device::multiply_tile<T>(acc[k], from, y[k % 4]);
+                }
+            }
+        }
+    }
+
+    __device__ static void move(float (&acc)[8][4], double (&total)[8][4])
+    {
+        for (int k = 0; k < 8; ++k)
+        {
+            for (int e = 0; e < 4; ++e)
+            {
+                total[k][e] += static_cast<double>(acc[k][e]);
+                acc[k][e] = 0.0F;
+            }
+        }
+    }
+
+    __device__ void operator()() const
+    {
+        index_t const item   = device::block() / cut.tiles; // head and part
+        index_t const head   = item / cut.parts;
+        index_t const part   = item % cut.parts;
+        auto const place     = cut.place_of(device::block() % cut.tiles);
+        bool const diagonal  = place.row == place.column;
+        index_t const begin  = samples.extent(1) * part / cut.parts;
+        index_t const end    = samples.extent(1) * (part + 1) / cut.parts;
+        index_t const rounds = (end - begin + rows - 1) / rows;
+        device::shared_carver carve{device::shared_memory()};
+        shared_arrays const shared{carve};
+        auto const fetch = [&](index_t round) {
+            if (round < rounds)
+            {
+                index_t const first = begin + round * rows;
+                fill(shared.strip(round, 0), head, first, end, place.row);
+                if (!diagonal) { fill(shared.strip(round, 1), head, first, end, place.column); }
+            }
+            device::copy_async_commit();
+        };
+        float acc[8][4]    = {};
+        double total[8][4] = {};
+        fetch(0);
+        for (index_t round = 0; round < rounds; ++round)
+        {
+            fetch(round + 1);
+            device::copy_async_wait<1>();
+            device::sync();
+            index_t const left = end - begin - round * rows;
+            multiply_add(shared.strip(round, 0), shared.strip(round, diagonal ? 0 : 1),
+                static_cast<int>(left < rows ? left : rows), acc);
+            if (round % in_float == in_float - 1) { move(acc, total); }
+            device::sync();
+        }
+        device::copy_async_wait<0>();
+        move(acc, total);
+        double* const to = sums + device::block() * (side * side);
+        for (int k = 0; k < 8; ++k)
+        {
+            for (int e = 0; e < 4; ++e) { to[row(k, e) * side + column(k, e)] = total[k][e]; }
+        }
+    }
+};
+
+/// Adds the parts, one after another, to both triangles of the Gram matrices.
+struct gram_of_parts
+{
+    static constexpr char const* name      = "gram_of_parts";
+    static constexpr int threads           = 256;
+    static constexpr index_t tile_elements = gram_cut::side * gram_cut::side;
+    static constexpr index_t per_tile      = tile_elements / threads; // blocks
+
+    double const* sums; // [H * parts, tiles, side, side]
+    out_view<double, 3, backend> gram;
+    gram_cut cut;
+
+    __device__ void operator()() const
+    {
+        index_t const at   = device::block() % per_tile * threads + device::thread();
+        index_t const tile = device::block() / per_tile % cut.tiles;
+        index_t const head = device::block() / per_tile / cut.tiles;
+        auto const place   = cut.place_of(tile);
+        index_t const i    = place.row + at / gram_cut::side;
+        index_t const j    = place.column + at % gram_cut::side;
+        if (j >= gram.extent(1) || i > j) { return; }
+        double sum = 0;
+        for (index_t part = 0; part < cut.parts; ++part)
+        {
+            sum += sums[((head * cut.parts + part) * cut.tiles + tile) * tile_elements + at];
+        }
+        gram(head, i, j) += sum;
+        if (i != j) { gram(head, j, i) += sum; }
+    }
+};
+
+} // namespace mdkv::gpu::kernels
