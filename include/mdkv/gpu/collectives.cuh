@@ -12,19 +12,24 @@
 namespace mdkv::gpu::device
 {
 
-/// Cuts shared memory into arrays. Made with null it only counts: the host learns the size from the same code.
+/// Cuts shared memory into arrays. Made with `nullptr` it only counts: the host learns the size from the same code.
 class shared_carver
 {
 public:
     __host__ __device__ explicit shared_carver(std::byte* memory)
         : memory_{memory}
     {}
+    // Any address but null serves to count with. A test for null in `take` would hide from nvcc that what is taken is
+    // shared memory, and every access to it would be a generic one.
+    __host__ __device__ explicit shared_carver(std::nullptr_t)
+        : memory_{reinterpret_cast<std::byte*>(std::uintptr_t{16})}
+    {}
 
     template <class T>
     [[nodiscard]] __host__ __device__ T* take(index_t count)
     {
         static_assert(alignof(T) <= 16);
-        std::byte* const at = memory_ == nullptr ? nullptr : memory_ + used_;
+        std::byte* const at = memory_ + used_;
         used_ += (count * index_t{sizeof(T)} + 15) / 16 * 16;
         return reinterpret_cast<T*>(at);
     }
