@@ -57,7 +57,7 @@ struct cache_layout
     index_t window = 0; // W
     head_dims dims;
     std::size_t rungs     = 0;
-    std::size_t full_rung = 0;                          // == rungs when no rung keeps the original vector
+    std::size_t full_rung = 0;                                  // == rungs when no rung keeps the original vector
     ::cuda::std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
     ::cuda::std::array<index_t, max_rungs> value_coordinates{}; // by rung
     ::cuda::std::array<storage, max_rungs> kinds{};             // by rung
@@ -125,11 +125,12 @@ struct run_entry
 /// Directory entry of one head.
 struct head_entry
 {
-    ::cuda::std::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
-    run_entry exact;                         ///< full-rung tokens, then the window
-    index_t key_projection   = 0;            ///< byte offset of [Dk, key_columns]
-    index_t value_projection = 0;            ///< byte offset of [value_columns, Dv]
-    index_t key_columns      = 0;            ///< widest projected rung in use; 0: no projection stored
+    ::cuda::std::array<run_entry, max_rungs>
+        runs{};                   ///< by rung; the full rung's entry is the exact run (window included)
+    run_entry exact;              ///< full-rung tokens, then the window
+    index_t key_projection   = 0; ///< byte offset of [Dk, key_columns]
+    index_t value_projection = 0; ///< byte offset of [value_columns, Dv]
+    index_t key_columns      = 0; ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
@@ -170,8 +171,8 @@ struct cache_view
 /// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
 /// The one place where offsets are decided; the sum over the heads is the arena's size.
 template <element T>
-[[nodiscard]] MDKV_HD constexpr index_t lay_out_head(cache_layout const& layout, ::cuda::std::array<index_t, max_rungs> const& tokens,
-    index_t offset, head_entry& entry) noexcept
+[[nodiscard]] MDKV_HD constexpr index_t lay_out_head(cache_layout const& layout,
+    ::cuda::std::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry) noexcept
 {
     constexpr index_t bytes = sizeof(T);
     entry                   = head_entry{};

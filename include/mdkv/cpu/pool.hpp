@@ -154,9 +154,7 @@ struct fading
     [[nodiscard]] simd::floats within(simd::floats x) const noexcept
     {
         return [&]<int... S>(std::integer_sequence<int, S...>) {
-            ((x = keep_largest::join(
-                  x, shifted<(1 << S)>(x) * steps[S])),
-                ...);
+            ((x = keep_largest::join(x, shifted<(1 << S)>(x) * steps[S])), ...);
             return x;
         }(std::make_integer_sequence < int, simd::lanes == 16  ? 4
                                             : simd::lanes == 8 ? 3
@@ -179,8 +177,8 @@ struct fading
         constexpr int F = First;
         if constexpr (sizeof(Floats) == 64)
         {
-            return __builtin_shufflevector(a, b, F, F + 1, F + 2, F + 3, F + 4, F + 5, F + 6, F + 7, F + 8, F + 9, F + 10,
-                F + 11, F + 12, F + 13, F + 14, F + 15);
+            return __builtin_shufflevector(a, b, F, F + 1, F + 2, F + 3, F + 4, F + 5, F + 6, F + 7, F + 8, F + 9,
+                F + 10, F + 11, F + 12, F + 13, F + 14, F + 15);
         }
         else if constexpr (sizeof(Floats) == 32)
         {

@@ -23,8 +23,8 @@ MDKV_HD constexpr void turn(Float* x, index_t n, index_t stride = 1) noexcept
         for (index_t i = 0; i < n; ++i)
         {
             if ((i & half) != 0) { continue; }
-            Float const a                = x[i * stride];
-            Float const b                = x[(i + half) * stride];
+            Float const a          = x[i * stride];
+            Float const b          = x[(i + half) * stride];
             x[i * stride]          = a + b;
             x[(i + half) * stride] = a - b;
         }

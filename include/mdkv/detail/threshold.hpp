@@ -30,9 +30,9 @@ namespace mdkv::detail
 struct rung_table
 {
     std::size_t count = 0;
-    index_t unit      = 0;                                         ///< bytes that multipliers are counted in
-    ::cuda::std::array<std::uint8_t, max_rungs> index{};                   ///< in the caller's ratio set
-    ::cuda::std::array<index_t, max_rungs> cost{};                         ///< bytes per token
+    index_t unit      = 0;                               ///< bytes that multipliers are counted in
+    ::cuda::std::array<std::uint8_t, max_rungs> index{}; ///< in the caller's ratio set
+    ::cuda::std::array<index_t, max_rungs> cost{};       ///< bytes per token
     ::cuda::std::array<::cuda::std::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
 
     rung_table() = default;

@@ -8,6 +8,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/detail/allocate_offers.hpp>
 #include <mdkv/detail/threshold.hpp>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ namespace mdkv::cpu::dual
 {
 
 using mdkv::detail::best_upgrade;
+using mdkv::detail::offer;
 using mdkv::detail::rung_table;
 using mdkv::detail::token_thresholds;
 using mdkv::detail::upgrade_choice;
@@ -41,20 +43,6 @@ struct chunk_state
     bool upgraded           = false;              ///< a rung was changed after `loss` was summed
     bool plateau            = true;               ///< a token may have an upgrade that saves exactly the multiplier
     std::array<std::int32_t, max_rungs> tokens{}; ///< decided tokens at each rung of the table
-};
-
-/// Rungs that are open to the tokens of a head, and what a head pays to have them.
-struct offer
-{
-    rung_table rungs;
-    std::array<std::uint8_t, max_rungs> place{}; ///< rung of the ratio set -> rung of the table
-    index_t charge = 0;                          ///< bytes of the projections
-
-    void allow(std::size_t r, index_t bytes) noexcept
-    {
-        place[r] = static_cast<std::uint8_t>(rungs.count);
-        rungs.add(r, bytes);
-    }
 };
 
 /// One limit and the tokens under it: those of all heads of a layer, or of one.

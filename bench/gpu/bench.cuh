@@ -1,0 +1,176 @@
+/// \file bench.cuh: what the GPU benchmarks share: device memory, calls that are recorded or enqueued, and main
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/error.cuh>
+#include <mdkv/gpu/launch.cuh>
+#include <mdkv/gpu/memory.cuh>
+
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "record.hpp"
+
+namespace bench
+{
+
+namespace gpu = mdkv::gpu;
+using gpu::check;
+using mdkv::index_t;
+
+/// The one stream of a benchmark; it lives as long as the process.
+[[nodiscard]] inline cudaStream_t stream()
+{
+    static cudaStream_t const made = [] {
+        cudaStream_t fresh = nullptr;
+        check(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "cudaStreamCreate");
+        return fresh;
+    }();
+    return made;
+}
+
+[[nodiscard]] inline gpu::pool_resource& memory()
+{
+    static gpu::pool_resource resource;
+    return resource;
+}
+
+/// Enqueues a kernel of the benchmark's own.
+template <class Kernel>
+void launch(Kernel const& kernel, index_t blocks)
+{
+    gpu::launch(gpu::backend{stream(), nullptr}, kernel, blocks);
+}
+
+template <class T>
+class device_array
+{
+public:
+    device_array() noexcept = default;
+    explicit device_array(index_t count)
+        : bytes_{mdkv::checked_multiply(count, index_t{sizeof(T)}), stream(), memory()}
+    {}
+
+    [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(bytes_.data()); }
+    [[nodiscard]] index_t size() const noexcept { return bytes_.size() / index_t{sizeof(T)}; }
+    [[nodiscard]] index_t bytes() const noexcept { return bytes_.size(); }
+
+private:
+    gpu::device_bytes<gpu::pool_resource> bytes_;
+};
+
+/// A copy of host values, there when this returns.
+template <class T>
+[[nodiscard]] device_array<T> to_device(std::vector<T> const& from)
+{
+    device_array<T> made{static_cast<index_t>(from.size())};
+    gpu::upload(gpu::backend{stream(), nullptr}, from.data(), made.data(), made.bytes());
+    return made;
+}
+
+/// The first object of an array, once all that was enqueued is done.
+template <class T>
+[[nodiscard]] T first_of(device_array<T> const& from)
+{
+    T value{};
+    gpu::read_back(gpu::backend{stream(), nullptr}, from.data(), &value, sizeof(T));
+    return value;
+}
+
+/// Something to time: enqueues `calls` calls on the stream.
+struct work
+{
+    std::function<void()> enqueue;
+    index_t calls = 1;
+};
+
+/// What `record` enqueues, as a graph.
+class graph
+{
+public:
+    template <class Record>
+    explicit graph(Record const& record)
+    {
+        check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+        record();
+        cudaGraph_t recorded = nullptr;
+        check(cudaStreamEndCapture(stream(), &recorded), "cudaStreamEndCapture");
+        cudaError_t const made = cudaGraphInstantiate(&ready_, recorded, 0);
+        cudaGraphDestroy(recorded);
+        check(made, "cudaGraphInstantiate");
+    }
+    ~graph() { cudaGraphExecDestroy(ready_); }
+    graph(graph const&)            = delete;
+    graph& operator=(graph const&) = delete;
+
+    void launch() const { check(cudaGraphLaunch(ready_, stream()), "cudaGraphLaunch"); }
+
+private:
+    cudaGraphExec_t ready_ = nullptr;
+};
+
+/// `calls` times call(on, i), one after another as in an engine's step, in one graph; the dry run of the first says how much
+/// scratch they share. What the call refers to must outlive the work.
+template <class Call>
+[[nodiscard]] work recorded(index_t calls, Call const& call)
+{
+    mdkv::workspace count;
+    call(gpu::backend{stream(), &count}, index_t{0});
+    auto const scratch = std::make_shared<device_array<std::byte>>(static_cast<index_t>(count.bytes()));
+    auto const made    = std::make_shared<graph>([&] {
+        for (index_t i = 0; i < calls; ++i)
+        {
+            mdkv::workspace own{{scratch->data(), count.bytes()}};
+            call(gpu::backend{stream(), &own}, i);
+        }
+    });
+    return {[scratch, made] { made->launch(); }, calls};
+}
+
+/// Calls the library once, outside a graph.
+template <class Call>
+void enqueue(Call const& call)
+{
+    mdkv::workspace count;
+    call(gpu::backend{stream(), &count});
+    device_array<std::byte> const scratch{static_cast<index_t>(count.bytes())};
+    mdkv::workspace own{{scratch.data(), count.bytes()}};
+    call(gpu::backend{stream(), &own});
+}
+
+/// `gpu_<bench> [--json FILE]`. Exit status 0: measured; 1: something failed; 2: asked for something else.
+template <class Body>
+int run(int count, char** arguments, Body const& body)
+{
+    bool const json = count == 3 && std::string_view{arguments[1]} == "--json";
+    if (count != 1 && !json)
+    {
+        std::fprintf(stderr, "usage: %s [--json FILE]\n", arguments[0]);
+        return 2;
+    }
+    try
+    {
+        check(cudaSetDevice(0), "cudaSetDevice");
+        record results;
+        body(results);
+        if (json) { results.write(arguments[2]); }
+    }
+    catch (std::exception const& e)
+    {
+        std::fprintf(stderr, "%s: %s\n", arguments[0], e.what());
+        return 1;
+    }
+    return 0;
+}
+
+} // namespace bench
