@@ -163,6 +163,40 @@ inline void read_again(matrix& x, count row, count n, int bits)
     }
 }
 
+/// Groups of 32 entries of a row, the last one shorter, times the Hadamard matrix of their number and 1 / its root; a group
+/// whose number is no power of two stays. Rounded as the rule has it, so that codes are chosen for the same numbers: once
+/// for the sum, once for the product.
+inline void turn(matrix& x, count row)
+{
+    for (count first = 0; first < x.cols; first += 32)
+    {
+        count const n = std::min(x.cols - first, count{32});
+        if ((n & (n - 1)) != 0) { continue; }
+        std::vector<real> turned;
+        for (count i = 0; i < n; ++i)
+        {
+            real sum = 0;
+            for (count j = 0; j < n; ++j)
+            {
+                bool odd = false; // the number of bits that i and j share
+                for (count shared = i & j; shared != 0; shared /= 2) { odd ^= shared % 2 != 0; }
+                sum += odd ? -x(row, first + j) : x(row, first + j);
+            }
+            auto const factor = static_cast<float>(1 / std::sqrt(static_cast<real>(n)));
+            turned.push_back(real{static_cast<float>(sum) * factor});
+        }
+        for (count i = 0; i < n; ++i) { x(row, first + i) = turned[static_cast<std::size_t>(i)]; }
+    }
+}
+
+/// A row as it is read from codes of its own coordinates: turned, written, read, turned back.
+inline void read_again_turned(matrix& x, count row, int bits)
+{
+    turn(x, row);
+    read_again(x, row, x.cols, bits);
+    turn(x, row);
+}
+
 /// Every row replaced by what its first r products with the rows of `basis` are of it, each stored in so many bits (0: as it
 /// is) and multiplied with the same row of `back`, which is the basis itself where that is orthonormal.
 inline matrix compressed(matrix const& x, matrix const& basis, count r, matrix const& back, int bits)
@@ -298,8 +332,8 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         {
             for (count j = 0; j < n; ++j)
             {
-                read_again(reduced, j, dim, kept.bits);
-                read_again(v, j, values.cols, kept.bits);
+                read_again_turned(reduced, j, kept.bits);
+                read_again_turned(v, j, kept.bits);
             }
         }
         else

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -160,7 +161,7 @@ struct stored_token
     /// The elements as they are stored; empty where the run holds codes.
     std::vector<T> key;
     std::vector<T> value;
-    /// The numbers they stand for, in whichever storage.
+    /// The numbers they stand for, in whichever storage: coordinates in the head's basis, or of the vector itself.
     std::vector<double> key_numbers;
     std::vector<double> value_numbers;
     bool projected = false; ///< coordinates in the head's basis
@@ -249,7 +250,26 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     }
 }
 
-/// The tokens of a quantised run.
+/// Groups of 32 numbers, the last one fewer, multiplied with the Hadamard matrix of their size over the root of that size; a
+/// group whose size is no power of two stays. The matrix is symmetric and orthonormal: twice is nothing.
+[[nodiscard]] inline std::vector<double> turned(std::vector<double> const& x)
+{
+    std::vector<double> y = x;
+    for (std::size_t first = 0; first < x.size(); first += 32)
+    {
+        std::size_t const n = std::min<std::size_t>(32, x.size() - first);
+        if (!std::has_single_bit(n)) { continue; }
+        for (std::size_t i = 0; i < n; ++i)
+        {
+            double sum = 0;
+            for (std::size_t j = 0; j < n; ++j) { sum += std::popcount(i & j) % 2 == 0 ? x[first + j] : -x[first + j]; }
+            y[first + i] = sum / std::sqrt(static_cast<double>(n));
+        }
+    }
+    return y;
+}
+
+/// The tokens of a quantised run. Codes of vectors' own coordinates stand for turned ones.
 template <class T>
 void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
     std::vector<stored_token<T>>& into)
@@ -265,6 +285,11 @@ void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::r
         token.rung = static_cast<int>(r);
         for (std::size_t c = 0; c < key.codes.size(); ++c) { token.key_numbers.push_back(key.number(c)); }
         for (std::size_t c = 0; c < value.codes.size(); ++c) { token.value_numbers.push_back(value.number(c)); }
+        if (!layout.in_basis[r])
+        {
+            token.key_numbers   = turned(token.key_numbers);
+            token.value_numbers = turned(token.value_numbers);
+        }
         into.push_back(std::move(token));
     }
 }
