@@ -99,6 +99,10 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
 {
     ratio_set const ratios{drop, part(1, 4).as(storage::int4), full_int4, full_int8.rotated(), full};
     cache_layout const layout{ratios, 1, 3, {40, 64}};
+    CHECK_FALSE((layout.turned(0) || layout.turned(1) || layout.turned(3) || layout.turned(4)));
+    CHECK(layout.turned(2)); // codes of vectors' own coordinates
+    CHECK(layout.any_turned());
+    CHECK_FALSE(cache_layout{paper_ratios, 1, 0, {64, 64}}.any_turned());
     CHECK(layout.full_rung == 4);
     CHECK(layout.projected(1));
     CHECK_FALSE(layout.projected(2));

@@ -181,8 +181,8 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
                 CHECK(std::ssize(token.value_numbers) == layer.layout.value_coordinates[static_cast<std::size_t>(r)]);
                 exact_coordinates key{
                     row_of(layer.keys, h, t), u.projected() ? &layer.key_basis : nullptr, h, token.key_numbers.size()};
-                exact_coordinates value{row_of(layer.values, h, t), u.projected() ? &layer.value_basis : nullptr,
-                    h, token.value_numbers.size()};
+                exact_coordinates value{row_of(layer.values, h, t), u.projected() ? &layer.value_basis : nullptr, h,
+                    token.value_numbers.size()};
                 if (u.quantised() && !u.projected())
                 {
                     key.turn();
@@ -477,16 +477,18 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
         double plain; // the same where it is not
     };
     double const any = std::numeric_limits<double>::infinity();
-    for (auto const& [low, high, error, plain] : {group{0, 0, 0, 0}, {0.5F, 0.5F, 0x1p-11, 0}, {-3, -3, 3 * 0x1p-11, 0},
-             {16000, 16000, 16000 * 0x1p-11, 0}, {-16000, 16000, 16000 * 0x1p-10, 16000 * 2 / 15.0 * 0.51},
-             {65504, 65504, any, 0}, {-65504, 65504, any, 65504 * 2 / 15.0 * 0.51},
-             {1e-6F, 2e-6F, 16 * 0x1p-24, 16 * 0x1p-25}, {-1e-5F, 1e-5F, 1e-6, 1e-6}, {-1e30F, 65000, any, any},
-             {2e5F, 3e5F, any, any}})
+    double const ulp = 0x1p-11;
+    // Turned, these are one sum of sixteen and zeros. Where it is negative it is the minimum, and what minimum and scale are
+    // rounded by is in all sixteen.
+    for (auto const& [low, high, error, plain] :
+        {group{0, 0, 0, 0}, {0.5F, 0.5F, 0.5 * ulp, 0}, {-3, -3, 16 * 3 * ulp, 0}, {16000, 16000, 16000 * ulp, 0},
+            {-16000, 16000, 16 * 16000 * ulp, 16000 * 2 / 15.0 * 0.51}, {65504, 65504, any, 0},
+            {-65504, 65504, any, 65504 * 2 / 15.0 * 0.51}, {1e-6F, 2e-6F, 16 * 0x1p-24, 16 * 0x1p-25},
+            {-1e-5F, 1e-5F, 1e-6, 1e-6}, {-1e30F, 65000, any, any}, {2e5F, 3e5F, any, any}})
     {
         for (index_t const dim : {16, 12}) // 12 is no power of two
         {
-            packed_layer<float> layer{
-                {.heads = 1, .tokens = 3, .window = 0, .dims = {dim, dim}, .rungs = {full_int4}}};
+            packed_layer<float> layer{{.heads = 1, .tokens = 3, .window = 0, .dims = {dim, dim}, .rungs = {full_int4}}};
             for (index_t d = 0; d < dim; ++d)
             {
                 layer.keys.set(d % 2 == 0 ? low : high, 0, 1, d);
@@ -505,7 +507,8 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
                 }
             };
             check(stored[1].key_numbers, [&](std::size_t d) { return d % 2 == 0 ? low : high; });
-            check(stored[1].value_numbers, [&](std::size_t d) { return d < static_cast<std::size_t>(dim / 2) ? low : high; });
+            check(stored[1].value_numbers,
+                [&](std::size_t d) { return d < static_cast<std::size_t>(dim / 2) ? low : high; });
         }
     }
     // one coordinate beyond half's range is spread over its group and is not cut

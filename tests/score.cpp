@@ -457,9 +457,9 @@ TEST_CASE("groups that get their minimum and scale together get the same ones as
     }
 }
 
-TEST_CASE(
-    "constant groups lose what half rounds of their sum, and nothing where they are not turned; groups of next to no spread "
-    "or beyond half's range lose a number")
+TEST_CASE("constant groups lose what half rounds of their sum, and nothing where they are not turned; groups of next "
+          "to no spread "
+          "or beyond half's range lose a number")
 {
     std::vector<rung> const rungs{drop, full_int4, full_int8, full_int4.rotated(), full};
     auto const all_losses = [&](index_t dim, quantisation_loss rule, auto const& entry) {
@@ -503,8 +503,8 @@ TEST_CASE(
     {
         CAPTURE(size);
         int wrong = 0;
-        for (float const l :
-            all_losses(40, quantisation_loss::bound, [&](index_t t, index_t d) { return size * static_cast<float>(t * 7 + d * 3 % 11); }))
+        for (float const l : all_losses(40, quantisation_loss::bound,
+                 [&](index_t t, index_t d) { return size * static_cast<float>(t * 7 + d * 3 % 11); }))
         {
             wrong += std::isfinite(l) && l >= 0.0F ? 0 : 1;
         }

@@ -61,7 +61,10 @@ TEST_CASE("a turn is the product with Hadamard's matrix over the root of its ord
             for (index_t row = 0; row < n; ++row)
             {
                 double want = 0;
-                for (index_t c = 0; c < n; ++c) { want += hadamard(n, row, c) * double{x[static_cast<std::size_t>(c)]}; }
+                for (index_t c = 0; c < n; ++c)
+                {
+                    want += hadamard(n, row, c) * double{x[static_cast<std::size_t>(c)]};
+                }
                 want /= std::sqrt(static_cast<double>(n));
                 product.add(double{y[static_cast<std::size_t>(row)]}, want, norm(x), row);
             }
@@ -112,7 +115,10 @@ TEST_CASE("vectors and tiles of them are turned group by group, to the bit as ea
             if (t == 3) { x.back() = std::numeric_limits<float>::infinity(); }
             for (std::size_t c = 0; c < x.size(); ++c) { columns[c][t] = x[c]; }
             rows.push_back(x);
-            for (index_t first = 0; first < n; first += 32) { detail::turn(x.data() + first, std::min<index_t>(32, n - first)); }
+            for (index_t first = 0; first < n; first += 32)
+            {
+                detail::turn(x.data() + first, std::min<index_t>(32, n - first));
+            }
             want.push_back(x);
         }
         cpu::detail::turn_columns(columns, n);

@@ -131,9 +131,8 @@ struct score_sizes
     [[nodiscard]] index_t sums() const noexcept { return softmaxes * block * simd::lanes; }
     [[nodiscard]] index_t slot_floats() const noexcept
     {
-        return tile::round_up(
-            row_floats() + turned_floats() + coordinate_floats() + quantised_keys * read_again_floats() + sums()
-                + quantised * block,
+        return tile::round_up(row_floats() + turned_floats() + coordinate_floats()
+                                  + quantised_keys * read_again_floats() + sums() + quantised * block,
             simd::lanes);
     }
 };
