@@ -182,8 +182,8 @@ struct change
 double rounding(std::vector<double> const& x, std::size_t c, storage kind)
 {
     if (kind == storage::plain) { return 0; }
-    auto const begin = x.begin() + static_cast<std::ptrdiff_t>(c / 32 * 32);
-    auto const end   = x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), c / 32 * 32 + 32));
+    auto const begin = x.begin() + static_cast<std::ptrdiff_t>(c / 64 * 64);
+    auto const end   = x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), c / 64 * 64 + 64));
     auto const range = std::minmax_element(begin, end);
     return 0.505 * (*range.second - *range.first) / (kind == storage::int8 ? 255 : 15);
 }

@@ -439,14 +439,14 @@ TEST_CASE("groups that get their minimum and scale together get the same ones as
     {
         CAPTURE(size);
         std::vector<float> x;
-        for (int i = 0; i < 100; ++i) { x.push_back(size * static_cast<float>(random.uniform() - 0.4)); }
+        for (int i = 0; i < 200; ++i) { x.push_back(size * static_cast<float>(random.uniform() - 0.4)); }
         for (auto const kind : {storage::int8, storage::int4})
         {
-            cpu::detail::quantisers const together{x.data(), 100, kind};
+            cpu::detail::quantisers const together{x.data(), 200, kind};
             for (index_t g = 0; g < 4; ++g)
             {
-                auto const begin         = x.begin() + g * 32;
-                auto const [least, most] = std::minmax_element(begin, begin + (g < 3 ? 32 : 4));
+                auto const begin         = x.begin() + g * 64;
+                auto const [least, most] = std::minmax_element(begin, begin + (g < 3 ? 64 : 8));
                 mdkv::detail::quantiser const alone{*least, *most, kind};
                 auto const same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
                 CHECK(same(together[g].minimum, alone.minimum));

@@ -33,7 +33,7 @@ namespace mdkv
 //   plain keys    tile by tile, each [r, w]: coordinate by coordinate, so that 16 logits grow side by side
 //   plain values  [n, r] token by token, so that a weighted sum reads them once in order
 //
-//   quantised     tile by tile, inside a tile group by group (32 coordinates, the last group fewer), and of a group with
+//   quantised     tile by tile, inside a tile group by group (64 coordinates, the last group fewer), and of a group with
 //                 g coordinates:  scales [w] half, minima [w] half, then the codes
 //                   int8 keys    [g, w] bytes         int8 values  [w, g] bytes
 //                   int4 keys    [g', w] bytes        int4 values  [w, g'] bytes     with g' = (g + 1) / 2

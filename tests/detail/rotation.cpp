@@ -46,7 +46,7 @@ double norm(std::vector<float> const& x)
 TEST_CASE("a turn is the product with Hadamard's matrix over the root of its order, and its own inverse")
 {
     support::source random{"turn"};
-    for (index_t n = 1; n <= 32; n *= 2)
+    for (index_t n = 1; n <= 64; n *= 2)
     {
         CAPTURE(n);
         CHECK(detail::turns(n));
@@ -103,10 +103,10 @@ TEST_CASE("groups of no power of two are not turned")
 TEST_CASE("vectors and tiles of them are turned group by group, to the bit as each group alone")
 {
     support::source random{"turned rows"};
-    for (index_t const n : {1, 2, 5, 16, 20, 31, 32, 33, 40, 48, 56, 63, 64})
+    for (index_t const n : {1, 2, 5, 16, 20, 31, 32, 33, 40, 48, 56, 63, 64, 65, 80, 96, 128})
     {
         CAPTURE(n);
-        float columns[64][16];
+        float columns[128][16];
         std::vector<std::vector<float>> want;
         std::vector<std::vector<float>> rows;
         for (std::size_t t = 0; t < 16; ++t)
@@ -115,9 +115,9 @@ TEST_CASE("vectors and tiles of them are turned group by group, to the bit as ea
             if (t == 3) { x.back() = std::numeric_limits<float>::infinity(); }
             for (std::size_t c = 0; c < x.size(); ++c) { columns[c][t] = x[c]; }
             rows.push_back(x);
-            for (index_t first = 0; first < n; first += 32)
+            for (index_t first = 0; first < n; first += 64)
             {
-                detail::turn(x.data() + first, std::min<index_t>(32, n - first));
+                detail::turn(x.data() + first, std::min<index_t>(64, n - first));
             }
             want.push_back(x);
         }

@@ -135,15 +135,15 @@ inline float nearest_half(float x)
     return std::clamp(std::nearbyint(x / unit) * unit, -65504.0F, 65504.0F);
 }
 
-/// The first n entries of a row as they are read from codes of so many bits, by the layout's rule: groups of 32, the last
+/// The first n entries of a row as they are read from codes of so many bits, by the layout's rule: groups of 64, the last
 /// shorter; minimum and scale halves; the code nearest to (x - minimum) / scale. In float, as the rule has it: which of two
 /// codes a coordinate between them gets decides by their whole distance.
 inline void read_again(matrix& x, count row, count n, int bits)
 {
     float const codes = bits == 8 ? 255.0F : 15.0F;
-    for (count first = 0; first < n; first += 32)
+    for (count first = 0; first < n; first += 64)
     {
-        count const end = std::min(n, first + 32);
+        count const end = std::min(n, first + 64);
         auto least      = static_cast<float>(x(row, first));
         float most      = least;
         for (count d = first; d < end; ++d)
@@ -163,14 +163,14 @@ inline void read_again(matrix& x, count row, count n, int bits)
     }
 }
 
-/// Groups of 32 entries of a row, the last one shorter, times the Hadamard matrix of their number and 1 / its root; a group
+/// Groups of 64 entries of a row, the last one shorter, times the Hadamard matrix of their number and 1 / its root; a group
 /// whose number is no power of two stays. Rounded as the rule has it, so that codes are chosen for the same numbers: once
 /// for the sum, once for the product.
 inline void turn(matrix& x, count row)
 {
-    for (count first = 0; first < x.cols; first += 32)
+    for (count first = 0; first < x.cols; first += 64)
     {
-        count const n = std::min(x.cols - first, count{32});
+        count const n = std::min(x.cols - first, count{64});
         if ((n & (n - 1)) != 0) { continue; }
         std::vector<real> turned;
         for (count i = 0; i < n; ++i)

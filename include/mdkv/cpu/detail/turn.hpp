@@ -23,7 +23,7 @@ template <int Half>
     }(std::make_integer_sequence<int, simd::lanes>{});
 }
 
-/// One group of 32 neighbours, in registers.
+/// One group of 64 neighbours, in registers.
 inline void turn_group(float* x) noexcept
 {
     constexpr int lanes   = simd::lanes;
