@@ -263,22 +263,22 @@ TEST_CASE("a group of codes that is not a number shows in every query of its hea
             for (bool const in_key : {true, false})
             {
                 packed_layer<half> layer{
-                    {.heads = 2, .tokens = tokens, .window = 3, .dims = {40, 40}, .rungs = {drop, stored, full}}, 1};
-                auto const q     = random_queries<float>(6, 40);
+                    {.heads = 2, .tokens = tokens, .window = 3, .dims = {80, 80}, .rungs = {drop, stored, full}}, 1};
+                auto const q     = random_queries<float>(6, 80);
                 auto const clean = attended<half, float>(layer.packed().view(), q);
                 (in_key ? layer.keys : layer.values)
-                    .set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 1, tokens - 1, 35);
+                    .set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 1, tokens - 1, 70);
                 auto const got = attended<half, float>(layer.packed().view(), q);
                 CAPTURE(in_key);
                 for (index_t i = 0; i < 3; ++i)
                 {
-                    for (index_t c = 0; c < 40; ++c) { CHECK(got.output.get(i, c) == clean.output.get(i, c)); }
+                    for (index_t c = 0; c < 80; ++c) { CHECK(got.output.get(i, c) == clean.output.get(i, c)); }
                 }
                 for (index_t i = 3; i < 6; ++i)
                 {
                     CHECK(std::isnan(got.lse.get(i)) == in_key);
                     // a value's group of columns is its own; in the basis it reaches all of them
-                    CHECK(std::isnan(got.output.get(i, 35)));
+                    CHECK(std::isnan(got.output.get(i, 70)));
                     CHECK(std::isnan(got.output.get(i, 3)) == (in_key || stored.in_basis));
                 }
             }

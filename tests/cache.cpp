@@ -99,6 +99,10 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
 {
     ratio_set const ratios{drop, part(1, 4).as(storage::int4), full_int4, full_int8.rotated(), full};
     cache_layout const layout{ratios, 1, 3, {40, 64}};
+    CHECK_FALSE((layout.turned(0) || layout.turned(1) || layout.turned(3) || layout.turned(4)));
+    CHECK(layout.turned(2)); // codes of vectors' own coordinates
+    CHECK(layout.any_turned());
+    CHECK_FALSE(cache_layout{paper_ratios, 1, 0, {64, 64}}.any_turned());
     CHECK(layout.full_rung == 4);
     CHECK(layout.projected(1));
     CHECK_FALSE(layout.projected(2));
@@ -107,19 +111,19 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK_FALSE(layout.own_run(0));
     CHECK_FALSE(layout.own_run(4));
     CHECK(layout.key_bytes(1, 2) == 5 + 4);
-    CHECK(layout.value_bytes(3, 2) == 64 + 8);
+    CHECK(layout.value_bytes(3, 2) == 64 + 4);
     CHECK(layout.key_bytes(4, 4) == 160);
     head_entry entry;
-    index_t const codes = 9 * (20 + 8) + 9 * (32 + 8);
+    index_t const codes = 9 * (20 + 4) + 9 * (32 + 4);
     CHECK(lay_out_head<half>(layout, {7, 0, 9, 0, 2}, 100, entry) == 100 + codes + 5 * 104 * 2);
     CHECK(entry.key_columns == 0);
-    CHECK(entry.runs[2] == run_entry{9, 100, 100 + 9 * 28});
+    CHECK(entry.runs[2] == run_entry{9, 100, 100 + 9 * 24});
     CHECK(entry.exact == run_entry{5, 100 + codes, 100 + codes + 5 * 80});
     index_t const projections = 2 * (40 * 10 + 64 * 16);
     CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (9 + 12) + 3 * 208);
     CHECK(entry.key_columns == 10);
     CHECK(entry.value_columns == 16);
-    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 40 + 64 * 64) + 63 + (48 + 72) + 3 * 208);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 40 + 64 * 64) + 63 + (44 + 68) + 3 * 208);
     CHECK(entry.key_columns == 40);
 }
 

@@ -75,7 +75,7 @@ double spacing(double x)
 }
 
 /// The first n coordinates of a vector, its own or (with a basis) its products with the basis' rows, and how far float
-/// sums may be from them.
+/// sums may be from them. `turn` makes them what codes of a vector's own coordinates stand for.
 struct exact_coordinates
 {
     std::vector<double> at;
@@ -99,6 +99,14 @@ struct exact_coordinates
             doubt[c] = static_cast<double>(original.size()) * 0x1p-24 * size;
         }
     }
+
+    void turn()
+    {
+        double size = 0;
+        for (double const x : at) { size += std::fabs(x); }
+        at = support::turned(at);
+        doubt.assign(at.size(), 7 * 0x1p-24 * size); // six sums and a product
+    }
 };
 
 /// Stored as elements: one rounding to T.
@@ -111,15 +119,15 @@ void add_errors(support::worst_error& error, std::vector<double> const& stored, 
     }
 }
 
-/// Stored as codes: at most half a step from the coordinate, where the step is the group's range over the codes; besides,
+/// Stored as codes: at most half a step from the coordinate that was coded, where the step is the group's range over the codes; besides,
 /// the minimum is rounded to half, and a scale to no better than half's smallest number.
 void add_code_errors(
     support::worst_error& error, std::vector<double> const& stored, exact_coordinates const& want, storage kind)
 {
     double const most_code = kind == storage::int8 ? 255.0 : 15.0;
-    for (std::size_t first = 0; first < stored.size(); first += 32)
+    for (std::size_t first = 0; first < stored.size(); first += 64)
     {
-        std::size_t const last = std::min(first + 32, stored.size());
+        std::size_t const last = std::min(first + 64, stored.size());
         auto const [low, high] = std::minmax_element(
             want.at.begin() + static_cast<std::ptrdiff_t>(first), want.at.begin() + static_cast<std::ptrdiff_t>(last));
         double const step  = (*high - *low) / most_code;
@@ -171,10 +179,18 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
                 CHECK(token.rung == r);
                 CHECK(std::ssize(token.key_numbers) == layer.layout.key_coordinates[static_cast<std::size_t>(r)]);
                 CHECK(std::ssize(token.value_numbers) == layer.layout.value_coordinates[static_cast<std::size_t>(r)]);
-                exact_coordinates const key{
+                exact_coordinates key{
                     row_of(layer.keys, h, t), u.projected() ? &layer.key_basis : nullptr, h, token.key_numbers.size()};
-                exact_coordinates const value{row_of(layer.values, h, t), u.projected() ? &layer.value_basis : nullptr,
-                    h, token.value_numbers.size()};
+                exact_coordinates value{row_of(layer.values, h, t), u.projected() ? &layer.value_basis : nullptr, h,
+                    token.value_numbers.size()};
+                if (u.quantised() && !u.projected())
+                {
+                    key.turn();
+                    value.turn();
+                    add_code_errors(error, support::turned(token.key_numbers), key, u.kind);
+                    add_code_errors(error, support::turned(token.value_numbers), value, u.kind);
+                    continue;
+                }
                 if (u.quantised())
                 {
                     add_code_errors(error, token.key_numbers, key, u.kind);
@@ -301,7 +317,7 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
     packed_layer<half> const kept{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 3};
     CHECK(kept.bytes() == 3 * 66 * 96 * 2); // full budget: no projection
     packed_layer<half> const codes{{.heads = 1, .tokens = 10, .window = 0, .dims = {40, 5}, .rungs = {full_int4}}};
-    CHECK(codes.bytes() == 10 * ((20 + 8) + (3 + 4)));
+    CHECK(codes.bytes() == 10 * ((20 + 4) + (3 + 4)));
 }
 
 TEST_CASE(
@@ -416,20 +432,20 @@ TEST_CASE("a group that holds a NaN or an infinity is read as NaN, and every oth
 {
     for (std::vector<rung> const& rungs : {std::vector<rung>{full_int4}, {full_int8}})
     {
-        packed_layer<half> layer{{.heads = 1, .tokens = 40, .window = 0, .dims = {40, 70}, .rungs = rungs}};
+        packed_layer<half> layer{{.heads = 1, .tokens = 40, .window = 0, .dims = {80, 134}, .rungs = rungs}};
         auto const before = support::stored_tokens(layer.packed().view(), 0);
         float const nan   = std::numeric_limits<float>::quiet_NaN();
         float const inf   = std::numeric_limits<float>::infinity();
         layer.keys.set(narrow<half>(nan), 0, 3, 0); // the first, where a comparison would keep it, and the last
-        layer.keys.set(narrow<half>(nan), 0, 17, 39);
-        layer.values.set(narrow<half>(inf), 0, 5, 33);
-        layer.values.set(narrow<half>(-inf), 0, 39, 69);
+        layer.keys.set(narrow<half>(nan), 0, 17, 79);
+        layer.values.set(narrow<half>(inf), 0, 5, 66);
+        layer.values.set(narrow<half>(-inf), 0, 39, 133);
         auto const after   = support::stored_tokens(layer.packed().view(), 0);
         auto const spoiled = [](std::vector<double> const& was, std::vector<double> const& is, std::size_t bad_group) {
             bool right = true;
             for (std::size_t c = 0; c < was.size(); ++c)
             {
-                right = right && (c / 32 == bad_group ? std::isnan(is[c]) : is[c] == was[c]);
+                right = right && (c / 64 == bad_group ? std::isnan(is[c]) : is[c] == was[c]);
             }
             return right;
         };
@@ -456,31 +472,50 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
 {
     struct group
     {
-        float low, high, error; // what may be lost
+        float low, high;
+        double error; // what may be lost where the group is turned
+        double plain; // the same where it is not
     };
-    for (auto const& [low, high, error] : {group{0, 0, 0}, {0.5F, 0.5F, 0}, {-3, -3, 0}, {65504, 65504, 0},
-             {-65504, 65504, 65504 * 2 / 15.0F * 0.51F}, {1e-6F, 2e-6F, 16 * 0x1p-25F}, {-1e-5F, 1e-5F, 1e-6F},
-             {-1e30F, 65000, std::numeric_limits<float>::infinity()},
-             {2e5F, 3e5F, std::numeric_limits<float>::infinity()}})
+    double const any = std::numeric_limits<double>::infinity();
+    double const ulp = 0x1p-11;
+    // Turned, these are one sum of sixteen and zeros. Where it is negative it is the minimum, and what minimum and scale are
+    // rounded by is in all sixteen.
+    for (auto const& [low, high, error, plain] :
+        {group{0, 0, 0, 0}, {0.5F, 0.5F, 0.5 * ulp, 0}, {-3, -3, 16 * 3 * ulp, 0}, {16000, 16000, 16000 * ulp, 0},
+            {-16000, 16000, 16 * 16000 * ulp, 16000 * 2 / 15.0 * 0.51}, {65504, 65504, any, 0},
+            {-65504, 65504, any, 65504 * 2 / 15.0 * 0.51}, {1e-6F, 2e-6F, 16 * 0x1p-24, 16 * 0x1p-25},
+            {-1e-5F, 1e-5F, 1e-6, 1e-6}, {-1e30F, 65000, any, any}, {2e5F, 3e5F, any, any}})
     {
-        packed_layer<float> layer{{.heads = 1, .tokens = 3, .window = 0, .rungs = {full_int4}}};
-        for (index_t d = 0; d < 16; ++d)
+        for (index_t const dim : {16, 12}) // 12 is no power of two
         {
-            layer.keys.set(d % 2 == 0 ? low : high, 0, 1, d);
-            layer.values.set(d < 8 ? low : high, 0, 1, d);
-        }
-        auto const stored = support::stored_tokens(layer.packed().view(), 0);
-        for (std::size_t d = 0; d < 16; ++d)
-        {
+            packed_layer<float> layer{{.heads = 1, .tokens = 3, .window = 0, .dims = {dim, dim}, .rungs = {full_int4}}};
+            for (index_t d = 0; d < dim; ++d)
+            {
+                layer.keys.set(d % 2 == 0 ? low : high, 0, 1, d);
+                layer.values.set(d < dim / 2 ? low : high, 0, 1, d);
+            }
+            auto const stored = support::stored_tokens(layer.packed().view(), 0);
             CAPTURE(low);
             CAPTURE(high);
-            double const key   = stored[1].key_numbers[d];
-            double const value = stored[1].value_numbers[d];
-            CHECK(std::fabs(key - static_cast<double>(d % 2 == 0 ? low : high)) <= static_cast<double>(error));
-            CHECK(std::fabs(value - static_cast<double>(d < 8 ? low : high)) <= static_cast<double>(error));
-            CHECK(std::fabs(key) <= 65504 * 1.001); // beyond half's range: cut, never infinite
+            CAPTURE(dim);
+            auto const check = [&](std::vector<double> const& got, auto const& given) {
+                std::vector<double> const coded = support::turned(got);
+                for (std::size_t d = 0; d < got.size(); ++d)
+                {
+                    CHECK(std::fabs(got[d] - static_cast<double>(given(d))) <= (dim == 16 ? error : plain));
+                    CHECK(std::fabs(coded[d]) <= 65504 * 1.001); // beyond half's range: cut, never infinite
+                }
+            };
+            check(stored[1].key_numbers, [&](std::size_t d) { return d % 2 == 0 ? low : high; });
+            check(stored[1].value_numbers,
+                [&](std::size_t d) { return d < static_cast<std::size_t>(dim / 2) ? low : high; });
         }
     }
+    // one coordinate beyond half's range is spread over its group and is not cut
+    packed_layer<float> layer{{.heads = 1, .tokens = 1, .window = 0, .dims = {32, 32}, .rungs = {full_int8}}};
+    for (index_t d = 0; d < 32; ++d) { layer.keys.set(d == 5 ? 3e5F : 0.0F, 0, 0, d); }
+    std::vector<double> const key = support::stored_tokens(layer.packed().view(), 0)[0].key_numbers;
+    for (std::size_t d = 0; d < 32; ++d) { CHECK(std::fabs(key[d] - (d == 5 ? 3e5 : 0)) <= 3e5 * 0x1p-10); }
 }
 
 TEST_CASE("a token read from a tile and written again is the same token, whatever the width and the address")

@@ -182,13 +182,14 @@ struct change
 double rounding(std::vector<double> const& x, std::size_t c, storage kind)
 {
     if (kind == storage::plain) { return 0; }
-    auto const begin = x.begin() + static_cast<std::ptrdiff_t>(c / 32 * 32);
-    auto const end   = x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), c / 32 * 32 + 32));
+    auto const begin = x.begin() + static_cast<std::ptrdiff_t>(c / 64 * 64);
+    auto const end   = x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), c / 64 * 64 + 64));
     auto const range = std::minmax_element(begin, end);
     return 0.505 * (*range.second - *range.first) / (kind == storage::int8 ? 255 : 15);
 }
 
-/// Errors of a token that went down, in units of what rounding allows: its vector's coordinates, or those in the basis.
+/// Errors of a token that went down, in units of what rounding allows: its vector's coordinates, turned where they are
+/// stored so, or those in the basis.
 void add_errors(support::worst_error& worst, change const& x, rung const& now, bool projected_before,
     tensor<float, 3> const& basis, index_t h)
 {
@@ -210,9 +211,15 @@ void add_errors(support::worst_error& worst, change const& x, rung const& now, b
         }
         wanted.resize(x.stored_after.size());
     }
+    std::vector<double> got = x.stored_after;
+    if (now.quantised() && !now.projected()) // half a step of what was coded
+    {
+        got    = support::turned(got);
+        wanted = support::turned(wanted);
+    }
     for (std::size_t c = 0; c < wanted.size(); ++c)
     {
-        worst.add(static_cast<long double>(x.stored_after[c]), static_cast<long double>(wanted[c]),
+        worst.add(static_cast<long double>(got[c]), static_cast<long double>(wanted[c]),
             static_cast<long double>(slack + rounding(wanted, c, now.kind)));
     }
 }

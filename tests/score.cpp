@@ -439,14 +439,14 @@ TEST_CASE("groups that get their minimum and scale together get the same ones as
     {
         CAPTURE(size);
         std::vector<float> x;
-        for (int i = 0; i < 100; ++i) { x.push_back(size * static_cast<float>(random.uniform() - 0.4)); }
+        for (int i = 0; i < 200; ++i) { x.push_back(size * static_cast<float>(random.uniform() - 0.4)); }
         for (auto const kind : {storage::int8, storage::int4})
         {
-            cpu::detail::quantisers const together{x.data(), 100, kind};
+            cpu::detail::quantisers const together{x.data(), 200, kind};
             for (index_t g = 0; g < 4; ++g)
             {
-                auto const begin         = x.begin() + g * 32;
-                auto const [least, most] = std::minmax_element(begin, begin + (g < 3 ? 32 : 4));
+                auto const begin         = x.begin() + g * 64;
+                auto const [least, most] = std::minmax_element(begin, begin + (g < 3 ? 64 : 8));
                 mdkv::detail::quantiser const alone{*least, *most, kind};
                 auto const same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
                 CHECK(same(together[g].minimum, alone.minimum));
@@ -457,38 +457,54 @@ TEST_CASE("groups that get their minimum and scale together get the same ones as
     }
 }
 
-TEST_CASE(
-    "constant groups of halves lose exactly nothing; groups of next to no spread or beyond half's range lose a number")
+TEST_CASE("constant groups lose what half rounds of their sum, and nothing where they are not turned; groups of next "
+          "to no spread "
+          "or beyond half's range lose a number")
 {
-    layer<float> x{{.tokens = 70, .dim = 40, .value_dim = 40}};
-    std::vector<rung> const rungs{full_int4, full_int8, full_int4.rotated(), full};
-    auto const all_losses = [&](auto const& entry) {
+    std::vector<rung> const rungs{drop, full_int4, full_int8, full_int4.rotated(), full};
+    auto const all_losses = [&](index_t dim, quantisation_loss rule, auto const& entry) {
+        layer<float> x{{.tokens = 70, .dim = dim, .value_dim = dim}};
         for (index_t h = 0; h < 2; ++h)
         {
             for (index_t t = 0; t < 70; ++t)
             {
-                for (index_t d = 0; d < 40; ++d)
+                for (index_t d = 0; d < dim; ++d)
                 {
                     x.keys.set(entry(t, d), h, t, d);
                     x.values.set(entry(t + 1, d), h, t, d);
                 }
             }
         }
-        return scored(x, at_run_time(rungs));
+        return scored(x, at_run_time(rungs), {.quantisation = rule});
     };
-    std::vector<float> const constant =
-        all_losses([](index_t t, index_t d) { return d < 32 ? 0.5F : -0.25F * static_cast<float>(t % 8); });
-    for (index_t const at : {0, 1, 3, 4, 5, 7}) // not in the basis, where coordinates are any number
+    auto const constant = [](index_t t, index_t d) { return d < 32 ? 0.5F : -0.25F * static_cast<float>(t % 8); };
+    for (index_t const dim : {12, 40}) // 12 is no power of two; 40 has two groups that are
     {
-        for (float const l : row(constant, at, 70)) { CHECK(l == 0.0F); }
+        // A turned group of n is its sum and n - 1 zeros; where the sum is the minimum, its rounding moves all n.
+        float const limit = dim == 12 ? 0.0F : std::sqrt(8.0F) * 1.01F * 0x1p-11F;
+
+        std::vector<float> const loss = all_losses(dim, quantisation_loss::value_only, constant);
+        for (index_t const h : {0, 1})
+        {
+            std::vector<float> const dropped = row(loss, 5 * h, 70);
+            for (index_t const r : {1, 2, 4}) // not in the basis, where coordinates are any number
+            {
+                std::vector<float> const lost = row(loss, 5 * h + r, 70);
+                for (std::size_t t = 0; t < 70; ++t)
+                {
+                    CHECK(lost[t] <= (r == 4 ? 0.0F : limit * dropped[t] / 2)); // that is 2 P |v|
+                }
+            }
+        }
     }
+    for (float const l : row(all_losses(12, quantisation_loss::bound, constant), 1, 70)) { CHECK(l == 0.0F); }
     // Spreads whose scale is a subnormal half, or none at all; then minima and maxima that are cut.
     for (float const size : {1e-3F, 1e-5F, 1e-7F, 1e-9F, 1e-30F, 1e5F, 1e9F})
     {
         CAPTURE(size);
         int wrong = 0;
-        for (float const l :
-            all_losses([&](index_t t, index_t d) { return size * static_cast<float>(t * 7 + d * 3 % 11); }))
+        for (float const l : all_losses(40, quantisation_loss::bound,
+                 [&](index_t t, index_t d) { return size * static_cast<float>(t * 7 + d * 3 % 11); }))
         {
             wrong += std::isfinite(l) && l >= 0.0F ? 0 : 1;
         }

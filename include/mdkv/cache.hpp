@@ -33,12 +33,15 @@ namespace mdkv
 //   plain keys    tile by tile, each [r, w]: coordinate by coordinate, so that 16 logits grow side by side
 //   plain values  [n, r] token by token, so that a weighted sum reads them once in order
 //
-//   quantised     tile by tile, inside a tile group by group (32 coordinates, the last group fewer), and of a group with
+//   quantised     tile by tile, inside a tile group by group (64 coordinates, the last group fewer), and of a group with
 //                 g coordinates:  scales [w] half, minima [w] half, then the codes
 //                   int8 keys    [g, w] bytes         int8 values  [w, g] bytes
 //                   int4 keys    [g', w] bytes        int4 values  [w, g'] bytes     with g' = (g + 1) / 2
 //                 A byte of int4 holds coordinate j of the group in its low half and coordinate g' + j in its high half
 //                 (0 where there is none), so that widening a vector of bytes gives two vectors of neighbours.
+//                 What codes stand for: the coordinates in the head's basis where the rung is projected. Where it is not,
+//                 each group of the vector's own coordinates is turned first (detail/rotation.hpp): multiplied with the
+//                 Hadamard matrix of its size over the root of that size; a group of no such size stays as it is.
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
@@ -90,13 +93,24 @@ struct cache_layout
 
     /// Stored through the head's projections.
     [[nodiscard]] MDKV_HD constexpr bool projected(std::size_t r) const noexcept { return in_basis[r]; }
-
-    /// Its coordinates are turned, group by group, before they become codes (detail/rotation.hpp).
-    [[nodiscard]] MDKV_HD constexpr bool turned(std::size_t) const noexcept { return false; }
     /// Its tokens have a run of their own: neither dropped nor in the exact run.
     [[nodiscard]] MDKV_HD constexpr bool own_run(std::size_t r) const noexcept
     {
         return key_coordinates[r] > 0 && r != full_rung;
+    }
+
+    /// Its coordinates are turned, group by group, before they become codes (detail/rotation.hpp).
+    [[nodiscard]] MDKV_HD constexpr bool turned(std::size_t r) const noexcept
+    {
+        return own_run(r) && kinds[r] != storage::plain && !in_basis[r];
+    }
+
+    /// Some rung is turned.
+    [[nodiscard]] MDKV_HD constexpr bool any_turned() const noexcept
+    {
+        bool any = false;
+        for (std::size_t r = 0; r < rungs; ++r) { any = any || turned(r); }
+        return any;
     }
 
     /// Bytes of one token's key, or value, at rung r.

@@ -36,7 +36,8 @@ template <element T, backend B>
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes. A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
+/// codes (those of original coordinates turned before, see cache.hpp). A group of coordinates that holds a NaN or an
+/// infinity is stored as NaN where its storage has codes.
 ///
 /// \param on                 backend: threads
 /// \param[in]  keys          [H, N, D]

@@ -45,16 +45,16 @@ TEST_CASE("a set without projected rungs needs no projection")
     CHECK(evict_ratios.full_rung() == 1);
 }
 
-TEST_CASE("a quantised vector costs its codes and four bytes for every group of 32 coordinates")
+TEST_CASE("a quantised vector costs its codes and four bytes for every group of 64 coordinates")
 {
     static_assert(stored_bytes(storage::plain, 40, 2) == 80);
-    static_assert(stored_bytes(storage::int8, 64, 2) == 64 + 8);
-    static_assert(stored_bytes(storage::int4, 64, 2) == 32 + 8);
-    static_assert(stored_bytes(storage::int4, 33, 4) == 17 + 8);
+    static_assert(stored_bytes(storage::int8, 64, 2) == 64 + 4);
+    static_assert(stored_bytes(storage::int4, 64, 2) == 32 + 4);
+    static_assert(stored_bytes(storage::int4, 65, 4) == 33 + 8);
     static_assert(stored_bytes(storage::int4, 5, 4) == 3 + 4);
     static_assert(stored_bytes(storage::int8, 1, 2) == 5);
     static_assert(stored_bytes(storage::int8, 0, 2) == 0);
-    static_assert(bit_ratios.bytes(1, {64, 40}, 2) == 40 + (20 + 8));
+    static_assert(bit_ratios.bytes(1, {64, 40}, 2) == 36 + (20 + 4));
     CHECK(bit_ratios.bytes(3, {64, 40}, 4) == 416);
 }
 
@@ -97,12 +97,12 @@ TEST_CASE("rungs must ascend in bytes, which depend on dimension and element typ
     CHECK(error_text<invalid_argument>([] {
         ratio_set{drop, part(1, 2), full_int4}.expects_ascending({64, 32}, 2);
     })
-          == "ratio_set: rungs must ascend in bytes; rung 2 takes 60 bytes a token, rung 1 96 (dimensions 64 and 32, "
+          == "ratio_set: rungs must ascend in bytes; rung 2 takes 56 bytes a token, rung 1 96 (dimensions 64 and 32, "
              "elements of 2 bytes)");
     CHECK(error_text<invalid_argument>([] {
         ratio_set{full_int4, full_int4.rotated()}.expects_ascending({64, 64}, 2);
     })
-          == "ratio_set: rungs must ascend in bytes; rung 1 takes 80 bytes a token, rung 0 80 (dimensions 64 and 64, "
+          == "ratio_set: rungs must ascend in bytes; rung 1 takes 72 bytes a token, rung 0 72 (dimensions 64 and 64, "
              "elements of 2 bytes)");
     // a vector so short that codes cost more than elements
     CHECK_THROWS_AS((ratio_set{full_int8, full}.expects_ascending({4, 4}, 2)), invalid_argument);

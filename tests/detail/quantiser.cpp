@@ -27,12 +27,12 @@ using support::index_t;
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity  = std::numeric_limits<float>::infinity();
 
-/// A group of up to 32 numbers around some offset, both of any size that half can hold.
+/// A group of up to 64 numbers around some offset, both of any size that half can hold.
 std::vector<float> random_group(support::source& random)
 {
     auto const size   = static_cast<float>(std::exp2(random.uniform(-22.0, 14.0)));
     auto const offset = static_cast<float>(random.uniform(-1.0, 1.0) * std::exp2(random.uniform(-22.0, 14.0)));
-    std::vector<float> group(static_cast<std::size_t>(1 + random.below(32)));
+    std::vector<float> group(static_cast<std::size_t>(1 + random.below(64)));
     for (float& x : group) { x = offset + size * static_cast<float>(random.uniform(-1.0, 1.0)); }
     return group;
 }
@@ -118,8 +118,8 @@ TEST_CASE("a tile's groups are the quantiser's, to the last bit, and neighbours 
     for (int i = 0; i < 200; ++i)
     {
         storage const kind = i % 2 == 0 ? storage::int8 : storage::int4;
-        auto const g       = static_cast<std::size_t>(1 + random.below(32));
-        float columns[32][16];
+        auto const g       = static_cast<std::size_t>(1 + random.below(64));
+        float columns[64][16];
         for (std::size_t t = 0; t < 16; ++t)
         {
             std::vector<float> group = random_group(random);

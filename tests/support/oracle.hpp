@@ -135,15 +135,15 @@ inline float nearest_half(float x)
     return std::clamp(std::nearbyint(x / unit) * unit, -65504.0F, 65504.0F);
 }
 
-/// The first n entries of a row as they are read from codes of so many bits, by the layout's rule: groups of 32, the last
+/// The first n entries of a row as they are read from codes of so many bits, by the layout's rule: groups of 64, the last
 /// shorter; minimum and scale halves; the code nearest to (x - minimum) / scale. In float, as the rule has it: which of two
 /// codes a coordinate between them gets decides by their whole distance.
 inline void read_again(matrix& x, count row, count n, int bits)
 {
     float const codes = bits == 8 ? 255.0F : 15.0F;
-    for (count first = 0; first < n; first += 32)
+    for (count first = 0; first < n; first += 64)
     {
-        count const end = std::min(n, first + 32);
+        count const end = std::min(n, first + 64);
         auto least      = static_cast<float>(x(row, first));
         float most      = least;
         for (count d = first; d < end; ++d)
@@ -161,6 +161,40 @@ inline void read_again(matrix& x, count row, count n, int bits)
             x(row, d) = static_cast<real>(minimum) + static_cast<real>(scale) * std::floor(std::clamp(at, 0.0F, codes));
         }
     }
+}
+
+/// Groups of 64 entries of a row, the last one shorter, times the Hadamard matrix of their number and 1 / its root; a group
+/// whose number is no power of two stays. Rounded as the rule has it, so that codes are chosen for the same numbers: once
+/// for the sum, once for the product.
+inline void turn(matrix& x, count row)
+{
+    for (count first = 0; first < x.cols; first += 64)
+    {
+        count const n = std::min(x.cols - first, count{64});
+        if ((n & (n - 1)) != 0) { continue; }
+        std::vector<real> turned;
+        for (count i = 0; i < n; ++i)
+        {
+            real sum = 0;
+            for (count j = 0; j < n; ++j)
+            {
+                bool odd = false; // the number of bits that i and j share
+                for (count shared = i & j; shared != 0; shared /= 2) { odd ^= shared % 2 != 0; }
+                sum += odd ? -x(row, first + j) : x(row, first + j);
+            }
+            auto const factor = static_cast<float>(1 / std::sqrt(static_cast<real>(n)));
+            turned.push_back(real{static_cast<float>(sum) * factor});
+        }
+        for (count i = 0; i < n; ++i) { x(row, first + i) = turned[static_cast<std::size_t>(i)]; }
+    }
+}
+
+/// A row as it is read from codes of its own coordinates: turned, written, read, turned back.
+inline void read_again_turned(matrix& x, count row, int bits)
+{
+    turn(x, row);
+    read_again(x, row, x.cols, bits);
+    turn(x, row);
 }
 
 /// Every row replaced by what its first r products with the rows of `basis` are of it, each stored in so many bits (0: as it
@@ -298,8 +332,8 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         {
             for (count j = 0; j < n; ++j)
             {
-                read_again(reduced, j, dim, kept.bits);
-                read_again(v, j, values.cols, kept.bits);
+                read_again_turned(reduced, j, kept.bits);
+                read_again_turned(v, j, kept.bits);
             }
         }
         else

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -160,7 +161,7 @@ struct stored_token
     /// The elements as they are stored; empty where the run holds codes.
     std::vector<T> key;
     std::vector<T> value;
-    /// The numbers they stand for, in whichever storage.
+    /// The numbers they stand for, in whichever storage: coordinates in the head's basis, or of the vector itself.
     std::vector<double> key_numbers;
     std::vector<double> value_numbers;
     bool projected = false; ///< coordinates in the head's basis
@@ -182,7 +183,7 @@ enum class side
     value
 };
 
-/// A vector stored as codes: of coordinate c the code, and of its group (c / 32) a minimum and a scale.
+/// A vector stored as codes: of coordinate c the code, and of its group (c / 64) a minimum and a scale.
 struct coded_vector
 {
     std::vector<int> codes;
@@ -191,7 +192,7 @@ struct coded_vector
 
     [[nodiscard]] double number(std::size_t c) const
     {
-        return minima[c / 32] + scales[c / 32] * static_cast<double>(codes[c]);
+        return minima[c / 64] + scales[c / 64] * static_cast<double>(codes[c]);
     }
 };
 
@@ -203,11 +204,11 @@ struct coded_vector
     bool const nibbles      = kind == mdkv::storage::int4;
     index_t const in_tile   = t % 16;
     index_t const width     = std::min<index_t>(16, tokens - (t - in_tile));
-    index_t const per_token = (r + 31) / 32 * 4 + (nibbles ? r / 32 * 16 + (r % 32 + 1) / 2 : r);
+    index_t const per_token = (r + 63) / 64 * 4 + (nibbles ? r / 64 * 32 + (r % 64 + 1) / 2 : r);
     std::byte const* group  = run + t / 16 * 16 * per_token;
-    for (index_t first = 0; first < r; first += 32)
+    for (index_t first = 0; first < r; first += 64)
     {
-        index_t const g        = std::min<index_t>(32, r - first);
+        index_t const g        = std::min<index_t>(64, r - first);
         index_t const bytes    = nibbles ? (g + 1) / 2 : g; // of one token's codes
         std::byte const* codes = group + 4 * width;
         all.scales.push_back(static_cast<double>(mdkv::widen(element_at<mdkv::half>(group, 0, in_tile))));
@@ -249,7 +250,26 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     }
 }
 
-/// The tokens of a quantised run.
+/// Groups of 64 numbers, the last one fewer, multiplied with the Hadamard matrix of their size over the root of that size; a
+/// group whose size is no power of two stays. The matrix is symmetric and orthonormal: twice is nothing.
+[[nodiscard]] inline std::vector<double> turned(std::vector<double> const& x)
+{
+    std::vector<double> y = x;
+    for (std::size_t first = 0; first < x.size(); first += 64)
+    {
+        std::size_t const n = std::min<std::size_t>(64, x.size() - first);
+        if (!std::has_single_bit(n)) { continue; }
+        for (std::size_t i = 0; i < n; ++i)
+        {
+            double sum = 0;
+            for (std::size_t j = 0; j < n; ++j) { sum += std::popcount(i & j) % 2 == 0 ? x[first + j] : -x[first + j]; }
+            y[first + i] = sum / std::sqrt(static_cast<double>(n));
+        }
+    }
+    return y;
+}
+
+/// The tokens of a quantised run. Codes of vectors' own coordinates stand for turned ones.
 template <class T>
 void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
     std::vector<stored_token<T>>& into)
@@ -265,6 +285,11 @@ void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::r
         token.rung = static_cast<int>(r);
         for (std::size_t c = 0; c < key.codes.size(); ++c) { token.key_numbers.push_back(key.number(c)); }
         for (std::size_t c = 0; c < value.codes.size(); ++c) { token.value_numbers.push_back(value.number(c)); }
+        if (!layout.in_basis[r])
+        {
+            token.key_numbers   = turned(token.key_numbers);
+            token.value_numbers = turned(token.value_numbers);
+        }
         into.push_back(std::move(token));
     }
 }

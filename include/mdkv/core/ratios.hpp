@@ -24,7 +24,7 @@ enum class storage : std::uint8_t
 
 /// Consecutive coordinates of one token that share a minimum and a scale, both half, where they are stored as codes. The
 /// last group of a vector may be shorter.
-inline constexpr index_t quantised_group = 32;
+inline constexpr index_t quantised_group = 64;
 
 /// Bytes of n coordinates of one token: codes, and what each group needs besides.
 [[nodiscard]] MDKV_HD constexpr index_t stored_bytes(storage kind, index_t n, index_t element_bytes) noexcept

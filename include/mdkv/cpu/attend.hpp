@@ -13,6 +13,7 @@
 #include <mdkv/cpu/detail/attend_parts.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/quantised_kernels.hpp>
+#include <mdkv/cpu/detail/turn.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -22,6 +23,7 @@
 #include <cmath>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 namespace mdkv::cpu
 {
@@ -41,6 +43,8 @@ struct attend_job
     index_t group;
     index_t key_latents   = 0; // widest projected rung of the layout
     index_t value_latents = 0;
+    index_t turned_keys   = 0; // D where a rung of the layout is turned
+    index_t turned_values = 0; // Dv where one is
     index_t state_floats  = 0;
     attend_cut cut{0};
 
@@ -54,6 +58,7 @@ struct attend_job
     struct own_memory
     {
         float* q;           // [G, D]
+        float* q_turned;    // [G, turned_keys]
         float* q_projected; // [G, key_latents]
         float* q_sums;      // [G, groups]: sums over the groups of the run being read
         float* logits;      // [G, most_block_tokens]
@@ -66,20 +71,22 @@ struct attend_job
 
     [[nodiscard]] index_t own_floats() const
     {
-        return tile::round_up(group * (cache.layout.dims.keys + key_latents + most_groups() + most_block_tokens), 16);
+        return tile::round_up(
+            group * (cache.layout.dims.keys + turned_keys + key_latents + most_groups() + most_block_tokens), 16);
     }
 
     [[nodiscard]] own_memory own_of(index_t slot) const
     {
         float* const q           = own + slot * own_floats();
-        float* const q_projected = q + group * cache.layout.dims.keys;
+        float* const q_turned    = q + group * cache.layout.dims.keys;
+        float* const q_projected = q_turned + group * turned_keys;
         float* const q_sums      = q_projected + group * key_latents;
-        return {q, q_projected, q_sums, q_sums + group * most_groups()};
+        return {q, q_turned, q_projected, q_sums, q_sums + group * most_groups()};
     }
 
     [[nodiscard]] attend_state state(index_t part) const
     {
-        return {states + part * state_floats, group, cache.layout.dims.values, value_latents};
+        return {states + part * state_floats, group, cache.layout.dims.values, turned_values, value_latents};
     }
 
     /// Scaled queries of head h as floats. A row that is not finite poisons its state: vector comparisons would hide it.
@@ -198,13 +205,25 @@ struct attend_job
         }
     }
 
+    void project_queries(head_entry const& entry, own_memory const& mine) const
+    {
+        index_t const dim = cache.layout.dims.keys;
+        std::fill_n(mine.q_projected, group * key_latents, 0.0F);
+        multiply(mine.q, dim, entry.key_projection, dim, entry.key_columns, mine.q_projected, key_latents);
+    }
+
+    void turn_queries(own_memory const& mine) const
+    {
+        std::copy_n(mine.q, group * turned_keys, mine.q_turned);
+        for (index_t g = 0; g < group; ++g) { turn_row(mine.q_turned + g * turned_keys, turned_keys); }
+    }
+
     /// Attends part p of head h: of every run the pieces of 64 tokens that begin inside the part's bytes.
     void attend_part(index_t h, index_t part, index_t parts, own_memory const& mine) const
     {
         attend_head const head{cache, h};
-        head_entry const& entry = cache.heads[h];
-        index_t const dim       = cache.layout.dims.keys;
-        bool projected_yet      = false;
+        bool projected_yet = false;
+        bool turned_yet    = false;
 
         attend_state const to = state(first_part[h] + part);
         to.clear(group);
@@ -222,14 +241,11 @@ struct attend_job
             index_t const end   = part + 1 == parts ? run.tokens : token_at((part + 1) * cut.part);
             run_begin += run.tokens * run.token_bytes();
             if (begin == end) { continue; }
-            if (run.projected && !projected_yet)
-            {
-                std::fill_n(mine.q_projected, group * key_latents, 0.0F);
-                multiply(mine.q, dim, entry.key_projection, dim, entry.key_columns, mine.q_projected, key_latents);
-                projected_yet = true;
-            }
+            if (run.projected && !std::exchange(projected_yet, true)) { project_queries(cache.heads[h], mine); }
+            if (run.turned && !std::exchange(turned_yet, true)) { turn_queries(mine); }
             run_basis const in = run.projected ? run_basis{mine.q_projected, key_latents, to.latent, to.latent_step}
-                                               : run_basis{mine.q, dim, to.sums, to.value_step};
+                                 : run.turned  ? run_basis{mine.q_turned, turned_keys, to.turned, to.turned_step}
+                                               : run_basis{mine.q, cache.layout.dims.keys, to.sums, to.value_step};
             attend_tokens(run, begin, end, in, mine, to, r + 1 < head.count ? head.runs[r + 1].keys : run.values);
         }
     }
@@ -244,6 +260,13 @@ struct attend_job
         {
             multiply(all.latent, all.latent_step, entry.value_projection, entry.value_columns, cache.layout.dims.values,
                 all.sums, all.value_step);
+        }
+        for (index_t g = 0; g < group && all.turned_step > 0; ++g)
+        {
+            float* const turned = all.turned + g * all.turned_step;
+            float* const sums   = all.sums + g * all.value_step;
+            turn_row(turned, all.turned_step); // back
+            for (index_t c = 0; c < all.turned_step; ++c) { sums[c] += turned[c]; }
         }
         for (index_t g = 0; g < group; ++g)
         {
@@ -285,7 +308,10 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
         job.key_latents   = std::max(job.key_latents, layout.key_coordinates[r]);
         job.value_latents = std::max(job.value_latents, layout.value_coordinates[r]);
     }
-    job.state_floats = detail::attend_state::floats(job.group, layout.dims.values, job.value_latents);
+    job.turned_keys   = layout.any_turned() ? layout.dims.keys : 0;
+    job.turned_values = layout.any_turned() ? layout.dims.values : 0;
+    job.state_floats =
+        detail::attend_state::floats(job.group, layout.dims.values, job.turned_values, job.value_latents);
 
     // The directory may not exist yet in a dry run, so room is made for what the arena and the tail could hold.
     index_t const room     = cache.arena_bytes + heads * cache.tail_head_bytes();

@@ -127,13 +127,13 @@ struct pack_job
         run_entry const& run     = cache.heads[h].runs[r];
         cache_layout const& form = cache.layout;
         storage const kind       = form.kinds[r];
-        bool const rotated       = form.projected(r);
+        bool const in_basis      = form.projected(r);
         auto const& basis        = key_basis.of_keys;
         for_tiles(h, r, [&](token_rows<T> const& k, token_rows<T> const& v, index_t first) {
-            write_coded_tile(k, form.dims.keys, rotated ? row(basis, h, 0) : nullptr, basis.mapping().stride(1),
+            write_coded_tile(k, form.dims.keys, in_basis ? row(basis, h, 0) : nullptr, basis.mapping().stride(1),
                 form.key_coordinates[r], kind, code_order::by_coordinate,
                 cache.arena + run.keys + first * form.key_bytes(r, sizeof(T)));
-            write_coded_tile(v, form.dims.values, rotated ? row(value_basis, h, 0) : nullptr,
+            write_coded_tile(v, form.dims.values, in_basis ? row(value_basis, h, 0) : nullptr,
                 value_basis.mapping().stride(1), form.value_coordinates[r], kind, code_order::by_token,
                 cache.arena + run.values + first * form.value_bytes(r, sizeof(T)));
         });

@@ -12,8 +12,17 @@ namespace mdkv::detail
     return group > 0 && (group & (group - 1)) == 0;
 }
 
-/// x := H x / sqrt(n) for the Hadamard matrix H of order n <= 32, by butterflies: its own inverse. Coordinates `stride`
-/// apart. Products with another vector turned so are those of the originals.
+/// 1 / sqrt(n) for a power of two n.
+[[nodiscard]] MDKV_HD constexpr float turn_factor(index_t n) noexcept
+{
+    float factor = 1.0F;
+    for (; n >= 4; n /= 4) { factor *= 0.5F; }
+    return n == 2 ? factor * 0.70710678118654752F : factor;
+}
+
+/// x := H x / sqrt(n), H the Hadamard matrix of order n with H(i, j) = -1 to the number of bits that i and j share: n log n
+/// sums, then one product each. Coordinates are `stride` apart. Orthonormal and its own inverse: products with a vector
+/// turned alike are those of the originals, and to turn again is to turn back. Where n is no power of two, nothing changes.
 template <class Float>
 MDKV_HD constexpr void turn(Float* x, index_t n, index_t stride = 1) noexcept
 {
@@ -29,10 +38,8 @@ MDKV_HD constexpr void turn(Float* x, index_t n, index_t stride = 1) noexcept
             x[(i + half) * stride] = a - b;
         }
     }
-    constexpr float by[]{1.0F, 0.70710678118654752F, 0.5F, 0.35355339059327376F, 0.25F, 0.17677669529663687F};
-    int step = 0;
-    while ((index_t{1} << step) < n) { ++step; }
-    for (index_t i = 0; i < n; ++i) { x[i * stride] = x[i * stride] * by[step]; }
+    Float const factor = turn_factor(n);
+    for (index_t i = 0; i < n; ++i) { x[i * stride] *= factor; }
 }
 
 } // namespace mdkv::detail

@@ -48,6 +48,7 @@ struct attend_run
     index_t value_bytes       = 0;
     storage kind              = storage::plain;
     bool projected            = false;
+    bool turned               = false;
 
     [[nodiscard]] index_t token_bytes() const { return key_bytes + value_bytes; }
 
@@ -78,12 +79,12 @@ struct attend_head
             run_entry const& run = entry.runs[r];
             add({cache.arena + run.keys, cache.arena + run.values, run.tokens, run.tokens, layout.key_coordinates[r],
                 layout.value_coordinates[r], layout.key_bytes(r, element_bytes), layout.value_bytes(r, element_bytes),
-                layout.kinds[r], layout.projected(r)});
+                layout.kinds[r], layout.projected(r), layout.turned(r)});
         }
         auto const [keys, values] = layout.dims;
         auto const add_exact      = [&](std::byte const* at, std::byte const* value, index_t tokens, index_t stored) {
             add({at, value, tokens, stored, keys, values, keys * element_bytes, values * element_bytes, storage::plain,
-                false});
+                false, false});
         };
         run_entry const& exact = entry.exact;
         add_exact(cache.arena + exact.keys, cache.arena + exact.values, exact.tokens, exact.tokens);
@@ -121,39 +122,45 @@ struct attend_cut
     }
 };
 
-/// What one part leaves: per query the softmax state, the sum of full values and the sum of projected ones.
+/// What one part leaves: per query the softmax state, the sum of full values, that of turned ones and that of projected
+/// ones.
 struct attend_state
 {
     mdkv::detail::softmax_state* softmax; // [G]
     float* sums;                          // [G, Dv]
+    float* turned;                        // [G, turned_step]
     float* latent;                        // [G, latent_step]
     index_t value_step;
+    index_t turned_step; // Dv, or 0 where no rung is turned
     index_t latent_step;
 
-    attend_state(float* memory, index_t group, index_t values, index_t latents)
+    attend_state(float* memory, index_t group, index_t values, index_t turned_values, index_t latents)
         : softmax{reinterpret_cast<mdkv::detail::softmax_state*>(memory)}
         , sums{memory + 2 * group}
-        , latent{sums + group * values}
+        , turned{sums + group * values}
+        , latent{turned + group * turned_values}
         , value_step{values}
+        , turned_step{turned_values}
         , latent_step{latents}
     {}
 
     static_assert(sizeof(mdkv::detail::softmax_state) == 2 * sizeof(float));
 
-    [[nodiscard]] static index_t floats(index_t group, index_t values, index_t latents)
+    [[nodiscard]] static index_t floats(index_t group, index_t values, index_t turned_values, index_t latents)
     {
-        return tile::round_up(group * (2 + values + latents), 16);
+        return tile::round_up(group * (2 + values + turned_values + latents), 16);
     }
 
     void clear(index_t group) const
     {
         std::uninitialized_fill_n(softmax, group, mdkv::detail::softmax_state{});
-        std::fill_n(sums, group * (value_step + latent_step), 0.0F);
+        std::fill_n(sums, group * (value_step + turned_step + latent_step), 0.0F);
     }
 
     void scale(index_t g, float factor) const
     {
         for (index_t c = 0; c < value_step; ++c) { sums[g * value_step + c] *= factor; }
+        for (index_t c = 0; c < turned_step; ++c) { turned[g * turned_step + c] *= factor; }
         for (index_t c = 0; c < latent_step; ++c) { latent[g * latent_step + c] *= factor; }
     }
 
@@ -167,6 +174,7 @@ struct attend_state
                 for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by.first + from[c] * by.second; }
             };
             add(sums + g * value_step, other.sums + g * value_step, value_step);
+            add(turned + g * turned_step, other.turned + g * turned_step, turned_step);
             add(latent + g * latent_step, other.latent + g * latent_step, latent_step);
         }
     }

@@ -7,6 +7,7 @@
 #include <mdkv/cpu/detail/quantised_tile.hpp>
 #include <mdkv/cpu/detail/repeat.hpp>
 #include <mdkv/cpu/detail/transpose.hpp>
+#include <mdkv/cpu/detail/turn.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 
@@ -211,7 +212,7 @@ inline void write_projected_values(token_rows<T> const& tokens, index_t dim, flo
     }
 }
 
-/// A tile of codes: the first `coordinates` coordinates in a basis, or where `basis` is null the vectors' own.
+/// A tile of codes: the first `coordinates` coordinates in a basis, or where `basis` is null the vectors' own, turned.
 template <element T>
 inline void write_coded_tile(token_rows<T> const& tokens, index_t dim, float const* basis, index_t basis_step,
     index_t coordinates, storage kind, code_order order, std::byte* tile) noexcept
@@ -221,7 +222,11 @@ inline void write_coded_tile(token_rows<T> const& tokens, index_t dim, float con
     for (index_t c = 0; c < coordinates; c += coordinate_tile::most_coordinates)
     {
         index_t const n = std::min(coordinate_tile::most_coordinates, coordinates - c);
-        if (basis == nullptr) { part.widen(tokens, c, n); }
+        if (basis == nullptr)
+        {
+            part.widen(tokens, c, n);
+            turn_columns(part.at, n);
+        }
         else { part.project(tokens, dim, basis + c * basis_step, basis_step, n); }
         write_codes(part.at, c, n, {kind, order, tokens.count}, tile);
     }

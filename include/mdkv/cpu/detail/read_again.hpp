@@ -3,6 +3,7 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/turn.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/quantiser.hpp>
@@ -151,6 +152,16 @@ template <class Wide, class Single>
 [[nodiscard]] inline bool one_long_row(index_t n, index_t step) noexcept
 {
     return n == step && n % quantised_group == 0;
+}
+
+/// Turns `count` rows of n coordinates, `step` apart.
+inline void turn_rows(float const* from, index_t count, index_t step, index_t n, float* to) noexcept
+{
+    for (index_t row = 0; row < count; ++row)
+    {
+        if (to != from) { std::copy_n(from + row * step, n, to + row * step); }
+        turn_row(to + row * step, n);
+    }
 }
 
 /// Writes the leading n coordinates of `count` rows, `step` apart, as they would be read again.

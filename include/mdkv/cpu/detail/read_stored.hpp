@@ -5,6 +5,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/detail/stored_tokens.hpp>
+#include <mdkv/cpu/detail/turn.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -148,10 +149,15 @@ void read_token(cache_view<T, space::host> const& cache, index_t h, index_t slot
     }
     auto const [dim, value_dim] = cache.layout.dims;
     bool const in_basis         = cache.layout.projected(token.rung);
+    bool const turned           = cache.layout.turned(token.rung);
     float* const more           = room + std::max(dim, value_dim);
-    read_coordinates<T>(token.run.keys, token.place, room);
+    auto const read             = [&](stored_side const& from) {
+        read_coordinates<T>(from, token.place, room);
+        if (turned) { turn_row(room, from.coordinates); } // back
+    };
+    read(token.run.keys);
     rebuild(room, token.run.keys.coordinates, in_basis ? bases.of_queries : nullptr, dim, more, key);
-    read_coordinates<T>(token.run.values, token.place, room);
+    read(token.run.values);
     rebuild(room, token.run.values.coordinates, in_basis ? bases.values : nullptr, value_dim, more, value);
 }
 

@@ -33,6 +33,8 @@ struct score_rung
     storage kind      = storage::plain;
     bool projected    = false; ///< its coordinates are those in the basis
     index_t softmax   = 0;     ///< which of the softmaxes is its P'; 0: its loss needs none
+
+    [[nodiscard]] bool turned() const noexcept { return kind != storage::plain && !projected; }
 };
 
 /// All of them: plain ones first, each holding the coordinates of the one before it.
@@ -57,6 +59,10 @@ struct score_rungs
         index_t widest = 0;
         for (score_rung const& u : all) { widest = std::max(widest, u.projected ? u.values : 0); }
         return widest;
+    }
+    [[nodiscard]] bool turn() const noexcept
+    {
+        return std::any_of(all.begin(), all.end(), [](score_rung const& u) { return u.turned(); });
     }
 };
 
@@ -87,6 +93,7 @@ struct score_sizes
     static constexpr index_t block = block_rows;
 
     index_t dim, value_dim, latent, value_latent, query_rows, rows, panels, softmaxes, quantised, quantised_keys;
+    bool turned; ///< some rung is
 
     score_sizes(index_t dim_, index_t value_dim_, index_t query_rows_, score_rungs const& rungs) noexcept
         : dim{dim_}
@@ -99,6 +106,7 @@ struct score_sizes
         , softmaxes{rungs.softmaxes}
         , quantised{rungs.count - rungs.plain}
         , quantised_keys{softmaxes - 1 - rungs.plain}
+        , turned{rungs.turn()}
     {}
 
     // Prepared once a head: queries and their latents by panel, transposed bases, visibility, log-sum-exps.
@@ -113,17 +121,18 @@ struct score_sizes
             simd::lanes);
     }
 
-    // Working set of one thread: a block of keys or values, of their coordinates in the basis, of keys read again for every
-    // quantised rung, and sums and roundings per token.
+    // Working set of one thread: a block of keys or values, turned if a rung is, of their coordinates in the basis, of keys
+    // read again for every quantised rung, and sums and roundings per token.
     [[nodiscard]] index_t row_floats() const noexcept { return block * std::max(dim, value_dim); }
+    [[nodiscard]] index_t turned_floats() const noexcept { return turned ? row_floats() : 0; }
     [[nodiscard]] index_t coordinate_floats() const noexcept { return block * std::max(latent, value_latent); }
     [[nodiscard]] index_t read_again_floats() const noexcept { return block * std::max(dim, latent); } // a rung
     [[nodiscard]] index_t row_width(score_rung const& u) const noexcept { return u.projected ? latent : dim; }
     [[nodiscard]] index_t sums() const noexcept { return softmaxes * block * simd::lanes; }
     [[nodiscard]] index_t slot_floats() const noexcept
     {
-        return tile::round_up(
-            row_floats() + coordinate_floats() + quantised_keys * read_again_floats() + sums() + quantised * block,
+        return tile::round_up(row_floats() + turned_floats() + coordinate_floats()
+                                  + quantised_keys * read_again_floats() + sums() + quantised * block,
             simd::lanes);
     }
 };
@@ -150,6 +159,7 @@ struct score_head
 struct score_slot
 {
     float* rows;      // [block, dim or value_dim]
+    float* turned;    // [block, dim or value_dim]  the same, turned
     float* latents;   // [block, latent or value_latent]
     float* again;     // [quantised_keys, block, dim or latent]  keys read again
     float* sums;      // [softmaxes, block, lanes]
@@ -157,7 +167,8 @@ struct score_slot
 
     score_slot(float* memory, score_sizes const& s) noexcept
         : rows{memory}
-        , latents{rows + s.row_floats()}
+        , turned{rows + s.row_floats()}
+        , latents{turned + s.turned_floats()}
         , again{latents + s.coordinate_floats()}
         , sums{again + s.quantised_keys * s.read_again_floats()}
         , roundings{sums + s.sums()}

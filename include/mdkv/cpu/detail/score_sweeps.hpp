@@ -124,12 +124,22 @@ inline void prepare_block_keys(
     score_slot const& slot, index_t count, score_rungs const& rungs, score_sizes const& s, score_head const& h) noexcept
 {
     if (s.latent > 0) { multiply_block(slot.rows, s.dim, h.key_basis, s.latent, slot.latents); }
+    index_t const rows = tile::round_up(count, tile::rows);
+    bool turned_yet    = false;
     for (index_t j = rungs.plain; j < rungs.count; ++j)
     {
         score_rung const& u = rungs[j];
         if (u.softmax == 0) { continue; }
-        read_again(u.projected ? slot.latents : slot.rows, tile::round_up(count, tile::rows), s.row_width(u), u.keys,
-            u.kind, slot.keys_again(u, s));
+        float* const again = slot.keys_again(u, s);
+        if (!u.turned())
+        {
+            read_again(slot.latents, rows, s.row_width(u), u.keys, u.kind, again);
+            continue;
+        }
+        if (!turned_yet) { turn_rows(slot.rows, rows, s.dim, s.dim, slot.turned); }
+        turned_yet = true;
+        read_again(slot.turned, rows, s.dim, s.dim, u.kind, again);
+        turn_rows(again, rows, s.dim, s.dim, again);
     }
 }
 

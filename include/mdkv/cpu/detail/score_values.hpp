@@ -62,15 +62,17 @@ struct loss_terms
     return total;
 }
 
-/// Of the values in slot.rows, what their losses need besides: coordinates in the basis, and what quantising changes.
+/// Of the values in slot.rows, what their losses need besides: coordinates in the basis, and what quantising changes,
+/// which is as long turned as it is turned back.
 inline void prepare_block_values(
     score_slot const& slot, index_t count, score_rungs const& rungs, score_sizes const& s, score_head const& h) noexcept
 {
     if (s.value_latent > 0) { multiply_block(slot.rows, s.value_dim, h.value_basis, s.value_latent, slot.latents); }
+    if (s.turned) { turn_rows(slot.rows, count, s.value_dim, s.value_dim, slot.turned); }
     for (index_t j = rungs.plain; j < rungs.count; ++j)
     {
         score_rung const& u = rungs[j];
-        squared_roundings(u.projected ? slot.latents : slot.rows, count, u.projected ? s.value_latent : s.value_dim,
+        squared_roundings(u.turned() ? slot.turned : slot.latents, count, u.turned() ? s.value_dim : s.value_latent,
             u.values, u.kind, slot.roundings + (j - rungs.plain) * score_sizes::block);
     }
 }

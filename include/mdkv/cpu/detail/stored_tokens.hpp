@@ -48,7 +48,7 @@ struct stored_side
     [[nodiscard]] coded_form form_at(index_t t) const noexcept { return {kind, order, width(t)}; }
 };
 
-/// out[c] = coordinate c of token t, for all of them.
+/// out[c] = coordinate c of token t as it is stored, for all of them.
 template <element T>
 inline void read_coordinates(stored_side const& from, index_t t, float* out) noexcept
 {
