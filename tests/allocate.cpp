@@ -139,7 +139,7 @@ struct account
     long double loss      = 0;
     long double magnitude = 0; ///< of the summands: what rounding is measured by
     index_t bytes         = 0;
-    std::array<index_t, mdkv::max_rungs> tokens{};
+    ::cuda::std::array<index_t, mdkv::max_rungs> tokens{};
 };
 
 account count(layer const& in, std::vector<std::uint8_t> const& rung)

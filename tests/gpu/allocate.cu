@@ -124,11 +124,12 @@ enum class kind : std::uint8_t
     unruly,  ///< neither falling nor convex
     plateaus,
     nothing,
-    tiny, ///< denormal
+    tiny,  ///< denormal
     silent ///< some are no numbers
 };
 
-tensor<float, 3> losses(source& random, index_t heads, index_t rungs, index_t tokens, kind what, support::placement how = {})
+tensor<float, 3> losses(
+    source& random, index_t heads, index_t rungs, index_t tokens, kind what, support::placement how = {})
 {
     tensor<float, 3> loss{{heads, rungs, tokens}, how};
     for (index_t h = 0; h < heads; ++h)
@@ -167,7 +168,10 @@ constexpr kind all_kinds[] = {kind::falling, kind::unruly, kind::plateaus, kind:
 std::vector<index_t> ascending_bytes(source& random, index_t rungs)
 {
     std::vector<index_t> bytes;
-    for (index_t r = 0, at = random.below(2) * 8; r < rungs; ++r, at += 4 * (1 + random.below(20))) { bytes.push_back(at); }
+    for (index_t r = 0, at = random.below(2) * 8; r < rungs; ++r, at += 4 * (1 + random.below(20)))
+    {
+        bytes.push_back(at);
+    }
     return bytes;
 }
 
@@ -180,9 +184,10 @@ TEST_CASE("allocate on the GPU chooses what the CPU chooses, whatever the losses
     {
         for (index_t const rungs : {1, 2, 3, 4, 8, 16})
         {
-            index_t const heads           = 1 + random.below(3);
-            index_t const tokens          = 1 + random.below(400);
-            tensor<float, 3> const loss   = losses(random, heads, rungs, tokens, what, {.swapped = rungs == 3, .slack = 3});
+            index_t const heads  = 1 + random.below(3);
+            index_t const tokens = 1 + random.below(400);
+            tensor<float, 3> const loss =
+                losses(random, heads, rungs, tokens, what, {.swapped = rungs == 3, .slack = 3});
             mdkv::rung_costs<> const cost = costs_of(ascending_bytes(random, rungs));
             index_t const least           = heads * tokens * cost.bytes[0];
             index_t const most            = heads * tokens * cost.bytes[cost.rungs - 1];
@@ -275,7 +280,10 @@ TEST_CASE("allocate on the GPU fills plateaus by head and position, over many pi
     {
         for (index_t i = 0; i < 2500; ++i)
         {
-            for (index_t r = 0; r < 4; ++r) { loss.set(static_cast<float>(64 - cost.bytes[static_cast<std::size_t>(r)]), h, r, i); }
+            for (index_t r = 0; r < 4; ++r)
+            {
+                loss.set(static_cast<float>(64 - cost.bytes[static_cast<std::size_t>(r)]), h, r, i);
+            }
         }
     }
     for (double const part : {0.01, 0.4, 0.77, 0.99999})
@@ -289,13 +297,14 @@ TEST_CASE("allocate on the GPU serves steps of very different widths, and of mor
 {
     source random{"gpu/allocate widths"};
     tensor<float, 3> const loss = losses(random, 2, 3, 500, kind::falling);
-    for (std::vector<index_t> const& bytes :
-        {std::vector<index_t>{0, 1, 3000}, {0, (index_t{1} << 33) + 5, index_t{1} << 40}, {3, 5, (index_t{1} << 32) + 2}})
+    for (std::vector<index_t> const& bytes : {std::vector<index_t>{0, 1, 3000},
+             {0, (index_t{1} << 33) + 5, index_t{1} << 40}, {3, 5, (index_t{1} << 32) + 2}})
     {
         for (double const part : {0.1, 0.5, 0.9})
         {
             CAPTURE(part);
-            CHECK(same(loss, costs_of(bytes), {static_cast<index_t>(part * 2 * 500 * static_cast<double>(bytes.back()))}, {}));
+            CHECK(same(
+                loss, costs_of(bytes), {static_cast<index_t>(part * 2 * 500 * static_cast<double>(bytes.back()))}, {}));
         }
     }
 }
@@ -382,7 +391,8 @@ TEST_CASE("allocate on the GPU serves no tokens, sets known at compile time, and
     CHECK(agree(on_gpu(loss, fixed, limit, {}, {.slack = 5}), want, magnitude(loss)));
 }
 
-TEST_CASE("allocate on the GPU takes the search by bisection for that among thresholds, and refuses equal counts by name")
+TEST_CASE(
+    "allocate on the GPU takes the search by bisection for that among thresholds, and refuses equal counts by name")
 {
     source random{"gpu/allocate options"};
     tensor<float, 3> const loss = losses(random, 2, 3, 90, kind::falling);
@@ -394,8 +404,9 @@ TEST_CASE("allocate on the GPU takes the search by bisection for that among thre
 
     allocate_options alike;
     alike.same_count_per_head = true;
-    std::string const text    = support::error_text<mdkv::invalid_argument>(
-        [&] { static_cast<void>(on_gpu(loss, costs_of({0, 4, 8}), {100}, alike)); });
+    std::string const text    = support::error_text<mdkv::invalid_argument>([&] {
+        static_cast<void>(on_gpu(loss, costs_of({0, 4, 8}), {100}, alike));
+    });
     CHECK(text.find("same_count_per_head") != std::string::npos);
 }
 
@@ -403,8 +414,8 @@ TEST_CASE("allocate on the GPU asks for its scratch without touching anything")
 {
     mdkv::workspace count;
     mdkv::gpu::backend const on{nullptr, &count};
-    mdkv::allocate(on, mdkv::in(on, static_cast<float const*>(nullptr), 8, 4, 5000), costs_of({0, 16, 32, 64}, {0, 9, 9, 0}),
-        mdkv::in(on, static_cast<index_t const*>(nullptr), 1), {},
+    mdkv::allocate(on, mdkv::in(on, static_cast<float const*>(nullptr), 8, 4, 5000),
+        costs_of({0, 16, 32, 64}, {0, 9, 9, 0}), mdkv::in(on, static_cast<index_t const*>(nullptr), 1), {},
         mdkv::out(on, static_cast<std::uint8_t*>(nullptr), 8, 5000),
         mdkv::out(on, static_cast<allocation*>(nullptr), 1));
     CHECK(count.bytes() > 8 * 5000);

@@ -296,7 +296,8 @@ private:
             return;
         }
         // At the multiplier that would use up the limit, heads want other offers: their turn leaves a remainder.
-        for (double turn = trials_[trials_.high()].multiplier;; turn *= 1 + 0x1p-20)
+        double step = 0x1p-20; // doubled each time: at tiny multipliers a float's next value is far
+        for (double turn = trials_[trials_.high()].multiplier;; turn = turn > 0 ? turn * (1 + step) : 1e-300, step *= 2)
         {
             report            = unsolved;
             report.multiplier = turn;
