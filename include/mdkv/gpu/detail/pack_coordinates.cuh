@@ -21,20 +21,60 @@
 namespace mdkv::gpu::kernels
 {
 
-/// detail::turn by a warp: lane i holds coordinate i of a group of n, which turns. The same sums, bit for bit.
-[[nodiscard]] __device__ inline float turned_by_warp(float x, int n)
+/// One group of coordinates of one token in a warp: lane i has coordinates i and i + 32.
+struct warp_group
 {
-    int steps = 0;
-    for (int half_way = 1; half_way < n; half_way *= 2, ++steps)
+    static constexpr int halves = int{quantised_group} / device::warp_size;
+    static_assert(halves == 2);
+
+    float x[halves];
+    int n; ///< coordinates of the group
+
+    /// Whether coordinate k * 32 + lane is one of the group's.
+    [[nodiscard]] __device__ bool has(int k) const { return k * device::warp_size + device::lane() < n; }
+
+    /// detail::turn: the same sums, bit for bit.
+    __device__ void turn()
     {
-        float const other = device::shuffle_xor(x, half_way);
-        x                 = (device::lane() & half_way) != 0 ? other - x : x + other;
+        for (int half_way = 1; half_way < n && half_way < device::warp_size; half_way *= 2)
+        {
+            for (float& mine : x)
+            {
+                float const other = device::shuffle_xor(mine, half_way);
+                mine              = (device::lane() & half_way) != 0 ? other - mine : mine + other;
+            }
+        }
+        if (n > device::warp_size)
+        {
+            float const first = x[0];
+            x[0]              = first + x[1];
+            x[1]              = first - x[1];
+        }
+        float const factor = mdkv::detail::turn_factor(n);
+        // Through a shuffle, so that it is rounded, and no part of what is done with it next.
+        for (float& mine : x) { mine = device::shuffle(mine * factor, device::lane()); }
     }
-    constexpr float root_of_half = 0.70710678118654752F;
-    float by                     = steps % 2 != 0 ? root_of_half : 1.0F; // of its own and powers of two: exact
-    for (int i = 0; i < steps / 2; ++i) { by *= 0.5F; }
-    return device::shuffle(x * by, device::lane()); // so that it is rounded, and no part of what is done with it next
-}
+
+    /// The sum of products with 0 is NaN where a coordinate is not finite, and says which zero the least one is.
+    [[nodiscard]] __device__ mdkv::detail::quantiser quantiser_of(storage kind) const
+    {
+        constexpr float huge = 3.4e38F;
+        float spoilt         = -0.0F;
+        float least          = huge;
+        float most           = -huge;
+        for (int k = 0; k < halves; ++k)
+        {
+            if (!has(k)) { continue; }
+            spoilt += x[k] * 0.0F;
+            least = x[k] < least ? x[k] : least;
+            most  = x[k] > most ? x[k] : most;
+        }
+        spoilt = device::warp_sum(spoilt);
+        least  = -device::warp_max(-least);
+        most   = device::warp_max(most);
+        return {least + spoilt, most + spoilt, kind};
+    }
+};
 
 /// Keys or values of one strip of a run after another, a piece of coordinates after another.
 template <element T>
@@ -46,7 +86,8 @@ struct pack_coordinates
     static constexpr int warps                     = threads / device::warp_size;
     static constexpr int strip                     = 64;                   ///< tokens: two a lane
     static constexpr int piece                     = int{quantised_group}; ///< coordinates
-    static constexpr int each                      = piece / warps;        ///< coordinates of a thread
+    static constexpr int part                      = 32;                   ///< coordinates of a product, at once
+    static constexpr int each                      = part / warps;         ///< of a thread
     static constexpr int depth                     = 64;                   ///< of a product, at once
     static constexpr int row_pitch                 = depth + 1;            // tokens in different banks
     static constexpr int piece_pitch               = piece + 1;
@@ -61,14 +102,14 @@ struct pack_coordinates
     {
         T const** row;   // [strip]
         float* rows;     // [strip, row_pitch]    a part of every token
-        float* basis;    // [piece, depth]        the same part of some directions
+        float* basis;    // [part, depth]        the same part of some directions
         float* at;       // [strip, piece_pitch]  coordinates
         std::byte* made; // [strip, most_bytes]   what is stored of them
 
         __host__ __device__ explicit shared(device::shared_carver& memory)
             : row{memory.take<T const*>(strip)}
             , rows{memory.take<float>(strip * row_pitch)}
-            , basis{memory.take<float>(piece * depth)}
+            , basis{memory.take<float>(part * depth)}
             , at{memory.take<float>(strip * piece_pitch)}
             , made{memory.take<std::byte>(strip * most_bytes)}
         {}
@@ -144,7 +185,11 @@ struct pack_coordinates
         {
             int const g = x.coordinates - c0 < piece ? x.coordinates - c0 : piece;
             if (x.basis == nullptr) { read(at, x, c0, g, g, n, at.at, piece_pitch); }
-            else { project(at, x, c0, g, n); }
+            for (int first = 0; x.basis != nullptr && first < g; first += part)
+            {
+                project(at, x, c0, first, g - first < part ? g - first : part, n);
+                device::sync();
+            }
             device::sync();
             bool const rows = kind == storage::plain && x.by_token && g < x.coordinates; // a piece of every one
             if (kind == storage::plain) { make_elements(at, x, g, n); }
@@ -182,8 +227,9 @@ struct pack_coordinates
         }
     }
 
-    /// at[t][c] = sum over d, ascending, of row[t][d] * basis[c0 + c][d]: lanes are tokens, warps some coordinates each.
-    __device__ void project(shared const& at, vectors const& x, int c0, int g, int n) const
+    /// at[t][first + c] = sum over d, ascending, of row[t][d] * basis[c0 + first + c][d] for c < g <= part: lanes are tokens,
+    /// warps some coordinates each.
+    __device__ void project(shared const& at, vectors const& x, int c0, int first, int g, int n) const
     {
         constexpr int four = 4;
         float acc[each][2]{};
@@ -194,9 +240,9 @@ struct pack_coordinates
             int const filled = (m + four - 1) / four * four;
             if (d0 > 0) { device::sync(); }
             read(at, x, d0, m, filled, n, at.rows, row_pitch);
-            for (int row = device::warp(); row < piece; row += warps)
+            for (int row = device::warp(); row < part; row += warps)
             {
-                float const* const direction = x.basis + (c0 + row) * x.step + d0;
+                float const* const direction = x.basis + (c0 + first + row) * x.step + d0;
                 for (int d = device::lane(); d < filled; d += device::warp_size)
                 {
                     at.basis[row * depth + d] = row < g && d < m ? direction[d] : 0.0F;
@@ -209,7 +255,7 @@ struct pack_coordinates
         {
             for (int k = 0; k < 2; ++k)
             {
-                at.at[(device::lane() + k * device::warp_size) * piece_pitch + c + j] = acc[j][k];
+                at.at[(device::lane() + k * device::warp_size) * piece_pitch + first + c + j] = acc[j][k];
             }
         }
     }
@@ -243,9 +289,9 @@ struct pack_coordinates
         {
             for (int t = device::warp(); t < n; t += warps)
             {
-                if (device::lane() < g)
+                for (int c = device::lane(); c < g; c += device::warp_size)
                 {
-                    to[t * g + device::lane()] = narrow<T>(at.at[t * piece_pitch + device::lane()]);
+                    to[t * g + c] = narrow<T>(at.at[t * piece_pitch + c]);
                 }
             }
             return;
@@ -260,44 +306,58 @@ struct pack_coordinates
         }
     }
 
-    /// A warp takes a token, a lane one of the group's coordinates.
+    /// A warp takes a token, a lane two of the group's coordinates.
     __device__ void make_codes(shared const& at, vectors const& x, int g, int n, storage kind, bool turned) const
     {
-        int const lane     = device::lane();
-        int const half_way = (g + 1) / 2;
-        int const bytes    = kind == storage::int8 ? g : half_way; // of a token's codes
+        constexpr int halves = warp_group::halves;
+        int const lane       = device::lane();
+        int const half_way   = (g + 1) / 2;
+        int const bytes      = kind == storage::int8 ? g : half_way; // of a token's codes
         for (int t = device::warp(); t < n; t += warps)
         {
-            float coordinate = lane < g ? at.at[t * piece_pitch + lane] : 0.0F;
-            if (turned && mdkv::detail::turns(g)) { coordinate = turned_by_warp(coordinate, g); }
-            auto const group = quantiser_of(coordinate, lane < g, kind);
-            int code         = lane < g ? group.code(coordinate, mdkv::detail::most_code(kind)) : 0;
-            int const upper  = device::shuffle(code, (lane + half_way) % device::warp_size);
-            if (kind == storage::int4 && lane + half_way < g) { code += upper << 4; }
+            float const* const from = at.at + t * piece_pitch;
+            warp_group group{{0.0F, 0.0F}, g};
+            for (int k = 0; k < halves; ++k)
+            {
+                if (group.has(k)) { group.x[k] = from[k * device::warp_size + lane]; }
+            }
+            if (turned && mdkv::detail::turns(g)) { group.turn(); }
+            auto const scaled = group.quantiser_of(kind);
+            int code[halves];
+            for (int k = 0; k < halves; ++k)
+            {
+                code[k] = group.has(k) ? scaled.code(group.x[k], mdkv::detail::most_code(kind)) : 0;
+            }
+            if (kind == storage::int4) { code[0] += upper_code(code, half_way, g) << 4; }
             int const tile      = t / int{tile_tokens} * int{tile_tokens};
             int const width     = n - tile < int{tile_tokens} ? n - tile : int{tile_tokens};
             std::byte* const to = at.made + tile * (bytes + 2 * int{sizeof(half)});
             auto* const scales  = reinterpret_cast<half*>(to); // [width], then minima [width]
             if (lane == 0)
             {
-                scales[t - tile]         = narrow<half>(group.scale);
-                scales[width + t - tile] = narrow<half>(group.minimum);
+                scales[t - tile]         = narrow<half>(scaled.scale);
+                scales[width + t - tile] = narrow<half>(scaled.minimum);
             }
             std::byte* const codes = to + width * 2 * int{sizeof(half)};
-            int const place        = x.by_token ? (t - tile) * bytes + lane : lane * width + t - tile;
-            if (lane < bytes) { codes[place] = static_cast<std::byte>(code); }
+            for (int k = 0; k < halves; ++k)
+            {
+                int const b = k * device::warp_size + lane;
+                if (b < bytes)
+                {
+                    codes[x.by_token ? (t - tile) * bytes + b : b * width + t - tile] = static_cast<std::byte>(code[k]);
+                }
+            }
         }
     }
 
-    /// That of the lanes that are in the group. The sum of their products with 0 is NaN where one is not finite, and says
-    /// which zero the least one is.
-    [[nodiscard]] __device__ static mdkv::detail::quantiser quantiser_of(float x, bool in_group, storage kind)
+    /// The code that shares a byte with this lane's first one; 0 where there is none.
+    [[nodiscard]] __device__ static int upper_code(int const (&code)[warp_group::halves], int half_way, int g)
     {
-        constexpr float huge = 3.4e38F;
-        float const spoilt   = device::warp_sum(in_group ? x * 0.0F : -0.0F);
-        float const least    = -device::warp_max(in_group ? -x : -huge);
-        float const most     = device::warp_max(in_group ? x : -huge);
-        return {least + spoilt, most + spoilt, kind};
+        int const at    = device::lane() + half_way;
+        int const low   = device::shuffle(code[0], at % device::warp_size);
+        int const high  = device::shuffle(code[1], at % device::warp_size);
+        bool const mine = device::lane() < half_way && at < g;
+        return !mine ? 0 : at < device::warp_size ? low : high;
     }
 };
 
