@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "../runner/device_layers.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/scratch_memory.hpp"
 #include "fold_plan.hpp"
@@ -33,6 +34,7 @@ template <mdkv::element T>
 class cache_maker
 {
 public:
+    /// \throws mdkv::error   the policy is to run on a device, and there is none
     cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads);
 
     /// Caches that fold what is appended. The plan is that of `share_memory` for this policy.
@@ -60,6 +62,7 @@ private:
 
     policy policy_;
     mdkv::budget limit_;
+    std::unique_ptr<device_layers<T>> device_; // where the policy runs on one; its caches must go before it
     fold_plan plan_{};
     fold_ledger* ledger_ = nullptr;     // of caches that fold
     std::optional<head_scores> scores_; // where heads share by them

@@ -59,6 +59,7 @@ cache_maker<T>::cache_maker(policy chosen, mdkv::budget limit, std::int64_t laye
     , limit_{policy_.whole() ? mdkv::budget::fraction(1, 1) : limit}
 {
     if (policy_.share == sharing::head_scores) { scores_ = read_head_scores(policy_.head_scores, layers, query_heads); }
+    if (policy_.backend == backend_kind::cuda) { device_ = make_device_layers<T>(); }
 }
 
 template <mdkv::element T>
@@ -67,7 +68,10 @@ cache_maker<T>::cache_maker(policy chosen, fold_plan const& plan, fold_ledger& l
     , limit_{mdkv::budget::bytes(plan.arena)}
     , plan_{plan}
     , ledger_{&ledger}
-{}
+{
+    mdkv::expects(policy_.backend == backend_kind::cpu, "--backend cuda: policy ", policy_.label,
+        " folds what is appended on the CPU only");
+}
 
 template <mdkv::element T>
 made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape, std::int64_t tail_tokens,
@@ -155,9 +159,25 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
     auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);       // Q
     std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early)); // [Q]
     std::fill(weights.end() - std::min(question, rows), weights.end(), 1.0F);
+    made_cache made;
+    if (device_ != nullptr)
+    {
+        made.cache = device_->compress(layer, policy_.ratios,
+            {.bytes            = limit,
+                .pooling       = policy_.pooling,
+                .charge        = policy_.charge,
+                .quantisation  = policy_.quantisation,
+                .key_basis     = policy_.key_basis,
+                .query_weights = weights,
+                .progress      = go_on,
+                .rungs         = rungs,
+                .tail_tokens   = tail_tokens},
+            made.report);
+        if (made.report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
+        return made;
+    }
     mdkv::cpu::cache<T> cache;
     if (ledger_ != nullptr) { cache = mdkv::cpu::cache<T>{mdkv::cache_layout{}, 0, 0, &ledger_->memory}; }
-    made_cache made;
     made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
         using mdkv::in;
         using mdkv::slice;

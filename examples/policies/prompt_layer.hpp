@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "../runner/layers.hpp"
-
 namespace runner
 {
+
+class rotary; // layers.hpp
 
 /// Heads that are cached: the model's KV heads, or, as the authors of most policies cache, one for every query head, its
 /// keys and values then being repeated (group 1). The first `past()` tokens may be dropped, the last `window` stay.

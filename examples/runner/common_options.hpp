@@ -24,12 +24,21 @@ struct common_options
     std::optional<std::string> pooling;
     std::optional<std::string> ratios;
     std::optional<std::int64_t> score_queries;
-    std::string head_scores; // file
+    std::string head_scores;     // file
+    std::string backend = "cpu"; // of the commands that let one choose
 };
+
+/// \throws mdkv::invalid_argument   no such backend
+[[nodiscard]] inline backend_kind parse_backend(std::string const& text)
+{
+    mdkv::expects(text == "cpu" || text == "cuda", "backend: \"", text, "\" is unknown; there are cpu, cuda");
+    return text == "cuda" ? backend_kind::cuda : backend_kind::cpu;
+}
 
 /// The policy of that text (see `parse_policy`), with the options' parameters where the text leaves them open and the
 /// policy has them.
-/// \throws mdkv::invalid_argument   the text cannot be read, or the policy needs head scores and has none
+/// \throws mdkv::invalid_argument   the text cannot be read, the policy needs head scores and has none, or it does not run
+///                                  on the backend
 [[nodiscard]] inline policy chosen_policy(std::string const& text, common_options const& options)
 {
     policy const named = parse_policy(text);
@@ -50,6 +59,9 @@ struct common_options
                                    : parse_policy(text.substr(0, text.size() - 1) + "+" + more + "]");
     mdkv::expects(chosen.share != sharing::head_scores || !chosen.head_scores.empty(), "policy ", chosen.name,
         " needs head scores: give --head-scores FILE; mdkv_run head-scores makes one");
+    chosen.backend = parse_backend(options.backend);
+    mdkv::expects(chosen.backend == backend_kind::cpu || chosen.runs_on_device(), "--backend cuda: policy ",
+        chosen.label, " runs on the CPU only; paper, paper_literal, evict and best run on the device");
     return chosen;
 }
 

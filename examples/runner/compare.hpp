@@ -280,9 +280,10 @@ int run_compare(session& run, common_options const& common, compare_options cons
     {
         auto const result = detail::compare_on<T>(run, common, options, path);
         detail::add_to_means(means, result.all);
-        std::printf("%s: %lld tokens of context, %lld fed after them; cache element %s, window %lld, %d threads\n",
+        std::printf("%s: %lld tokens of context, %lld fed after them; cache element %s, window %lld, %d threads%s\n",
             path.c_str(), static_cast<long long>(options.context), static_cast<long long>(options.continuation),
-            mdkv::element_name<T>(), static_cast<long long>(common.window), run.threads());
+            mdkv::element_name<T>(), static_cast<long long>(common.window), run.threads(),
+            parse_backend(common.backend) == backend_kind::cuda ? ", policies on the GPU" : "");
         detail::print_comparison(result.all, result.prefill_seconds, options.continuation);
         std::printf("KL(full || policy), agreement of the likeliest token and difference in NLL: means over the fed "
                     "tokens. All caches decode in lock step: %.1f s.\n",
@@ -299,7 +300,7 @@ int run_compare(session& run, common_options const& common, compare_options cons
         detail::write_json(options.json_path,
             {{"model", common.model_path}, {"context", options.context}, {"continue", options.continuation},
                 {"window", common.window}, {"element", mdkv::element_name<T>()}, {"threads", run.threads()},
-                {"means", summary}, {"texts", texts}});
+                {"backend", common.backend}, {"means", summary}, {"texts", texts}});
     }
     return 0;
 }

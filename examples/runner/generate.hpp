@@ -118,10 +118,11 @@ void print_size(sequence_cache<T> const& cache, model_shape const& shape, std::i
             cache.chosen().label.c_str(), mdkv::element_name<T>());
         return;
     }
-    std::fprintf(stderr, "KV cache of the prompt: %s, %.1f %% of the full cache's %s (policy %s, %s)\n",
+    std::fprintf(stderr, "KV cache of the prompt: %s, %.1f %% of the full cache's %s (policy %s, %s%s)\n",
         size_text(cache.resident_bytes()).c_str(),
         100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()),
-        size_text(cache.full_bytes()).c_str(), cache.chosen().label.c_str(), mdkv::element_name<T>());
+        size_text(cache.full_bytes()).c_str(), cache.chosen().label.c_str(), mdkv::element_name<T>(),
+        cache.chosen().backend == backend_kind::cuda ? ", on the GPU" : "");
 }
 
 } // namespace detail

@@ -9,6 +9,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "../evaluation/run_head_scores.hpp"
 #include "../evaluation/run_longbench.hpp"
@@ -17,6 +18,7 @@
 #include "../evaluation/run_ruler.hpp"
 #include "common_options.hpp"
 #include "compare.hpp"
+#include "device_layers.hpp"
 #include "generate.hpp"
 #include "map.hpp"
 #include "policies.hpp"
@@ -47,6 +49,26 @@ void add_common(CLI::App& command, runner::common_options& common)
         "--head-scores", common.head_scores, "file of measured head scores, for policies that read them");
 }
 
+void add_backend(CLI::App& command, runner::common_options& common)
+{
+    command
+        .add_option("--backend", common.backend,
+            "where policies made of rungs compress and attend: cpu or cuda; the rest of the model is on the CPU")
+        ->capture_default_str();
+}
+
+/// Mistakes about the backend show before a model is read.
+/// \throws mdkv::error   a policy does not run on it, or there is none
+template <mdkv::element T>
+void expect_backend(runner::common_options const& common, std::vector<std::string> const& policies)
+{
+    for (std::string const& text : policies) { static_cast<void>(runner::chosen_policy(text, common)); }
+    if (runner::parse_backend(common.backend) == runner::backend_kind::cuda)
+    {
+        static_cast<void>(runner::make_device_layers<T>());
+    }
+}
+
 int print_policies()
 {
     for (runner::policy const& p : runner::all_policies())
@@ -68,6 +90,7 @@ int run(int argc, char** argv)
     runner::generate_options generate;
     CLI::App& generate_command = *app.add_subcommand("generate", "answer a prompt from a compressed cache");
     add_common(generate_command, common);
+    add_backend(generate_command, common);
     generate_command.add_option("--prompt-file", generate.prompt_path, "text to answer")->required();
     generate_command.add_option("--policy", generate.policy_name, "see: mdkv_run policies")->capture_default_str();
     CLI::Option* const size =
@@ -97,6 +120,7 @@ int run(int argc, char** argv)
     runner::compare_options compare;
     CLI::App& compare_command = *app.add_subcommand("compare", "measure policies against the full cache on a text");
     add_common(compare_command, common);
+    add_backend(compare_command, common);
     compare_command.add_option("--text", compare.text_paths, "text to read and go on with; several: means, too")
         ->required();
     compare_command.add_option("--context", compare.context, "tokens to read and compress")->capture_default_str();
@@ -119,6 +143,7 @@ int run(int argc, char** argv)
     runner::map_options map;
     CLI::App& map_command = *app.add_subcommand("map", "show how many bytes each token got");
     add_common(map_command, common);
+    add_backend(map_command, common);
     map_command.add_option("--text", map.text_path, "text to read")->required();
     map_command.add_option("--context", map.context, "tokens to read and compress")->capture_default_str();
     map_command.add_option("--kv-size", map.kv_size, "tokens per KV head")->capture_default_str();
@@ -163,8 +188,16 @@ int run(int argc, char** argv)
     }
     if (policies_command.parsed()) { return print_policies(); }
 
+    std::vector<std::string> policies; // of the commands that let one choose the backend
+    if (generate_command.parsed()) { policies = {generate.policy_name}; }
+    if (compare_command.parsed()) { policies = runner::split_policies(compare.policies, !common.head_scores.empty()); }
+    if (map_command.parsed()) { policies = {map.policy_name}; }
+    mdkv::expects(common.backend != "cuda" || !generate.max_bytes,
+        "--backend cuda: --max-bytes folds on the CPU what is made; give --kv-size or --budget");
+
     runner::catch_interrupts();
     return runner::with_element(common.element, [&]<mdkv::element T>() {
+        expect_backend<T>(common, policies);
         runner::session session{common};
         if (generate_command.parsed()) { return runner::run_generate<T>(session, common, generate); }
         if (compare_command.parsed()) { return runner::run_compare<T>(session, common, compare); }

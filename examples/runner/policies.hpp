@@ -51,6 +51,13 @@ enum class ranking
     expected_attention
 };
 
+/// Where layers are compressed and attended; all else of a model runs on the CPU.
+enum class backend_kind
+{
+    cpu,
+    cuda
+};
+
 /// How the budget is shared among layers and heads.
 enum class sharing
 {
@@ -94,12 +101,18 @@ struct policy
     std::string head_scores{};                                   // file
     bool per_query_head = false; // caches keys and values once for every query head, as most authors do
     std::string label{};         // the name and whatever was set: how tables and files call it
+    backend_kind backend = backend_kind::cpu;
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
     [[nodiscard]] bool reads_all_queries() const noexcept
     {
         return rank == ranking::all_attention || rank == ranking::expected_attention;
+    }
+    /// Whether its layers can be made and attended on a GPU: those that go through mdkv::compress, each by itself.
+    [[nodiscard]] bool runs_on_device() const noexcept
+    {
+        return (kind == cache_kind::mixed || whole()) && share == sharing::uniform;
     }
     /// Last tokens of a prompt that stay as they are, the window being that of all policies.
     [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept

@@ -172,9 +172,9 @@ struct allocation
 ///         2 + R/2 bytes a token (heads rounded up to 4096 tokens); same_count_per_head: 8*N more for each thread;
 ///         charged by use: three passes more or so, up to 64 solutions where heads are all but indifferent, and one byte a
 ///         token more
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative
+/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/allocate.cpp, docs/numerics.md; data the call cannot serve (NaN losses, a limit below the cheapest
 ///         rungs) is told in report.status, so that the same contract holds on a device

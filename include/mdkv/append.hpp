@@ -17,11 +17,12 @@ namespace mdkv
 /// \param[in] value  [H, Dv]
 /// \param     cache  the tail must have room
 /// \cost   writes one token; no scratch, no allocation
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
 /// \throws invalid_argument        a shape disagrees
-/// \throws insufficient_workspace  the tail is full (naming its capacity); grow it with `cpu::cache::reserve_tail`.
-///                                 Nothing was changed in either case
+/// \throws insufficient_workspace  the tail is full (naming its capacity); grow it with `reserve_tail` of its owner.
+///                                 Nothing was changed in either case. gpu: the token is not written, and counted
+///                                 beyond the capacity
 /// \see    tests/append.cpp
 template <backend B, element T, element U>
 void append(B const& on, in_view<U, 2, B> key, in_view<U, 2, B> value, cache_view<T, B::memory_space> const& cache)

@@ -28,7 +28,7 @@ struct attend_options
 /// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity where the cache is empty. Merge
 ///                                 further segments with `merge_attention`
 /// \cost   every stored byte is read once, whatever G; O(D*r) per query head for the projections; scratch, no allocation
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, an output overlaps, query heads are no multiple of KV heads
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case

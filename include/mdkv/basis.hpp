@@ -16,7 +16,7 @@ namespace mdkv
 /// \param[in,out] gram     [H, D, D]  sum over the samples seen so far, both triangles; start from zeros
 /// \pre    D >= 1; samples are finite (a NaN or infinity spoils every direction; see `expects_finite`)
 /// \cost   O(H*S*D*D) multiply-adds, samples read once; scratch O(H*D*D)
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; float products, double sums over blocks
 /// \throws invalid_argument        a shape disagrees, an output overlaps (nothing was changed)
 /// \throws insufficient_workspace  naming the size needed
@@ -45,9 +45,10 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 /// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
 /// \pre    gram is finite
 /// \cost   O(H*D^3); allocates O(D*D) per head through the linear algebra library, the only stage that allocates
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head)
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head;
+///                            gpu: that head's energies are NaN)
 /// \throws std::bad_alloc     the linear algebra library could not allocate
 /// \see    tests/basis.cpp
 template <backend B>
@@ -93,7 +94,7 @@ struct key_bases
 /// \param[out] energy   [H, D]     non-increasing sums of squares along the rows, >= 0
 /// \pre    samples are finite
 /// \cost   O(H*S*D*D + H*D^3), samples read once; scratch O(H*D*D); allocates as eigenbasis does
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
 /// \throws invalid_argument, insufficient_workspace, std::bad_alloc   as its two parts
 /// \see    tests/basis.cpp
@@ -131,9 +132,10 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
 ///                                      what the coordinate adds to q . k; 0 where all queries are zero
 /// \pre    keys and queries are finite
 /// \cost   O(H*N*D*D + H*G*Q*D*D + H*D^3), keys and queries read once; scratch O(H*D*D); allocates as eigenbasis does
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head)
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head;
+///                            gpu: that head's energies are NaN)
 /// \throws insufficient_workspace, std::bad_alloc   as fit_basis
 /// \see    tests/basis.cpp; `key_bases` takes both results to score and pack
 template <backend B, element T>

@@ -119,7 +119,7 @@ struct compress_report
 /// \param[out] destination  the backend's cache (for the CPU `cpu::cache<T>`); its memory resource is used
 /// \return     what was done, in absolute units
 /// \cost   the sum of the stages; scratch O(H*R*N + H*D*D), with keep_full a copy of keys and values; allocates the new cache, and eigenbasis's temporaries
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the budget is below the window or the cheapest rungs (naming the
 ///                                 least budget that works) or below what keep_full must keep; quotas exceed the budget

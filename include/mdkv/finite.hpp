@@ -15,7 +15,7 @@ namespace mdkv
 /// \param[in] name   what the view is called in the message
 /// \param[in] rows   [H, N, D]
 /// \cost   reads the view once
-/// \sync   returns when done (cpu)
+/// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  names the first offending row in (head, row) order, for any number of threads
 /// \throws non_finite_input   naming the view, the head, the row and the layer (if not negative)
 /// \see    tests/finite.cpp

@@ -20,7 +20,7 @@ namespace mdkv
 /// \param[out] output    [rows, Dv]  may be output_a itself (same memory, same strides): the merge is then in place
 /// \param[out] lse       [rows]      may be lse_a itself. Two empty sides give zeros and -infinity
 /// \cost   reads and writes every row once; no scratch
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; rows of an empty side leave the other's bits
 /// \throws invalid_argument   a shape disagrees, an output overlaps anything but its own input (nothing was changed)
 /// \see    tests/merge.cpp

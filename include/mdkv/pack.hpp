@@ -21,8 +21,8 @@ namespace mdkv
 /// \param on          backend: threads
 /// \param[in] rung    [H, N]
 /// \param[in] layout  of the cache, in element type T
-/// \cost   reads rung once
-/// \sync   returns when done (cpu)
+/// \cost   reads rung once; gpu: a little scratch
+/// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  deterministic
 /// \throws invalid_argument   a rung is outside the layout's rungs (naming head and token)
 /// \see    tests/pack.cpp
@@ -49,11 +49,13 @@ template <element T, backend B>
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
 /// \param      cache         arena of at least packed_bytes(rung, layout); directory [H]
-/// \cost   kept rows are read once; O(D*r) multiply-adds per projected token; no scratch
-/// \sync   returns when done (cpu)
+/// \cost   kept rows are read once; O(D*r) multiply-adds per projected token; no scratch (gpu: see a dry run)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument         a shape disagrees, a rung is outside the layout, memory overlaps
-/// \throws insufficient_workspace   the arena is too small, naming both sizes; nothing was changed in any case
+/// \throws insufficient_workspace   the arena is too small, naming both sizes; nothing was changed in any case. gpu: of the
+///                                  two data errors a rung outside the layout is dropped, and where tokens do not fit the
+///                                  arena none is stored
 /// \see    tests/pack.cpp
 template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,

@@ -39,7 +39,7 @@ struct pool_options
 /// \pre    width odd, >= 1; a NaN makes all that it has a part in NaN: its neighbours, or with `adaptive` its whole row,
 ///         over which infinity spreads too
 /// \cost   adaptive: O(H*R*N); max, mean: O(H*R*N*log(width)) up to a width of 1,024, O(H*R*N*width) beyond; no scratch
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument   a shape disagrees, the width is even or below 1, the views overlap (nothing was changed)
 /// \see    tests/pool.cpp; docs/decisions.md says why the default is not the paper's literal algorithm

@@ -16,7 +16,7 @@ namespace mdkv
 /// \param[in]  basis        [H, D, D]  orthonormal rows, as fit_basis writes them
 /// \param[out] coordinates  [H, N, r]  1 <= r <= D, any element type U; rounded to nearest even
 /// \cost   O(H*N*D*r) multiply-adds; vectors read once; scratch O(H*D*r + threads*D)
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument, insufficient_workspace   nothing was changed
 /// \see    tests/project.cpp
@@ -54,7 +54,7 @@ void project(B const& on, in_view<T, 3, B> vectors, in_view<float, 3, B> basis, 
 /// \param[in]  basis       [H, D, D]
 /// \param[out] vectors     [H, N, D]  any element type T; rounded to nearest even
 /// \cost   O(H*N*D*r) multiply-adds; coordinates read once; scratch O(H*D*r + threads*D)
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument, insufficient_workspace   nothing was changed
 /// \see    tests/project.cpp

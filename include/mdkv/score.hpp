@@ -66,7 +66,7 @@ struct score_options
 /// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (once of them less with lse given), r the widest plain projected
 ///         rung, s the coordinates of all quantised rungs whose loss has a first term; keys read twice, values once;
 ///         scratch O(H*G*Q*D + threads*R*D), never G*Q x N
-/// \sync   returns when done (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case

@@ -18,10 +18,11 @@ namespace mdkv
 /// \param[out] positions  [H, N]    of head h at rung r: positions[h, first[h, r] ... first[h, r + 1])
 /// \param[out] first      [H, R+1]  where each rung's list begins; first[h, R] = N
 /// \pre    every rung < R; N < 2^31
-/// \cost   reads rung twice, writes positions once; no scratch
-/// \sync   returns when done (cpu)
+/// \cost   reads rung twice, writes positions once; no scratch (gpu: see a dry run)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
-/// \throws invalid_argument   a shape disagrees, an output overlaps, or a rung is R or more (naming head and token)
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a rung is R or more (naming head and token;
+///                            gpu: such a token is in no list)
 /// \see    tests/slots.cpp
 template <backend B>
 void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions,

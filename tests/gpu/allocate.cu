@@ -3,8 +3,8 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/allocate.hpp>
 
+#include "gpu/support/cpu_reference.hpp"
 #include "gpu/support/device.hpp"
 #include "support/host.hpp"
 #include "support/random.hpp"
@@ -65,8 +65,8 @@ outcome on_cpu(tensor<float, 3> const& loss, mdkv::rung_costs<> const& costs, st
     outcome result{std::vector<std::uint8_t>(static_cast<std::size_t>(loss.extent(0) * loss.extent(2))),
         std::vector<allocation>(limits.size())};
     support::run([&](mdkv::cpu::backend const& on) {
-        mdkv::allocate(on, loss.in(), costs, mdkv::in(on, limits.data(), static_cast<index_t>(limits.size())), options,
-            mdkv::out(on, result.rung.data(), loss.extent(0), loss.extent(2)),
+        support::allocate_on_cpu(on, loss.in(), costs, mdkv::in(on, limits.data(), static_cast<index_t>(limits.size())),
+            options, mdkv::out(on, result.rung.data(), loss.extent(0), loss.extent(2)),
             mdkv::out(on, result.report.data(), static_cast<index_t>(limits.size())));
     });
     return result;

@@ -6,10 +6,10 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/compress.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/presets.hpp>
 
+#include "gpu/support/cpu_reference.hpp"
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_cache.hpp"
 #include "support/compare.hpp"
@@ -121,7 +121,7 @@ outcome<T> on_cpu(layer<T> const& x, ratio_set<> const& ratios, compress_options
     cpu::cache<T> cache;
     compress_report report;
     support::run([&](cpu::backend const& on) {
-        report = compress(on,
+        report = support::compress_on_cpu(on,
             layer_view<cpu::backend, T>{
                 x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in()},
             ratios, choice, cache);

@@ -122,6 +122,31 @@ TEST_CASE("a list of policies is cut at the commas outside of brackets, and all 
     CHECK(runner::split_policies("headkv", false) == std::vector<std::string>{"headkv"});    // asked for by name
 }
 
+TEST_CASE("on a device run the policies that go through compress layer by layer, and the others are refused by name")
+{
+    runner::common_options common;
+    CHECK(runner::chosen_policy("snapkv", common).backend == runner::backend_kind::cpu);
+    common.backend = "cuda";
+    for (char const* const text : {"paper", "paper_literal", "evict", "best", "full", "best[heads=query+pool=5]"})
+    {
+        CAPTURE(text);
+        CHECK(runner::chosen_policy(text, common).backend == runner::backend_kind::cuda);
+        CHECK(runner::chosen_policy(text, common).label == text);
+    }
+    for (char const* const text : {"snapkv", "h2o_decode", "think", "low_rank", "headkv[scores=x]", "best_h[scores=x]"})
+    {
+        CAPTURE(text);
+        CHECK_THROWS_WITH_AS(static_cast<void>(runner::chosen_policy(text, common)),
+            ("--backend cuda: policy " + std::string{text}
+                + " runs on the CPU only; paper, paper_literal, evict and best run on the device")
+                .c_str(),
+            mdkv::invalid_argument);
+    }
+    common.backend = "rocm";
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::chosen_policy("paper", common)),
+        "backend: \"rocm\" is unknown; there are cpu, cuda", mdkv::invalid_argument);
+}
+
 TEST_CASE("options of all commands change what a policy's text leaves open, where the policy has it")
 {
     runner::common_options common;

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include <vector_types.h>
 
@@ -100,11 +101,7 @@ struct pack_exact
         for (int t = device::thread() / row_threads; t < width && c < n; t += threads / row_threads)
         {
             uint4 const piece = device::load16(row[t] + c0 + c);
-            auto* const to    = reinterpret_cast<std::uint32_t*>(block + t * pitch + c); // rows begin at 4 bytes
-            to[0]             = piece.x;
-            to[1]             = piece.y;
-            to[2]             = piece.z;
-            to[3]             = piece.w;
+            memcpy(static_cast<void*>(block + t * pitch + c), &piece, sizeof piece); // rows begin at 4 bytes
         }
     }
 
@@ -140,7 +137,9 @@ struct pack_exact
             T const* const from = block + i % tile_tokens * pitch + i / tile_tokens;
             alignas(16) T piece[per];
             for (int t = 0; t < per; ++t) { piece[t] = from[t * pitch]; }
-            *reinterpret_cast<uint4*>(to + i * int{sizeof(T)}) = *reinterpret_cast<uint4 const*>(piece);
+            uint4 whole;
+            memcpy(&whole, static_cast<void const*>(piece), sizeof whole);
+            *reinterpret_cast<uint4*>(to + i * int{sizeof(T)}) = whole;
         }
     }
 
