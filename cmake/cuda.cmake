@@ -4,6 +4,9 @@ set(MDKV_CUDA AUTO CACHE STRING "Compile the kernels with nvcc: AUTO (where it i
 set_property(CACHE MDKV_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(MDKV_CUDA_ARCHITECTURES "80;90" CACHE STRING "Compute capabilities that the kernels are compiled for")
 
+set(MDKV_CUDA_PROGRAM_ARCHITECTURES "" CACHE STRING
+    "Compute capabilities that programs for a GPU are compiled for (empty: to PTX, which shows that they compile and takes half the time)")
+
 set(MDKV_NVCC "")
 if(NOT MDKV_CUDA STREQUAL "OFF")
     find_program(mdkv_found_nvcc nvcc HINTS "${CUDAToolkit_ROOT}" "$ENV{CUDAToolkit_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}"
@@ -20,6 +23,15 @@ endif()
 
 # Warnings are errors, as in all of our own sources; registers that spill are, too.
 set(mdkv_nvcc_flags -std=c++20 "-I${PROJECT_SOURCE_DIR}/include" -Werror all-warnings)
+
+# For programs: device code and the host's.
+set(mdkv_nvcc_code "")
+foreach(architecture IN LISTS MDKV_CUDA_PROGRAM_ARCHITECTURES)
+    list(APPEND mdkv_nvcc_code "-gencode=arch=compute_${architecture},code=sm_${architecture}")
+endforeach()
+if(NOT mdkv_nvcc_code)
+    set(mdkv_nvcc_code "-gencode=arch=compute_90,code=compute_90")
+endif()
 
 # mdkv_compile_kernels(OUTPUTS SOURCE NAME ARCHITECTURE): device code alone, which takes a second or two
 function(mdkv_compile_kernels outputs source name architecture)

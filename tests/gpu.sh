@@ -38,7 +38,7 @@ if [[ ! -x $program ]]; then
     setup_cuda_headers
     say "gpu: building for compute capability $architecture (log: $build/build.log)"
     configure "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_CUDA=ON \
-        -DMDKV_CUDA_ARCHITECTURES="$architecture" >"$build/build.log" 2>&1 || die 1 "see $build/build.log"
+        -DMDKV_CUDA_ARCHITECTURES="$architecture" -DMDKV_CUDA_PROGRAM_ARCHITECTURES="$architecture" >"$build/build.log" 2>&1 || die 1 "see $build/build.log"
     cmake --build "$build" --parallel "$(build_jobs)" --target mdkv_gpu_tests mdkv_gpu_bench >>"$build/build.log" 2>&1 ||
         die 1 "the build failed; see $build/build.log"
 fi
