@@ -61,7 +61,7 @@ struct menu
     {
         rungs = costs.size();
         count = 0;
-        for (std::size_t r = 0; r < rungs; ++r) { order[r] = static_cast<std::uint8_t>(r); }
+        for (std::size_t r = 0; r < max_rungs; ++r) { order[r] = static_cast<std::uint8_t>(r); }
         // Insertion: there are few, and equals stay in the order of their bytes.
         for (std::size_t j = 1; j < rungs; ++j)
         {
