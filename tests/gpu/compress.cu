@@ -88,7 +88,7 @@ tensor<float, 2> last_queries(layer<T> const& x)
 }
 
 template <class T>
-outcome<T> on_gpu(layer<T> const& x, ratio_set<> const& ratios, options choice)
+outcome<T> on_gpu(layer<T> const& x, ratio_set<> const& ratios, options choice, bool beside = false)
 {
     layer_sizes const& s = x.sizes;
     choice.on_non_finite = non_finite::unchecked;
@@ -100,8 +100,9 @@ outcome<T> on_gpu(layer<T> const& x, ratio_set<> const& ratios, options choice)
     device_tensor<allocation, 1> chosen{{1}};
     choice.rungs = rungs.out();
     compress_report report;
+    support::side_stream const side;
     support::run_on_device([&](gpu::backend const& on) {
-        gpu::compressed_layer<T> to{stored.view(), chosen.data_handle()};
+        gpu::compressed_layer<T> to{stored.view(), chosen.data_handle(), beside ? side.get() : nullptr};
         report = compress(on, from.view(), ratios, choice, to);
     });
     device_tensor<float, 2> const q{last_queries(x)};
@@ -175,6 +176,18 @@ TEST_CASE("a layer compressed on the GPU has the CPU's rungs, loss and attention
         {.limit = budget::fraction(1, 6), .pooling = {.width = 7, .kind = pooling::adaptive}});
     expects_same(
         x, ratio_set<>{std::vector<rung>{drop, full}}, {.limit = budget::kv_size(30), .pooling = {.width = 1}});
+}
+
+TEST_CASE("a basis fitted on a stream beside changes nothing")
+{
+    layer<half> const x{{.heads = 2, .tokens = 60, .window = 4, .dim = 32, .value_dim = 16}};
+    ratio_set<> const ratios{std::vector<rung>{drop, part(1, 4), full}};
+    options const choice{.limit = budget::fraction(1, 2), .allocation = {.charge = projection_charge::always}};
+    auto const after  = on_gpu(x, ratios, choice);
+    auto const beside = on_gpu(x, ratios, choice, true);
+    CHECK(beside.chosen.tokens[1] > 0);
+    CHECK(beside.rungs == after.rungs);
+    CHECK(support::same_bits(beside.attention.elements(), after.attention.elements()));
 }
 
 TEST_CASE("a budget that holds the layer stores it whole on the GPU, bit for bit")

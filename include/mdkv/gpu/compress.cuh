@@ -34,6 +34,8 @@ struct compressed_layer
 {
     cache_view<T, space::device> cache; ///< layout of the ratio set, arena of at least the budget's bytes
     allocation* report = nullptr; ///< [1], or [H] with quotas: what was chosen, and what could not be; may be null
+    /// Another stream than the backend's: the basis of the values is fitted there while that of the keys is. Null: after it.
+    cudaStream_t side = nullptr;
 };
 
 namespace kernels
@@ -100,7 +102,7 @@ struct report_whole
 /// are the caller's to avoid: where packed tokens would not fit the arena, pack stores none. Looking for NaNs would have to
 /// wait for the device: ask `expects_finite` before, then pass non_finite::unchecked.
 ///
-/// \sync    asynchronous on `on.stream`; fit for graph capture
+/// \sync    asynchronous on `on.stream`, which waits for the side stream where there is one; fit for graph capture
 /// \throws invalid_argument   besides what the contract names: non_finite is not unchecked, on_tight_budget is error, the
 ///                            destination's layout or arena does not fit, the layer fits the budget whole and the ratio
 ///                            set has no rung 1
@@ -153,7 +155,12 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     auto const smooth       = out(on, frame.take<float>(pooled ? H * R_count * N : 0), pooled ? H : 0, R_count, N);
     auto* const byte_limit  = frame.take<index_t>(1);
     auto* const own_reports = frame.take<allocation>(limits);
-    bool const real         = !on.scratch->counting();
+    bool const beside       = projected && destination.side != nullptr;
+    workspace side_counting; // two streams at work must not share scratch
+    if (beside) { fit_basis(backend{destination.side, &side_counting}, layer.values, value_basis, value_energy); }
+    std::size_t const side_bytes = beside ? side_counting.bytes() : 0;
+    auto* const side_memory      = frame.take<std::byte>(static_cast<index_t>(side_bytes));
+    bool const real              = !on.scratch->counting();
     if (real) { static_cast<void>(frame.ready()); }
     auto const reports   = out(on, destination.report == nullptr || !real ? own_reports : destination.report, limits);
     auto const step      = [&](char const* stage, index_t done) { return !real || options.progress(stage, done, 6); };
@@ -192,9 +199,16 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     if (!step("basis", 1)) { return cancelled(); }
     if (projected)
     {
+        if (beside && real)
+        {
+            workspace side_scratch{{side_memory, side_bytes}};
+            order_streams(on.stream, destination.side);
+            fit_basis(backend{destination.side, &side_scratch}, layer.values, value_basis, value_energy);
+        }
         if (aware) { fit_query_aware_basis(on, layer.queries, layer.keys, key_basis, query_basis, key_energy); }
         else { fit_basis(on, layer.keys, key_basis, key_energy); }
-        fit_basis(on, layer.values, value_basis, value_energy);
+        if (!beside) { fit_basis(on, layer.values, value_basis, value_energy); }
+        else if (real) { order_streams(destination.side, on.stream); }
     }
     key_bases<backend> const bases{as_input(key_basis), as_input(aware ? query_basis : key_basis)};
     if (!step("score", 2)) { return cancelled(); }

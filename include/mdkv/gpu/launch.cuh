@@ -57,6 +57,19 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     check(cudaPeekAtLastError(), Kernel::name);
 }
 
+/// What is enqueued on `later` from now on waits for what `earlier` holds now. Fit for graph capture, which then takes in
+/// `later` as well.
+/// \throws cuda_error   an event could not be made or recorded
+inline void order_streams(cudaStream_t earlier, cudaStream_t later)
+{
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "order_streams");
+    cudaError_t const recorded = cudaEventRecord(event, earlier);
+    cudaError_t const waits    = recorded == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : recorded;
+    static_cast<void>(cudaEventDestroy(event)); // it lives on until nobody waits for it
+    check(waits, "order_streams");
+}
+
 /// Copies `bytes` to the host and waits for them, and so for all that was enqueued before.
 /// \throws cuda_error   the copy failed, or something before it did
 inline void read_back(backend const& on, void const* device, void* host, index_t bytes)

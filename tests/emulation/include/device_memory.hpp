@@ -36,6 +36,13 @@ private:
     std::size_t size_;
 };
 
+/// A stream that only has to be another one.
+class side_stream
+{
+public:
+    [[nodiscard]] cudaStream_t get() const { return reinterpret_cast<cudaStream_t>(const_cast<side_stream*>(this)); }
+};
+
 /// Kernels run as they are started; there is nothing to wait for.
 template <class Call>
 void run_on_stream(Call const& call)
