@@ -341,7 +341,7 @@ TEST_CASE("constant, tiny, huge and signed zero groups are coded as by the CPU")
         float low, high;
     };
     std::vector<ends> const all{{0, 0}, {-0.0F, -0.0F}, {0, -0.0F}, {-0.0F, 0}, {0.5F, 0.5F}, {65504, 65504},
-        {-65504, 65504}, {1e-6F, 2e-6F}, {-1e-10F, 1e-10F}, {-1e30F, 65000}, {2e5F, 3e5F}, {-3.2e38F, 3.3e38F}};
+        {-65504, 65504}, {1e-6F, 2e-6F}, {-1e-10F, 1e-10F}, {-1e30F, 65000}, {2e5F, 3e5F}};
     for (rung const u : {full_int4, full_int8})
     {
         packed_layer<float> layer{
@@ -353,6 +353,13 @@ TEST_CASE("constant, tiny, huge and signed zero groups are coded as by the CPU")
             for (index_t d = 0; d < 20; ++d) { layer.values.set(d < 8 ? low : high, 0, t, d); }
         }
         CHECK(arena_of(packed_on_device(layer)) == arena_of(layer.packed()));
+
+        // Sums beyond float: not a number, of which there are several, so no bytes are compared.
+        for (index_t d = 0; d < 32; ++d) { layer.keys.set(d % 2 == 0 ? -3.2e38F : 3.3e38F, 0, 3, d); }
+        auto const cache  = packed_on_device(layer);
+        auto const stored = support::stored_tokens(cache.view(), 0);
+        for (double const x : stored[3].key_numbers) { CHECK(std::isnan(x)); }
+        for (double const x : stored[4].key_numbers) { CHECK(x == doctest::Approx(0.5).epsilon(1e-3)); }
     }
 }
 

@@ -1,0 +1,54 @@
+#include <mdkv/gpu/memory.cuh>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include "gpu/support/device_packed.hpp"
+#include "support/host.hpp"
+
+#include <new>
+#include <utility>
+
+#include <doctest/doctest.h>
+
+namespace
+{
+
+using namespace mdkv;
+using support::device_resource;
+using bytes = gpu::device_bytes<device_resource>;
+
+} // namespace
+
+TEST_CASE("device bytes go back to the resource they came from, once, also when they were moved")
+{
+    device_resource resource;
+    {
+        bytes one{100, nullptr, resource};
+        bytes const empty{0, nullptr, resource};
+        CHECK(resource.outstanding() == 1);
+        CHECK(empty.data() == nullptr);
+        bytes other{std::move(one)};
+        CHECK(other.size() == 100);
+        CHECK(one.data() == nullptr); // NOLINT: what it is left as is what is asked
+        other = bytes{200, nullptr, resource};
+        CHECK(resource.outstanding() == 1);
+    }
+    CHECK(resource.outstanding() == 0);
+}
+
+TEST_CASE("a resource that has nothing left, and a negative size, leave nothing behind")
+{
+    device_resource resource;
+    resource.fail_after(0);
+    CHECK_THROWS_AS((bytes{1, nullptr, resource}), std::bad_alloc);
+    CHECK(support::error_text<invalid_argument>([&] { bytes{-1, nullptr, resource}; }).find("-1") != std::string::npos);
+    CHECK(resource.outstanding() == 0);
+}
+
+TEST_CASE("the device's own pool is a resource like any other")
+{
+    static_assert(gpu::memory_resource<gpu::pool_resource>);
+    static_assert(!gpu::memory_resource<int>);
+    CHECK(gpu::device_bytes<gpu::pool_resource>{}.size() == 0);
+}
