@@ -18,7 +18,7 @@ enum class run_basis : std::uint8_t
 {
     original,
     projected, ///< leading coordinates of the head's basis
-    turned     ///< every group of 32 turned before it became codes
+    turned     ///< every group of coordinates turned before it became codes
 };
 
 /// Tokens of one head stored alike.
