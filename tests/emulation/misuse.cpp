@@ -99,8 +99,8 @@ TEST_CASE("threads run in the order asked for, and their results show where that
     for (auto const which : {emulation::order::ascending, emulation::order::descending})
     {
         emulation::use(which);
-        int last          = -1;
-        auto const record = [&last] { last = device::thread(); };
+        int last    = -1;
+        auto record = [&last] { last = device::thread(); };
         mdkv::gpu::launch(mdkv::gpu::backend{}, kernel<decltype(record)>{record}, 1);
         CHECK(last == (which == emulation::order::ascending ? 63 : 0));
     }
