@@ -7,6 +7,8 @@
 #include "support/host.hpp"
 
 #include <new>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include <doctest/doctest.h>
@@ -50,5 +52,7 @@ TEST_CASE("the device's own pool is a resource like any other")
 {
     static_assert(gpu::memory_resource<gpu::pool_resource>);
     static_assert(!gpu::memory_resource<int>);
-    CHECK(gpu::device_bytes<gpu::pool_resource>{}.size() == 0);
+    static_assert(std::is_nothrow_move_constructible_v<gpu::device_bytes<gpu::pool_resource>>);
+    static_assert(!std::is_copy_constructible_v<gpu::device_bytes<gpu::pool_resource>>);
+    CHECK(bytes::alignment % 16 == 0); // what attend asks of an arena
 }
