@@ -1086,6 +1086,18 @@ TEST_CASE("a limit that rises through the price of the projections never loses m
     }
 }
 
+TEST_CASE("paying by use ends where losses are so small that a float's next multiplier is far away")
+{
+    // Found at random: the head turns at 1.4e-46, and steps of a millionth of that took practically for ever.
+    layer in{1, 4, {2, 13, 17}};
+    in.project({1}, 39);
+    in.project({2}, 51);
+    in.loss = {0x1p-148F, 0, 0x1.8p-147F, 0, 0x1p-149F, 0x1.cp-147F, 0x1.72p-142F, 0x1.a1c8p-136F, 0, 0, 0, 0};
+    allocation const got = solve(in, {82}, {.spend_leftover = false}).one();
+    CHECK(got.token_bytes + got.charged_bytes <= 82);
+    CHECK(got.status == allocation_status::optimal);
+}
+
 TEST_CASE("paying by use gives the same bits for any number of threads, and serves many heads alike and unlike")
 {
     source random{"allocate by use threads"};
