@@ -20,6 +20,11 @@ using namespace mdkv;
 using support::device_resource;
 using bytes = gpu::device_bytes<device_resource>;
 
+static_assert(gpu::memory_resource<gpu::pool_resource>);
+static_assert(!gpu::memory_resource<int>);
+static_assert(!std::is_copy_constructible_v<bytes>);
+static_assert(bytes::alignment % 16 == 0); // what attend asks of an arena
+
 } // namespace
 
 TEST_CASE("device bytes go back to the resource they came from, once, also when they were moved")
@@ -46,13 +51,4 @@ TEST_CASE("a resource that has nothing left, and a negative size, leave nothing 
     CHECK_THROWS_AS((bytes{1, nullptr, resource}), std::bad_alloc);
     CHECK(support::error_text<invalid_argument>([&] { bytes{-1, nullptr, resource}; }).find("-1") != std::string::npos);
     CHECK(resource.outstanding() == 0);
-}
-
-TEST_CASE("the device's own pool is a resource like any other")
-{
-    static_assert(gpu::memory_resource<gpu::pool_resource>);
-    static_assert(!gpu::memory_resource<int>);
-    static_assert(std::is_nothrow_move_constructible_v<gpu::device_bytes<gpu::pool_resource>>);
-    static_assert(!std::is_copy_constructible_v<gpu::device_bytes<gpu::pool_resource>>);
-    CHECK(bytes::alignment % 16 == 0); // what attend asks of an arena
 }

@@ -269,7 +269,8 @@ struct token_vector
         std::int32_t count = 0;
         for (int i = 0; i < simd::lanes; ++i) { count -= bad[i]; }
         for_rungs<Count>(
-            rungs, [&](auto r) __attribute__((always_inline)) { loss[r] = simd::select(bad, simd::broadcast(0.0F), loss[r]); });
+            rungs, [&](auto r)
+                       __attribute__((always_inline)) { loss[r] = simd::select(bad, simd::broadcast(0.0F), loss[r]); });
         return count;
     }
 };
