@@ -13,6 +13,7 @@
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/collectives.cuh>
+#include <mdkv/gpu/detail/attend_sizes.cuh>
 #include <mdkv/gpu/detail/attend_slice.cuh>
 #include <mdkv/gpu/detail/stored_run.cuh>
 #include <mdkv/gpu/device.cuh>

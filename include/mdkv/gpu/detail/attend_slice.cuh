@@ -9,6 +9,8 @@
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/collectives.cuh>
+#include <mdkv/gpu/detail/attend_sizes.cuh>
+#include <mdkv/gpu/detail/staged_tokens.cuh>
 #include <mdkv/gpu/detail/stored_run.cuh>
 #include <mdkv/gpu/device.cuh>
 
@@ -25,32 +27,6 @@
 
 namespace mdkv::gpu::kernels
 {
-
-/// What one slice leaves, in floats: per query the softmax state (largest, sum), the sums of values in the original basis,
-/// of projected ones, of turned ones.
-struct attend_sizes
-{
-    int keys          = 0; ///< D
-    int values        = 0; ///< Dv
-    int key_latents   = 0; ///< widest projected rung of the layout
-    int value_latents = 0;
-    bool turned       = false;
-
-    /// Of one query.
-    [[nodiscard]] MDKV_HD int sums() const { return values + value_latents + (turned ? values : 0); }
-    [[nodiscard]] MDKV_HD int state() const { return 2 + sums(); }
-    /// Where a basis's sums begin.
-    [[nodiscard]] MDKV_HD int sums_of(run_basis basis) const
-    {
-        return basis == run_basis::original ? 0 : basis == run_basis::projected ? values : values + value_latents;
-    }
-    /// Queries in every basis.
-    [[nodiscard]] MDKV_HD int queries() const { return keys + key_latents + (turned ? keys : 0); }
-    [[nodiscard]] MDKV_HD int queries_of(run_basis basis) const
-    {
-        return basis == run_basis::original ? 0 : basis == run_basis::projected ? keys : keys + key_latents;
-    }
-};
 
 template <element T, element U>
 struct attend_slice
@@ -252,64 +228,15 @@ struct attend_slice
         }
     }
 
-    /// A token's place in its tile.
-    struct in_tile
-    {
-        int first; ///< the tile's first token, counted in the block of tokens
-        int place;
-        int width; ///< tokens of the tile
-
-        __device__ in_tile(stored_run const& run, index_t block_begin, int token)
-            : first{token / tile * tile}
-            , place{token % tile}
-        {
-            index_t const left = run.stored - block_begin - first;
-            width              = left < tile ? static_cast<int>(left) : tile;
-        }
-
-    private:
-        static constexpr int tile = tile_tokens;
-    };
-
     /// Copies the bytes of a block of tokens to shared memory; one group of asynchronous copies.
     __device__ void stage(stored_run const& run, piece const& part, std::byte* to) const
     {
         index_t const end = run.whole_tiles(part.first + part.count);
-        copy(run.keys + part.first * run.key_bytes, (end - part.first) * run.key_bytes, to);
-        copy(run.values + part.first * run.value_bytes, part_values(run, part), to + staged_keys());
+        stage_bytes(run.keys + part.first * run.key_bytes, (end - part.first) * run.key_bytes, to);
+        stage_bytes(run.values + part.first * run.value_bytes, staged_value_bytes(run, part.first, part.count),
+            to + staged_keys());
         device::copy_async_commit();
     }
-    /// Values of plain runs stand token by token, those of codes in tiles.
-    [[nodiscard]] __device__ static index_t part_values(stored_run const& run, piece const& part)
-    {
-        index_t const end =
-            run.kind == storage::plain ? part.first + part.count : run.whole_tiles(part.first + part.count);
-        return (end - part.first) * run.value_bytes;
-    }
-
-    __device__ static void copy(std::byte const* from, index_t bytes, std::byte* to)
-    {
-        auto const address = reinterpret_cast<std::uintptr_t>(from);
-        index_t done       = 0;
-        if (address % 16 == 0)
-        {
-            for (index_t i = index_t{device::thread()} * 16; i + 16 <= bytes; i += threads * 16)
-            {
-                device::copy_async(to + i, from + i);
-            }
-            done = bytes / 16 * 16;
-        }
-        else if (address % 4 == 0)
-        {
-            for (index_t i = index_t{device::thread()} * 4; i + 4 <= bytes; i += threads * 4)
-            {
-                *reinterpret_cast<std::uint32_t*>(to + i) = *reinterpret_cast<std::uint32_t const*>(from + i);
-            }
-            done = bytes / 4 * 4;
-        }
-        for (index_t i = done + device::thread(); i < bytes; i += threads) { to[i] = from[i]; }
-    }
-
     /// Sums of the queries over the groups of coordinates: what a group's minimum is multiplied by.
     __device__ void sum_groups(stored_run const& run, room const& mine) const
     {
@@ -455,7 +382,7 @@ struct attend_slice
                 float sum[chunk]{};
                 for (int i = share; c < run.value_coordinates && i < part.count; i += threads / columns)
                 {
-                    float const v = value_at(run, part, values, i, c);
+                    float const v = staged_value<T>(run, part.first, values, i, c);
                     for (int j = 0; j < chunk; ++j) { sum[j] += mine.logits[(g + j) * block_tokens + i] * v; }
                 }
                 device::sync(); // the sums before these have been read, and the scaling above is done
@@ -472,20 +399,6 @@ struct attend_slice
             }
         }
         device::sync();
-    }
-
-    [[nodiscard]] __device__ float value_at(
-        stored_run const& run, piece const& part, std::byte const* values, int token, int c) const
-    {
-        if (run.kind == storage::plain)
-        {
-            return widen(reinterpret_cast<T const*>(values)[token * run.value_coordinates + c]);
-        }
-        in_tile const at{run, part.first, token};
-        coded_group const codes{
-            values + at.first * run.value_bytes, at.width, run.value_coordinates, c / group_size, run.kind};
-        return widen(codes.minima[at.place])
-               + widen(codes.scales[at.place]) * codes.value_code(c % group_size, at.place, run.kind);
     }
 
     __device__ void finish(place const& at, room const& mine) const
