@@ -21,8 +21,14 @@ if(NOT MDKV_CUDA STREQUAL "OFF")
     endif()
 endif()
 
+# nvcc takes the g++ of the PATH unless it is told of another; clang is left out, of which it knows few versions.
+set(mdkv_nvcc_host "")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    set(mdkv_nvcc_host -ccbin "${CMAKE_CXX_COMPILER}")
+endif()
+
 # Warnings are errors, as in all of our own sources; registers that spill are, too.
-set(mdkv_nvcc_flags -std=c++20 "-I${PROJECT_SOURCE_DIR}/include" -Werror all-warnings)
+set(mdkv_nvcc_flags ${mdkv_nvcc_host} -std=c++20 "-I${PROJECT_SOURCE_DIR}/include" -Werror all-warnings)
 
 # For programs: device code and the host's.
 set(mdkv_nvcc_code "")

@@ -1,5 +1,10 @@
 /// \file gpu_pipeline.cu: a layer compressed and attended on the GPU, recorded into a graph once and replayed
-#include <mdkv/mdkv.cuh>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/gpu/attend.cuh>
+#include <mdkv/gpu/cache.cuh>
+#include <mdkv/gpu/compress.cuh>
+#include <mdkv/gpu/memory.cuh>
+#include <mdkv/presets.hpp>
 
 #include <cstddef>
 #include <iostream>

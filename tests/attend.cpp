@@ -13,6 +13,7 @@
 
 #include "support/allocation_counter.hpp"
 #include "support/compare.hpp"
+#include "support/decoding.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
@@ -39,6 +40,7 @@ using support::index_t;
 using support::packed_layer;
 using support::packed_sizes;
 using support::placement;
+using support::random_queries;
 using support::tensor;
 
 template <class T>
@@ -56,18 +58,6 @@ struct result
         , lse{{rows}}
     {}
 };
-
-template <class U>
-tensor<U, 2> random_queries(index_t rows, index_t dim, placement how = {})
-{
-    support::source random{"queries", rows};
-    tensor<U, 2> queries{{rows, dim}, how};
-    for (index_t i = 0; i < rows; ++i)
-    {
-        for (index_t d = 0; d < dim; ++d) { queries.set(narrow<U>(static_cast<float>(random.normal())), i, d); }
-    }
-    return queries;
-}
 
 template <class T, class U>
 result<U> attended(host_cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {},
@@ -141,25 +131,6 @@ void check_attention(packed_sizes const& sizes, index_t group, int every_rung = 
     auto const q     = random_queries<U>(sizes.heads * group, sizes.dims.keys);
     auto const got   = attended<T, U>(cache.view(), q);
     expects_definition<T, U>(cache.view(), q, got, 1.0 / std::sqrt(static_cast<double>(sizes.dims.keys)));
-}
-
-template <class T>
-void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
-{
-    auto const& layout = cache.layout();
-    for (index_t i = 0; i < count; ++i)
-    {
-        tensor<float, 2> key{{layout.heads, layout.dims.keys}};
-        tensor<float, 2> value{{layout.heads, layout.dims.values}};
-        for (auto* x : {&key, &value})
-        {
-            for (index_t h = 0; h < layout.heads; ++h)
-            {
-                for (index_t d = 0; d < x->extent(1); ++d) { x->set(static_cast<float>(random.normal()), h, d); }
-            }
-        }
-        support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), cache.view()); });
-    }
 }
 
 } // namespace

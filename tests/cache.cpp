@@ -3,10 +3,10 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 
+#include "support/decoding.hpp"
 #include "support/failing_resource.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
@@ -31,25 +31,6 @@ using support::error_text;
 using support::index_t;
 using support::packed_layer;
 using support::tensor;
-
-template <class T>
-void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
-{
-    auto const& layout = cache.layout();
-    for (index_t i = 0; i < count; ++i)
-    {
-        tensor<float, 2> key{{layout.heads, layout.dims.keys}};
-        tensor<float, 2> value{{layout.heads, layout.dims.values}};
-        for (auto* x : {&key, &value})
-        {
-            for (index_t h = 0; h < layout.heads; ++h)
-            {
-                for (index_t d = 0; d < x->extent(1); ++d) { x->set(static_cast<float>(random.normal()), h, d); }
-            }
-        }
-        support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), cache.view()); });
-    }
-}
 
 /// Everything a reader can learn from a cache, number for number.
 template <class T>

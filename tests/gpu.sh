@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that only a real GPU can say, in one go: the tests of tests/gpu on the device, each call of the library recorded
-# into a graph first (which fails where it would wait or allocate); compute-sanitizer's tools over them where installed; the
-# benchmarks. Writes one JSON file with date, device, driver and results.
+# into a graph first (which fails where it would wait or allocate); the example; the benchmarks, and PyTorch's attention
+# beside them where it is installed; compute-sanitizer's tools over the tests where installed. Writes one JSON file with
+# date, device, driver and results, anew after every part: what is cut short keeps what it has.
 #
 #   bash tests/gpu.sh [OUTPUT.json]      default: build/gpu/results.json
 #
@@ -32,7 +33,7 @@ if [[ -z $architecture ]]; then
 fi
 
 program=$build/tests/gpu/gpu_tests
-if [[ ! -x $program ]]; then
+if [[ ! -f $build/complete ]]; then
     setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
     setup_compiler
     setup_cuda_headers
@@ -41,48 +42,85 @@ if [[ ! -x $program ]]; then
         -DMDKV_CUDA_ARCHITECTURES="$architecture" -DMDKV_CUDA_PROGRAM_ARCHITECTURES="$architecture" >"$build/build.log" 2>&1 || die 1 "see $build/build.log"
     cmake --build "$build" --parallel "$(build_jobs)" --target mdkv_gpu_tests mdkv_gpu_bench >>"$build/build.log" 2>&1 ||
         die 1 "the build failed; see $build/build.log"
+    touch "$build/complete"
 fi
 if [[ -n ${MDKV_GPU_BUILD_ONLY:-} ]]; then
     say "gpu: built in $build"
     exit 0
 fi
 
+export CUDA_MODULE_LOADING=EAGER # older drivers cannot load a kernel that a recording is the first to meet
 failed=0
 results=$build/results.txt # lines NAME STATUS; what the JSON is made of
 : >"$results"
+rm -f "$build"/gpu_*.json
 
-# run NAME COMMAND...: a line of the results
+# status NAME STATUS: a line of the results
+status() {
+    printf '%s %s\n' "$1" "$2" | tee -a "$results"
+    if [[ $2 == failed ]]; then
+        failed=1
+    fi
+}
+
+# run NAME COMMAND...: runs it and says how it went; one that `timeout` ends was cut short, which is no failure
 run() {
-    local name=$1 status=passed
+    local name=$1 code=0
     shift
-    "$@" >"$build/$name.log" 2>&1 || { status=failed && failed=1; }
-    printf '%s %s\n' "$name" "$status" | tee -a "$results"
-    [[ $status == passed ]] || tail -n 40 "$build/$name.log"
+    "$@" >"$build/$name.log" 2>&1 || code=$?
+    case $code in
+        0) status "$name" passed ;;
+        124) status "$name" "cut short" ;;
+        *)
+            status "$name" failed
+            tail -n 40 "$build/$name.log"
+            ;;
+    esac
+}
+
+write_record() {
+    python3 "$mdkv_root/tests/tools/gpu_record.py" --results "$results" --output "$output" \
+        --device "$(query name)" --driver "$(query driver_version)" --memory "$(query memory.total)" \
+        --clock "$(query clocks.max.sm)" --architecture "$architecture" "$build"/gpu_*.json
 }
 
 run tests "$program"
 sed -n '/\[doctest\]/p' "$build/tests.log"
+run pipeline "$build/tests/gpu/gpu_pipeline"
+cat "$build/pipeline.log"
+write_record
 
-# The sanitizers slow kernels down a hundred times: of every stage what its shortest test cases reach, within a time limit.
-if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck initcheck synccheck; do
-        run "$tool" timeout 60 compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" \
-            --test-case="*merge*,*pool*,*twice with the same bits*,*same bits*"
-    done
-else
-    printf 'compute-sanitizer skipped\n' | tee -a "$results"
-fi
-
-for bench in "$build"/bench/gpu/gpu_*; do
-    if [[ -x $bench && ! -d $bench ]]; then
-        name=$(basename "$bench")
-        run "$name" "$bench" --json "$build/$name.json"
-        cat "$build/$name.log"
+for bench in machine attend allocate compress naive; do
+    program_of_bench=$build/bench/gpu/gpu_$bench
+    if ldd "$program_of_bench" 2>/dev/null | grep -q 'not found'; then
+        status "gpu_$bench" "skipped: it needs a library that is not here"
+        continue
     fi
+    run "gpu_$bench" "$program_of_bench" --json "$build/gpu_$bench.json"
+    cat "$build/gpu_$bench.log"
+    write_record
 done
+if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    run torch_sdpa python3 "$mdkv_root/bench/gpu/torch_sdpa.py" --json "$build/gpu_torch_sdpa.json"
+    cat "$build/torch_sdpa.log"
+else
+    status torch_sdpa skipped
+fi
+write_record
 
-python3 "$mdkv_root/tests/tools/gpu_record.py" --results "$results" --output "$output" \
-    --device "$(query name)" --driver "$(query driver_version)" --memory "$(query memory.total)" \
-    --clock "$(query clocks.max.sm)" --architecture "$architecture" "$build"/gpu_*.json
+# They slow kernels down a hundred times: of every stage a short test case or two.
+cases='*merge*,*pool on the GPU is*,*stream beside*,*packing again empties*,*tells every status*,*first offending row*'
+cases+=',*rows in pages*,*lists of tokens*,*twice with the same bits*,*preserves q . k*,*in two runs*'
+sanitizer=$(PATH=$PATH:/usr/local/cuda/bin:/opt/cuda/bin command -v compute-sanitizer || true)
+for tool in memcheck racecheck initcheck synccheck; do
+    if [[ -z $sanitizer ]]; then
+        status "$tool" skipped
+        continue
+    fi
+    # What a test fills in no tool can call uninitialised.
+    run "$tool" env MDKV_TEST_LEAVE_SCRATCH="$([[ $tool == initcheck ]] && echo 1)" \
+        timeout 60 "$sanitizer" --tool "$tool" --error-exitcode 1 "$program" --test-case="$cases"
+    write_record
+done
 say "gpu: $output"
 exit "$failed"

@@ -93,7 +93,8 @@ TEST_CASE_TEMPLATE("two segments merge as their exponential sums say", U, float,
 
 TEST_CASE("an empty segment leaves the other's bits, whatever its own rows hold")
 {
-    auto const full = random_segment<float>("full", 3, 9);
+    auto full = random_segment<float>("full", 3, 9);
+    full.output.set(-0.0F, 1, 4);
     segment<float> empty{3, 9}; // its rows are NaN
     for (index_t i = 0; i < 3; ++i) { empty.lse.set(none, i); }
     for (bool const first : {true, false})

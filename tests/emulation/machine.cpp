@@ -24,7 +24,6 @@ namespace context = boost::context;
 
 constexpr int warp_size                 = 32;
 constexpr std::size_t stack_bytes       = std::size_t{192} << 10; // frames are larger under sanitizers
-constexpr mdkv::index_t most_shared     = 227 * 1024;             // of one block, compute capability 9.0
 constexpr std::uint32_t poison          = 0x7fc0dead;             // a NaN in float, half and bfloat16 alike
 constexpr mdkv::index_t shared_boundary = 16;
 
@@ -281,11 +280,6 @@ thread_state const& current()
 void run(grid const& what, std::function<void()> const& thread)
 {
     machine& m = the_machine();
-    if (what.shared_bytes > most_shared)
-    {
-        throw std::logic_error{std::string{what.name} + ": a block asks for " + std::to_string(what.shared_bytes)
-                               + " bytes of shared memory; it may have " + std::to_string(most_shared)};
-    }
     m.make_threads(what.threads);
     m.body = &thread;
     m.slots.resize(static_cast<std::size_t>(what.threads) * 2 * most_exchanged);

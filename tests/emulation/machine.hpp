@@ -44,6 +44,9 @@ struct counts
 /// Names of the kernels run so far, without those of other processes.
 [[nodiscard]] std::vector<std::string> kernel_names();
 
+/// Shared memory that a block may have, in bytes: what GPUs with little of it give (compute capability 8.6, 8.9, 12).
+inline constexpr mdkv::index_t most_shared = 99 * 1024;
+
 struct grid
 {
     char const* name;

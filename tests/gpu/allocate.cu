@@ -125,6 +125,7 @@ enum class kind : std::uint8_t
     plateaus,
     nothing,
     tiny,  ///< denormal
+    huge,  ///< with differences beyond the range of float
     silent ///< some are no numbers
 };
 
@@ -144,6 +145,7 @@ tensor<float, 3> losses(
                 if (what == kind::plateaus) { x = static_cast<float>(random.below(3) + rungs - r); }
                 if (what == kind::nothing) { x = 1.0F; }
                 if (what == kind::tiny) { x = static_cast<float>(random.below(100)) * 0x1p-149F; }
+                if (what == kind::huge) { x = static_cast<float>(random.below(3) - 1) * 3e38F; }
                 if (what == kind::silent && random.below(20) == 0)
                 {
                     x = random.below(2) == 0 ? nan : random.below(2) == 0 ? infinity : -infinity;
@@ -163,7 +165,8 @@ bool same(tensor<float, 3> const& loss, mdkv::rung_costs<> const& costs, std::ve
     return agree(on_gpu(loss, costs, limits, options), on_cpu(loss, costs, limits, options), magnitude(loss) + 1e-30);
 }
 
-constexpr kind all_kinds[] = {kind::falling, kind::unruly, kind::plateaus, kind::nothing, kind::tiny, kind::silent};
+constexpr kind all_kinds[] = {kind::falling, kind::unruly, kind::plateaus, kind::nothing, kind::tiny, kind::huge,
+    kind::silent};
 
 std::vector<index_t> ascending_bytes(source& random, index_t rungs)
 {

@@ -3,13 +3,13 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/cache.hpp>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_cache.hpp"
 #include "support/compare.hpp"
+#include "support/decoding.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
@@ -29,7 +29,7 @@ using support::device_tensor;
 using support::index_t;
 using support::packed_layer;
 using support::packed_sizes;
-using support::placement;
+using support::random_queries;
 using support::tensor;
 
 template <class U>
@@ -38,18 +38,6 @@ struct result
     tensor<U, 2> output;
     tensor<float, 1> lse;
 };
-
-template <class U>
-tensor<U, 2> random_queries(index_t rows, index_t dim, placement how = {})
-{
-    support::source random{"gpu/queries", rows};
-    tensor<U, 2> queries{{rows, dim}, how};
-    for (index_t i = 0; i < rows; ++i)
-    {
-        for (index_t d = 0; d < dim; ++d) { queries.set(narrow<U>(static_cast<float>(random.normal())), i, d); }
-    }
-    return queries;
-}
 
 template <class T, class U>
 result<U> on_gpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
@@ -114,25 +102,6 @@ void check(packed_sizes const& sizes, index_t group, int every_rung = -1)
     expects_same<T, U>(cache, random_queries<U>(sizes.heads * group, sizes.dims.keys));
 }
 
-template <class T>
-void append_random(cpu::cache<T>& cache, support::source& random, index_t count)
-{
-    cache_layout const& layout = cache.layout();
-    for (index_t i = 0; i < count; ++i)
-    {
-        tensor<float, 2> key{{layout.heads, layout.dims.keys}};
-        tensor<float, 2> value{{layout.heads, layout.dims.values}};
-        for (auto* x : {&key, &value})
-        {
-            for (index_t h = 0; h < layout.heads; ++h)
-            {
-                for (index_t d = 0; d < x->extent(1); ++d) { x->set(static_cast<float>(random.normal()), h, d); }
-            }
-        }
-        support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), cache.view()); });
-    }
-}
-
 std::vector<rung> const codes{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
 std::vector<rung> const rotated{drop, part(1, 8), full_int4.rotated(), full};
 
@@ -158,6 +127,9 @@ TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to
             check<half, float>({.heads = 2, .tokens = 150, .window = 5, .dims = dims, .rungs = rungs}, 3);
         }
     }
+    // Keys of two coordinates take more bytes as codes than as elements.
+    check<half, float>(
+        {.heads = 1, .tokens = 150, .window = 2, .dims = {2, 16}, .rungs = {drop, full_int8, full}}, 2);
     check<bfloat16, bfloat16>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = codes}, 2);
     check<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = rotated}, 5);
 }

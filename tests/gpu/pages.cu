@@ -71,4 +71,11 @@ TEST_CASE("pages that cannot be are refused by name")
     CHECK(refused({}).find("page_tokens is 0") != std::string::npos);
     CHECK(refused({.pages = 1, .page_tokens = 1, .token_stride = -4}).find("-4") != std::string::npos);
     CHECK(refused({.pages = 1, .page_tokens = 1}).find("null") != std::string::npos);
+    alignas(4) char bytes[8]{};
+    auto const* const numbers = reinterpret_cast<half const*>(bytes);
+    auto const* const odd     = reinterpret_cast<half const*>(bytes + 1);
+    auto const* const table   = reinterpret_cast<std::int32_t const*>(bytes);
+    auto const* const between = reinterpret_cast<std::int32_t const*>(bytes + 2);
+    CHECK(refused({.data = odd, .table = table, .page_tokens = 1}).find("data is not aligned") != std::string::npos);
+    CHECK(refused({.data = numbers, .table = between, .page_tokens = 1}).find("table is not") != std::string::npos);
 }

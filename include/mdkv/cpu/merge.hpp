@@ -32,10 +32,12 @@ void merge_attention_impl(backend const& on, in_view<U, 2, backend> output_a, in
         U const* const b     = output_b.data_handle() + output_b.mapping()(i, 0);
         U* const to          = output.data_handle() + output.mapping()(i, 0);
         index_t const values = output.extent(1);
-        // An empty side is left out rather than multiplied by 0: what its rows hold does not matter.
+        // An empty side is left out rather than multiplied by 0: what its rows hold does not matter. Minus zero is what
+        // even a minus zero can be added to.
+        float const nothing = by.first == 0.0F && by.second == 0.0F ? 0.0F : -0.0F;
         for (index_t c = 0; c < values; ++c)
         {
-            float sum = 0.0F;
+            float sum = nothing;
             if (by.first != 0.0F) { sum += by.first * widen(a[c]); }
             if (by.second != 0.0F) { sum += by.second * widen(b[c]); }
             to[c] = narrow<U>(sum);

@@ -4,6 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -78,6 +79,32 @@ template <class Floats>
     rung_table const& rungs, Floats const* loss, std::size_t a, std::size_t c) noexcept
 {
     return (loss[a] - loss[c]) * rungs.inverse[a][c];
+}
+
+/// The least threshold that may equal the multiplier `cap`: an upgrade's saving differs from the threshold it makes by
+/// rounding, so one looks a little further; where a threshold has few bits, anything may equal it.
+[[nodiscard]] MDKV_HD constexpr float plateau_begin(float cap) noexcept
+{
+    return cap < 0x1p-100F ? 0.0F : cap > 0x1.fffffep127F ? cap : cap - cap * 0x1p-20F;
+}
+
+/// The multiplier to try between two, at the lower of which the tokens take `over` bytes too many and at the higher leave
+/// `under`: bytes interpolated over the logarithm of the multiplier, in 32nds of the way. By square roots and products,
+/// which every machine rounds alike, as `pow` is not.
+[[nodiscard]] MDKV_HD inline double multiplier_between(double low, double high, double over, double under) noexcept
+{
+    if (!(low > 0)) { return high / 1024; }
+    double const both    = over + under;
+    double const way     = both > 0 ? 32 * (over / both) : 0;
+    int const steps      = way < 2 ? 2 : way < 30 ? static_cast<int>(way) : 30;
+    double root          = high / low;
+    double next          = low;
+    for (int share = 16; share > 0; share /= 2)
+    {
+        root = std::sqrt(root);
+        if ((steps & share) != 0) { next *= root; }
+    }
+    return next;
 }
 
 /// The thresholds of one token (or of a vector of tokens) in two parts, because most tokens need only the first: with

@@ -119,9 +119,15 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     index_t const heads        = layout.heads;
     if (heads == 0) { return; }
     auto const to_int = [](index_t n) { return static_cast<int>(n); };
-    kernels::attend_sizes sizes{to_int(layout.dims.keys), to_int(layout.dims.values), 0, 0, false};
+    kernels::attend_sizes sizes;
+    sizes.keys        = to_int(layout.dims.keys);
+    sizes.values      = to_int(layout.dims.values);
+    sizes.key_bytes   = sizes.keys * int{sizeof(T)};
+    sizes.value_bytes = sizes.values * int{sizeof(T)};
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
+        sizes.key_bytes   = std::max(sizes.key_bytes, to_int(layout.key_bytes(r, sizeof(T))));
+        sizes.value_bytes = std::max(sizes.value_bytes, to_int(layout.value_bytes(r, sizeof(T))));
         sizes.turned = sizes.turned || layout.turned(r);
         if (!layout.projected(r)) { continue; }
         sizes.key_latents   = std::max(sizes.key_latents, to_int(layout.key_coordinates[r]));
@@ -152,11 +158,11 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     slice_kernel kernel{queries, cache, states, sizes, scale * mdkv::detail::log2_e, group, query_blocks, slices,
         slice_kernel::most_tokens, 2};
     constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
-    constexpr index_t most        = 227 * 1024;
+    index_t const most            = most_shared_memory();
     while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens}) { kernel.block_tokens /= 2; }
     if (kernel.shared_bytes() > most) { kernel.stages = 1; }
     expects(kernel.shared_bytes() <= most, "attend: head dimensions ", sizes.keys, " and ", sizes.values, " need ",
-        kernel.shared_bytes(), " bytes of shared memory; a block has ", most);
+        kernel.shared_bytes(), " bytes of shared memory; this GPU gives a block ", most);
     launch(on, kernel, blocks);
     launch(
         on, kernels::attend_merge<T, U>{cache, states, sizes, group, query_blocks, slices, output, lse}, heads * group);

@@ -59,17 +59,12 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
     workspace::frame frame{*on.scratch, "eigenbasis"};
     float* const memory = frame.take<float>(checked_multiply(heads, room.scratch()));
     if (!frame.ready() || room.side == 0) { return; }
-    switch (room.shared())
-    {
-        case 2:
-            launch(on, kernels::symmetric_eigen<2>{gram, basis, energy, memory, room}, heads);
-            break;
-        case 1:
-            launch(on, kernels::symmetric_eigen<1>{gram, basis, energy, memory, room}, heads);
-            break;
-        default:
-            launch(on, kernels::symmetric_eigen<0>{gram, basis, energy, memory, room}, heads);
-    }
+    kernels::symmetric_eigen<2> const both{gram, basis, energy, memory, room};
+    kernels::symmetric_eigen<1> const matrix{gram, basis, energy, memory, room};
+    index_t const most = most_shared_memory();
+    if (both.shared_bytes() <= most) { launch(on, both, heads); }
+    else if (matrix.shared_bytes() <= most) { launch(on, matrix, heads); }
+    else { launch(on, kernels::symmetric_eigen<0>{gram, basis, energy, memory, room}, heads); }
 }
 
 template <element T>

@@ -79,18 +79,22 @@ struct hand_over
     }
 };
 
-/// The report of a layer that is stored as it is.
+/// The reports of a layer that is stored as it is, one a limit.
 struct report_whole
 {
     static constexpr char const* name = "report_whole";
     static constexpr int threads      = 32;
 
-    allocation* report; // [1]
-    allocation value;
+    out_view<allocation, 1, backend> report; // [limits]
+    allocation value;                        ///< but for its limit
+    in_view<index_t, 1, backend> limit;      // [limits]
 
     __device__ void operator()() const
     {
-        if (device::thread() == 0) { *report = value; }
+        index_t const i = device::block() * threads + device::thread();
+        if (i >= report.extent(0)) { return; }
+        report(i)       = value;
+        report(i).limit = limit(i);
     }
 };
 
@@ -177,6 +181,9 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
         }
     };
 
+    if (real && !options.quotas) { launch(on, kernels::fill<index_t>{out(on, byte_limit, 1, 1), spendable}, 1); }
+    in_view<index_t, 1, backend> const byte_limits = options.quotas ? *options.quotas : in(on, byte_limit, 1);
+
     if (whole)
     {
         if (!step("pack", 5)) { return cancelled(); }
@@ -187,10 +194,10 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
             launch(on, kernels::fill<std::uint8_t>{rung, full}, kernels::fill<std::uint8_t>::blocks(H * N));
             allocation chosen;
             chosen.status                     = allocation_status::everything_kept;
-            chosen.limit                      = spendable;
-            chosen.token_bytes                = report.full_bytes - report.window_bytes;
-            chosen.tokens[ratios.full_rung()] = H * N;
-            launch(on, kernels::report_whole{reports.data_handle(), chosen}, limits == 1 ? 1 : 0);
+            chosen.token_bytes                = (report.full_bytes - report.window_bytes) / limits;
+            chosen.tokens[ratios.full_rung()] = H * N / limits;
+            launch(on, kernels::report_whole{reports, chosen, byte_limits},
+                (limits + kernels::report_whole::threads - 1) / kernels::report_whole::threads);
         }
         write_pack(key_bases<backend>{as_input(key_basis)});
         return report;
@@ -217,8 +224,6 @@ compress_report compress_impl(backend const& on, layer_view<backend, T> const& l
     if (!step("pool", 3)) { return cancelled(); }
     if (pooled) { pool(on, as_input(loss), options.pooling, smooth); }
     if (!step("allocate", 4)) { return cancelled(); }
-    if (real && !options.quotas) { launch(on, kernels::fill<index_t>{out(on, byte_limit, 1, 1), spendable}, 1); }
-    in_view<index_t, 1, backend> const byte_limits = options.quotas ? *options.quotas : in(on, byte_limit, 1);
     allocate(on, as_input(pooled ? smooth : loss), rung_costs{ratios, shape.dims, shape.element_bytes}, byte_limits,
         options.allocation, rung, reports);
     if (!step("pack", 5)) { return cancelled(); }

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -87,7 +88,7 @@ template <class T>
 template <class T>
 __device__ __forceinline__ T atomic_add(T* to, T value)
 {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    static_assert(std::integral<T> && (sizeof(T) == 4 || sizeof(T) == 8));
     if constexpr (sizeof(T) == 4)
     {
         return static_cast<T>(atomicAdd(reinterpret_cast<unsigned*>(to), static_cast<unsigned>(value)));
@@ -105,6 +106,12 @@ __device__ __forceinline__ unsigned atomic_max(unsigned* to, unsigned value)
 __device__ __forceinline__ unsigned atomic_min(unsigned* to, unsigned value)
 {
     return atomicMin(to, value);
+}
+
+/// a + b * c with the product rounded by itself: what the host computes, where the compiler would fuse the two.
+[[nodiscard]] __device__ __forceinline__ double add_product(double a, double b, double c)
+{
+    return __dadd_rn(a, __dmul_rn(b, c));
 }
 
 /// The block's dynamic shared memory, aligned to 16 bytes.
@@ -143,13 +150,13 @@ __device__ __forceinline__ void multiply_tile(float (&d)[4], std::uint32_t const
     static_assert(sizeof(T) == 2, "multiply_tile: half or bfloat16");
     if constexpr (std::same_as<T, half>)
     {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
     else
     {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }

@@ -24,9 +24,13 @@ private:
     cudaError_t code_;
 };
 
+/// \throws cuda_error   for every code but success. The runtime keeps an error of its thread until somebody asks: it is
+///                      taken from there, lest a later call that succeeds is told of it
 inline void check(cudaError_t code, char const* what)
 {
-    if (code != cudaSuccess) { throw cuda_error{what, code}; }
+    if (code == cudaSuccess) { return; }
+    static_cast<void>(cudaGetLastError());
+    throw cuda_error{what, code};
 }
 
 } // namespace mdkv::gpu

@@ -23,19 +23,31 @@ template <class Kernel>
     else { return 1; }
 }
 
-/// Every kernel is an object that is copied to the device and called by every thread.
+/// Every kernel is an object that is copied to the device and called by every thread. (As a grid constant its address may
+/// be taken without a copy for every thread.)
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>()) entry(Kernel const kernel)
+__global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>()) entry(__grid_constant__ Kernel const kernel)
 {
     kernel();
 }
 
 } // namespace kernels
 
+/// The most shared memory a block of the current device can have, in bytes.
+[[nodiscard]] inline index_t most_shared_memory()
+{
+    int device = 0;
+    int bytes  = 0;
+    check(cudaGetDevice(&device), "most_shared_memory");
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "most_shared_memory");
+    return bytes;
+}
+
 /// Enqueues `blocks` blocks of Kernel::threads threads; none where blocks is 0. Kernel::blocks_per_multiprocessor, where
 /// there is one, says how many are to run at once. A kernel says how much shared memory a
 /// block needs with a member `shared_bytes()`, counted and cut with `device::shared_carver`.
-/// \throws cuda_error   the start failed, e.g. because a block cannot have that much shared memory
+/// \throws invalid_argument   a block needs more shared memory than the device gives it
+/// \throws cuda_error         the start failed
 template <class Kernel>
 void launch(backend const& on, Kernel const& kernel, index_t blocks)
 {
@@ -48,13 +60,19 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     constexpr index_t shared_by_default = 48 * 1024; // more must be asked for
     if (shared > shared_by_default)
     {
+        // Always the most there is: what one thread asks for, another must not take back between its call and its start.
+        index_t const most = most_shared_memory();
+        expects(shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ",
+            most);
         check(cudaFuncSetAttribute(
-                  kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                  kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
             Kernel::name);
     }
-    kernels::entry<Kernel>
-        <<<static_cast<unsigned>(blocks), Kernel::threads, static_cast<std::size_t>(shared), on.stream>>>(kernel);
-    check(cudaPeekAtLastError(), Kernel::name);
+    // Not by <<<>>>, after which one has to ask for the thread's last error, whoever made it.
+    void* arguments[] = {const_cast<Kernel*>(&kernel)};
+    check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads), arguments,
+              static_cast<std::size_t>(shared), on.stream),
+        Kernel::name);
 }
 
 /// What is enqueued on `later` from now on waits for what `earlier` holds now. Fit for graph capture, which then takes in
@@ -74,8 +92,11 @@ inline void order_streams(cudaStream_t earlier, cudaStream_t later)
 /// \throws cuda_error   the copy failed, or something before it did
 inline void read_back(backend const& on, void const* device, void* host, index_t bytes)
 {
-    check(
-        cudaMemcpyAsync(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, on.stream), "read_back");
+    if (bytes > 0)
+    {
+        check(cudaMemcpyAsync(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, on.stream),
+            "read_back");
+    }
     check(cudaStreamSynchronize(on.stream), "read_back");
 }
 
@@ -83,7 +104,11 @@ inline void read_back(backend const& on, void const* device, void* host, index_t
 /// \throws cuda_error   the copy failed, or something before it did
 inline void upload(backend const& on, void const* host, void* device, index_t bytes)
 {
-    check(cudaMemcpyAsync(device, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, on.stream), "upload");
+    if (bytes > 0)
+    {
+        check(cudaMemcpyAsync(device, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, on.stream),
+            "upload");
+    }
     check(cudaStreamSynchronize(on.stream), "upload");
 }
 

@@ -36,10 +36,11 @@ struct merge_rows
         if (row >= output.extent(0)) { return; }
         auto const by = mdkv::detail::merge_lse(lse_a(row), lse_b(row));
         device::sync_warp(); // lse may be lse_a itself
-        // An empty side is left out rather than multiplied by 0: what its rows hold does not matter.
+        // As on the CPU: an empty side is left out, and minus zero is what even a minus zero can be added to.
+        float const nothing = by.first == 0.0F && by.second == 0.0F ? 0.0F : -0.0F;
         for (index_t c = device::lane(); c < output.extent(1); c += device::warp_size)
         {
-            float sum = 0.0F;
+            float sum = nothing;
             if (by.first != 0.0F) { sum += by.first * widen(output_a(row, c)); }
             if (by.second != 0.0F) { sum += by.second * widen(output_b(row, c)); }
             output(row, c) = narrow<U>(sum);

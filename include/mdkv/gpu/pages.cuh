@@ -70,7 +70,8 @@ struct gather_page_rows
 /// \cost   reads and writes every row once; no scratch
 /// \sync   asynchronous on `on.stream`; fit for graph capture
 /// \order  deterministic
-/// \throws invalid_argument   a size or stride is negative, page_tokens is 0, data or table is null, rows in `to` overlap
+/// \throws invalid_argument   a size or stride is negative, page_tokens is 0, data or table is null or
+///                            not aligned, rows in `to` overlap
 /// \throws cuda_error         the launch failed
 /// \see    tests/gpu/pages.cu
 template <element T>
@@ -86,6 +87,12 @@ void gather_pages(backend const& on, paged_rows<T> const& from, out_view<T, 3, b
     rows.data(dry).aligned().unique();
     if (dry || rows.empty()) { return; }
     expects(from.data != nullptr && from.table != nullptr, "gather_pages: data or table is null");
+    auto const aligned = [](void const* data, std::uintptr_t bytes) {
+        return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+    };
+    expects(aligned(from.data, sizeof(T)), "gather_pages: data is not aligned to its element of ", index_t{sizeof(T)},
+        " bytes");
+    expects(aligned(from.table, sizeof(std::int32_t)), "gather_pages: table is not aligned to its entries of 4 bytes");
     using kernel = kernels::gather_page_rows<T>;
     launch(on, kernel{from, to}, (to.extent(0) * to.extent(1) + kernel::rows_each - 1) / kernel::rows_each);
 }

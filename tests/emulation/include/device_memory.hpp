@@ -23,6 +23,10 @@ public:
     {
         if (size_ > 0) { std::memcpy(data(), bytes.data(), size_); }
     }
+    [[nodiscard]] static device_memory scratch(std::size_t size)
+    {
+        return {std::vector<std::byte>(size, std::byte{0xFF}), 0};
+    }
     [[nodiscard]] std::byte* data() const { return memory_.get() + shift_; }
     [[nodiscard]] std::vector<std::byte> host() const { return {data(), data() + size_}; }
 

@@ -4,6 +4,7 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <cstddef>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,20 @@ public:
         if (size_ > 0)
         {
             mdkv::gpu::check(cudaMemcpy(data(), bytes.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
+            // The copy out of pageable memory may still be on its way, and other streams do not wait for this one.
+            mdkv::gpu::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
         }
+    }
+    /// Poisoned; as it comes where a tool looks for reads of what nobody wrote (MDKV_TEST_LEAVE_SCRATCH set).
+    [[nodiscard]] static device_memory scratch(std::size_t size)
+    {
+        char const* const leave = std::getenv("MDKV_TEST_LEAVE_SCRATCH");
+        if (leave == nullptr || *leave == '\0') { return {std::vector<std::byte>(size, std::byte{0xFF}), 0}; }
+        device_memory made{{}, 0};
+        cudaFree(std::exchange(made.memory_, nullptr));
+        mdkv::gpu::check(cudaMalloc(reinterpret_cast<void**>(&made.memory_), size + 1), "cudaMalloc");
+        made.size_ = size;
+        return made;
     }
     ~device_memory() { cudaFree(memory_); }
     device_memory(device_memory&& other) noexcept
@@ -106,6 +120,7 @@ void run_on_stream(Call const& call)
     {
         cudaStreamEndCapture(stream, &graph);
         if (graph != nullptr) { cudaGraphDestroy(graph); }
+        static_cast<void>(cudaGetLastError()); // of ending a recording that failed
         throw;
     }
     mdkv::gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");

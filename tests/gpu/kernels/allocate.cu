@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(allocate_menu);
-template __global__ void entry(allocate_begin);
-template __global__ void entry(allocate_passes);
+template __global__ void entry(__grid_constant__ allocate_menu const);
+template __global__ void entry(__grid_constant__ allocate_begin const);
+template __global__ void entry(__grid_constant__ allocate_passes const);
 
 } // namespace mdkv::gpu::kernels

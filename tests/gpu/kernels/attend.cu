@@ -3,13 +3,13 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(attend_slice<float, float>);
-template __global__ void entry(attend_slice<half, half>);
-template __global__ void entry(attend_slice<half, float>);
-template __global__ void entry(attend_slice<bfloat16, bfloat16>);
-template __global__ void entry(attend_merge<float, float>);
-template __global__ void entry(attend_merge<half, half>);
-template __global__ void entry(attend_merge<half, float>);
-template __global__ void entry(attend_merge<bfloat16, bfloat16>);
+template __global__ void entry(__grid_constant__ attend_slice<float, float> const);
+template __global__ void entry(__grid_constant__ attend_slice<half, half> const);
+template __global__ void entry(__grid_constant__ attend_slice<half, float> const);
+template __global__ void entry(__grid_constant__ attend_slice<bfloat16, bfloat16> const);
+template __global__ void entry(__grid_constant__ attend_merge<float, float> const);
+template __global__ void entry(__grid_constant__ attend_merge<half, half> const);
+template __global__ void entry(__grid_constant__ attend_merge<half, float> const);
+template __global__ void entry(__grid_constant__ attend_merge<bfloat16, bfloat16> const);
 
 } // namespace mdkv::gpu::kernels

@@ -3,18 +3,18 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(gram_products<float>);
-template __global__ void entry(gram_products<half>);
-template __global__ void entry(gram_products<bfloat16>);
-template __global__ void entry(gram_of_parts);
-template __global__ void entry(symmetric_eigen<0>);
-template __global__ void entry(symmetric_eigen<1>);
-template __global__ void entry(symmetric_eigen<2>);
-template __global__ void entry(clear_doubles);
-template __global__ void entry(query_scales);
-template __global__ void entry(scale_energies);
-template __global__ void entry(weighted_products<float, double>);
-template __global__ void entry(weighted_products<double, double>);
-template __global__ void entry(weighted_products<float, float>);
+template __global__ void entry(__grid_constant__ gram_products<float> const);
+template __global__ void entry(__grid_constant__ gram_products<half> const);
+template __global__ void entry(__grid_constant__ gram_products<bfloat16> const);
+template __global__ void entry(__grid_constant__ gram_of_parts const);
+template __global__ void entry(__grid_constant__ symmetric_eigen<0> const);
+template __global__ void entry(__grid_constant__ symmetric_eigen<1> const);
+template __global__ void entry(__grid_constant__ symmetric_eigen<2> const);
+template __global__ void entry(__grid_constant__ clear_doubles const);
+template __global__ void entry(__grid_constant__ query_scales const);
+template __global__ void entry(__grid_constant__ scale_energies const);
+template __global__ void entry(__grid_constant__ weighted_products<float, double> const);
+template __global__ void entry(__grid_constant__ weighted_products<double, double> const);
+template __global__ void entry(__grid_constant__ weighted_products<float, float> const);
 
 } // namespace mdkv::gpu::kernels

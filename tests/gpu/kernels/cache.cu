@@ -3,9 +3,9 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(clear_directory);
-template __global__ void entry(move_tail<float>);
-template __global__ void entry(move_tail<half>);
-template __global__ void entry(move_tail<bfloat16>);
+template __global__ void entry(__grid_constant__ clear_directory const);
+template __global__ void entry(__grid_constant__ move_tail<float> const);
+template __global__ void entry(__grid_constant__ move_tail<half> const);
+template __global__ void entry(__grid_constant__ move_tail<bfloat16> const);
 
 } // namespace mdkv::gpu::kernels

@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(gather_page_rows<float>);
-template __global__ void entry(gather_page_rows<half>);
-template __global__ void entry(gather_page_rows<bfloat16>);
+template __global__ void entry(__grid_constant__ gather_page_rows<float> const);
+template __global__ void entry(__grid_constant__ gather_page_rows<half> const);
+template __global__ void entry(__grid_constant__ gather_page_rows<bfloat16> const);
 
 } // namespace mdkv::gpu::kernels

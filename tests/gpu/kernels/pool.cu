@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(pool_neighbours);
-template __global__ void entry(pool_fading_ends);
-template __global__ void entry(pool_fading);
+template __global__ void entry(__grid_constant__ pool_neighbours const);
+template __global__ void entry(__grid_constant__ pool_fading_ends const);
+template __global__ void entry(__grid_constant__ pool_fading const);
 
 } // namespace mdkv::gpu::kernels

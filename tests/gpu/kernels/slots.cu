@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(count_rungs);
-template __global__ void entry(scan_rungs);
-template __global__ void entry(list_rungs);
+template __global__ void entry(__grid_constant__ count_rungs const);
+template __global__ void entry(__grid_constant__ scan_rungs const);
+template __global__ void entry(__grid_constant__ list_rungs const);
 
 } // namespace mdkv::gpu::kernels

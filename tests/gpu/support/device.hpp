@@ -86,7 +86,7 @@ std::size_t run_on_device(Call const& call)
 {
     mdkv::workspace count;
     call(mdkv::gpu::backend{nullptr, &count});
-    device_memory const memory{std::vector<std::byte>(count.bytes(), std::byte{0xFF}), 0};
+    device_memory const memory = device_memory::scratch(count.bytes());
     mdkv::workspace scratch{{memory.data(), count.bytes()}};
     run_on_stream([&](cudaStream_t stream) { call(mdkv::gpu::backend{stream, &scratch}); });
     return count.bytes();
@@ -98,7 +98,7 @@ std::size_t run_on_device_now(Call const& call)
 {
     mdkv::workspace count;
     call(mdkv::gpu::backend{nullptr, &count});
-    device_memory const memory{std::vector<std::byte>(count.bytes(), std::byte{0xFF}), 0};
+    device_memory const memory = device_memory::scratch(count.bytes());
     mdkv::workspace scratch{{memory.data(), count.bytes()}};
     run_on_stream_now([&](cudaStream_t stream) { call(mdkv::gpu::backend{stream, &scratch}); });
     return count.bytes();

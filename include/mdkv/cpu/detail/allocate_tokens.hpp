@@ -129,16 +129,15 @@ void for_undecided(chunk const& tokens, Body const& body)
     }
 }
 
-/// Gives the undecided tokens the rung they have at the multiplier, and notes whether a threshold equals it. An
-/// upgrade's saving differs from the threshold it makes by rounding only, so the look-out is a little wider.
+/// Gives the undecided tokens the rung they have at the multiplier, and notes whether a threshold equals it.
 template <std::size_t Count>
 void settle(chunk const& tokens, float multiplier)
 {
     rung_table const& rungs = *tokens.rungs;
     simd::floats const m    = simd::broadcast(multiplier);
-    simd::floats const near = m - m * 0x1p-20F;
+    simd::floats const near = simd::broadcast(mdkv::detail::plateau_begin(multiplier));
     chunk_state& state      = *tokens.state;
-    state.plateau           = multiplier < 0x1p-100F; // where a threshold has few bits, anything may equal it
+    state.plateau           = false;
     for_undecided<Count>(tokens, [&](std::uint16_t const* positions, index_t count, auto const& v) {
         token_thresholds<vector_operations, Count> steps;
         steps.first(rungs, v.loss);

@@ -296,9 +296,7 @@ private:
             if (high.multiplier <= low.multiplier * (1 + 0x1p-22)) { return; }
             double const over  = weight_low * (low.bytes - static_cast<double>(limit_));
             double const under = weight_high * (static_cast<double>(limit_) - high.bytes);
-            double const way   = std::clamp(over / std::max(over + under, 1e-300), 0.05, 0.95);
-            double const next  = low.multiplier > 0 ? low.multiplier * std::pow(high.multiplier / low.multiplier, way)
-                                                    : high.multiplier / 1024;
+            double const next  = mdkv::detail::multiplier_between(low.multiplier, high.multiplier, over, under);
             if (!(next > low.multiplier && next < high.multiplier)) { return; }
             index_t const t = try_multiplier(next);
             weight_low      = fits(t) ? weight_low / 2 : 1;

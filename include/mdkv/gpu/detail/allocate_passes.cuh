@@ -203,7 +203,7 @@ private:
 
     [[nodiscard]] __device__ double price_of(float loss, std::size_t rung, double multiplier) const
     {
-        return double{loss} + multiplier * static_cast<double>(open_.rungs.cost[rung]);
+        return device::add_product(loss, multiplier, static_cast<double>(open_.rungs.cost[rung]));
     }
 
     template <std::size_t Count>
@@ -319,9 +319,7 @@ private:
         float const cap                    = p_.state().cap;
         bool const keep                    = p_.state().keep_rungs;
         std::size_t const count            = Count == run_time ? open_.rungs.count : Count;
-        // An upgrade that saves the multiplier is from a rung whose next threshold equals it but for rounding; where a
-        // threshold has few bits, anything may.
-        float const near = cap < 0x1p-100F ? 0.0F : cap - cap * 0x1p-20F;
+        float const near                   = mdkv::detail::plateau_begin(cap);
         sums mine        = begin();
         for_tokens([&](index_t at) -> counted {
             token<Count> const t{from_rows, at};

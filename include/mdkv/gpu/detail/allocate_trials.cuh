@@ -200,10 +200,7 @@ private:
         auto const limit   = static_cast<double>(s.limit);
         double const over  = s.weight_low * (low.bytes - limit);
         double const under = s.weight_high * (limit - high.bytes);
-        double const both  = over + under > 1e-300 ? over + under : 1e-300;
-        double const way   = within(over / both, 0.05, 0.95);
-        double const next =
-            low.multiplier > 0 ? low.multiplier * pow(high.multiplier / low.multiplier, way) : high.multiplier / 1024;
+        double const next  = mdkv::detail::multiplier_between(low.multiplier, high.multiplier, over, under);
         return next > low.multiplier && next < high.multiplier && asked(next);
     }
 

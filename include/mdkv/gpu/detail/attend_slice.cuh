@@ -65,10 +65,10 @@ struct attend_slice
     };
 
     [[nodiscard]] MDKV_HD int groups() const { return (sizes.keys + group_size - 1) / group_size; }
-    [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(block_tokens * sizes.keys * index_t{sizeof(T)}); }
+    [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(index_t{block_tokens} * sizes.key_bytes); }
     [[nodiscard]] MDKV_HD index_t staged_bytes() const
     {
-        return staged_keys() + align(block_tokens * sizes.values * index_t{sizeof(T)});
+        return staged_keys() + align(index_t{block_tokens} * sizes.value_bytes);
     }
     [[nodiscard]] MDKV_HD static index_t align(index_t bytes) { return (bytes + 15) / 16 * 16; }
 

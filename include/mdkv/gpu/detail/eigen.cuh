@@ -12,30 +12,23 @@
 namespace mdkv::gpu::kernels
 {
 
-/// Where a matrix of D rows and its directions lie while they are turned. What is not in the block's shared memory is in
-/// scratch, where rounds take several times as long.
+/// Room for a matrix of D rows and its directions while they are turned. It is there whether shared memory holds them or
+/// not, so that a dry run need not know the device.
 struct eigen_room
 {
-    static constexpr index_t most_both_shared   = 128; // 2 x 64 KiB
-    static constexpr index_t most_matrix_shared = 192; // 144 KiB, which every data-centre GPU since 2020 has
-
     index_t side; ///< D, rounded up to even: the row added is never turned
 
     explicit eigen_room(index_t dim)
         : side{dim + dim % 2}
     {}
-    /// 2 where both are in shared memory, 1 where the matrix is, 0.
-    [[nodiscard]] MDKV_HD int shared() const
-    {
-        return side <= most_both_shared ? 2 : side <= most_matrix_shared ? 1 : 0;
-    }
     /// Floats of scratch for one matrix.
-    [[nodiscard]] MDKV_HD index_t scratch() const { return (2 - shared()) * side * side; }
+    [[nodiscard]] MDKV_HD index_t scratch() const { return 2 * side * side; }
 };
 
 /// Cyclic Jacobi. In every round each row is turned against one other, so that side/2 rotations are independent; after side-1
-/// rounds, a sweep, every two rows have met. Only the upper triangle is kept, its diagonal apart. `Shared` is what
-/// eigen_room::shared() says: the compiler must know which memory it reads.
+/// rounds, a sweep, every two rows have met. Only the upper triangle is kept, its diagonal apart. `Shared` is 2 where matrix
+/// and directions are in the block's shared memory, 1 where the matrix is, else 0, where rounds take several times as long;
+/// the compiler must know which memory it reads.
 template <int Shared>
 struct symmetric_eigen
 {
@@ -83,7 +76,6 @@ struct symmetric_eigen
             if constexpr (Shared >= 1) { matrix = carve.take<float>(n * n); }
             else { matrix = scratch; }
             if constexpr (Shared >= 2) { directions = carve.take<float>(n * n); }
-            else if constexpr (Shared == 1) { directions = scratch; }
             else { directions = scratch == nullptr ? nullptr : scratch + n * n; }
         }
         [[nodiscard]] __device__ float& at(int i, int j) const

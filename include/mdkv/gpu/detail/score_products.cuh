@@ -66,7 +66,7 @@ __device__ __forceinline__ void multiply_add(
 /// The same by tensor cores: row g of product i is token 4 g + 2 i, row g + 8 the one after it; column n of product j is
 /// row 4 (n / 2) + 2 j + n % 2: a lane then ends with the four by four it has elsewhere. `tokens` is the first of the
 /// lane's in [tile, step], `fragments` the panel's. Queries are as they came, the sum is scaled: products of two numbers of
-/// 16 bits are exact in float and summed in float, which errs no more than sums of products with scaled queries.
+/// 16 bits are exact in float and summed in float, though cut instead of rounded.
 template <element T>
 __device__ __forceinline__ void multiply_exact(
     score_products& products, std::uint32_t const* tokens, int step, uint4 const* fragments, int dim, float to_log2)

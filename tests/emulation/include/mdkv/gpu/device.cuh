@@ -102,6 +102,11 @@ inline unsigned atomic_min(unsigned* to, unsigned value)
     return before;
 }
 
+[[nodiscard]] inline double add_product(double a, double b, double c)
+{
+    return a + b * c; // compiled with -ffp-contract=off
+}
+
 [[nodiscard]] inline std::byte* shared_memory()
 {
     return emulation::current().block->shared;

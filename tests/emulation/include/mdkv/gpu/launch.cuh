@@ -9,10 +9,17 @@
 #include <emulation/machine.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace mdkv::gpu
 {
+
+[[nodiscard]] inline index_t most_shared_memory()
+{
+    return emulation::most_shared;
+}
 
 template <class Kernel>
 void launch(backend const&, Kernel const& kernel, index_t blocks)
@@ -25,6 +32,8 @@ void launch(backend const&, Kernel const& kernel, index_t blocks)
     expects(blocks <= INT32_MAX, Kernel::name, ": ", blocks, " blocks are more than a grid may have");
     index_t shared = 0;
     if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
+    index_t const most = most_shared_memory();
+    expects(shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ", most);
     emulation::run({Kernel::name, Kernel::threads, blocks, shared}, [&] { kernel(); });
 }
 
