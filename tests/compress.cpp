@@ -180,7 +180,7 @@ TEST_CASE_TEMPLATE("compress is its stages one after another, bit for bit", T, f
 TEST_CASE("every option reaches its stage: a query-aware basis, weights, the loss of codes, adaptive pooling")
 {
     layer<half> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};
-    auto const ratios = set_of({drop, part(1, 4).as(storage::int8), full_int4, full_int8, full});
+    auto const ratios  = set_of({drop, part(1, 4).as(storage::int8), full_int4, full_int8, full});
     index_t const rows = x.queries.in().extent(1);
     tensor<float, 1> weights{{rows}};
     for (index_t q = 0; q < rows; ++q) { weights.set(0.25F * static_cast<float>(q + 1), q); }

@@ -1,6 +1,5 @@
 #include <mdkv/recompress.hpp>
 
-#include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -9,7 +8,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/allocate.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
@@ -20,9 +18,9 @@
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"
+#include "support/folding.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
-#include "support/random.hpp"
 
 #include <doctest/doctest.h>
 
@@ -42,102 +40,20 @@ namespace
 
 using namespace mdkv;
 using support::error_text;
+using support::every_kind;
 using support::index_t;
+using support::listed;
 using support::packed_layer;
 using support::packed_sizes;
-using support::stored_token;
 using support::tensor;
 using support::whole_token;
 using host    = cpu::backend;
 using options = recompress_options<host>;
 
-/// Rungs of every kind, for elements of two bytes and dimensions of 40 and 24.
-std::vector<rung> const every_kind{
-    drop, part(1, 4).as(storage::int4), part(1, 4), full_int4, full_int8.rotated(), full};
-
-std::vector<rung> listed(auto const& ratios)
+/// A cache that the CPU folds.
+struct growing : support::growing_cache<half>
 {
-    return {ratios.begin(), ratios.end()};
-}
-
-/// A cache that tokens are appended to; head 0 uses no projection.
-struct growing
-{
-    static constexpr index_t group = 2;
-
-    packed_layer<half> layer;
-    cpu::cache<half> cache;
-    support::source random{"recompress"};
-
-    explicit growing(std::vector<rung> const& rungs, index_t tail = 24,
-        std::pmr::memory_resource* resource = std::pmr::get_default_resource())
-        : layer{packed_sizes{.heads = 3, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = rungs}}
-    {
-        layer.stretch_keys();
-        for (index_t t = 0; t < layer.sizes.tokens; ++t)
-        {
-            std::size_t r = layer.rung.get(0, t);
-            while (layer.ratios[r].projected()) { --r; }
-            layer.rung.set(static_cast<std::uint8_t>(r), 0, t);
-        }
-        cache = layer.packed(tail, {}, resource);
-    }
-
-    [[nodiscard]] auto view() const { return cache.view(); }
-    [[nodiscard]] index_t window_bytes() const { return 3 * 4 * 64 * 2; }
-
-    tensor<half, 3> draw(index_t rows, index_t count, index_t dim)
-    {
-        tensor<half, 3> x{{rows, count, dim}};
-        for (index_t h = 0; h < rows; ++h)
-        {
-            for (index_t t = 0; t < count; ++t)
-            {
-                for (index_t d = 0; d < dim; ++d) { x.set(narrow<half>(static_cast<float>(random.normal())), h, t, d); }
-            }
-        }
-        return x;
-    }
-
-    /// One row a head, most of it along the head's leading directions.
-    tensor<half, 3> draw_token(tensor<float, 3> const& basis)
-    {
-        tensor<half, 3> x{{1, 3, basis.extent(2)}};
-        for (index_t h = 0; h < 3; ++h)
-        {
-            std::vector<double> row(static_cast<std::size_t>(basis.extent(2)));
-            for (index_t c = 0; c < basis.extent(1); ++c)
-            {
-                double const size = random.normal() * 2 * std::pow(0.6, static_cast<double>(c));
-                for (index_t d = 0; d < basis.extent(2); ++d)
-                {
-                    row[static_cast<std::size_t>(d)] += size * double{basis.get(h, c, d)};
-                }
-            }
-            for (index_t d = 0; d < basis.extent(2); ++d)
-            {
-                x.set(narrow<half>(static_cast<float>(row[static_cast<std::size_t>(d)])), 0, h, d);
-            }
-        }
-        return x;
-    }
-
-    void append(index_t count)
-    {
-        for (index_t i = 0; i < count; ++i)
-        {
-            auto const key = draw_token(layer.key_basis);
-            add(key, draw_token(layer.value_basis));
-        }
-    }
-
-    /// Appends [1, H, D] and [1, H, Dv].
-    void add(tensor<half, 3> const& key, tensor<half, 3> const& value)
-    {
-        support::run([&](host const& on) {
-            mdkv::append(on, in(on, key.data(), 3, 40), in(on, value.data(), 3, 24), cache.view());
-        });
-    }
+    using growing_cache::growing_cache;
 
     /// Folds with exactly the scratch the dry run asked for.
     recompress_report fold(tensor<half, 3> const& queries, options choice, tensor<std::int32_t, 2>* sources,
@@ -151,169 +67,12 @@ struct growing
     }
     recompress_report fold(index_t bytes, tensor<std::int32_t, 2>* sources = nullptr)
     {
-        return fold(draw(3 * group, 4, 40), {.limit = budget::bytes(bytes)}, sources);
+        return fold(draw(3 * group, 4, layer.sizes.dims.keys), {.limit = budget::bytes(bytes)}, sources);
     }
 };
 
-struct contents
-{
-    std::vector<std::byte> arena;
-    std::vector<head_entry> heads;
-    index_t appended = 0;
-
-    explicit contents(cpu::cache<half> const& cache)
-        : arena{cache.view().arena, cache.view().arena + cache.arena_bytes()}
-        , heads{cache.view().heads, cache.view().heads + cache.layout().heads}
-        , appended{cache.appended()}
-    {}
-    friend bool operator==(contents const&, contents const&) = default;
-};
-
-/// The vectors of one side of a token, as it was and as it is: numbers stored, and what they stand for.
-struct change
-{
-    std::vector<double> const& stored_before;
-    std::vector<double> const& stored_after;
-    std::vector<double> const& before;
-    std::vector<double> const& after;
-};
-
-/// How far rounding to codes may take a vector's coordinate c.
-double rounding(std::vector<double> const& x, std::size_t c, storage kind)
-{
-    if (kind == storage::plain) { return 0; }
-    auto const begin = x.begin() + static_cast<std::ptrdiff_t>(c / 64 * 64);
-    auto const end   = x.begin() + static_cast<std::ptrdiff_t>(std::min(x.size(), c / 64 * 64 + 64));
-    auto const range = std::minmax_element(begin, end);
-    return 0.505 * (*range.second - *range.first) / (kind == storage::int8 ? 255 : 15);
-}
-
-/// Errors of a token that went down, in units of what rounding allows: its vector's coordinates, turned where they are
-/// stored so, or those in the basis.
-void add_errors(support::worst_error& worst, change const& x, rung const& now, bool projected_before,
-    tensor<float, 3> const& basis, index_t h)
-{
-    double norm = 0;
-    for (double const v : x.before) { norm += v * v; }
-    double const slack         = 4e-3 * std::sqrt(norm) + 1e-3; // halves, and projections of halves
-    std::vector<double> wanted = x.before;
-    if (now.projected())
-    {
-        wanted = x.stored_before;
-        for (std::size_t c = 0; c < x.stored_after.size() && !projected_before; ++c)
-        {
-            double sum = 0;
-            for (std::size_t d = 0; d < x.before.size(); ++d)
-            {
-                sum += x.before[d] * double{basis.get(h, static_cast<index_t>(c), static_cast<index_t>(d))};
-            }
-            wanted[c] = sum;
-        }
-        wanted.resize(x.stored_after.size());
-    }
-    std::vector<double> got = x.stored_after;
-    if (now.quantised() && !now.projected()) // half a step of what was coded
-    {
-        got    = support::turned(got);
-        wanted = support::turned(wanted);
-    }
-    for (std::size_t c = 0; c < wanted.size(); ++c)
-    {
-        worst.add(static_cast<long double>(got[c]), static_cast<long double>(wanted[c]),
-            static_cast<long double>(slack + rounding(wanted, c, now.kind)));
-    }
-}
-
-std::size_t rung_of(growing const& g, stored_token<half> const& token)
-{
-    return token.rung < 0 ? g.layer.ratios.size() - 1 : static_cast<std::size_t>(token.rung);
-}
-
-/// Everything a fold promises about single tokens.
-struct fold_check
-{
-    std::vector<std::vector<stored_token<half>>> tokens; // [H] before
-    std::vector<std::vector<whole_token>> whole;
-    std::vector<head_entry> heads;
-    support::worst_error worst;
-    index_t stayed = 0, lowered = 0, dropped = 0, up = 0, spoilt = 0, misplaced = 0;
-
-    explicit fold_check(growing const& g)
-        : heads{g.view().heads, g.view().heads + 3}
-    {
-        for (index_t h = 0; h < 3; ++h)
-        {
-            tokens.push_back(support::stored_tokens(g.view(), h));
-            whole.push_back(support::reconstructed_tokens(g.view(), h));
-        }
-    }
-
-    void compare(growing const& g, tensor<std::int32_t, 2> const& sources)
-    {
-        for (index_t h = 0; h < 3; ++h)
-        {
-            auto const at      = static_cast<std::size_t>(h);
-            auto const now     = support::stored_tokens(g.view(), h);
-            auto const current = support::reconstructed_tokens(g.view(), h);
-            std::vector<bool> seen(tokens[at].size());
-            for (std::size_t i = 0; i < now.size(); ++i)
-            {
-                auto const from = static_cast<std::size_t>(sources.get(h, static_cast<index_t>(i)));
-                if (from >= seen.size() || seen[from])
-                {
-                    ++misplaced;
-                    continue;
-                }
-                seen[from] = true;
-                compare(g, h, tokens[at][from], now[i], whole[at][from], current[i]);
-            }
-            for (index_t i = static_cast<index_t>(now.size()); i < sources.extent(1); ++i)
-            {
-                misplaced += sources.get(h, i) == -1 ? 0 : 1;
-            }
-            dropped += static_cast<index_t>(seen.size() - now.size());
-            // The window is the last tokens there were.
-            for (std::size_t i = 1; i <= 4; ++i)
-            {
-                auto const from = sources.get(h, static_cast<index_t>(now.size() - i));
-                misplaced += from == static_cast<std::int32_t>(seen.size() - i) ? 0 : 1;
-            }
-            CHECK(g.view().heads[h].key_columns <= heads[at].key_columns);
-            CHECK(g.view().heads[h].value_columns <= heads[at].value_columns);
-        }
-    }
-
-private:
-    void compare(growing const& g, index_t h, stored_token<half> const& before, stored_token<half> const& after,
-        whole_token const& old_vectors, whole_token const& new_vectors)
-    {
-        std::size_t const was = rung_of(g, before);
-        std::size_t const is  = rung_of(g, after);
-        rung const& now       = g.layer.ratios[is];
-        up += is > was ? 1 : 0;
-        if (is == was)
-        {
-            ++stayed;
-            bool const same = support::same_bits(before.key, after.key) && support::same_bits(before.value, after.value)
-                              && before.key_numbers == after.key_numbers && before.value_numbers == after.value_numbers;
-            spoilt += same ? 0 : 1;
-            return;
-        }
-        ++lowered;
-        bool const cut = before.projected && now.projected() && !before.key.empty() && !now.quantised();
-        if (cut)
-        {
-            bool const leading =
-                std::equal(after.key_numbers.begin(), after.key_numbers.end(), before.key_numbers.begin())
-                && std::equal(after.value_numbers.begin(), after.value_numbers.end(), before.value_numbers.begin());
-            spoilt += leading ? 0 : 1;
-        }
-        add_errors(worst, {before.key_numbers, after.key_numbers, old_vectors.key, new_vectors.key}, now,
-            before.projected, g.layer.key_basis, h);
-        add_errors(worst, {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value}, now,
-            before.projected, g.layer.value_basis, h);
-    }
-};
+using contents   = support::cache_contents<half>;
+using fold_check = support::fold_check<half>;
 
 /// attend's worst error against the definition over these tokens, relative.
 double attention_error(growing& g, std::vector<std::vector<whole_token>> const& tokens)
@@ -388,6 +147,26 @@ TEST_CASE(
         CHECK(dropped > 500);
         CHECK(g.view().heads[0].key_columns == 0);
     }
+}
+
+TEST_CASE("codes of turned coordinates are read back turned back, and copied as they are")
+{
+    growing g{support::turned_kinds, 24, std::pmr::get_default_resource(), support::turned_dims};
+    REQUIRE(g.cache.layout().any_turned());
+    index_t from_codes = 0; // tokens that were codes of turned coordinates, and are something else
+    for (index_t const limit : {28000, 22000, 18000})
+    {
+        g.append(12);
+        fold_check check{g};
+        tensor<std::int32_t, 2> sources{{3, most_slots(g.view())}};
+        recompress_report const report = g.fold(limit, &sources);
+        CHECK(report.resident_bytes <= limit);
+        check.compare(g, sources);
+        CHECK(check.up + check.spoilt + check.misplaced == 0);
+        CHECK(check.worst.value() <= 1);
+        from_codes += check.from_turned;
+    }
+    CHECK(from_codes > 10);
 }
 
 TEST_CASE("a limit that holds everything moves the tail in and leaves the rest as it is, and one byte less does not")

@@ -17,5 +17,6 @@
 #include <mdkv/gpu/pages.cuh>
 #include <mdkv/gpu/pool.cuh>
 #include <mdkv/gpu/project.cuh>
+#include <mdkv/gpu/recompress.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/gpu/slots.cuh>

@@ -9,11 +9,12 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/host_directory.hpp>
+#include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/score.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -59,34 +60,23 @@ struct recompress_report
 namespace detail
 {
 
-/// For every rung of one cache the rung of another that is stored alike; the other's number of rungs where there is none.
-[[nodiscard]] inline std::array<std::size_t, max_rungs> same_rungs(
-    cache_layout const& from, cache_layout const& to) noexcept
+/// What is left to say where every token stays as it is, from `chosen.tokens`, `limit_bytes`, `window_bytes` and
+/// `resident_bytes`.
+template <std::size_t R>
+void report_everything_kept(recompress_report& report, ratio_set<R> const& ratios, layer_shape const& shape)
 {
-    std::array<std::size_t, max_rungs> same{};
-    for (std::size_t r = 0; r < from.rungs; ++r)
+    report.chosen.status = allocation_status::everything_kept;
+    report.chosen.limit  = report.limit_bytes - report.window_bytes;
+    for (std::size_t r = 0; r < ratios.size(); ++r)
     {
-        auto const alike = [&](std::size_t other) {
-            return from.key_coordinates[r] == to.key_coordinates[other]
-                   && from.value_coordinates[r] == to.value_coordinates[other] && from.kinds[r] == to.kinds[other]
-                   && from.in_basis[r] == to.in_basis[other];
-        };
-        while (same[r] < to.rungs && !alike(same[r])) { ++same[r]; }
+        report.chosen.token_bytes += report.chosen.tokens[r] * ratios.bytes(r, shape.dims, shape.element_bytes);
     }
-    return same;
-}
-
-/// Tokens of a head in its own runs: those that are stored in fewer bytes than the exact ones.
-[[nodiscard]] constexpr index_t tokens_below_full(cache_layout const& layout, head_entry const& entry) noexcept
-{
-    index_t tokens = 0;
-    for (std::size_t r = 0; r < layout.rungs; ++r) { tokens += layout.own_run(r) ? entry.runs[r].tokens : 0; }
-    return tokens;
+    report.chosen.charged_bytes = report.resident_bytes - report.window_bytes - report.chosen.token_bytes;
 }
 
 } // namespace detail
 
-/// The most slots a head has: all its tokens, window and tail included.
+/// The most slots a head has: all its tokens, window and tail included. Only the directory is read.
 template <element T>
 [[nodiscard]] index_t most_slots(cache_view<T, space::host> const& cache) noexcept
 {
@@ -97,6 +87,14 @@ template <element T>
         most                 = std::max(most, tokens + *cache.appended);
     }
     return most;
+}
+
+/// The same of a cache that may lie elsewhere.
+/// \sync   on a GPU waits for the backend's stream
+template <backend B, element T>
+[[nodiscard]] index_t most_slots(B const& on, cache_view<T, B::memory_space> const& cache)
+{
+    return most_slots(detail::host_directory<T>{on, cache}.view());
 }
 
 /// Makes room in a cache that has grown. Of the window and the appended tokens after it the last W are the new window; the
@@ -110,34 +108,40 @@ template <element T>
 /// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding; Q <= W + appended tokens
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
-/// \param[in,out] cache   the backend's cache (for the CPU `cpu::cache<T>`); its tail is empty afterwards and has the
-///                        same room. The new arena and tail are taken from its memory resource before the old are freed
+/// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
+///                        and has the same room. The new arena and tail are taken from its memory resource before the old
+///                        are freed. Shapes follow from its directory, which a dry run reads, too
 /// \return     what was done
 /// \pre    Q >= 1
 /// \cost   that of score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores where
-///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache
-/// \sync   returns when done (cpu)
+///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache, and (gpu)
+///         a copy of the directory and the counts of every rung in host memory
+/// \sync   returns when done, on a GPU too: it waits for the device several times, in a dry run for the directory. Work on
+///         the cache must have been enqueued on the backend's stream, or be waited for by it
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
 ///                                 cannot drop
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot)
 /// \throws insufficient_workspace  naming the size needed
-/// \throws std::bad_alloc          and whatever the executor throws. Nothing was changed in any case
-/// \see    tests/recompress.cpp
+/// \throws std::bad_alloc          and whatever the executor or the cache's memory resource throws; gpu: cuda_error.
+///                                 Nothing was changed in any case
+/// \see    tests/recompress.cpp, tests/gpu/recompress.cu
 template <backend B, element T, std::size_t R, class Cache>
 recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R> const& ratios,
     recompress_options<B> const& options, Cache& cache)
 {
     cache_view<T, B::memory_space> const stored = cache.view();
+    bool const dry                              = detail::dry_run(on);
+    if (stored.layout.heads == 0) { return {}; }
+    detail::host_directory<T> const copy{on, stored};
+    cache_view<T, space::host> const& directory = copy.view();
     static_assert(
-        requires { recompress_impl(on, queries, ratios, options, layer_shape{}, cache); },
+        requires { recompress_impl(on, queries, ratios, options, layer_shape{}, directory, cache); },
         MDKV_DETAIL_NO_IMPLEMENTATION(recompress, recompress));
-    bool const dry             = detail::dry_run(on);
     cache_layout const& layout = stored.layout;
     index_t const heads        = layout.heads;
-    index_t const appended     = stored.appended == nullptr ? 0 : *stored.appended;
-    if (heads == 0) { return {}; }
+    index_t const appended     = *directory.appended;
 
     expects(queries.extent(0) % heads == 0 && queries.extent(0) >= heads, "recompress: queries [H*G, Q, D] has ",
         queries.extent(0), " query heads, which ", heads, " KV heads do not divide");
@@ -167,7 +171,7 @@ recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R>
         detail::argument const w{"recompress", "options.query_weights", *options.query_weights};
         w.shape({queries.extent(1)}, "Q").data(dry).aligned().apart_from_scratch(on);
     }
-    index_t const most = most_slots(stored);
+    index_t const most = most_slots(directory);
     if (options.sources)
     {
         detail::argument const s{"recompress", "options.sources", *options.sources};
@@ -182,7 +186,7 @@ recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R>
     {
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
-            index_t const tokens = layout.own_run(r) ? stored.heads[h].runs[r].tokens : 0;
+            index_t const tokens = layout.own_run(r) ? directory.heads[h].runs[r].tokens : 0;
             expects<mismatch>(tokens == 0 || same[r] < ratios.size(), "recompress: head ", h, " has ", tokens,
                 " tokens at the cache's rung ", r, " (", layout.key_coordinates[r], " coordinates of a key in ",
                 layout.key_bytes(r, sizeof(T)), " bytes), which the ratio set lacks");
@@ -194,7 +198,7 @@ recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R>
     index_t const limit = options.limit.in_bytes(shape);
     expects(limit >= shape.window_bytes(), "recompress: a budget of ", limit, " bytes cannot hold the window of ",
         layout.window, " tokens; at least ", shape.window_bytes(), " bytes are needed");
-    return recompress_impl(on, queries, ratios, options, shape, cache);
+    return recompress_impl(on, queries, ratios, options, shape, directory, cache);
 }
 
 } // namespace mdkv

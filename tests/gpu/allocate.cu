@@ -165,8 +165,8 @@ bool same(tensor<float, 3> const& loss, mdkv::rung_costs<> const& costs, std::ve
     return agree(on_gpu(loss, costs, limits, options), on_cpu(loss, costs, limits, options), magnitude(loss) + 1e-30);
 }
 
-constexpr kind all_kinds[] = {kind::falling, kind::unruly, kind::plateaus, kind::nothing, kind::tiny, kind::huge,
-    kind::silent};
+constexpr kind all_kinds[] = {
+    kind::falling, kind::unruly, kind::plateaus, kind::nothing, kind::tiny, kind::huge, kind::silent};
 
 std::vector<index_t> ascending_bytes(source& random, index_t rungs)
 {

@@ -128,8 +128,7 @@ TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to
         }
     }
     // Keys of two coordinates take more bytes as codes than as elements.
-    check<half, float>(
-        {.heads = 1, .tokens = 150, .window = 2, .dims = {2, 16}, .rungs = {drop, full_int8, full}}, 2);
+    check<half, float>({.heads = 1, .tokens = 150, .window = 2, .dims = {2, 16}, .rungs = {drop, full_int8, full}}, 2);
     check<bfloat16, bfloat16>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = codes}, 2);
     check<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = rotated}, 5);
 }

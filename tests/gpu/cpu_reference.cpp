@@ -3,6 +3,7 @@
 #include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/compress.hpp>
+#include <mdkv/cpu/recompress.hpp>
 
 namespace support
 {
@@ -42,6 +43,13 @@ mdkv::compress_report compress_on_cpu(cpu_side const& on, mdkv::layer_view<cpu_s
     return mdkv::compress(on, layer, ratios, options, destination);
 }
 
+template <class T>
+mdkv::recompress_report recompress_on_cpu(cpu_side const& on, mdkv::in_view<T, 3, cpu_side> queries,
+    mdkv::ratio_set<> const& ratios, mdkv::recompress_options<cpu_side> const& options, mdkv::cpu::cache<T>& cache)
+{
+    return mdkv::recompress(on, queries, ratios, options, cache);
+}
+
 template void accumulate_gram_on_cpu(
     cpu_side const&, mdkv::in_view<float, 3, cpu_side>, mdkv::out_view<double, 3, cpu_side>);
 template void fit_query_aware_basis_on_cpu(cpu_side const&, mdkv::in_view<float, 3, cpu_side>,
@@ -49,6 +57,8 @@ template void fit_query_aware_basis_on_cpu(cpu_side const&, mdkv::in_view<float,
     mdkv::out_view<float, 2, cpu_side>);
 template mdkv::compress_report compress_on_cpu(cpu_side const&, mdkv::layer_view<cpu_side, float> const&,
     mdkv::ratio_set<> const&, mdkv::compress_options<cpu_side> const&, mdkv::cpu::cache<float>&);
+template mdkv::recompress_report recompress_on_cpu(cpu_side const&, mdkv::in_view<float, 3, cpu_side>,
+    mdkv::ratio_set<> const&, mdkv::recompress_options<cpu_side> const&, mdkv::cpu::cache<float>&);
 
 template void accumulate_gram_on_cpu(
     cpu_side const&, mdkv::in_view<mdkv::half, 3, cpu_side>, mdkv::out_view<double, 3, cpu_side>);
@@ -57,6 +67,8 @@ template void fit_query_aware_basis_on_cpu(cpu_side const&, mdkv::in_view<mdkv::
     mdkv::out_view<float, 2, cpu_side>);
 template mdkv::compress_report compress_on_cpu(cpu_side const&, mdkv::layer_view<cpu_side, mdkv::half> const&,
     mdkv::ratio_set<> const&, mdkv::compress_options<cpu_side> const&, mdkv::cpu::cache<mdkv::half>&);
+template mdkv::recompress_report recompress_on_cpu(cpu_side const&, mdkv::in_view<mdkv::half, 3, cpu_side>,
+    mdkv::ratio_set<> const&, mdkv::recompress_options<cpu_side> const&, mdkv::cpu::cache<mdkv::half>&);
 
 template void accumulate_gram_on_cpu(
     cpu_side const&, mdkv::in_view<mdkv::bfloat16, 3, cpu_side>, mdkv::out_view<double, 3, cpu_side>);
@@ -65,5 +77,7 @@ template void fit_query_aware_basis_on_cpu(cpu_side const&, mdkv::in_view<mdkv::
     mdkv::out_view<float, 2, cpu_side>);
 template mdkv::compress_report compress_on_cpu(cpu_side const&, mdkv::layer_view<cpu_side, mdkv::bfloat16> const&,
     mdkv::ratio_set<> const&, mdkv::compress_options<cpu_side> const&, mdkv::cpu::cache<mdkv::bfloat16>&);
+template mdkv::recompress_report recompress_on_cpu(cpu_side const&, mdkv::in_view<mdkv::bfloat16, 3, cpu_side>,
+    mdkv::ratio_set<> const&, mdkv::recompress_options<cpu_side> const&, mdkv::cpu::cache<mdkv::bfloat16>&);
 
 } // namespace support

@@ -143,20 +143,20 @@ void list_sources(stored_layer<T> const& layer, in_view<std::uint8_t, 2, backend
 
 template <element T, std::size_t R>
 recompress_report recompress_impl(backend const& on, in_view<T, 3, backend> queries, ratio_set<R> const& ratios,
-    recompress_options<backend> const& options, layer_shape const& shape, cache<T>& destination)
+    recompress_options<backend> const& options, layer_shape const& shape, cache_view<T, space::host> const& directory,
+    cache<T>& destination)
 {
     index_t const H    = shape.heads;
     auto const R_count = static_cast<index_t>(ratios.size());
     bool const pooled  = !options.pooling.copies();
-    detail::stored_layer<T> layer{destination.view(), cache_layout{ratios, H, shape.window, shape.dims}};
-    layer.same  = mdkv::detail::same_rungs(layer.cache.layout, layer.layout);
-    layer.most  = shape.tokens;
-    layer.bases = ratios.widest_projection(shape.dims.keys) > 0;
+    detail::stored_layer<T> layer{directory, cache_layout{ratios, H, shape.window, shape.dims}, shape.tokens,
+        ratios.widest_projection(shape.dims.keys) > 0};
 
     if (!on.scratch->counting()) // so that a workspace too small for the last stage is refused before the first
     {
         workspace all;
-        static_cast<void>(recompress_impl(backend{&all, on.executor}, queries, ratios, options, shape, destination));
+        static_cast<void>(
+            recompress_impl(backend{&all, on.executor}, queries, ratios, options, shape, directory, destination));
         expects<insufficient_workspace>(all.bytes() <= on.scratch->free_memory().size(),
             "recompress: the workspace holds ", on.scratch->free_memory().size(), " bytes, ", all.bytes(),
             " are needed");
@@ -220,22 +220,12 @@ recompress_report recompress_impl(backend const& on, in_view<T, 3, backend> quer
     {
         for (index_t t = 0; t < layer.tokens(h); ++t)
         {
-            bool const cut   = t >= layer.first_exact(h) && rung(h, t) != layer.layout.full_rung;
-            bool const stays = !cut && rung(h, t) == layer.own_rung(h, t);
+            bool const stays = layer.stays(h, t, rung(h, t));
             ++report.chosen.tokens[rung(h, t)];
             ++(stays ? report.kept : layer.layout.key_coordinates[rung(h, t)] == 0 ? report.dropped : report.lowered);
         }
     }
-    if (everything)
-    {
-        report.chosen.status = allocation_status::everything_kept;
-        report.chosen.limit  = report.limit_bytes - report.window_bytes;
-        for (std::size_t r = 0; r < ratios.size(); ++r)
-        {
-            report.chosen.token_bytes += report.chosen.tokens[r] * ratios.bytes(r, shape.dims, shape.element_bytes);
-        }
-        report.chosen.charged_bytes = report.resident_bytes - report.window_bytes - report.chosen.token_bytes;
-    }
+    if (everything) { mdkv::detail::report_everything_kept(report, ratios, shape); }
     if (options.sources) { detail::list_sources(layer, as_input(rung), *options.sources); }
     destination = std::move(made);
     return report;

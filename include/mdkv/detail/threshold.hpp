@@ -94,11 +94,11 @@ template <class Floats>
 [[nodiscard]] MDKV_HD inline double multiplier_between(double low, double high, double over, double under) noexcept
 {
     if (!(low > 0)) { return high / 1024; }
-    double const both    = over + under;
-    double const way     = both > 0 ? 32 * (over / both) : 0;
-    int const steps      = way < 2 ? 2 : way < 30 ? static_cast<int>(way) : 30;
-    double root          = high / low;
-    double next          = low;
+    double const both = over + under;
+    double const way  = both > 0 ? 32 * (over / both) : 0;
+    int const steps   = way < 2 ? 2 : way < 30 ? static_cast<int>(way) : 30;
+    double root       = high / low;
+    double next       = low;
     for (int share = 16; share > 0; share /= 2)
     {
         root = std::sqrt(root);

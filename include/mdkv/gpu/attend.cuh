@@ -128,7 +128,7 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     {
         sizes.key_bytes   = std::max(sizes.key_bytes, to_int(layout.key_bytes(r, sizeof(T))));
         sizes.value_bytes = std::max(sizes.value_bytes, to_int(layout.value_bytes(r, sizeof(T))));
-        sizes.turned = sizes.turned || layout.turned(r);
+        sizes.turned      = sizes.turned || layout.turned(r);
         if (!layout.projected(r)) { continue; }
         sizes.key_latents   = std::max(sizes.key_latents, to_int(layout.key_coordinates[r]));
         sizes.value_latents = std::max(sizes.value_latents, to_int(layout.value_coordinates[r]));

@@ -118,6 +118,8 @@ public:
 
     [[nodiscard]] cache_layout const& layout() const noexcept { return layout_; }
     [[nodiscard]] cudaStream_t stream() const noexcept { return directory_.stream(); }
+    /// Of a cache with heads.
+    [[nodiscard]] Resource& resource() const noexcept { return directory_.resource(); }
     [[nodiscard]] index_t arena_bytes() const noexcept { return arena_.size(); }
     [[nodiscard]] index_t directory_bytes() const noexcept { return directory_.size(); }
     [[nodiscard]] index_t tail_bytes() const noexcept { return tail_.size(); }

@@ -15,6 +15,7 @@
 #include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
+#include <mdkv/gpu/detail/fill.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/pack.cuh>
@@ -40,25 +41,6 @@ struct compressed_layer
 
 namespace kernels
 {
-
-/// Writes the same value everywhere.
-template <class V>
-struct fill
-{
-    static constexpr char const* name = "fill";
-    static constexpr int threads      = 256;
-
-    out_view<V, 2, backend> to; // [rows, columns]
-    V value;
-
-    [[nodiscard]] static index_t blocks(index_t count) { return (count + threads - 1) / threads; }
-
-    __device__ void operator()() const
-    {
-        index_t const i = device::block() * threads + device::thread();
-        if (i < to.extent(0) * to.extent(1)) { to(i / to.extent(1), i % to.extent(1)) = value; }
-    }
-};
 
 /// Copies rungs to where the caller wants them.
 struct hand_over

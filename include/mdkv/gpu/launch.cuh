@@ -26,7 +26,8 @@ template <class Kernel>
 /// Every kernel is an object that is copied to the device and called by every thread. (As a grid constant its address may
 /// be taken without a copy for every thread.)
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>()) entry(__grid_constant__ Kernel const kernel)
+__global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
+    entry(__grid_constant__ Kernel const kernel)
 {
     kernel();
 }
@@ -70,8 +71,8 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     }
     // Not by <<<>>>, after which one has to ask for the thread's last error, whoever made it.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};
-    check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads), arguments,
-              static_cast<std::size_t>(shared), on.stream),
+    check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
+              arguments, static_cast<std::size_t>(shared), on.stream),
         Kernel::name);
 }
 

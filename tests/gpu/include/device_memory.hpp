@@ -91,10 +91,7 @@ private:
 class side_stream
 {
 public:
-    side_stream()
-    {
-        mdkv::gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    }
+    side_stream() { mdkv::gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
     ~side_stream() { cudaStreamDestroy(stream_); }
     side_stream(side_stream const&)            = delete;
     side_stream& operator=(side_stream const&) = delete;

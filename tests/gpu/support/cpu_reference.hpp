@@ -8,6 +8,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/recompress.hpp>
 
 #include <cstdint>
 
@@ -37,5 +38,9 @@ void fit_query_aware_basis_on_cpu(cpu_side const& on, mdkv::in_view<T, 3, cpu_si
 template <class T>
 mdkv::compress_report compress_on_cpu(cpu_side const& on, mdkv::layer_view<cpu_side, T> const& layer,
     mdkv::ratio_set<> const& ratios, mdkv::compress_options<cpu_side> const& options, mdkv::cpu::cache<T>& destination);
+
+template <class T>
+mdkv::recompress_report recompress_on_cpu(cpu_side const& on, mdkv::in_view<T, 3, cpu_side> queries,
+    mdkv::ratio_set<> const& ratios, mdkv::recompress_options<cpu_side> const& options, mdkv::cpu::cache<T>& cache);
 
 } // namespace support

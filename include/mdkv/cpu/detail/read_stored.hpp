@@ -6,10 +6,10 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/detail/stored_tokens.hpp>
 #include <mdkv/cpu/detail/turn.hpp>
+#include <mdkv/detail/narrow_within.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstring>
 
@@ -105,14 +105,6 @@ void read_bases(cache_view<T, space::host> const& cache, index_t h, stored_bases
     for (index_t i = 0; i < n * dim; ++i) { to.of_keys[i] = static_cast<float>(rows[i]); }
 }
 
-/// The nearest element that is finite where x is.
-template <element T>
-[[nodiscard]] inline T narrow_within(float x) noexcept
-{
-    if constexpr (std::same_as<T, half>) { return narrow<T>(std::clamp(x, -65504.0F, 65504.0F)); }
-    else { return narrow<T>(x); }
-}
-
 /// A vector from its coordinates; `basis` null where they are the vector itself.
 /// \param room          [dim]
 template <element T>
@@ -130,7 +122,7 @@ void rebuild(float const* coordinates, index_t n, float const* basis, index_t di
     }
     for (index_t d = 0; d < dim; ++d)
     {
-        T const x = narrow_within<T>(vector[d]);
+        T const x = mdkv::detail::narrow_within<T>(vector[d]);
         std::memcpy(static_cast<void*>(out + d), &x, sizeof x);
     }
 }

@@ -320,7 +320,7 @@ private:
         bool const keep                    = p_.state().keep_rungs;
         std::size_t const count            = Count == run_time ? open_.rungs.count : Count;
         float const near                   = mdkv::detail::plateau_begin(cap);
-        sums mine        = begin();
+        sums mine                          = begin();
         for_tokens([&](index_t at) -> counted {
             token<Count> const t{from_rows, at};
             std::size_t rung = 0;

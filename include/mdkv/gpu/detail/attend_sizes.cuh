@@ -16,8 +16,8 @@ struct attend_sizes
     int key_latents   = 0; ///< widest projected rung of the layout
     int value_latents = 0;
     bool turned       = false;
-    int key_bytes     = 0; ///< of the longest stored key: one of few coordinates may take more as codes than as elements
-    int value_bytes   = 0;
+    int key_bytes   = 0; ///< of the longest stored key: one of few coordinates may take more as codes than as elements
+    int value_bytes = 0;
 
     /// Of one query.
     [[nodiscard]] MDKV_HD int sums() const { return values + value_latents + (turned ? values : 0); }

@@ -33,7 +33,8 @@ void launch(backend const&, Kernel const& kernel, index_t blocks)
     index_t shared = 0;
     if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
     index_t const most = most_shared_memory();
-    expects(shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ", most);
+    expects(
+        shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ", most);
     emulation::run({Kernel::name, Kernel::threads, blocks, shared}, [&] { kernel(); });
 }
 
