@@ -44,35 +44,21 @@ def blocks(page):
 
 
 def sources(code, given):
-    """The translation units to try, best first, each with whether it needs the prelude."""
+    """The translation units to try, best first."""
     if re.search(r"^\s*#\s*include\b", code, re.MULTILINE):
-        return [(f"{given}\n{code}", False)]
+        return [f"{given}\n{code}"]
     includes = "\n".join(line for line in given.splitlines() if line.lstrip().startswith("#"))
     given = "\n".join(line for line in given.splitlines() if not line.lstrip().startswith("#"))
-    return [
-        (f"{includes}\n{given}\n{code}", True),
-        (f"{includes}\nvoid block()\n{{\n{given}\n{code}\n}}\n", True),
-    ]
+    head = f"{PRELUDE}{includes}\n"
+    return [f"{head}{given}\n{code}", f"{head}void block()\n{{\n{given}\n{code}\n}}\n"]
 
 
-def complaint(compiler, flags, *options):
-    """The compiler's messages, or None when it has none to stop for."""
-    result = subprocess.run([compiler, f"@{flags}", *options], capture_output=True, text=True, check=False)
-    return None if result.returncode == 0 else result.stderr
-
-
-def precompile(compiler, flags, folder):
-    """The prelude as a header that the compiler has read already; most blocks need nothing more."""
-    header = Path(folder) / "prelude.hpp"
-    header.write_text(PRELUDE, encoding="utf-8")
-    return complaint(compiler, flags, "-x", "c++-header", "-o", f"{header}.gch", str(header))
-
-
-def compile_error(compiler, flags, source, needs_prelude, folder):
+def compile_error(compiler, flags, source, folder):
+    """The compiler's messages, or None when it accepts the source."""
     path = Path(folder) / "block.cpp"
     path.write_text(source, encoding="utf-8")
-    prelude = ["-include", str(Path(folder) / "prelude.hpp")] if needs_prelude else []
-    return complaint(compiler, flags, "-fsyntax-only", *prelude, str(path))
+    result = subprocess.run([compiler, f"@{flags}", "-fsyntax-only", str(path)], capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else result.stderr
 
 
 def main():
@@ -84,8 +70,6 @@ def main():
 
     compiled, left_out, failed = 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        if (error := precompile(arguments.compiler, arguments.flags, folder)) is not None:
-            sys.exit(f"the prelude does not compile\n{error}")
         for page in arguments.pages:
             for line, code, given, reason in blocks(page):
                 if reason:
@@ -93,8 +77,8 @@ def main():
                     print(f"{page}:{line}: not compiled: {reason}")
                     continue
                 errors = []
-                for source, needs_prelude in sources(code, given):
-                    error = compile_error(arguments.compiler, arguments.flags, source, needs_prelude, folder)
+                for source in sources(code, given):
+                    error = compile_error(arguments.compiler, arguments.flags, source, folder)
                     if error is None:
                         compiled += 1
                         break
