@@ -110,7 +110,7 @@ write_record
 
 # They slow kernels down a hundred times: of every stage a short test case or two.
 cases='*merge*,*pool on the GPU is*,*stream beside*,*packing again empties*,*tells every status*,*first offending row*'
-cases+=',*rows in pages*,*lists of tokens*,*twice with the same bits*,*preserves q . k*,*in two runs*'
+cases+=',*rows in pages*,*lists of tokens*,*twice with the same bits*,*preserves q . k*,*in two runs*,*turned coordinates*'
 sanitizer=$(PATH=$PATH:/usr/local/cuda/bin:/opt/cuda/bin command -v compute-sanitizer || true)
 for tool in memcheck racecheck initcheck synccheck; do
     if [[ -z $sanitizer ]]; then
