@@ -20,6 +20,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory_resource>
 #include <random>
 #include <span>
@@ -34,6 +35,7 @@
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include "bench.hpp"
 
@@ -82,6 +84,12 @@ std::pmr::vector<float> losses(std::size_t rungs, std::pmr::memory_resource* mem
     }
     return loss;
 }
+
+/// What a workspace is aligned to.
+struct alignas(mdkv::workspace::alignment) line
+{
+    std::array<std::byte, mdkv::workspace::alignment> bytes;
+};
 
 /// The rival.
 template <std::size_t R>
@@ -137,7 +145,9 @@ private:
         threads_.parallel_for(pieces, [&](index_t p) {
             for (index_t i = 0; i < piece; i += simd::lanes)
             {
-                mdkv::cpu::dual::store_rungs(rung + p * piece + i, choose(p, i, multiplier, rung_index{}), simd::lanes);
+                using bytes        = std::uint8_t __attribute__((vector_size(simd::lanes)));
+                bytes const narrow = __builtin_convertvector(choose(p, i, multiplier, rung_index{}), bytes);
+                std::memcpy(rung + p * piece + i, &narrow, sizeof narrow);
             }
         });
     }
@@ -159,14 +169,14 @@ private:
         simd::floats best =
             simd::load(row(p, 0) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[0]));
         simd::ints outcome = simd::broadcast(value(0));
-        mdkv::cpu::tile::unroll<static_cast<int>(R) - 1>([&](auto step) {
-            constexpr std::size_t r = step.value + 1;
+        MDKV_UNROLL for (std::size_t r = 1; r < R; ++r)
+        {
             simd::floats const here =
                 simd::load(row(p, r) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[r]));
             simd::ints const cheaper = here < best;
             best                     = simd::min(here, best);
             outcome                  = cheaper ? simd::broadcast(value(r)) : outcome;
-        });
+        }
         return outcome;
     }
 
@@ -197,12 +207,12 @@ void allocate_against_bisection(benchmark::State& state)
     };
     mdkv::workspace count;
     call(count);
-    std::pmr::vector<std::byte> memory(count.bytes(), &pages);
+    std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
     bisection<R> rival{loss, cost, pool};
     bench::measure_pair(
         state,
         [&] {
-            mdkv::workspace scratch{memory};
+            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
             call(scratch);
         },
         [&] { rival.run(limit, theirs.data()); });
@@ -252,10 +262,6 @@ void by_use_against_always(benchmark::State& state)
     };
     mdkv::workspace count;
     call(count, mdkv::projection_charge::by_use);
-    struct alignas(mdkv::workspace::alignment) line
-    {
-        std::array<std::byte, mdkv::workspace::alignment> bytes;
-    };
     std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
     auto const measured = [&](mdkv::projection_charge charge) {
         return [&, charge] {

@@ -1,5 +1,5 @@
-// Fitting a layer's key bases: blocked Gram products in registers and Eigen's solver, against the same with Eigen's own
-// rank update (float; one thread). Llama-3-8B's layer: 8 KV heads, D = 128, f16.
+// Fitting a layer's key bases: blocked Gram products in registers and eigenvectors of our own, against Eigen's rank
+// update and solver (float; one thread). Llama-3-8B's layer: 8 KV heads, D = 128, f16.
 #include <mdkv/cpu/basis.hpp>
 
 #include <mdkv/core/types.hpp>
@@ -78,7 +78,7 @@ auto with_scratch(Call const& call)
     };
 }
 
-/// a: fit_basis; b: Eigen alone. Argument: tokens.
+/// a: fit_basis; b: Eigen alone. Argument: tokens; of 128 the eigenvectors are most of the work.
 void fit_basis_against_eigen(benchmark::State& state)
 {
     index_t const tokens         = state.range(0);
@@ -102,42 +102,9 @@ void fit_basis_against_eigen(benchmark::State& state)
     state.counters["worst_difference"] = worst;
 }
 
-/// a: fit_query_aware_basis of the same keys and of 4 x 32 queries a head; b: fit_basis. Argument: tokens.
-void fit_query_aware_against_fit_basis(benchmark::State& state)
-{
-    constexpr index_t group         = 4;
-    constexpr index_t window        = 32;
-    index_t const tokens            = state.range(0);
-    std::vector<half> const keys    = keys_of(tokens);
-    std::vector<half> const queries = keys_of(group * window);
-    std::vector<float> basis(static_cast<std::size_t>(heads * dim * dim));
-    std::vector<float> partner(basis.size());
-    std::vector<float> energy(static_cast<std::size_t>(heads * dim));
-    auto const pca = [&](cpu::backend const& on) {
-        fit_basis(on, in(on, keys.data(), heads, tokens, dim), out(on, basis.data(), heads, dim, dim),
-            out(on, energy.data(), heads, dim));
-    };
-    auto const query_aware = [&](cpu::backend const& on) {
-        fit_query_aware_basis(on, in(on, queries.data(), heads * group, window, dim),
-            in(on, keys.data(), heads, tokens, dim), out(on, basis.data(), heads, dim, dim),
-            out(on, partner.data(), heads, dim, dim), out(on, energy.data(), heads, dim));
-    };
-    auto a = with_scratch(query_aware);
-    auto b = with_scratch(pca);
-    bench::measure_pair(
-        state, [&] { a(); }, [&] { b(); });
-}
-
 BENCHMARK(fit_basis_against_eigen)
     ->ArgName("tokens")
-    ->Arg(2048)
-    ->Arg(32768)
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond)
-    ->Iterations(9);
-
-BENCHMARK(fit_query_aware_against_fit_basis)
-    ->ArgName("tokens")
+    ->Arg(128)
     ->Arg(2048)
     ->Arg(32768)
     ->UseManualTime()

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory_resource>
 #include <new>
+#include <string>
 #include <vector>
 
 #include <sys/mman.h>
@@ -45,6 +46,14 @@ struct pair_times
     double a = 0;
     double b = 0;
 };
+
+/// What the vector code of this program was compiled for, e.g. "AVX2, 8 floats a vector".
+[[nodiscard]] inline std::string instruction_set()
+{
+    constexpr int lanes = mdkv::cpu::simd::lanes;
+    std::string const names[]{"128 bits", "AVX2", "AVX-512"};
+    return names[lanes / 8] + ", " + std::to_string(lanes) + " floats a vector";
+}
 
 /// Runs a and b by turns, so that what else the machine does hits both alike, and reports their medians and b/a, the
 /// factor by which a is the faster one. The benchmark's own time is a's; register with UseManualTime().

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -58,7 +59,42 @@ inline huge_page_resource& memory()
     return rung;
 }
 
-/// One layer's uncompressed keys and values, the same for every head, and bases whose rows have about unit length.
+/// Calls body(backend) in a dry run, then with the scratch it asked for, which lives on for the next call.
+template <class Body>
+void with_scratch(Body const& body, mdkv::cpu::executor_ref executor = {})
+{
+    static std::vector<std::byte> held;
+    mdkv::workspace count;
+    body(mdkv::cpu::backend{&count, executor});
+    held.resize(std::max(held.size(), count.bytes() + mdkv::workspace::alignment));
+    void* at         = held.data();
+    std::size_t room = held.size();
+    std::align(mdkv::workspace::alignment, count.bytes(), at, room);
+    mdkv::workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
+    body(mdkv::cpu::backend{&scratch, executor});
+}
+
+/// Vectors and bases near a normal distribution, drawn from 4,096 of its numbers, because tens of millions of
+/// std::normal_distribution's take longer than what is measured. What pack and attend do depends on rungs and sizes; of the
+/// numbers they need no more than an ordinary spread.
+template <class V>
+[[nodiscard]] std::vector<V> normal_numbers(index_t count, float deviation = 1.0F)
+{
+    std::mt19937 random{7};
+    std::normal_distribution<float> normal{0.0F, deviation};
+    std::vector<V> drawn(4096);
+    for (V& v : drawn) { v = mdkv::narrow<V>(normal(random)); }
+    std::vector<V> all(static_cast<std::size_t>(count));
+    std::uint64_t state = 1;
+    for (V& v : all)
+    {
+        state = state * 6364136223846793005U + 1442695040888963407U;
+        v     = drawn[state >> 52U];
+    }
+    return all;
+}
+
+/// One layer's uncompressed keys and values, and bases, the same for every head, whose rows have about unit length.
 struct source_layer
 {
     index_t tokens;
@@ -69,37 +105,36 @@ struct source_layer
 
     source_layer(index_t n, index_t kv_size)
         : tokens{n}
-        , vectors(static_cast<std::size_t>(heads * n * dim))
-        , basis(static_cast<std::size_t>(dim * dim))
+        , vectors{normal_numbers<mdkv::half>(heads * n * dim)}
+        , basis{normal_numbers<float>(dim * dim, 1.0F / std::sqrt(static_cast<float>(dim)))}
         , rung{rungs_of(n, kv_size)}
-    {
-        std::mt19937 random{7};
-        std::normal_distribution<float> normal;
-        for (mdkv::half& v : vectors) { v = mdkv::narrow<mdkv::half>(normal(random)); }
-        for (float& v : basis) { v = normal(random) / std::sqrt(static_cast<float>(dim)); }
-    }
+    {}
 
     [[nodiscard]] index_t bytes() const
     {
-        mdkv::cpu::backend const on;
-        return mdkv::packed_bytes<mdkv::half>(on, mdkv::in(on, rung.data(), heads, tokens), layout);
+        index_t bytes = 0;
+        with_scratch([&](mdkv::cpu::backend const& on) {
+            bytes = mdkv::packed_bytes<mdkv::half>(on, mdkv::in(on, rung.data(), heads, tokens), layout);
+        });
+        return bytes;
     }
 
     void pack_into(layer& cache, mdkv::cpu::executor_ref executor = {}) const
     {
-        alignas(mdkv::workspace::alignment) std::byte nothing[mdkv::workspace::alignment];
-        mdkv::workspace scratch{nothing};
-        mdkv::cpu::backend const on{&scratch, executor};
-        auto const kv     = mdkv::in(on, vectors.data(), heads, tokens, dim);
-        auto const window = mdkv::in(on, static_cast<mdkv::half const*>(nullptr), heads, 0, dim);
-        auto const u      = mdkv::in(on, basis.data(), {heads, dim, dim}, {index_t{0}, dim, index_t{1}});
-        mdkv::pack(on, kv, kv, window, window, u, u, mdkv::in(on, rung.data(), heads, tokens), cache.view());
+        with_scratch(
+            [&](mdkv::cpu::backend const& on) {
+                auto const kv     = mdkv::in(on, vectors.data(), heads, tokens, dim);
+                auto const window = mdkv::in(on, static_cast<mdkv::half const*>(nullptr), heads, 0, dim);
+                auto const u      = mdkv::in(on, basis.data(), {heads, dim, dim}, {index_t{0}, dim, index_t{1}});
+                mdkv::pack(on, kv, kv, window, window, u, u, mdkv::in(on, rung.data(), heads, tokens), cache.view());
+            },
+            executor);
     }
 
-    [[nodiscard]] layer packed() const
+    [[nodiscard]] layer packed(mdkv::cpu::executor_ref executor = {}) const
     {
         layer made{layout, bytes(), 0, &memory()};
-        pack_into(made);
+        pack_into(made, executor);
         return made;
     }
 };

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
+#include <span>
 #include <vector>
 
 #include <mdkv/core/types.hpp>
@@ -36,16 +37,25 @@ void pool_against_copy(benchmark::State& state, mdkv::pooling kind)
     std::pmr::vector<float> pooled(loss.size(), 0.0F, &pages);
     for (std::size_t i = 0; i < loss.size(); ++i) { loss[i] = static_cast<float>(i * 2654435761U % 1000003U); }
     mdkv::cpu::thread_pool threads{static_cast<int>(state.range(1))};
-    std::pmr::vector<std::byte> no_memory(&pages);
-    auto const width              = state.range(0);
-    auto const pieces             = static_cast<index_t>(heads * rungs);
+    auto const width  = state.range(0);
+    auto const pieces = static_cast<index_t>(heads * rungs);
+    auto const call   = [&](mdkv::workspace& scratch) {
+        mdkv::cpu::backend const on{&scratch, threads};
+        mdkv::pool(on, mdkv::in(on, loss.data(), heads, rungs, tokens), {width, kind},
+              mdkv::out(on, pooled.data(), heads, rungs, tokens));
+    };
+    mdkv::workspace counting;
+    call(counting);
+    struct alignas(mdkv::workspace::alignment) line
+    {
+        std::byte bytes[mdkv::workspace::alignment];
+    };
+    std::vector<line> memory(counting.bytes() / sizeof(line));
     bench::pair_times const times = bench::measure_pair(
         state,
         [&] {
-            mdkv::workspace scratch{no_memory};
-            mdkv::cpu::backend const on{&scratch, threads};
-            mdkv::pool(on, mdkv::in(on, loss.data(), heads, rungs, tokens), {width, kind},
-                mdkv::out(on, pooled.data(), heads, rungs, tokens));
+            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
+            call(scratch);
         },
         [&] {
             mdkv::cpu::executor_ref{threads}.parallel_for(pieces, [&](index_t i) {

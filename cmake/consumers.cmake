@@ -1,8 +1,7 @@
 # Other people's projects: one finds the installed package, one fetches the source, one asks pkg-config, one is CUDA's.
 set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
 set(consumer_prefix "${consumer_root}/prefix")
-set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DMDKV_CUDA_HEADERS_DIR=${MDKV_CUDA_HEADERS_DIR}"
-    "-DCUDAToolkit_ROOT=${CUDAToolkit_ROOT}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}" "-DEigen3_DIR=${Eigen3_DIR}")
+set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}")
 
 add_test(NAME consumer/install
     COMMAND "${CMAKE_COMMAND}" --install "${PROJECT_BINARY_DIR}" --prefix "${consumer_prefix}")
@@ -19,7 +18,7 @@ add_test(NAME consumer/fetch_content
 add_test(NAME consumer/pkg_config
     COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/consumer/pkg_config/build.sh" "${CMAKE_CXX_COMPILER}" "${consumer_prefix}"
         "${mdkv_pkgconfig_dir}" "${consumer_root}/pkg_config")
-if(MDKV_NVCC)
+if(MDKV_NVCC AND MDKV_BUILD_GPU_PROGRAMS)
     add_test(NAME consumer/cuda
         COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/cuda" "${consumer_root}/cuda"
             --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DCMAKE_PREFIX_PATH=${consumer_prefix}"

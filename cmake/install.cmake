@@ -19,16 +19,8 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/mdkvConfig.cmake.in" 
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/mdkvConfigVersion.cmake"
     VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/mdkvConfig.cmake" "${PROJECT_BINARY_DIR}/mdkvConfigVersion.cmake"
-              "${PROJECT_SOURCE_DIR}/cmake/mdkv_cuda_headers.cmake"
         DESTINATION "${mdkv_package_dir}")
 
-# pkg-config has no search of its own, so it records where this build found the CUDA headers; a consumer elsewhere
-# overrides that with --define-variable=cuda_cflags=...
-set(mdkv_cuda_cflags "")
-foreach(dir IN LISTS mdkv_cuda_include_dirs)
-    string(APPEND mdkv_cuda_cflags " -isystem ${dir}")
-endforeach()
-string(STRIP "${mdkv_cuda_cflags}" mdkv_cuda_cflags)
 file(RELATIVE_PATH mdkv_pc_to_prefix "/prefix/${mdkv_pkgconfig_dir}" "/prefix")
 string(REGEX REPLACE "/$" "" mdkv_pc_to_prefix "${mdkv_pc_to_prefix}")
 configure_file("${PROJECT_SOURCE_DIR}/cmake/mdkv.pc.in" "${PROJECT_BINARY_DIR}/mdkv.pc" @ONLY)

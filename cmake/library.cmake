@@ -7,7 +7,7 @@ file(GLOB_RECURSE mdkv_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOUR
 add_library(mdkv INTERFACE)
 add_library(mdkv::mdkv ALIAS mdkv)
 target_compile_features(mdkv INTERFACE cxx_std_20)
-target_link_libraries(mdkv INTERFACE Eigen3::Eigen Threads::Threads mdkv::cuda_headers)
+target_link_libraries(mdkv INTERFACE Threads::Threads)
 
 # For CUDA sources. CMake before 3.28 or so does not know C++20 for nvcc and drops it in silence, so the flag is given.
 add_library(mdkv_cuda INTERFACE)

@@ -1,4 +1,5 @@
-# What everything that includes examples/runner needs: the file reader, the tokenizer, the model.
+# What everything that includes examples/runner needs: the file reader, the tokenizer, the model (whose matrix products are Eigen's).
+find_package(Eigen3 3.4 REQUIRED NO_MODULE)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_package(nlohmann_json REQUIRED)
@@ -29,4 +30,4 @@ endif()
 add_library(mdkv_runner STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${mdkv_runner_layers}")
 target_include_directories(mdkv_runner PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner")
 target_link_libraries(mdkv_runner PRIVATE mdkv_build_flags ${mdkv_runner_libraries}
-    PUBLIC mdkv::mdkv PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
+    PUBLIC mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)

@@ -21,12 +21,12 @@ namespace
 {
 constexpr index_t H = 8, G = 4, W = 32, N = 4096, D = 128;
 
-thrust::device_vector<half> random_rows(index_t count, float mean)
+thrust::device_vector<mdkv::half> random_rows(index_t count, float mean)
 {
     static std::mt19937 random{7};
     std::normal_distribution<float> normal{mean, 1.0F};
-    thrust::host_vector<half> rows(static_cast<std::size_t>(count * D));
-    for (half& x : rows) { x = narrow<half>(normal(random)); }
+    thrust::host_vector<mdkv::half> rows(static_cast<std::size_t>(count * D));
+    for (mdkv::half& x : rows) { x = narrow<mdkv::half>(normal(random)); }
     return rows;
 }
 
@@ -46,25 +46,25 @@ int main()
     }
     auto q = random_rows(H * G * W, 0.3F), k = random_rows(H * (N + W), 0), v = random_rows(H * (N + W), 0);
     auto new_query = random_rows(H * G, 0.3F);
-    thrust::device_vector<half> output(H * G * D);
+    thrust::device_vector<mdkv::half> output(H * G * D);
     thrust::device_vector<float> lse(H * G);
     thrust::device_vector<allocation> chosen(1);
 
     cudaStream_t stream = nullptr;
     gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
-    layer_shape const shape{H, G, N, W, {D, D}, sizeof(half)};
+    layer_shape const shape{H, G, N, W, {D, D}, sizeof(mdkv::half)};
     compress_options<gpu::backend> options = presets::paper.options<gpu::backend>(budget::kv_size(512));
     options.on_non_finite                  = non_finite::unchecked;
     options.allocation.charge              = projection_charge::always;
     gpu::pool_resource pool;
     index_t const bytes = options.limit.in_bytes(shape);
-    gpu::cache<half> cache{cache_layout{paper_ratios, H, W, shape.dims}, bytes, 64, stream, pool};
+    gpu::cache<mdkv::half> cache{cache_layout{paper_ratios, H, W, shape.dims}, bytes, 64, stream, pool};
 
     // The whole work of a prompt's end and one decoded token; a dry run says how much scratch it takes.
     auto const work = [&](gpu::backend const& on) {
         auto const queries = in(on, raw(q), H * G, W, D);
         auto const layer   = split_window(on, queries, in(on, raw(k), H, N + W, D), in(on, raw(v), H, N + W, D), W);
-        gpu::compressed_layer<half> to{cache.view(), raw(chosen)};
+        gpu::compressed_layer<mdkv::half> to{cache.view(), raw(chosen)};
         static_cast<void>(compress(on, layer, paper_ratios, options, to));
         attend(on, in(on, raw(new_query), H * G, D), cache.view(), {}, out(on, raw(output), H * G, D),
             out(on, raw(lse), H * G));

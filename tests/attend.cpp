@@ -195,8 +195,8 @@ TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attend
 TEST_CASE("tokens stored as codes are attended as what they are read as, next to plain ones, whatever the group")
 {
     std::vector<rung> const original{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
-    std::vector<rung> const rotated{drop, part(1, 8), full_int4.rotated(), full};
-    for (auto const& rungs : {original, rotated})
+    std::vector<rung> const in_basis{drop, part(1, 8), part(3, 4).as(storage::int8), full};
+    for (auto const& rungs : {original, in_basis})
     {
         for (head_dims const dims : {head_dims{64, 64}, {128, 128}, {40, 40}, {35, 21}, {9, 47}})
         {
@@ -209,12 +209,13 @@ TEST_CASE("tokens stored as codes are attended as what they are read as, next to
     }
     check_attention<bfloat16, bfloat16>(
         {.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = original}, 2);
-    check_attention<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = rotated}, 5);
+    check_attention<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = in_basis}, 5);
 }
 
 TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 {
-    std::vector<rung> const rungs{drop, part(1, 4).as(storage::int4), full_int4, full_int8, full_int8.rotated()};
+    std::vector<rung> const rungs{
+        drop, part(1, 4).as(storage::int4), full_int4, part(3, 4).as(storage::int8), full_int8};
     for (index_t tokens = 1; tokens <= 40; ++tokens)
     {
         for (int const every : {1, 2, 3, 4})
@@ -227,7 +228,7 @@ TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 
 TEST_CASE("a group of codes that is not a number shows in every query of its head, and in no other head")
 {
-    for (rung const stored : {full_int4, full_int8, full_int8.rotated()})
+    for (rung const stored : {full_int4, full_int8, part(3, 4).as(storage::int8)})
     {
         for (index_t const tokens : {16, 37}) // the last token's tile is whole, narrow
         {
@@ -250,7 +251,7 @@ TEST_CASE("a group of codes that is not a number shows in every query of its hea
                     CHECK(std::isnan(got.lse.get(i)) == in_key);
                     // a value's group of columns is its own; in the basis it reaches all of them
                     CHECK(std::isnan(got.output.get(i, 70)));
-                    CHECK(std::isnan(got.output.get(i, 3)) == (in_key || stored.in_basis));
+                    CHECK(std::isnan(got.output.get(i, 3)) == (in_key || stored.projected()));
                 }
             }
         }
@@ -325,7 +326,7 @@ TEST_CASE("a cache of many parts of codes gives the same bits for any number of 
         .tokens                            = 12000,
         .window                            = 33,
         .dims                              = {128, 128},
-        .rungs                             = {drop, full_int4.rotated(), full_int8, full}}};
+        .rungs                             = {drop, part(3, 4).as(storage::int8), full_int8, full}}};
     auto const cache = layer.packed();
     REQUIRE(cache.arena_bytes() > 3 * cpu::detail::part_bytes);
     auto const q   = random_queries<float>(6, 128);
@@ -369,7 +370,6 @@ TEST_CASE("two halves merged by their log-sum-exps are the whole")
         part->keys.assign(whole.keys.elements());
         part->values.assign(whole.values.elements());
         part->key_basis.assign(whole.key_basis.elements());
-        part->query_basis.assign(whole.query_basis.elements());
         part->value_basis.assign(whole.value_basis.elements());
         for (index_t h = 0; h < 2; ++h)
         {

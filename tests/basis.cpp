@@ -6,6 +6,7 @@
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
+#include "support/hard_matrices.hpp"
 #include "support/host.hpp"
 #include "support/layer.hpp"
 #include "support/oracle.hpp"
@@ -124,93 +125,6 @@ int rises(tensor<float, 2> const& energy)
         }
     }
     return count;
-}
-
-/// Queries that ask along hidden directions of their own, [H*G, Q, D].
-template <class T>
-tensor<T, 3> queries_of(index_t heads, index_t count, index_t dim, placement how = {})
-{
-    return samples_of<T>(heads, count, dim, how, 0.7);
-}
-
-struct paired
-{
-    tensor<float, 3> of_keys;
-    tensor<float, 3> of_queries;
-    tensor<float, 2> energy;
-
-    paired(index_t heads, index_t dim, placement how = {})
-        : of_keys{{heads, dim, dim}, how}
-        , of_queries{{heads, dim, dim}, how}
-        , energy{{heads, dim}}
-    {}
-};
-
-template <class T>
-paired fit_pair(
-    tensor<T, 3> const& queries, tensor<T, 3> const& keys, cpu::executor_ref threads = {}, placement how = {})
-{
-    paired f{keys.extent(0), keys.extent(2), how};
-    support::run(
-        [&](host const& on) {
-            fit_query_aware_basis(on, queries.in(), keys.in(), f.of_keys.out(), f.of_queries.out(), f.energy.out());
-        },
-        threads);
-    return f;
-}
-
-/// The rows of all query heads of one KV head, one below the other.
-template <class T>
-oracle::matrix rows_of_group(tensor<T, 3> const& queries, index_t heads, index_t head)
-{
-    index_t const group = queries.extent(0) / heads;
-    oracle::matrix all{group * queries.extent(1), queries.extent(2)};
-    for (index_t i = 0; i < all.rows; ++i)
-    {
-        for (index_t d = 0; d < all.cols; ++d)
-        {
-            all(i, d) = static_cast<long double>(
-                widen(queries.get(head * group + i / queries.extent(1), i % queries.extent(1), d)));
-        }
-    }
-    return all;
-}
-
-/// Below the queries, one along each axis that is as long as makes the sum of their outer products 0.05 tr/D I.
-oracle::matrix with_isotropic_part(oracle::matrix const& queries)
-{
-    oracle::matrix all{queries.rows + queries.cols, queries.cols};
-    std::copy(queries.data.begin(), queries.data.end(), all.data.begin());
-    long double squares = 0;
-    for (long double const x : queries.data) { squares += x * x; }
-    for (index_t d = 0; d < all.cols; ++d)
-    {
-        all(queries.rows + d, d) = std::sqrt(0.05L * squares / static_cast<long double>(all.cols));
-    }
-    return all;
-}
-
-/// Sum over queries and keys of (q . k - q' . k')^2 with the first r coordinates of each: entry r of D + 1.
-std::vector<long double> squares_left(oracle::matrix const& queries, oracle::matrix const& keys,
-    oracle::matrix const& of_queries, oracle::matrix const& of_keys)
-{
-    std::vector<long double> left(static_cast<std::size_t>(keys.cols + 1), 0);
-    for (index_t i = 0; i < queries.rows; ++i)
-    {
-        std::vector<long double> coordinates;
-        for (index_t c = 0; c < keys.cols; ++c) { coordinates.push_back(oracle::dot(queries, i, of_queries, c)); }
-        for (index_t j = 0; j < keys.rows; ++j)
-        {
-            long double rest = oracle::dot(queries, i, keys, j);
-            left[0] += rest * rest;
-            for (index_t c = 0; c < keys.cols; ++c)
-            {
-                rest -= coordinates[static_cast<std::size_t>(c)] * oracle::dot(keys, j, of_keys, c);
-                left[static_cast<std::size_t>(c + 1)] += rest * rest;
-            }
-        }
-    }
-    return left;
 }
 
 } // namespace
@@ -450,6 +364,44 @@ TEST_CASE_TEMPLATE(
     }
 }
 
+TEST_CASE("equal, zero, huge, tiny and far eigenvalues have a whole basis that diagonalises")
+{
+    for (index_t const dim : {1, 2, 7, 16, 40})
+    {
+        CAPTURE(dim);
+        tensor<double, 3> const gram = support::hard_matrices(dim);
+        index_t const heads          = gram.extent(0);
+        fitted f{tensor<float, 3>{{heads, dim, dim}}, tensor<float, 2>{{heads, dim}}};
+        support::run([&](host const& on) { eigenbasis(on, gram.in(), f.basis.out(), f.energy.out()); });
+        CHECK(rises(f.energy) == 0);
+        for (index_t h = 0; h < heads; ++h)
+        {
+            CAPTURE(h);
+            CHECK(skewness(f.basis, h).within(2e-6));
+            auto const largest = std::max(static_cast<long double>(f.energy.get(h, 0)), 1e-300L);
+            worst_error rest;
+            for (index_t i = 0; i < dim; ++i)
+            {
+                for (index_t a = 0; a < dim; ++a)
+                {
+                    long double sum = 0;
+                    for (index_t b = 0; b < dim; ++b)
+                    {
+                        sum += static_cast<long double>(gram.get(h, a, b))
+                               * static_cast<long double>(f.basis.get(h, i, b));
+                    }
+                    auto const energy = static_cast<long double>(f.energy.get(h, i));
+                    rest.add(sum, energy * static_cast<long double>(f.basis.get(h, i, a)), largest, i * 1000 + a);
+                }
+            }
+            CAPTURE(rest);
+            CHECK(rest.within(2e-6));
+        }
+        CHECK(f.energy.get(0, dim - 1) == 2.0F);
+        CHECK(static_cast<double>(f.energy.get(2, 0)) == doctest::Approx(1.0 + static_cast<double>(dim)).epsilon(1e-6));
+    }
+}
+
 TEST_CASE("any number of threads gives the same basis, bit for bit")
 {
     for (index_t const count : {3, 600, 3000})
@@ -523,17 +475,17 @@ TEST_CASE("the basis stages refuse shapes that disagree, naming argument, shape 
     workspace count;
     host const on{&count};
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), small.out(), energy.out()); })
-          == "fit_basis: basis must be [HDD] = [2, 8, 8], its extent 2 is 7");
+          == "fit_basis: basis must be [H,D,D] = [2, 8, 8], its extent 2 is 7");
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), basis.out(), few.out()); })
-          == "fit_basis: energy must be [HD] = [2, 8], its extent 0 is 1");
+          == "fit_basis: energy must be [H,D] = [2, 8], its extent 0 is 1");
     CHECK(error_text<invalid_argument>([&] { accumulate_gram(on, x.in(), gram.out()); })
-          == "accumulate_gram: gram must be [HDD] = [2, 8, 8], its extent 2 is 9");
+          == "accumulate_gram: gram must be [H,D,D] = [2, 8, 8], its extent 2 is 9");
     CHECK(error_text<invalid_argument>([&] { accumulate_gram(on, flat.in(), gram.out()); })
           == "accumulate_gram: samples [H, S, D] has D = 0");
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, flat.in(), basis.out(), energy.out()); })
           == "fit_basis: samples [H, S, D] has D = 0");
     CHECK(error_text<invalid_argument>([&] { eigenbasis(on, gram.in(), basis.out(), energy.out()); })
-          == "eigenbasis: gram must be [HDD] = [2, 9, 9], its extent 1 is 8");
+          == "eigenbasis: gram must be [H,D,D] = [2, 9, 9], its extent 1 is 8");
 }
 
 TEST_CASE("the basis stages refuse null pointers, overlaps and misaligned outputs")
@@ -558,6 +510,11 @@ TEST_CASE("the basis stages refuse null pointers, overlaps and misaligned output
     }) == "fit_basis: basis overlaps itself: stride 0 of dimension 0 is below 1");
     CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), odd.out(), energy.out()); })
           == "fit_basis: basis is not aligned to 4 bytes");
+    auto* const workspace_memory = reinterpret_cast<float*>(memory.span().data());
+    tensor<double, 3> const gram = gram_of(x);
+    CHECK(error_text<invalid_argument>([&] {
+        eigenbasis(on, gram.in(), out(any, workspace_memory, 2, 8, 8), energy.out());
+    }) == "eigenbasis: basis overlaps the workspace");
 }
 
 TEST_CASE("fit_basis names the scratch it needs when it gets one byte too few, and writes nothing")
@@ -599,217 +556,4 @@ TEST_CASE("an executor's exception passes through fit_basis")
     } executor;
     tensor<float, 3> const x = samples_of<float>(2, 20, 8);
     CHECK(error_text<std::runtime_error>([&] { static_cast<void>(fit(x, executor)); }) == "no threads");
-}
-
-TEST_CASE("with all its coordinates the query-aware basis preserves every q . k, also of fewer keys than dimensions")
-{
-    for (index_t const dim : {1, 7, 40, 64})
-    {
-        for (index_t const count : {0, 5, 150})
-        {
-            CAPTURE(dim);
-            CAPTURE(count);
-            tensor<half, 3> const keys    = samples_of<half>(2, count, dim);
-            tensor<half, 3> const queries = queries_of<half>(6, 9, dim);
-            paired const f                = fit_pair(queries, keys);
-            CHECK(rises(f.energy) == 0);
-            worst_error products;
-            worst_error inverse;
-            for (index_t h = 0; h < 2; ++h)
-            {
-                oracle::matrix const a = support::rows_of(f.of_keys, h);
-                oracle::matrix const b = support::rows_of(f.of_queries, h);
-                oracle::matrix const q = rows_of_group(queries, 2, h);
-                oracle::matrix const k = support::rows_of(keys, h);
-                for (index_t i = 0; i < q.rows; ++i)
-                {
-                    for (index_t j = 0; j < k.rows; ++j)
-                    {
-                        long double sum = 0;
-                        for (index_t c = 0; c < dim; ++c) { sum += oracle::dot(q, i, b, c) * oracle::dot(k, j, a, c); }
-                        products.add(sum, oracle::dot(q, i, k, j), oracle::norm(q, i) * oracle::norm(k, j), i);
-                    }
-                }
-                for (index_t i = 0; i < dim; ++i)
-                {
-                    for (index_t j = 0; j < dim; ++j)
-                    {
-                        inverse.add(oracle::dot(a, i, b, j), i == j ? 1 : 0, oracle::norm(a, i) * oracle::norm(b, j));
-                    }
-                }
-            }
-            CAPTURE(products);
-            CHECK((count == 0 || products.within(1e-6)));
-            CAPTURE(inverse);
-            CHECK(inverse.within(1e-6)); // complete whatever the samples
-        }
-    }
-}
-
-TEST_CASE("what the query-aware basis leaves out of q . k is the energy it says, the least that r numbers per key can")
-{
-    constexpr index_t dim          = 24;
-    tensor<float, 3> const keys    = samples_of<float>(2, 60, dim, {}, 0.85);
-    tensor<float, 3> const queries = queries_of<float>(6, 8, dim);
-    paired const f                 = fit_pair(queries, keys);
-    fitted const pca               = fit(keys);
-    for (index_t h = 0; h < 2; ++h)
-    {
-        oracle::matrix const k   = support::rows_of(keys, h);
-        oracle::matrix const own = rows_of_group(queries, 2, h);
-        oracle::matrix const q   = with_isotropic_part(own);
-        oracle::matrix const u   = support::rows_of(pca.basis, h);
-        auto const left        = squares_left(q, k, support::rows_of(f.of_queries, h), support::rows_of(f.of_keys, h));
-        auto const left_by_pca = squares_left(q, k, u, u);
-        auto const own_left = squares_left(own, k, support::rows_of(f.of_queries, h), support::rows_of(f.of_keys, h));
-        auto const own_left_by_pca = squares_left(own, k, u, u);
-        // The best r numbers per key leave the squares of the smallest singular values of the matrix of all products.
-        oracle::matrix products{k.rows, q.rows};
-        for (index_t j = 0; j < k.rows; ++j)
-        {
-            for (index_t i = 0; i < q.rows; ++i) { products(j, i) = oracle::dot(q, i, k, j); }
-        }
-        auto const values = oracle::eigenvectors(oracle::gram(products)).values;
-        auto const pairs  = static_cast<long double>(k.rows * own.rows);
-        long double least = 0;
-        bool never_worse  = true;
-        int far_better    = 0;
-        worst_error left_out;
-        worst_error energies;
-        for (index_t r = dim; r >= 0; --r)
-        {
-            auto const at = static_cast<std::size_t>(r);
-            left_out.add(left[at], least, left[0], r);
-            never_worse = never_worse && left[at] <= left_by_pca[at] + 1e-9L * left[0];
-            far_better += own_left[at] < 0.5L * own_left_by_pca[at] ? 1 : 0;
-            if (r == 0) { break; }
-            energies.add(static_cast<long double>(f.energy.get(h, r - 1)) * pairs, values[at - 1], values[0], r - 1);
-            least += values[at - 1];
-        }
-        CAPTURE(left_out);
-        CHECK(left_out.within(1e-6));
-        CAPTURE(energies);
-        CHECK(energies.within(1e-6));
-        CHECK(never_worse);
-        CHECK(far_better >= 6); // over the given queries alone, where they ask along few directions
-    }
-}
-
-TEST_CASE("queries alike in every direction, no queries, and zero queries give the PCA basis, each head for itself")
-{
-    constexpr index_t dim       = 16;
-    tensor<float, 3> const keys = samples_of<float>(3, 200, dim, {}, 0.7);
-    fitted const pca            = fit(keys);
-    tensor<float, 3> queries{{3, dim, dim}}; // head 0: one a direction; head 1: zeros; head 2: all along one direction
-    for (index_t i = 0; i < dim; ++i)
-    {
-        for (index_t d = 0; d < dim; ++d)
-        {
-            queries.set(i == d ? -40.0F : 0.0F, 0, i, d);
-            queries.set(0.0F, 1, i, d);
-            queries.set(static_cast<float>(i) * pca.basis.get(2, 5, d), 2, i, d);
-        }
-    }
-    auto const furthest = [&](paired const& f, index_t head) {
-        worst_error error;
-        for (index_t i = 0; i < dim; ++i)
-        {
-            long double keys_along    = 0;
-            long double queries_along = 0;
-            for (index_t d = 0; d < dim; ++d)
-            {
-                auto const p = static_cast<long double>(pca.basis.get(head, i, d));
-                keys_along += p * static_cast<long double>(f.of_keys.get(head, i, d));
-                queries_along += p * static_cast<long double>(f.of_queries.get(head, i, d));
-            }
-            error.add(std::fabs(keys_along), 1, 1, i);
-            error.add(queries_along, keys_along, 1, i);
-        }
-        return error;
-    };
-    paired const f    = fit_pair(queries, keys);
-    paired const none = fit_pair(tensor<float, 3>{{3, 0, dim}}, keys);
-    CHECK(furthest(f, 0).within(1e-4));
-    CHECK(furthest(f, 1).within(1e-4));
-    CHECK(skewness(f.of_keys, 1).within(2e-6));
-    CHECK(f.energy.get(1, 0) == 0.0F);
-    for (index_t h = 0; h < 3; ++h) { CHECK(furthest(none, h).within(1e-4)); }
-    // Where all queries ask along one direction, it leads, stretched by the root of its share: 16 of 16, and 0.05.
-    double along = 0;
-    for (index_t d = 0; d < dim; ++d) { along += double{f.of_keys.get(2, 0, d)} * double{pca.basis.get(2, 5, d)}; }
-    CHECK(std::fabs(along) == doctest::Approx(std::sqrt(16.05 / 1.05)).epsilon(1e-4));
-}
-
-TEST_CASE("threads, layouts and the neighbours' memory change no bit of the query-aware basis")
-{
-    tensor<bfloat16, 3> const keys    = samples_of<bfloat16>(2, 1300, 20);
-    tensor<bfloat16, 3> const queries = queries_of<bfloat16>(4, 30, 20);
-    paired const plain                = fit_pair(queries, keys);
-    placement const odd{.swapped = true, .slack = 5, .misalign = 3};
-    cpu::thread_pool pool{3};
-    paired const other = fit_pair(queries.relaid(odd), keys.relaid(odd), pool, {.swapped = true, .slack = 3});
-    paired const close =
-        fit_pair(queries.relaid({.fence = support::guard::after}), keys.relaid({.fence = support::guard::before}));
-    for (paired const* const f : {&other, &close})
-    {
-        CHECK(support::same_bits(f->of_keys.elements(), plain.of_keys.elements()));
-        CHECK(support::same_bits(f->of_queries.elements(), plain.of_queries.elements()));
-        CHECK(support::same_bits(f->energy.elements(), plain.energy.elements()));
-    }
-}
-
-TEST_CASE("keys and queries of any size have a query-aware basis as large as a PCA basis")
-{
-    tensor<float, 3> keys    = samples_of<float>(1, 60, 12);
-    tensor<float, 3> queries = queries_of<float>(2, 20, 12);
-    paired const plain       = fit_pair(queries, keys);
-    for (int const power : {-40, 40})
-    {
-        tensor<float, 3> k{{1, 60, 12}};
-        tensor<float, 3> q{{2, 20, 12}};
-        for (index_t d = 0; d < 12; ++d)
-        {
-            for (index_t i = 0; i < 60; ++i) { k.set(std::ldexp(keys.get(0, i, d), -power), 0, i, d); }
-            for (index_t i = 0; i < 40; ++i)
-            {
-                q.set(std::ldexp(queries.get(i / 20, i % 20, d), power), i / 20, i % 20, d);
-            }
-        }
-        paired const f = fit_pair(q, k);
-        CHECK(support::same_bits(f.of_keys.elements(), plain.of_keys.elements()));
-        CHECK(support::same_bits(f.of_queries.elements(), plain.of_queries.elements()));
-        CHECK(support::same_bits(f.energy.elements(), plain.energy.elements()));
-    }
-}
-
-TEST_CASE("fit_query_aware_basis names what is wrong with its arguments, and writes nothing")
-{
-    tensor<float, 3> keys    = samples_of<float>(2, 20, 8);
-    tensor<float, 3> queries = queries_of<float>(4, 5, 8);
-    tensor<float, 3> const three{{3, 5, 8}};
-    tensor<float, 3> const narrow_queries{{4, 5, 7}};
-    tensor<float, 3> const no_queries{{0, 5, 8}};
-    paired f{2, 8};
-    std::vector<std::byte> const before = f.of_keys.memory();
-    auto const text                     = [&](auto const& q, auto const& k, auto const& to_keys) {
-        return error_text<invalid_argument>([&] {
-            support::run(
-                [&](host const& on) { fit_query_aware_basis(on, q, k, to_keys, f.of_queries.out(), f.energy.out()); });
-        });
-    };
-    CHECK(text(three.in(), keys.in(), f.of_keys.out())
-          == "fit_query_aware_basis: queries [H*G, Q, D] has 3 query heads, which 2 KV heads do not divide");
-    CHECK(text(no_queries.in(), keys.in(), f.of_keys.out())
-          == "fit_query_aware_basis: queries [H*G, Q, D] has 0 query heads, which 2 KV heads do not divide");
-    CHECK(text(narrow_queries.in(), keys.in(), f.of_keys.out())
-          == "fit_query_aware_basis: queries must be [H*G,Q,D] = [4, 5, 8], its extent 2 is 7");
-    CHECK(text(queries.in(), keys.in(), f.of_queries.out()) == "fit_query_aware_basis: of_queries overlaps of_keys");
-    keys.set(std::numeric_limits<float>::infinity(), 1, 3, 2);
-    CHECK(text(queries.in(), keys.in(), f.of_keys.out())
-              .starts_with("fit_query_aware_basis: the keys' Gram matrix of head 1 is not finite at"));
-    keys.set(0.0F, 1, 3, 2);
-    queries.set(std::numeric_limits<float>::quiet_NaN(), 1, 4, 0); // the second query head of KV head 0
-    CHECK(text(queries.in(), keys.in(), f.of_keys.out())
-              .starts_with("fit_query_aware_basis: the queries' Gram matrix of head 0 is not finite at"));
-    CHECK(f.of_keys.memory() == before);
 }

@@ -64,7 +64,7 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
     CHECK(layout.projected(1));
     CHECK_FALSE(layout.projected(3));
     head_entry entry;
-    ::cuda::std::array<index_t, max_rungs> const tokens{100, 5, 0, 7};
+    mdkv::array<index_t, max_rungs> const tokens{100, 5, 0, 7};
     CHECK(
         lay_out_head<half>(layout, tokens, 1000, entry) == 1000 + 2 * (16 * 2 + 4 * 32 + 5 * (2 + 4) + 10 * (16 + 32)));
     CHECK(entry.key_columns == 2); // rung 2 is not in use
@@ -78,12 +78,12 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
 
 TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections only when they are in the basis")
 {
-    ratio_set const ratios{drop, part(1, 4).as(storage::int4), full_int4, full_int8.rotated(), full};
+    ratio_set const ratios{drop, part(1, 4).as(storage::int4), full_int4, part(3, 4).as(storage::int8), full};
     cache_layout const layout{ratios, 1, 3, {40, 64}};
-    CHECK_FALSE((layout.turned(0) || layout.turned(1) || layout.turned(3) || layout.turned(4)));
-    CHECK(layout.turned(2)); // codes of vectors' own coordinates
-    CHECK(layout.any_turned());
-    CHECK_FALSE(cache_layout{paper_ratios, 1, 0, {64, 64}}.any_turned());
+    CHECK_FALSE((layout.rotated(0) || layout.rotated(1) || layout.rotated(3) || layout.rotated(4)));
+    CHECK(layout.rotated(2)); // codes of vectors' own coordinates
+    CHECK(layout.any_rotated());
+    CHECK_FALSE(cache_layout{paper_ratios, 1, 0, {64, 64}}.any_rotated());
     CHECK(layout.full_rung == 4);
     CHECK(layout.projected(1));
     CHECK_FALSE(layout.projected(2));
@@ -92,7 +92,7 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK_FALSE(layout.own_run(0));
     CHECK_FALSE(layout.own_run(4));
     CHECK(layout.key_bytes(1, 2) == 5 + 4);
-    CHECK(layout.value_bytes(3, 2) == 64 + 4);
+    CHECK(layout.value_bytes(3, 2) == 48 + 4);
     CHECK(layout.key_bytes(4, 4) == 160);
     head_entry entry;
     index_t const codes = 9 * (20 + 4) + 9 * (32 + 4);
@@ -104,8 +104,8 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (9 + 12) + 3 * 208);
     CHECK(entry.key_columns == 10);
     CHECK(entry.value_columns == 16);
-    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 40 + 64 * 64) + 63 + (44 + 68) + 3 * 208);
-    CHECK(entry.key_columns == 40);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 30 + 64 * 48) + 63 + (34 + 52) + 3 * 208);
+    CHECK(entry.key_columns == 30);
 }
 
 TEST_CASE("a layout that fits no head dimension or has a negative size is refused")
@@ -184,6 +184,20 @@ TEST_CASE("a moved cache keeps its memory, a copied one has its own")
     CHECK(copied.appended() == 5);
     moved = std::move(copied);
     CHECK(moved.appended() == 5);
+}
+
+TEST_CASE("a cache without a layout refuses a tail, and so does one whose memory was moved away")
+{
+    cpu::cache<float> none;
+    CHECK(error_text<invalid_argument>([&] { none.reserve_tail(3); })
+          == "cache: a cache without a layout has no room for 3 tokens");
+    cpu::cache<float> first{cache_layout{paper_ratios, 2, 1, {16, 16}}, 100, 3};
+    cpu::cache<float> const second{std::move(first)};
+    CHECK(first.layout() == cache_layout{});
+    CHECK(first.tail_capacity() == 0);
+    CHECK(first.view().heads == nullptr);
+    CHECK_THROWS_AS(first.reserve_tail(3), invalid_argument);
+    CHECK(second.tail_capacity() == 3);
 }
 
 TEST_CASE("growing the tail keeps every appended token, wherever the old and new last tiles end")

@@ -202,3 +202,13 @@ TEST_CASE("more than 2^31 elements are counted right")
     cpu::thread_pool pool{2};
     support::run([&](host const& on) { CHECK_NOTHROW(expects_finite(on, "keys", many)); }, pool);
 }
+
+TEST_CASE("rows inside the workspace are refused")
+{
+    support::scratch_memory memory{1024};
+    workspace scratch{memory.span()};
+    host const on{&scratch};
+    CHECK(error_text<invalid_argument>([&] {
+        expects_finite(on, "keys", in(on, reinterpret_cast<float*>(memory.span().data()), 1, 2, 8));
+    }) == "expects_finite: keys overlaps the workspace");
+}

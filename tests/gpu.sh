@@ -34,7 +34,7 @@ fi
 
 program=$build/tests/gpu/gpu_tests
 if [[ ! -f $build/complete ]]; then
-    setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
+    setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}"
     setup_compiler
     setup_cuda_headers
     say "gpu: building for compute capability $architecture (log: $build/build.log)"
@@ -92,7 +92,7 @@ write_record
 
 for bench in machine attend allocate compress naive; do
     program_of_bench=$build/bench/gpu/gpu_$bench
-    if ldd "$program_of_bench" 2>/dev/null | grep -q 'not found'; then
+    if [[ $(ldd "$program_of_bench" 2>/dev/null) == *'not found'* ]]; then
         status "gpu_$bench" "skipped: it needs a library that is not here"
         continue
     fi

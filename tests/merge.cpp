@@ -197,3 +197,24 @@ TEST_CASE("a softmax state takes in others in any order, empty ones included")
     CHECK(by.second == 1.0F);
     CHECK(empty.lse() == doctest::Approx(std::log(48.0)));
 }
+
+TEST_CASE("an output inside the workspace is refused, in place or not")
+{
+    auto const a = random_segment<float>("a", 4, 6);
+    auto const b = random_segment<float>("b", 4, 6);
+    segment<float> got{4, 6};
+    support::scratch_memory memory{1024};
+    workspace scratch{memory.span()};
+    cpu::backend const on{&scratch};
+    auto* const inside = reinterpret_cast<float*>(memory.span().data());
+    auto const refused = [&](auto const& output_a, auto const& output, auto const& lse) {
+        return error_text<invalid_argument>(
+            [&] { merge_attention(on, output_a, a.lse.in(), b.output.in(), b.lse.in(), output, lse); });
+    };
+    CHECK(refused(a.output.in(), out(on, inside, 4, 6), got.lse.out())
+          == "merge_attention: output overlaps the workspace");
+    CHECK(refused(in(on, inside, 4, 6), out(on, inside, 4, 6), got.lse.out())
+          == "merge_attention: output overlaps the workspace");
+    CHECK(
+        refused(a.output.in(), got.output.out(), out(on, inside, 4)) == "merge_attention: lse overlaps the workspace");
+}

@@ -277,3 +277,18 @@ TEST_CASE("pool names what is wrong with its arguments")
     CHECK(error_text<mdkv::invalid_argument>([&] { mdkv::pool(mdkv::cpu::backend{}, loss, {}, out); })
           == "backend: it has no workspace; give it one (an empty one only counts)");
 }
+
+TEST_CASE("pool refuses losses or results inside its workspace")
+{
+    alignas(mdkv::workspace::alignment) std::array<std::byte, 1024> memory{};
+    mdkv::workspace scratch{memory};
+    mdkv::cpu::backend const on{&scratch};
+    std::vector<float> values(100, 1.0F);
+    auto* const inside = reinterpret_cast<float*>(memory.data() + 512);
+    auto const refused = [&](float* loss, float* pooled) {
+        return error_text<mdkv::invalid_argument>(
+            [&] { mdkv::pool(on, mdkv::in(on, loss, 1, 1, 100), {}, mdkv::out(on, pooled, 1, 1, 100)); });
+    };
+    CHECK(refused(inside, values.data()) == "pool: loss overlaps the workspace");
+    CHECK(refused(values.data(), inside) == "pool: pooled overlaps the workspace");
+}

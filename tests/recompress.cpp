@@ -123,7 +123,7 @@ TEST_CASE(
             g.append(1 + g.random.below(24));
             fold_check check{g};
             tensor<std::int32_t, 2> sources{{3, most_slots(g.view()) + 2}};
-            index_t const limit            = 9000 + g.random.below(1000);
+            index_t const limit            = 10000 + g.random.below(1000);
             index_t const released         = 3 * g.cache.appended();
             recompress_report const report = g.fold(limit, &sources);
             REQUIRE(g.cache.arena_bytes() <= limit);
@@ -152,7 +152,7 @@ TEST_CASE(
 TEST_CASE("codes of turned coordinates are read back turned back, and copied as they are")
 {
     growing g{support::turned_kinds, 24, std::pmr::get_default_resource(), support::turned_dims};
-    REQUIRE(g.cache.layout().any_turned());
+    REQUIRE(g.cache.layout().any_rotated());
     index_t from_codes = 0; // tokens that were codes of turned coordinates, and are something else
     for (index_t const limit : {28000, 22000, 18000})
     {
@@ -195,6 +195,45 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
     recompress_report const less = other.fold(need - 1);
     CHECK(less.resident_bytes < need);
     CHECK(less.lowered + less.dropped > 0);
+}
+
+TEST_CASE(
+    "a limit that holds every slot at the costliest rung raises no token, and makes none of a shorter head's padding")
+{
+    packed_layer<half> const layer = support::short_heads();
+    auto cache                     = layer.packed();
+    auto const tokens_of           = [&](index_t h) { return support::stored_tokens(cache.view(), h); };
+    std::vector const before{tokens_of(0), tokens_of(1)};
+    REQUIRE(before[0].size() == 10 + 4);
+    REQUIRE(before[1].size() == 6 + 4);
+    REQUIRE(cache.arena_bytes() > support::short_limit);
+    tensor<std::int32_t, 2> sources{{2, 14}};
+    recompress_report report;
+    support::run([&](host const& on) {
+        report = recompress(on, layer.window_keys.in(), layer.ratios,
+            {.limit = budget::bytes(support::short_limit), .sources = sources.out()}, cache);
+    });
+    CHECK(report.resident_bytes <= support::short_limit);
+    CHECK(report.resident_bytes == cache.arena_bytes());
+    CHECK(report.lowered == 0);
+    CHECK(report.kept == 10); // the projections of one head fit
+    CHECK(report.dropped == 6);
+    CHECK(report.kept == cache.view().heads[0].runs[1].tokens + cache.view().heads[1].runs[1].tokens);
+    for (index_t h = 0; h < 2; ++h)
+    {
+        auto const& old = before[static_cast<std::size_t>(h)];
+        auto const now  = tokens_of(h);
+        CHECK(cache.view().heads[h].exact.tokens == 4);
+        REQUIRE(now.size() <= old.size());
+        for (std::size_t i = 0; i < now.size(); ++i)
+        {
+            auto const from = static_cast<std::size_t>(sources.get(h, static_cast<index_t>(i)));
+            REQUIRE(from < old.size());
+            CHECK(now[i].rung == old[from].rung);
+            CHECK(support::same_bits(now[i].key, old[from].key));
+            CHECK(support::same_bits(now[i].value, old[from].value));
+        }
+    }
 }
 
 TEST_CASE("the tokens of each head are scored by themselves, against what is stored of them")
@@ -328,9 +367,6 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     CHECK(says(text(g.draw(6, 0, 40), small, nullptr), "Q = 0"));
     CHECK(says(text(g.draw(5, 9, 40), small, nullptr), "5 query heads"));
     CHECK(says(text(g.draw(6, 9, 39), small, nullptr), "queries must be [H*G,Q,D]"));
-    options equal                        = small;
-    equal.allocation.same_count_per_head = true;
-    CHECK(says(text(good, equal, nullptr), "same_count_per_head"));
     tensor<std::int32_t, 2> narrow_list{{3, most_slots(g.view()) - 1}};
     CHECK(says(text(good, small, &narrow_list), "options.sources"));
     tensor<float, 1> weights{{8}};

@@ -1,11 +1,29 @@
 #!/usr/bin/env bash
-# All tests from a fresh clone: Release with g++, then clang with AddressSanitizer + UndefinedBehaviorSanitizer, and the
-# Python cross-checks. Installs and fetches what is missing (examples/setup.sh). The last line counts everything:
-#   N passed, N failed, N skipped
-# Build folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
+# The tests, from a fresh clone:
+#
+#   bash tests/run.sh          Release with g++: library and runner, each header alone, the code in the documents, projects
+#                              that use an installed mdkv, and the kernels through nvcc where there is one
+#   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
+#                              of the GPU on an emulated one, the programs for a GPU through nvcc, the benchmarks (compiled
+#                              only), and the runner against independent Python implementations
+#
+# Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
+# The last line counts everything:  N passed, N failed, N skipped
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/setup.sh"
+
+all=OFF
+for option in "$@"; do
+    case $option in
+        --all) all=ON ;;
+        -h | --help)
+            sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+        *) die 2 "unknown option: $option (bash tests/run.sh [--all])" ;;
+    esac
+done
 
 build=${MDKV_TEST_BUILD_DIR:-$mdkv_root/build/tests}
 jobs=$(build_jobs)
@@ -26,7 +44,7 @@ leg() {
     rm -f "$folder/results.xml"
     # shellcheck disable=SC2086 # lists of words
     if ! { configure "$folder" "$@" && cmake --build "$folder" --parallel "$jobs" ${targets:+--target $targets} -- -k 0; } >"$log" 2>&1; then
-        grep -E 'error:|Error|^FAILED' "$log" | head -n 60 || tail -n 40 "$log"
+        grep -E 'error:|Error|^FAILED' "$log" | sed -n 1,60p || tail -n 40 "$log"
         note FAILED "$name: the build"
     fi
     say "$name: testing"
@@ -40,28 +58,6 @@ leg() {
     else
         note FAILED "$name: ctest wrote no results"
     fi
-}
-
-# setup_clang: sets mdkv_clang to a clang++ of version 16 or newer with its sanitizers, installing what the distribution has
-setup_clang() {
-    local version versions=(16 17 18 19 20 21)
-    mdkv_clang=
-    for version in "${versions[@]}"; do
-        if mdkv_clang=$(command -v "clang++-$version"); then
-            if apt-cache show "libclang-rt-$version-dev" >/dev/null 2>&1; then
-                setup_packages "libclang-rt-$version-dev"
-            fi
-            return
-        fi
-    done
-    command -v apt-cache >/dev/null || return 0
-    for version in "${versions[@]}"; do
-        if apt-cache policy "clang-$version" | grep -q 'Candidate: [^(]'; then
-            setup_packages "clang-$version" "libclang-rt-$version-dev" "libomp-$version-dev"
-            mdkv_clang=$(command -v "clang++-$version")
-            return
-        fi
-    done
 }
 
 # crosscheck NAME COMMAND...
@@ -126,9 +122,7 @@ metrics_crosscheck() {
 
 setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
 setup_compiler
-setup_clang
 setup_cuda_headers
-setup_cuda_tools
 mkdir -p "$build"
 : >"$build/notes.txt"
 
@@ -137,28 +131,38 @@ if (setup_model); then
     MDKV_MODEL=${MDKV_MODEL:-$mdkv_cache/$(basename "$model_member")}
     export MDKV_REFERENCE_MODEL=$MDKV_MODEL
 fi
-if (setup_text); then
-    MDKV_TEXT=${MDKV_TEXT:-$mdkv_cache/prose/prose.txt}
+
+if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc || -x /opt/cuda/bin/nvcc ]]; then
+    setup_cuda_tools
+else
+    note SKIPPED "gpu/kernels: there is no nvcc, so the kernels are not compiled; --all runs them on an emulated GPU"
 fi
 
-if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc && ! -x /opt/cuda/bin/nvcc ]]; then
-    note SKIPPED "gpu/kernels: there is no nvcc; the kernels are run by the emulated GPU, not compiled"
-fi
-leg release '' '' -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON \
-    -DMDKV_BUILD_EMULATED_TESTS=OFF
-python_crosschecks
-metrics_crosscheck
-# Every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that the
-# narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
-# emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the
-# release leg's; here the first that every test includes is its own.
-sanitized=(-DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' -DMDKV_SANITIZE=address,undefined
-    -DMDKV_NATIVE=OFF -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF)
-if [[ -n $mdkv_clang ]]; then
-    leg clang-asan mdkv_doctests '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
+release=(-DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON
+    -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_BUILD_BENCH="$all" -DMDKV_BUILD_GPU_PROGRAMS="$all")
+if [[ $all == OFF ]]; then
+    leg release '' '' "${release[@]}"
 else
-    note SKIPPED "clang: no clang of version 16 or newer in this distribution"
-    leg asan mdkv_doctests '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
+    setup_packages "${mdkv_all_test_packages[@]}"
+    setup_clang
+    if (setup_text); then
+        MDKV_TEXT=${MDKV_TEXT:-$mdkv_cache/prose/prose.txt}
+    fi
+    leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
+    python_crosschecks
+    metrics_crosscheck
+    # Every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that the
+    # narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
+    # emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the
+    # release leg's; here the first that every test includes is its own.
+    sanitized=(-DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' '-DMDKV_SANITIZE=address,undefined'
+        -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF)
+    if [[ -n $mdkv_clang ]]; then
+        leg clang-asan mdkv_doctests '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
+    else
+        note SKIPPED "clang: apt offers no clang of version 16 or newer"
+        leg asan mdkv_doctests '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
+    fi
 fi
 
 echo

@@ -118,3 +118,22 @@ TEST_CASE("shapes that differ are refused by name")
     tensor<index_t, 2> none{{2, 1}};
     CHECK(refused(right, none) == "list_slots: first [H, R+1] has R+1 = 1; it must be at least 2");
 }
+
+TEST_CASE("lists inside the workspace or over each other are refused")
+{
+    support::scratch_memory memory{1024};
+    workspace scratch{memory.span()};
+    cpu::backend const on{&scratch};
+    std::vector<std::uint8_t> const rung(8, 0);
+    std::vector<index_t> own(8);
+    auto* const inside = memory.span().data();
+    auto const refused = [&](std::int32_t* positions, index_t* first) {
+        return error_text<invalid_argument>(
+            [&] { list_slots(on, in(on, rung.data(), 2, 4), out(on, positions, 2, 4), out(on, first, 2, 3)); });
+    };
+    auto* const positions = reinterpret_cast<std::int32_t*>(own.data());
+    CHECK(
+        refused(reinterpret_cast<std::int32_t*>(inside), own.data()) == "list_slots: positions overlaps the workspace");
+    CHECK(refused(positions, reinterpret_cast<index_t*>(inside)) == "list_slots: first overlaps the workspace");
+    CHECK(refused(positions, own.data() + 1) == "list_slots: first overlaps positions");
+}

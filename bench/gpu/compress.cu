@@ -123,12 +123,10 @@ void pack(on_device on, layer& x)
 }
 
 template <std::size_t R>
-void compress(on_device on, layer& x, mdkv::preset<R> const& by, gpu::cache<element>& to,
-    mdkv::key_basis_kind key_basis = mdkv::key_basis_kind::pca)
+void compress(on_device on, layer& x, mdkv::preset<R> const& by, gpu::cache<element>& to)
 {
     auto options          = by.template options<gpu::backend>(tenth);
     options.on_non_finite = mdkv::non_finite::unchecked;
-    options.key_basis     = key_basis;
     gpu::compressed_layer<element> destination{to.view(), x.report.data()};
     mdkv::compress(on, x.from.view(), by.ratios, options, destination);
 }
@@ -151,9 +149,6 @@ struct stage
         {"stage/score_by_lse", score_by_lse, 1.5 * tokens + losses}, {"stage/pool", pool, 2 * losses},
         {"stage/allocate", allocate, losses}, {"stage/pack", pack, 2 * kept},
         {"compress/paper", [](on_device on, layer& l) { compress(on, l, paper, l.compressed); }, 2.5 * tokens + kept},
-        {"compress/query_aware",
-            [](on_device on, layer& l) { compress(on, l, paper, l.compressed, mdkv::key_basis_kind::query_aware); },
-            2.5 * tokens + kept},
         {"compress/best", [](on_device on, layer& l) { compress(on, l, best, l.compressed_best); },
             1.5 * tokens + kept}};
 }

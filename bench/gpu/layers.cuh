@@ -15,8 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <cuda/std/array>
-
 #include "bench.cuh"
 
 namespace bench
@@ -130,7 +128,7 @@ struct fill_rungs
 
     std::uint8_t* to; // [count]
     index_t count;
-    ::cuda::std::array<float, mdkv::max_rungs> share; ///< of the tokens, from rung 1 on; what is left is dropped
+    mdkv::array<float, mdkv::max_rungs> share; ///< of the tokens, from rung 1 on; what is left is dropped
     int rungs;
 
     __device__ void operator()() const

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/gpu/collectives.cuh>
 #include <mdkv/gpu/device.cuh>
+#include <mdkv/gpu/team.cuh>
 
 #include <cmath>
 
@@ -55,7 +55,7 @@ struct row_lengths
             float const one = mdkv::widen(x[at + d]) - (y == nullptr ? 0.0F : mdkv::widen(y[at + d]));
             sum += one * one;
         }
-        sum = device::warp_sum(sum);
+        for (int step = device::warp_size / 2; step > 0; step /= 2) { sum += device::shuffle_xor(sum, step); }
         if (device::lane() == 0) { to[row] = sqrtf(sum); }
     }
 };
@@ -70,26 +70,21 @@ struct softmax_rows
     index_t tokens; // what every query sees; of the window, one more than the query before it
     index_t columns;
 
-    [[nodiscard]] index_t shared_bytes() const { return threads / device::warp_size * index_t{sizeof(float)}; }
-
     __device__ void operator()() const
     {
-        auto* const part   = reinterpret_cast<float*>(device::shared_memory());
+        using block        = mdkv::gpu::team<threads>;
         index_t const seen = tokens + device::block() % window + 1;
         float* const row   = logits + device::block() * columns;
         float largest      = -1e30F;
         for (index_t i = device::thread(); i < seen; i += threads) { largest = fmaxf(largest, row[i]); }
-        largest = device::warp_max(largest);
-        if (device::lane() == 0) { part[device::warp()] = largest; }
-        device::sync();
-        for (int w = 0; w < threads / device::warp_size; ++w) { largest = fmaxf(largest, part[w]); }
+        largest   = block::max(largest);
         float sum = 0.0F;
         for (index_t i = device::thread(); i < seen; i += threads)
         {
             row[i] = expf(row[i] - largest);
             sum += row[i];
         }
-        sum = device::block_sum(sum, part);
+        sum = block::sum(sum);
         for (index_t i = device::thread(); i < columns; i += threads) { row[i] = i < seen ? row[i] / sum : 0.0F; }
     }
 };

@@ -154,7 +154,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
         quotas = quotas_.data() + static_cast<std::size_t>(layer.layer) * heads;
         limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + heads, mdkv::index_t{0});
     }
-    auto go_on          = [](char const*, mdkv::index_t, mdkv::index_t) { return !interrupt_requested(); };
+    if (interrupt_requested()) { throw interrupted{}; }
     auto const question = std::max(layer.question, layer.window);
     auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);       // Q
     std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early)); // [Q]
@@ -167,13 +167,10 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
                 .pooling       = policy_.pooling,
                 .charge        = policy_.charge,
                 .quantisation  = policy_.quantisation,
-                .key_basis     = policy_.key_basis,
                 .query_weights = weights,
-                .progress      = go_on,
                 .rungs         = rungs,
                 .tail_tokens   = tail_tokens},
             made.report);
-        if (made.report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
         return made;
     }
     mdkv::cpu::cache<T> cache;
@@ -188,21 +185,18 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             mdkv::split_window(on, slice<1>(queries, first, rows), in(on, layer.keys, H, layer.tokens, layer.key_dim),
                 in(on, layer.values, H, layer.tokens, layer.value_dim), layer.window);
         mdkv::compress_options<mdkv::cpu::backend> options{
-            .limit     = mdkv::budget::bytes(limit),
-            .key_basis = policy_.key_basis,
-            .pooling   = policy_.pooling,
-            .scoring   = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
-                  .query_weights = in(on, std::as_const(weights).data(), rows),
-                  .quantisation  = policy_.quantisation},
-            .progress  = go_on,
-            .layer     = layer.layer,
+            .limit   = mdkv::budget::bytes(limit),
+            .pooling = policy_.pooling,
+            .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
+                .query_weights = in(on, std::as_const(weights).data(), rows),
+                .quantisation  = policy_.quantisation},
+            .layer   = layer.layer,
         };
         options.allocation.charge = policy_.charge;
         if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
         if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
         return mdkv::compress(on, view, policy_.ratios, options, cache);
     });
-    if (made.report.status == mdkv::compress_status::cancelled) { throw interrupted{}; }
     if (ledger_ != nullptr)
     {
         made.cache = std::make_unique<folding_cache<T>>(std::move(cache), layer.group, policy_, plan_, *ledger_);

@@ -49,8 +49,9 @@ template <mdkv::element T>
     mdkv::expects(std::ssize(rungs) == heads * layer.past(), "pack_layer: rungs has ", std::ssize(rungs),
         " entries; [heads, past] is [", heads, ", ", layer.past(), "]");
     mdkv::cache_layout const layout{ratios, heads, layer.window, {layer.key_dim, layer.value_dim}};
-    mdkv::index_t const bytes = mdkv::packed_bytes<T>(mdkv::cpu::backend{nullptr, executor},
-        mdkv::in(mdkv::cpu::backend{}, rungs.data(), heads, layer.past()), layout);
+    mdkv::index_t const bytes = scratch.run(executor, [&](mdkv::cpu::backend on) {
+        return mdkv::packed_bytes<T>(on, mdkv::in(on, rungs.data(), heads, layer.past()), layout);
+    });
     mdkv::cpu::cache<T> made{layout, bytes};
     scratch.run(executor, [&](mdkv::cpu::backend on) {
         using mdkv::in;

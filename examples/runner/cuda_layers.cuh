@@ -22,6 +22,8 @@
 #include <mdkv/gpu/finite.cuh>
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
+#include <mdkv/gpu/pack.cuh>
+#include <mdkv/pack.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -165,35 +167,54 @@ public:
     {
         std::int64_t const H = layer.heads;
         device_copy const from{scratch_, layer, request};
-        auto const rungs  = scratch_.allocated(request.rungs == nullptr ? 0 : H * layer.past());
+        auto const rungs  = scratch_.allocated(H * layer.past());
         auto const chosen = scratch_.allocated(std::int64_t{sizeof(mdkv::allocation)});
         mdkv::head_dims dims{layer.key_dim, layer.value_dim};
         mdkv::layer_shape const shape{H, layer.group, layer.past(), layer.window, dims, std::int64_t{sizeof(T)}};
-        mdkv::gpu::cache<T, Resource> cache{mdkv::cache_layout{ratios, H, layer.window, dims},
-            std::clamp(request.bytes, std::int64_t{0}, shape.full_bytes()), request.tail_tokens,
-            scratch_.backend().stream, scratch_.memory()};
+        packed cache{mdkv::cache_layout{ratios, H, layer.window, dims},
+            std::clamp(request.bytes, std::int64_t{0}, shape.full_bytes()), 0, scratch_.backend().stream,
+            scratch_.memory()};
 
         scratch_.run(
             [&](mdkv::gpu::backend const& on) { expects_finite_layer(on, from.view(on, layer), layer.layer); });
         scratch_.run([&](mdkv::gpu::backend const& on) {
-            auto options = from.options(on, layer, request);
-            if (request.rungs != nullptr)
-            {
-                options.rungs = mdkv::out(on, reinterpret_cast<std::uint8_t*>(rungs.data()), H, layer.past());
-            }
+            auto options  = from.options(on, layer, request);
+            options.rungs = mdkv::out(on, reinterpret_cast<std::uint8_t*>(rungs.data()), H, layer.past());
             mdkv::gpu::compressed_layer<T> to{cache.view(), reinterpret_cast<mdkv::allocation*>(chosen.data())};
             report = mdkv::compress(on, from.view(on, layer), ratios, options, to);
         });
-        if (report.status == mdkv::compress_status::cancelled) { return nullptr; }
         mdkv::gpu::read_back(scratch_.backend(), chosen.data(), &report.chosen, chosen.size());
         expects_held(report, mdkv::rung_costs{ratios, dims, shape.element_bytes});
-        mdkv::gpu::read_back(scratch_.backend(), rungs.data(), request.rungs, rungs.size());
-        report.resident_bytes = cache.arena_bytes();
-        return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_);
+        if (request.rungs != nullptr)
+        {
+            mdkv::gpu::read_back(scratch_.backend(), rungs.data(), request.rungs, rungs.size());
+        }
+        scratch_.run([&](mdkv::gpu::backend const& on) {
+            auto const given      = mdkv::in(on, reinterpret_cast<std::uint8_t const*>(rungs.data()), H, layer.past());
+            report.resident_bytes = mdkv::packed_bytes<T>(on, given, cache.layout());
+        });
+        return std::make_unique<cuda_cache<T, Resource>>(
+            fitted(cache, report.resident_bytes, request.tail_tokens), layer.group, scratch_);
     }
 
 private:
-    using bytes = typename device_scratch<Resource>::bytes;
+    using bytes  = typename device_scratch<Resource>::bytes;
+    using packed = mdkv::gpu::cache<T, Resource>;
+
+    /// The same cache in an arena of its tokens' size. It was made for the whole budget, because compress gives out its
+    /// bytes on the device, after the arena is there. (Through host memory: a layer's few megabytes, once.)
+    [[nodiscard]] packed fitted(packed& from, std::int64_t arena_bytes, std::int64_t tail_tokens)
+    {
+        packed made{from.layout(), arena_bytes, tail_tokens, scratch_.backend().stream, scratch_.memory()};
+        auto const copy = [&](void const* source, void* target, std::int64_t size) {
+            std::vector<std::byte> host(static_cast<std::size_t>(size));
+            mdkv::gpu::read_back(scratch_.backend(), source, host.data(), size);
+            mdkv::gpu::upload(scratch_.backend(), host.data(), target, size);
+        };
+        copy(from.view().arena, made.view().arena, arena_bytes);
+        copy(from.view().heads, made.view().heads, from.layout().heads * std::int64_t{sizeof(mdkv::head_entry)});
+        return made;
+    }
 
     /// What compress reads of a layer, on the device.
     struct device_copy
@@ -233,13 +254,11 @@ private:
             auto const all_lse = mdkv::in(on, floats(lse), layer.heads * layer.group, layer.query_tokens);
             mdkv::compress_options<mdkv::gpu::backend> chosen{
                 .limit         = mdkv::budget::bytes(request.bytes),
-                .key_basis     = request.key_basis,
                 .pooling       = request.pooling,
                 .scoring       = {.lse   = mdkv::slice<1>(all_lse, layer.query_tokens - scoring, scoring),
                           .query_weights = mdkv::in(on, floats(weights), scoring),
                           .quantisation  = request.quantisation},
                 .on_non_finite = mdkv::non_finite::unchecked, // looked at before
-                .progress      = request.progress,
                 .layer         = layer.layer,
             };
             chosen.allocation.charge = request.charge;

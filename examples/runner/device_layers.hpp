@@ -3,7 +3,6 @@
 
 #include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
-#include <mdkv/core/progress.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/pool.hpp>
@@ -26,11 +25,9 @@ struct device_request
     mdkv::pool_options pooling{};
     mdkv::projection_charge charge       = mdkv::projection_charge::by_use;
     mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
-    mdkv::key_basis_kind key_basis       = mdkv::key_basis_kind::pca;
     std::span<float const> query_weights{}; // [Q] as many of the layer's last queries score
-    mdkv::progress_ref progress{};
-    std::uint8_t* rungs      = nullptr; // [heads, past] receives the tokens' rungs, or null
-    std::int64_t tail_tokens = 0;       // room made for appended tokens; more of them cost a copy of the tail
+    std::uint8_t* rungs      = nullptr;     // [heads, past] receives the tokens' rungs, or null
+    std::int64_t tail_tokens = 0;           // room made for appended tokens; more of them cost a copy of the tail
 };
 
 /// One for a sequence. Its layers work on one stream and share their scratch memory, so they are used one at a time.
@@ -41,9 +38,8 @@ public:
     virtual ~device_layers() = default;
 
     /// Returns when the layer is compressed; its host memory may then go.
-    /// \param report   as compress returns it on the CPU, but for resident_bytes: the memory made, which is all of the
-    ///                 budget, because how much of it tokens take is known too late to make less
-    /// \return a cache that must not outlive this; null where the progress callback cancelled
+    /// \param report   as compress returns it on the CPU
+    /// \return a cache that must not outlive this
     /// \throws mdkv::invalid_argument, mdkv::non_finite_input   as compress on the CPU; and the ratio set has no rung 1
     ///                                                          for a layer that the budget holds whole
     [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer,

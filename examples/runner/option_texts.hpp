@@ -43,8 +43,7 @@ template <class Integer>
     return value;
 }
 
-/// A rung: "0", "1/4", "1", with a storage "1/4:int8", "1:int4", "1:plain", and "1:int4:basis" for all coordinates in the
-/// head's basis.
+/// A rung: "0", "1/4", "1", with a storage "1/4:int8", "1:int4", "1:plain".
 /// \throws mdkv::invalid_argument   naming the rung and what is allowed
 [[nodiscard]] inline mdkv::rung parse_rung(std::string_view text)
 {
@@ -52,10 +51,11 @@ template <class Integer>
     auto const parts        = split(text, ':');
     auto const fraction     = split(parts[0], '/');
     mdkv::expects(fraction.size() <= 2, named, " is not a fraction");
+    mdkv::expects(parts.size() <= 2, named, " has more than a storage after its fraction");
     mdkv::rung rung{parse_integer<std::int32_t>(named, fraction[0]),
         fraction.size() == 2 ? parse_integer<std::int32_t>(named, fraction[1]) : 1};
     mdkv::expects(rung.den >= 1 && rung.num >= 0 && rung.num <= rung.den, named, " is not within 0 and 1");
-    if (parts.size() >= 2)
+    if (parts.size() == 2)
     {
         mdkv::expects(parts[1] == "plain" || parts[1] == "int8" || parts[1] == "int4", named,
             " names an unknown storage; there are plain, int8, int4");
@@ -64,13 +64,6 @@ template <class Integer>
                                          : mdkv::storage::plain;
     }
     mdkv::expects(!rung.dropped() || rung.kind == mdkv::storage::plain, named, " drops the token; it has no storage");
-    if (parts.size() >= 3)
-    {
-        mdkv::expects(parts.size() == 3 && parts[2] == "basis", named, ": only \"basis\" may follow the storage");
-        mdkv::expects(rung.num == rung.den && rung.quantised(), named,
-            ": \"basis\" is said of all coordinates as int8 or int4, 1:int4:basis");
-        rung.in_basis = true;
-    }
     return rung;
 }
 
@@ -103,7 +96,7 @@ template <class Integer>
     std::string text = std::to_string(rung.num);
     if (rung.den != 1) { text += "/" + std::to_string(rung.den); }
     if (rung.quantised()) { text += std::string{":"} + text_of(rung.kind); }
-    return text + (rung.in_basis ? ":basis" : "");
+    return text;
 }
 
 [[nodiscard]] inline std::string text_of(mdkv::ratio_set<> const& ratios)

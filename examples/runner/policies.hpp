@@ -88,7 +88,6 @@ struct policy
     mdkv::pool_options pooling{1};
     mdkv::projection_charge charge       = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
     mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
-    mdkv::key_basis_kind key_basis       = mdkv::key_basis_kind::pca;
     std::int64_t keep                    = 0; // last tokens that stay as they are, at most the window; 0: the window
     std::int64_t queries                 = 0; // last queries that score, at least the window's
     double early                         = 1; // what a query before the window's counts
@@ -189,8 +188,8 @@ void take(policy& p, mdkv::preset<R> const& from)
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(p.parameters.begin(),
-                {"pool", "pooling", "ratios", "charge", "loss", "basis", "keep", "queries", "early"});
+            p.parameters.insert(
+                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "early"});
             if (p.name.starts_with("best")) { take(p, mdkv::presets::best); }
             else if (p.name == "evict") { take(p, mdkv::presets::evict); }
             else if (p.name == "paper_literal") { take(p, mdkv::presets::paper_literal); }
@@ -280,10 +279,6 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         p.quantisation =
             either("bound", "value") ? mdkv::quantisation_loss::bound : mdkv::quantisation_loss::value_only;
-    }
-    else if (parameter == "basis")
-    {
-        p.key_basis = either("pca", "query") ? mdkv::key_basis_kind::pca : mdkv::key_basis_kind::query_aware;
     }
     else if (parameter == "keep" || parameter == "queries")
     {

@@ -1,4 +1,4 @@
-/// \file allocate.hpp: contract of allocate: the rung of every token that loses least within a byte budget (arXiv 2603.20616, sections 4.3, 4.4).
+/// \file allocate.hpp: contract of allocate: a rung for every token, at least total loss within a byte budget (arXiv 2603.20616, sections 4.3, 4.4).
 #pragma once
 
 #include <mdkv/core/budget.hpp>
@@ -6,26 +6,24 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/check.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
-#include <cuda/std/array>
-
 namespace mdkv
 {
 
-/// What each rung costs, in bytes per token and head, and what a head pays for its projections when that rung is the
-/// widest projected one it uses. Made from a ratio set, or filled in by callers whose rungs are something else.
+/// Cost of each rung, in bytes per token and head, and of a head's projections if that rung is its widest projected one
+/// in use. Made from a ratio set, or filled in by callers with other rungs.
 template <std::size_t R = run_time>
 struct rung_costs
 {
     static constexpr std::size_t capacity = ratio_set<R>::capacity;
 
-    ::cuda::std::array<index_t, capacity> bytes{};      ///< strictly ascending
-    ::cuda::std::array<bool, capacity> projected{};     ///< needs the head's projections
-    ::cuda::std::array<index_t, capacity> projection{}; ///< bytes of the projections; 0 for a rung that needs none
+    mdkv::array<index_t, capacity> bytes{};      ///< strictly ascending
+    mdkv::array<bool, capacity> projected{};     ///< needs the head's projections
+    mdkv::array<index_t, capacity> projection{}; ///< bytes of the projections; 0 for a rung that needs none
     std::size_t rungs = 0;
 
     rung_costs() = default;
@@ -53,7 +51,7 @@ struct rung_costs
         return most;
     }
 
-    /// Bytes of the narrowest projections a head could do with; 0 without projected rungs.
+    /// Bytes of the narrowest projections of the set; 0 without projected rungs.
     [[nodiscard]] MDKV_HD constexpr index_t narrowest_projection() const noexcept
     {
         index_t least = widest_projection();
@@ -95,13 +93,6 @@ struct rung_costs
 template <std::size_t R>
 rung_costs(ratio_set<R>, head_dims, index_t) -> rung_costs<R>;
 
-/// How the multiplier is searched.
-enum class search : std::uint8_t
-{
-    thresholds, ///< exactly, as a weighted selection among the tokens' own thresholds: one pass over the losses
-    bisection   ///< by halving an interval, as the paper describes it: about sixty passes, the same result to rounding
-};
-
 /// Which heads pay for projections.
 enum class projection_charge : std::uint8_t
 {
@@ -111,24 +102,18 @@ enum class projection_charge : std::uint8_t
 
 struct allocate_options
 {
-    mdkv::search search = mdkv::search::thresholds;
-
-    /// Spend what the multiplier leaves over, on upgrades in order of loss saved per byte. Without it the dual's own choice
-    /// is reported: no allocation of as many bytes loses less, but heads that turn may leave much of the limit.
+    /// Spend the leftover, first on ties, then on upgrades. If false, the dual's own choice is reported: no allocation
+    /// of as many bytes loses less, but heads that change their projections may leave much of the limit.
     bool spend_leftover = true;
 
     projection_charge charge = projection_charge::by_use;
-
-    /// Give every head the same number of tokens at every rung, for engines that store rectangles; then all heads pay for
-    /// projections, or none.
-    bool same_count_per_head = false;
 };
 
-/// Where several hold, the first in the order over_limit, everything_kept, non_finite_loss, unprojected_only, optimal.
+/// Where several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
 enum class allocation_status : std::uint8_t
 {
     optimal,          ///< the dual optimum, leftover spent
-    everything_kept,  ///< the limit holds every token at its costliest rung; losses were not asked
+    everything_kept,  ///< compress and recompress left every token as it was, and did not allocate
     unprojected_only, ///< the limit could not hold the projections (`by_use`: not even the narrowest of one head);
                       ///< projected rungs were left out
     non_finite_loss,  ///< a loss was NaN or infinite: such tokens were given the cheapest rung open
@@ -136,7 +121,7 @@ enum class allocation_status : std::uint8_t
     over_limit        ///< even the cheapest rungs exceed the limit; every token has the cheapest one
 };
 
-/// What allocate did, in absolute units.
+/// The result of allocate, in absolute units.
 struct allocation
 {
     allocation_status status = allocation_status::optimal;
@@ -146,38 +131,40 @@ struct allocation
     index_t limit            = 0; ///< bytes allowed for tokens and projections
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
     index_t charged_bytes    = 0; ///< bytes set aside for projections
-    ::cuda::std::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
+    mdkv::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
 
-    /// How far the loss can be from the best one at most; 0 when the dual is tight.
+    /// Upper bound on the distance of the loss from the best one; 0 when the dual is tight.
     [[nodiscard]] constexpr double gap() const noexcept { return loss - dual; }
 };
 
 /// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
-/// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, and the smallest
-/// multiplier whose choice fits is found; what is left is spent on the upgrades that save most per byte. Ties go to the
-/// cheaper rung, then to the lower head, then to the lower position. Charged by use, a head takes, at the same multiplier,
-/// the cheapest of: no projected rung; those up to each width, and multiplier * bytes of such projections; the loss is then
-/// never above the better of "every head pays" and "no head pays".
-/// With one limit the heads of the layer share it (MixedDimKV); with H limits each head has its own (MixedDimKV-H).
+/// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, the cheapest of several,
+/// and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally good
+/// costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of rungs, to
+/// the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the widest
+/// projections it may use, and pays for them: the heads' choices at the multiplier, and the same choice for every head,
+/// are candidates, of which the best is taken. The loss is then never above the better of "every head pays" and "no
+/// head pays". With one limit the heads of the layer share it (MixedDimKV); with H limits each head has its own
+/// (MixedDimKV-H).
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
 /// \param[in]  costs    bytes of each rung
 /// \param[in]  limits   [1] or [H]  bytes for tokens and projections (the window not included)
-/// \param[in]  options  search and leftover
+/// \param[in]  options  leftover and charge
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], as many as limits
-/// \pre    costs ascend; 1 <= R <= 16
-/// \cost   one pass over the losses and O(R^2) a token, more only for what lies near the multiplier; scratch about
-///         2 + R/2 bytes a token (heads rounded up to 4096 tokens); same_count_per_head: 8*N more for each thread;
-///         charged by use: three passes more or so, up to 64 solutions where heads are all but indifferent, and one byte a
-///         token more
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads
+/// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
+/// \cost   three passes over the losses, and one or two over the few pieces that may hold the multiplier and its ties,
+///         O(R^2) a token; `rung` serves as working memory; scratch 8 KiB a head and 16 KiB a limit; charged by use: all
+///         but the first pass once for each candidate that may be best (at most one more than there are widths, none
+///         included), and scratch as many times, 16 KiB a head and width, and a byte a token and width
+/// \sync   returns when done (cpu); enqueued on the stream, 13 launches (gpu)
+/// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/allocate.cpp, docs/numerics.md; data the call cannot serve (NaN losses, a limit below the cheapest
-///         rungs) is told in report.status, so that the same contract holds on a device
+/// \see    tests/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below the
+///         cheapest rungs), so that the same contract holds on a device
 template <backend B, std::size_t R>
 void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
@@ -185,31 +172,15 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs
     static_assert(
         requires { allocate_impl(on, loss, costs, limits, options, rung, report); },
         MDKV_DETAIL_NO_IMPLEMENTATION(allocate, allocate));
-    bool const dry      = detail::dry_run(on);
     index_t const heads = loss.extent(0);
     costs.expects_valid("allocate");
     expects(limits.extent(0) == 1 || limits.extent(0) == heads, "allocate: limits has ", limits.extent(0),
         " entries; it must have 1 (shared) or ", heads, " (one a head)");
-    expects(!options.same_count_per_head || limits.extent(0) == 1,
-        "allocate: same_count_per_head needs one shared limit, got ", limits.extent(0));
-    detail::argument const l{"allocate", "loss", loss};
-    detail::argument const b{"allocate", "limits", limits};
-    detail::argument const r{"allocate", "rung", rung};
-    detail::argument const a{"allocate", "report", report};
-    l.shape({heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N")
-        .data(dry)
-        .aligned()
-        .apart_from_scratch(on);
-    b.data(dry).aligned().apart_from_scratch(on);
-    r.shape({heads, loss.extent(2)}, "H,N").data(dry).unique().apart_from(l).apart_from(b).apart_from_scratch(on);
-    a.shape({limits.extent(0)}, "1 or H")
-        .data(dry)
-        .aligned()
-        .unique()
-        .apart_from(l)
-        .apart_from(b)
-        .apart_from(r)
-        .apart_from_scratch(on);
+    detail::check{on, "allocate"}
+        .in("loss", loss, {heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N")
+        .in("limits", limits, {limits.extent(0)}, "1 or H")
+        .out("rung", rung, {heads, loss.extent(2)}, "H,N")
+        .out("report", report, {limits.extent(0)}, "1 or H");
     allocate_impl(on, loss, costs, limits, options, rung, report);
 }
 

@@ -5,7 +5,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/check.hpp>
 
 namespace mdkv
 {
@@ -29,15 +29,12 @@ void append(B const& on, in_view<U, 2, B> key, in_view<U, 2, B> value, cache_vie
 {
     static_assert(
         requires { append_impl(on, key, value, cache); }, MDKV_DETAIL_NO_IMPLEMENTATION(append, append));
-    bool const dry = detail::dry_run(on);
-    detail::argument const k{"append", "key", key};
-    detail::argument const v{"append", "value", value};
-    k.shape({cache.layout.heads, cache.layout.dims.keys}, "H,D").data(dry);
-    v.shape({cache.layout.heads, cache.layout.dims.values}, "H,Dv").data(dry);
-    expects(dry || cache.appended != nullptr, "append: cache has no directory");
-    auto const tail = cache.tail_bytes_view();
-    detail::argument const t{"append", "cache.tail", tail};
-    t.data(dry).apart_from(k).apart_from(v);
+    detail::check arguments{on, "append"};
+    expects(detail::dry_run(on) || cache.appended != nullptr, "append: cache has no directory");
+    arguments.rows("key", key, {cache.layout.heads, cache.layout.dims.keys}, "H,D")
+        .rows("value", value, {cache.layout.heads, cache.layout.dims.values}, "H,Dv")
+        .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
+        .bytes("cache.appended", cache.appended, sizeof(index_t), true);
     append_impl(on, key, value, cache);
 }
 

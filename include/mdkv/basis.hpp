@@ -1,15 +1,17 @@
-/// \file basis.hpp: contract of fit_basis: the head-wise PCA basis that makes leading coordinates matter most (arXiv 2603.20616, section 4.1).
+/// \file basis.hpp: contract of fit_basis: the PCA basis of each head, directions of most energy first (arXiv 2603.20616, section 4.1).
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/team.hpp>
 
 namespace mdkv
 {
 
-/// Adds every head's uncentred second moment X'X to `gram`, so that chunks of a prompt add up to the whole of it.
+/// Adds every head's uncentred second moment X'X to `gram`: the chunks of a prompt sum to the whole prompt.
 ///
 /// \param on               backend: threads, scratch
 /// \param[in]     samples  [H, S, D]  keys (after position encoding) or values of one layer; S may be 0
@@ -28,12 +30,10 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
         requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, accumulate_gram));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
-    bool const dry      = detail::dry_run(on);
     expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
-    detail::argument const x{"accumulate_gram", "samples", samples};
-    detail::argument const g{"accumulate_gram", "gram", gram};
-    x.data(dry).apart_from_scratch(on);
-    g.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x).apart_from_scratch(on);
+    detail::check{on, "accumulate_gram"}
+        .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
+        .out("gram", gram, {heads, dim, dim}, "H,D,D");
     accumulate_gram_impl(on, samples, gram);
 }
 
@@ -44,13 +44,14 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 /// \param[out] basis   [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy; always complete
 /// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
 /// \pre    gram is finite
-/// \cost   O(H*D^3); allocates O(D*D) per head through the linear algebra library, the only stage that allocates
+/// \cost   O(H*D^3); scratch O(D) per thread (cpu), none (gpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head;
-///                            gpu: that head's energies are NaN)
-/// \throws std::bad_alloc     the linear algebra library could not allocate
-/// \see    tests/basis.cpp
+/// \throws invalid_argument   a shape disagrees, an output overlaps, a Gram matrix is not finite (before anything is
+///                            changed) or its eigenvectors do not converge, naming the head. The gpu does not refuse the
+///                            last two: it gives that head unit vectors and energies that are NaN.
+/// \throws insufficient_workspace  naming the size needed
+/// \see    tests/basis.cpp, docs/numerics.md
 template <backend B>
 void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
@@ -58,13 +59,10 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
         requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
-    bool const dry      = detail::dry_run(on);
-    detail::argument const g{"eigenbasis", "gram", gram};
-    detail::argument const u{"eigenbasis", "basis", basis};
-    detail::argument const e{"eigenbasis", "energy", energy};
-    g.shape({heads, dim, dim}, "HDD").data(dry).aligned();
-    u.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(g);
-    e.shape({heads, dim}, "HD").data(dry).aligned().unique().apart_from(g).apart_from(u);
+    detail::check{on, "eigenbasis"}
+        .in("gram", gram, {heads, dim, dim}, "H,D,D")
+        .out("basis", basis, {heads, dim, dim}, "H,D,D")
+        .out("energy", energy, {heads, dim}, "H,D");
     eigenbasis_impl(on, gram, basis, energy);
 }
 
@@ -93,78 +91,32 @@ struct key_bases
 /// \param[out] basis    [H, D, D]  orthonormal rows, strongest first
 /// \param[out] energy   [H, D]     non-increasing sums of squares along the rows, >= 0
 /// \pre    samples are finite
-/// \cost   O(H*S*D*D + H*D^3), samples read once; scratch O(H*D*D); allocates as eigenbasis does
+/// \cost   O(H*S*D*D + H*D^3), samples read once; scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument, insufficient_workspace, std::bad_alloc   as its two parts
+/// \throws invalid_argument, insufficient_workspace   as its two parts; nothing was changed if the workspace is too small
 /// \see    tests/basis.cpp
 template <backend B, element T>
 void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(
-        requires { fit_basis_impl(on, samples, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, fit_basis));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
-    bool const dry      = detail::dry_run(on);
     expects(heads == 0 || dim >= 1, "fit_basis: samples [H, S, D] has D = 0");
-    detail::argument const x{"fit_basis", "samples", samples};
-    detail::argument const u{"fit_basis", "basis", basis};
-    detail::argument const e{"fit_basis", "energy", energy};
-    x.data(dry).apart_from_scratch(on);
-    u.shape({heads, dim, dim}, "HDD").data(dry).aligned().unique().apart_from(x).apart_from_scratch(on);
-    e.shape({heads, dim}, "HD").data(dry).aligned().unique().apart_from(x).apart_from(u).apart_from_scratch(on);
-    fit_basis_impl(on, samples, basis, energy);
-}
-
-/// A basis for keys that minds the queries: leading coordinates are those in which q . k has most of its energy. With
-/// C_k = K'K / N, C_q = Q'Q / (G*Q) + 0.05 tr(Q'Q / (G*Q))/D I, S = (C_q / c)^(1/2) and U the eigenvectors of S C_k S,
-/// strongest first, keys are stored as U' S k and queries brought to U' S^(-1) q. c, the mean of C_q's diagonal, cancels in
-/// q . k and keeps stored coordinates as large as keys. Of all r numbers per key, the leading r leave the least of the sum of
-/// (q . k)^2, where the queries count as C_q has them. Nested like PCA, and as large in memory (prior art: KQ-SVD, arXiv
-/// 2512.05916). Where all queries of a head are zero, or there are none, it is the PCA basis.
-///
-/// \param on               backend: threads, scratch
-/// \param[in]  queries     [H*G, Q, D]  after position encoding; rows of one KV head are neighbours
-/// \param[in]  keys        [H, N, D]    same encoding
-/// \param[out] of_keys     [H, D, D]    rows in order of their energy; not orthonormal
-/// \param[out] of_queries  [H, D, D]    the inverse of of_keys, transposed
-/// \param[out] energy      [H, D]       non-increasing, >= 0: mean over queries (as C_q has them) and keys of the square of
-///                                      what the coordinate adds to q . k; 0 where all queries are zero
-/// \pre    keys and queries are finite
-/// \cost   O(H*N*D*D + H*G*Q*D*D + H*D^3), keys and queries read once; scratch O(H*D*D); allocates as eigenbasis does
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (naming the head;
-///                            gpu: that head's energies are NaN)
-/// \throws insufficient_workspace, std::bad_alloc   as fit_basis
-/// \see    tests/basis.cpp; `key_bases` takes both results to score and pack
-template <backend B, element T>
-void fit_query_aware_basis(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, out_view<float, 3, B> of_keys,
-    out_view<float, 3, B> of_queries, out_view<float, 2, B> energy)
-{
-    static_assert(
-        requires { fit_query_aware_basis_impl(on, queries, keys, of_keys, of_queries, energy); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(basis, fit_query_aware_basis));
-    index_t const heads = keys.extent(0);
-    index_t const dim   = keys.extent(2);
-    bool const dry      = detail::dry_run(on);
-    expects(heads == 0 || dim >= 1, "fit_query_aware_basis: keys [H, N, D] has D = 0");
-    expects(heads == 0 || (queries.extent(0) % heads == 0 && queries.extent(0) >= heads),
-        "fit_query_aware_basis: queries [H*G, Q, D] has ", queries.extent(0), " query heads, which ", heads,
-        " KV heads do not divide");
-    detail::argument const q{"fit_query_aware_basis", "queries", queries};
-    detail::argument const k{"fit_query_aware_basis", "keys", keys};
-    detail::argument const a{"fit_query_aware_basis", "of_keys", of_keys};
-    detail::argument const b{"fit_query_aware_basis", "of_queries", of_queries};
-    detail::argument const e{"fit_query_aware_basis", "energy", energy};
-    q.shape({queries.extent(0), queries.extent(1), dim}, "H*G,Q,D").data(dry).apart_from_scratch(on);
-    k.data(dry).apart_from_scratch(on);
-    a.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().unique().apart_from(q).apart_from(k).apart_from_scratch(on);
-    b.shape({heads, dim, dim}, "H,D,D").data(dry).aligned().unique().apart_from(q).apart_from(k).apart_from(a);
-    b.apart_from_scratch(on);
-    e.shape({heads, dim}, "H,D").data(dry).aligned().unique().apart_from(q).apart_from(k).apart_from(a).apart_from(b);
-    e.apart_from_scratch(on);
-    fit_query_aware_basis_impl(on, queries, keys, of_keys, of_queries, energy);
+    detail::check{on, "fit_basis"}
+        .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
+        .out("basis", basis, {heads, dim, dim}, "H,D,D")
+        .out("energy", energy, {heads, dim}, "H,D");
+    detail::staged(on, "fit_basis", [&](B const& with) {
+        workspace::frame frame{*with.scratch, "fit_basis"};
+        index_t const size   = checked_multiply(heads, checked_multiply(dim, dim));
+        double* const memory = frame.take<double>(size);
+        static_cast<void>(frame.ready());
+        auto const gram = out(with, memory, heads, dim, dim);
+        detail::fill<double> const clear{memory, 0, size};
+        run(with, clear, clear.items());
+        accumulate_gram_impl(with, samples, gram);
+        eigenbasis_impl(with, as_input(gram), basis, energy);
+    });
 }
 
 } // namespace mdkv

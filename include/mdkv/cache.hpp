@@ -1,4 +1,4 @@
-/// \file cache.hpp: the packed layout of one layer's compressed cache, and the view every writer and reader of it takes (arXiv 2603.20616, section 5).
+/// \file cache.hpp: the packed layout of one layer's compressed cache, and its view for stages that write or read it (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -9,13 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <cuda/std/array>
-
 namespace mdkv
 {
 
-// One layer's cache is one block of bytes (the arena) and a small directory. Nothing is padded: the arena holds exactly
-// what is charged to the budget. Per head, one after another:
+// One layer's cache is one block of bytes (the arena) and a small directory. There is no padding: the arena has exactly
+// the bytes that are charged to the budget. Per head, one after another:
 //
 //   key projection    [Dk, columns]   element type   what brings queries to the leading coordinates of keys, if a
 //                                                    projected rung is in use
@@ -39,13 +37,13 @@ namespace mdkv
 //                   int4 keys    [g', w] bytes        int4 values  [w, g'] bytes     with g' = (g + 1) / 2
 //                 A byte of int4 holds coordinate j of the group in its low half and coordinate g' + j in its high half
 //                 (0 where there is none), so that widening a vector of bytes gives two vectors of neighbours.
-//                 What codes stand for: the coordinates in the head's basis where the rung is projected. Where it is not,
-//                 each group of the vector's own coordinates is turned first (detail/rotation.hpp): multiplied with the
-//                 Hadamard matrix of its size over the root of that size; a group of no such size stays as it is.
+//                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
+//                 vector's own coordinates is rotated first (detail/hadamard.hpp): multiplied with the Hadamard matrix
+//                 of its size over the root of that size; a group of another size is not rotated.
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
-/// How the rows of a run are arranged. A backend writes the arrangement it reads best.
+/// Arrangement of the rows of a run. A backend writes the one that it reads fastest.
 enum class row_layout : std::uint8_t
 {
     tiles16
@@ -53,18 +51,18 @@ enum class row_layout : std::uint8_t
 
 inline constexpr index_t tile_tokens = 16;
 
-/// What every head of a cache has in common.
+/// Properties common to all heads of a cache.
 struct cache_layout
 {
     index_t heads  = 0; // H
     index_t window = 0; // W
     head_dims dims;
     std::size_t rungs     = 0;
-    std::size_t full_rung = 0;                                  // == rungs when no rung keeps the original vector
-    ::cuda::std::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
-    ::cuda::std::array<index_t, max_rungs> value_coordinates{}; // by rung
-    ::cuda::std::array<storage, max_rungs> kinds{};             // by rung
-    ::cuda::std::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
+    std::size_t full_rung = 0;                           // == rungs when no rung keeps the original vector
+    mdkv::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
+    mdkv::array<index_t, max_rungs> value_coordinates{}; // by rung
+    mdkv::array<storage, max_rungs> kinds{};             // by rung
+    mdkv::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
     row_layout rows = row_layout::tiles16;
 
     cache_layout() = default;
@@ -99,17 +97,17 @@ struct cache_layout
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
-    /// Its coordinates are turned, group by group, before they become codes (detail/rotation.hpp).
-    [[nodiscard]] MDKV_HD constexpr bool turned(std::size_t r) const noexcept
+    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
+    [[nodiscard]] MDKV_HD constexpr bool rotated(std::size_t r) const noexcept
     {
         return own_run(r) && kinds[r] != storage::plain && !in_basis[r];
     }
 
-    /// Some rung is turned.
-    [[nodiscard]] MDKV_HD constexpr bool any_turned() const noexcept
+    /// Some rung is rotated.
+    [[nodiscard]] MDKV_HD constexpr bool any_rotated() const noexcept
     {
         bool any = false;
-        for (std::size_t r = 0; r < rungs; ++r) { any = any || turned(r); }
+        for (std::size_t r = 0; r < rungs; ++r) { any = any || rotated(r); }
         return any;
     }
 
@@ -139,18 +137,17 @@ struct run_entry
 /// Directory entry of one head.
 struct head_entry
 {
-    ::cuda::std::array<run_entry, max_rungs>
-        runs{};                   ///< by rung; the full rung's entry is the exact run (window included)
-    run_entry exact;              ///< full-rung tokens, then the window
-    index_t key_projection   = 0; ///< byte offset of [Dk, key_columns]
-    index_t value_projection = 0; ///< byte offset of [value_columns, Dv]
-    index_t key_columns      = 0; ///< widest projected rung in use; 0: no projection stored
+    mdkv::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
+    run_entry exact;                          ///< full-rung tokens, then the window
+    index_t key_projection   = 0;             ///< byte offset of [Dk, key_columns]
+    index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
+    index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
 
-/// One layer's cache: everything a kernel needs, by value. Does not own its memory; `cpu::cache` does.
+/// One layer's cache, which kernels take by value. `cpu::cache` and `gpu::cache` own the memory.
 template <element T, space S>
 struct cache_view
 {
@@ -170,23 +167,13 @@ struct cache_view
     {
         return tail_capacity * (layout.dims.keys + layout.dims.values) * index_t{sizeof(T)};
     }
-
-    /// The memory itself, for checks that nothing else lies in it.
-    [[nodiscard]] constexpr mdkv::view<std::byte const, 1, S> arena_bytes_view() const
-    {
-        return detail::make_view<std::byte const, S, 1>(arena, {arena_bytes}, {1});
-    }
-    [[nodiscard]] constexpr mdkv::view<std::byte const, 1, S> tail_bytes_view() const
-    {
-        return detail::make_view<std::byte const, S, 1>(tail, {layout.heads * tail_head_bytes()}, {1});
-    }
 };
 
 /// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
-/// The one place where offsets are decided; the sum over the heads is the arena's size.
+/// All offsets are decided here; the sum over the heads is the arena's size.
 template <element T>
 [[nodiscard]] MDKV_HD constexpr index_t lay_out_head(cache_layout const& layout,
-    ::cuda::std::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry) noexcept
+    mdkv::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry) noexcept
 {
     constexpr index_t bytes = sizeof(T);
     entry                   = head_entry{};

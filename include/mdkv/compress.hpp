@@ -2,35 +2,43 @@
 #pragma once
 
 #include <mdkv/allocate.hpp>
+#include <mdkv/basis.hpp>
+#include <mdkv/cache.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/progress.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/finite.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/score.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 namespace mdkv
 {
 
-/// One layer of one sequence as prefill leaves it. The N tokens come first, the W window tokens follow them.
+/// One layer of one sequence after prefill. The N tokens come first, the W window tokens follow them.
 template <backend B, element T>
 struct layer_view
 {
-    in_view<T, 3, B> queries;       // [H*G, Q, D]  whose attention is to be preserved; usually the window's, Q = W
+    in_view<T, 3, B> queries;       // [H*G, Q, D]  losses preserve their attention; usually the window's, Q = W
     in_view<T, 3, B> keys;          // [H, N, D]    after position encoding
     in_view<T, 3, B> values;        // [H, N, Dv]
     in_view<T, 3, B> window_keys;   // [H, W, D]
     in_view<T, 3, B> window_values; // [H, W, Dv]
 };
 
-/// Cuts a prompt's keys and values [H, N + W, ...] into what may be compressed and the window.
+/// Cuts a prompt's keys and values [H, N + W, ...] into N tokens for compression and the window.
 /// \throws invalid_argument   window is negative; a shorter prompt is all window
 template <backend B, element T>
 [[nodiscard]] layer_view<B, T> split_window(B const&, in_view<T, 3, B> const& queries, in_view<T, 3, B> const& keys,
@@ -47,46 +55,27 @@ template <backend B, element T>
 
 enum class non_finite : std::uint8_t
 {
-    error,     ///< look for NaNs and infinities first and refuse them
-    keep_full, ///< keep prompt tokens that hold one at the full rung; bases and scores take them for zero vectors. In
-               ///< queries and window they are refused all the same. Attention over them is what it was before
-    unchecked  ///< the caller knows there are none
-};
-
-/// What to do when the budget holds the window, but not the projections of projected rungs.
-enum class tight_budget : std::uint8_t
-{
-    unprojected, ///< use only the rungs that need no projection, and say so in the report
-    error        ///< refuse
-};
-
-/// Which coordinates of keys come first.
-enum class key_basis_kind : std::uint8_t
-{
-    pca,        ///< those of most energy, as the paper has it (fit_basis)
-    query_aware ///< those that most of q . k lies in (fit_query_aware_basis)
+    error,    ///< search for NaNs and infinities first and refuse them
+    unchecked ///< the caller guarantees that there are none
 };
 
 template <backend B>
 struct compress_options
 {
-    /// What the layer may keep: window, tokens and projections.
+    /// Limit of the layer: window, tokens and projections.
     budget limit = budget::fraction(1, 10);
 
     /// [H]  instead of sharing: bytes each head may spend on tokens and projections. Their sum and the window must fit
     /// the limit.
     std::optional<in_view<index_t, 1, B>> quotas = std::nullopt;
 
-    key_basis_kind key_basis = key_basis_kind::pca;
     pool_options pooling{};
     allocate_options allocation{};
     score_options<B> scoring{};
-    non_finite on_non_finite     = non_finite::error;
-    tight_budget on_tight_budget = tight_budget::unprojected;
-    progress_ref progress{};
-    index_t layer = -1; ///< number for error messages
+    non_finite on_non_finite = non_finite::error;
+    index_t layer            = -1; ///< number for error messages
 
-    /// [H, N]  receives every token's rung, e.g. for list_slots; written last, when nothing can fail any more. Where the
+    /// [H, N]  receives every token's rung, e.g. for list_slots; written last, after all steps that can fail. If the
     /// layer is stored uncompressed it is the full rung, or the number of rungs if the set has none.
     std::optional<out_view<std::uint8_t, 2, B>> rungs = std::nullopt;
 };
@@ -94,8 +83,7 @@ struct compress_options
 enum class compress_status : std::uint8_t
 {
     compressed,
-    uncompressed, ///< the budget holds the whole layer: stored bit for bit
-    cancelled     ///< stopped by the progress callback; the destination is as it was
+    uncompressed ///< the budget holds the whole layer: stored bit for bit
 };
 
 struct compress_report
@@ -109,66 +97,269 @@ struct compress_report
     allocation chosen;          ///< summed over the heads where each had its own limit
 };
 
-/// Compresses one layer: fits both bases, scores, pools, allocates and packs. The destination is replaced at the very
-/// end; whatever fails before leaves it as it was.
+/// A place for a compressed layer that the caller has made: nothing is allocated and nothing waits, so that on a GPU the
+/// whole call can be recorded into a graph and replayed for the next prompt of the same shape.
+template <element T, space S>
+struct compressed_layer
+{
+    cache_view<T, S> cache;       ///< layout of the ratio set, arena of at least the budget's bytes
+    allocation* report = nullptr; ///< [1], or [H] with quotas: what was chosen, and what could not be; may be null
+};
+
+namespace detail
+{
+
+/// Copies rungs to the caller's view of them.
+template <space S>
+struct hand_over
+{
+    static constexpr char const* name = "hand_over";
+
+    view<std::uint8_t const, 2, S> from; // [H, N]
+    view<std::uint8_t, 2, S> to;         // [H, N]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        for (index_t n = t.rank(); n < to.extent(1); n += t.size()) { to(h, n) = from(h, n); }
+    }
+};
+
+/// The reports of a layer that is stored as it is, one a limit.
+template <space S>
+struct report_whole
+{
+    static constexpr char const* name = "report_whole";
+    static constexpr int threads      = 32;
+
+    view<allocation, 1, S> report;   // [limits]
+    allocation value;                ///< but for its limit
+    view<index_t const, 1, S> limit; // [limits]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t) const
+    {
+        for (index_t i = t.rank(); i < report.extent(0); i += t.size())
+        {
+            report(i)       = value;
+            report(i).limit = limit(i);
+        }
+    }
+};
+
+/// The sum of the reports of all limits.
+[[nodiscard]] inline allocation sum_of(view<allocation const, 1, space::host> reports) noexcept
+{
+    allocation total = reports.extent(0) > 0 ? reports(0) : allocation{};
+    for (index_t i = 1; i < reports.extent(0); ++i)
+    {
+        total.status     = std::max(total.status, reports(i).status);
+        total.multiplier = std::max(total.multiplier, reports(i).multiplier);
+        total.loss += reports(i).loss;
+        total.dual += reports(i).dual;
+        total.limit += reports(i).limit;
+        total.token_bytes += reports(i).token_bytes;
+        total.charged_bytes += reports(i).charged_bytes;
+        for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += reports(i).tokens[r]; }
+    }
+    return total;
+}
+
+/// One call of compress behind its checks; a dry run only counts.
+template <backend B, element T, std::size_t R, class Destination>
+compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio_set<R> const& ratios,
+    compress_options<B> const& options, layer_shape const& shape, Destination& destination)
+{
+    constexpr space S    = B::memory_space;
+    constexpr bool owner = requires { destination.view(); };
+    static_assert(!owner || S == space::host,
+        "compress: on a GPU the destination is a compressed_layer, whose memory the caller has made");
+    auto const [H, N]  = std::pair{shape.heads, shape.tokens};
+    auto const [D, Dv] = shape.dims;
+    compress_report report;
+    report.shape        = shape;
+    report.full_bytes   = shape.full_bytes();
+    report.window_bytes = shape.window_bytes();
+    report.budget_bytes = options.limit.in_bytes(shape);
+    bool const whole    = N == 0 || report.budget_bytes >= report.full_bytes;
+    index_t const spend = report.budget_bytes - report.window_bytes;
+    expects(spend >= 0, "compress: a budget of ", report.budget_bytes, " bytes cannot hold the window of ",
+        shape.window, " tokens; at least ", report.window_bytes, " bytes are needed");
+    if (whole) { report.status = compress_status::uncompressed; }
+    if (options.on_non_finite == non_finite::error)
+    {
+        expects_finite(on, "queries", layer.queries, options.layer);
+        expects_finite(on, "window_keys", layer.window_keys, options.layer);
+        expects_finite(on, "window_values", layer.window_values, options.layer);
+        expects_finite(on, "keys", layer.keys, options.layer);
+        expects_finite(on, "values", layer.values, options.layer);
+    }
+
+    cache_layout layout{ratios, H, shape.window, shape.dims};
+    bool const no_rung       = whole && layout.full_rung == layout.rungs; ///< of the set holds the tokens as they are
+    allocation* given_report = nullptr;
+    cache_view<T, S> to;
+    if constexpr (owner)
+    {
+        if (no_rung) { layout = cache_layout{evict_ratios, H, shape.window, shape.dims}; } // stored as eviction would
+        index_t total = 0;
+        for (index_t h = 0; h < H && options.quotas && !whole && !on.scratch->counting(); ++h)
+        {
+            total = checked_add(total, (*options.quotas)(h));
+        }
+        expects(total <= spend, "compress: quotas add up to ", total, " bytes; the budget leaves ", spend,
+            " beside the window");
+        to.layout = layout;
+    }
+    else
+    {
+        to                 = destination.cache;
+        given_report       = destination.report;
+        index_t const room = whole ? report.full_bytes : report.budget_bytes;
+        expects(to.layout == layout,
+            "compress: destination.cache.layout is not that of the ratio set, heads, window and dimensions");
+        expects(to.arena_bytes >= room, "compress: destination.cache.arena_bytes is ", to.arena_bytes,
+            "; the budget may take ", room);
+        expects(!no_rung, "compress: the budget holds the whole layer, and the ratio set has no rung 1 to store it at");
+        report.resident_bytes = -1;
+    }
+
+    auto const rungs     = static_cast<index_t>(ratios.size());
+    index_t const bases  = !whole && ratios.widest_projection(D) > 0 ? H : 0;
+    index_t const scored = whole ? 0 : H;
+    index_t const pooled = options.pooling.copies() ? 0 : scored;
+    index_t const limits = options.quotas ? H : 1;
+    workspace::frame frame{*on.scratch, "compress"};
+    auto const rung        = out(on, frame.template take<std::uint8_t>(H * N), H, N);
+    auto const key_basis   = out(on, frame.template take<float>(bases * D * D), bases, D, D);
+    auto const value_basis = out(on, frame.template take<float>(bases * Dv * Dv), bases, Dv, Dv);
+    auto const energy      = out(on, frame.template take<float>(bases * std::max(D, Dv)), bases, std::max(D, Dv));
+    auto const loss        = out(on, frame.template take<float>(scored * rungs * N), scored, rungs, N);
+    auto const smooth      = out(on, frame.template take<float>(pooled * rungs * N), pooled, rungs, N);
+    auto* const shared     = frame.template take<index_t>(1);
+    auto* const own        = frame.template take<allocation>(limits);
+    auto const reports     = out(on, given_report != nullptr ? given_report : own, limits);
+    bool const real        = frame.ready();
+
+    run(on, fill<index_t>{shared, spend, 1}, 1);
+    in_view<index_t, 1, B> const limit = options.quotas ? *options.quotas : in(on, shared, 1);
+    if (whole)
+    {
+        fill<std::uint8_t> const keep{rung.data_handle(), static_cast<std::uint8_t>(layout.full_rung), H * N};
+        run(on, keep, keep.items());
+        index_t const parts = std::max<index_t>(limits, 1);
+        allocation chosen;
+        chosen.status      = allocation_status::everything_kept;
+        chosen.token_bytes = (report.full_bytes - report.window_bytes) / parts;
+        if (layout.full_rung < layout.rungs) { chosen.tokens[layout.full_rung] = H * N / parts; }
+        run(on, report_whole<S>{reports, chosen, limit}, 1);
+    }
+    else
+    {
+        if (bases > 0)
+        {
+            fit_basis(on, layer.keys, key_basis, slice<1>(energy, 0, D));
+            fit_basis(on, layer.values, value_basis, slice<1>(energy, 0, Dv));
+        }
+        score(on, layer.queries, layer.keys, layer.values, layer.window_keys, as_input(key_basis),
+            as_input(value_basis), ratios, options.scoring, loss);
+        if (pooled > 0) { pool(on, as_input(loss), options.pooling, smooth); }
+        allocate(on, as_input(pooled > 0 ? smooth : loss), rung_costs{ratios, shape.dims, shape.element_bytes}, limit,
+            options.allocation, rung, reports);
+    }
+
+    [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
+    if constexpr (owner)
+    {
+        if (real)
+        {
+            report.chosen = sum_of(as_input(reports));
+            expects<non_finite_input>(report.chosen.status != allocation_status::non_finite_loss,
+                "compress: a loss is NaN or infinite; keys, values or queries are not finite, or too large to "
+                "multiply");
+            rung_costs const costs{ratios, shape.dims, shape.element_bytes};
+            expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ",
+                report.budget_bytes, " bytes cannot hold every token at its cheapest rung; at least ",
+                report.window_bytes + checked_multiply(H * N, costs.bytes[0])
+                    + (costs.projected[0] ? H * costs.projection[0] : 0),
+                " bytes are needed");
+        }
+        report.resident_bytes = packed_bytes<T>(on, as_input(rung), layout);
+        if (real)
+        {
+            made = destination.like(layout, report.resident_bytes, 0);
+            to   = made.view();
+        }
+    }
+    pack(on, layer.keys, layer.values, layer.window_keys, layer.window_values, as_input(key_basis),
+        as_input(value_basis), as_input(rung), to);
+    if constexpr (owner)
+    {
+        if (real) { destination = std::move(made); }
+        if (no_rung) // the rungs that the caller is told are those of the ratio set
+        {
+            report.chosen.tokens = {};
+            fill<std::uint8_t> const none{rung.data_handle(), static_cast<std::uint8_t>(rungs), H * N};
+            run(on, none, none.items());
+        }
+    }
+    if (options.rungs) { run(on, hand_over<S>{as_input(rung), *options.rungs}, H); }
+    return report;
+}
+
+} // namespace detail
+
+/// Compresses one layer: fits both bases, scores, pools, allocates and packs. Where the budget holds the whole layer it is
+/// stored uncompressed.
 ///
-/// \param on           backend: threads, scratch
+/// \param on           backend: threads or stream, scratch
 /// \param[in]  layer   queries, keys, values, window
 /// \param[in]  ratios  the rungs
 /// \param[in]  options budget, pooling and the rest
-/// \param[out] destination  the backend's cache (for the CPU `cpu::cache<T>`); its memory resource is used
-/// \return     what was done, in absolute units
-/// \cost   the sum of the stages; scratch O(H*R*N + H*D*D), with keep_full a copy of keys and values; allocates the new cache, and eigenbasis's temporaries
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \param[out] destination  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, out of its
+///                     memory resource. Or a `compressed_layer`, on either backend: written to; report.resident_bytes is
+///                     then -1 and report.chosen empty, `destination.report` and the directory have them
+/// \return     the report, in absolute units
+/// \cost   the sum of the stages; scratch O(H*R*N + H*D*D); allocates the new cache of an owner and nothing else
+/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the budget is below the window or the cheapest rungs (naming the
-///                                 least budget that works) or below what keep_full must keep; quotas exceed the budget
+///                                 least budget that works); quotas exceed the budget. A compressed_layer's layout or
+///                                 arena does not fit; options.on_non_finite is not unchecked on a GPU, where looking for
+///                                 NaNs would wait: ask expects_finite before. Errors that only the device's data show
+///                                 are in `destination.report` (allocation_status): losses that are not finite, a limit
+///                                 below the cheapest rungs; where quotas exceed the arena, pack stores no token
 /// \throws non_finite_input        naming layer, head and row
 /// \throws insufficient_workspace  naming the size needed
-/// \throws std::bad_alloc          and whatever the callback or executor throws. Nothing was changed in any case
-/// \see    tests/compress.cpp, examples/engine_hook.cpp
-template <backend B, element T, std::size_t R, class Cache>
+/// \throws std::bad_alloc          and whatever the executor throws. Nothing was changed in any case
+/// \see    tests/compress.cpp, examples/engine_hook.cpp, examples/gpu_pipeline.cu
+template <backend B, element T, std::size_t R, class Destination>
 compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R> const& ratios,
-    compress_options<B> const& options, Cache& destination)
+    compress_options<B> const& options, Destination& destination)
 {
-    static_assert(
-        requires { compress_impl(on, layer, ratios, options, layer_shape{}, destination); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(compress, compress));
-    bool const dry      = detail::dry_run(on);
     index_t const heads = layer.keys.extent(0);
-    detail::argument const q{"compress", "queries", layer.queries};
-    detail::argument const k{"compress", "keys", layer.keys};
-    detail::argument const v{"compress", "values", layer.values};
-    detail::argument const wk{"compress", "window_keys", layer.window_keys};
-    detail::argument const wv{"compress", "window_values", layer.window_values};
-    expects(heads == 0 || (layer.queries.extent(0) % heads == 0 && layer.queries.extent(0) >= heads),
-        "compress: queries [H*G, Q, D] has ", layer.queries.extent(0), " query heads, which ", heads,
-        " KV heads do not divide");
-    layer_shape const shape{heads, heads == 0 ? 1 : layer.queries.extent(0) / heads, layer.keys.extent(1),
-        layer.window_keys.extent(1), {layer.keys.extent(2), layer.values.extent(2)}, index_t{sizeof(T)}};
+    index_t const rows  = layer.queries.extent(0);
+    detail::check c{on, "compress"};
+    expects(heads == 0 || (rows % heads == 0 && rows >= heads), "compress: queries [H*G, Q, D] has ", rows,
+        " query heads, which ", heads, " KV heads do not divide");
+    layer_shape const shape{heads, heads == 0 ? 1 : rows / heads, layer.keys.extent(1), layer.window_keys.extent(1),
+        {layer.keys.extent(2), layer.values.extent(2)}, index_t{sizeof(T)}};
     shape.expects_valid("compress");
-    q.shape({layer.queries.extent(0), layer.queries.extent(1), shape.dims.keys}, "H*G,Q,D")
-        .data(dry)
-        .apart_from_scratch(on);
-    k.data(dry).apart_from_scratch(on);
-    v.shape({heads, shape.tokens, shape.dims.values}, "H,N,Dv").data(dry).apart_from_scratch(on);
-    wk.shape({heads, shape.window, shape.dims.keys}, "H,W,D").data(dry).apart_from_scratch(on);
-    wv.shape({heads, shape.window, shape.dims.values}, "H,W,Dv").data(dry).apart_from_scratch(on);
-    if (options.quotas)
-    {
-        detail::argument const h{"compress", "options.quotas", *options.quotas};
-        h.shape({heads}, "H").data(dry).aligned().apart_from_scratch(on);
-    }
-    if (options.rungs)
-    {
-        detail::argument const r{"compress", "options.rungs", *options.rungs};
-        r.shape({heads, shape.tokens}, "H,N").data(dry).unique().apart_from(q).apart_from(k).apart_from(v);
-        r.apart_from(wk).apart_from(wv).apart_from_scratch(on);
-    }
+    c.rows("queries", layer.queries, {{rows, layer.queries.extent(1), shape.dims.keys}}, "H*G,Q,D");
+    c.rows("keys", layer.keys, {{heads, shape.tokens, shape.dims.keys}}, "H,N,D");
+    c.rows("values", layer.values, {{heads, shape.tokens, shape.dims.values}}, "H,N,Dv");
+    c.rows("window_keys", layer.window_keys, {{heads, shape.window, shape.dims.keys}}, "H,W,D");
+    c.rows("window_values", layer.window_values, {{heads, shape.window, shape.dims.values}}, "H,W,Dv");
+    if (options.quotas) { c.in("options.quotas", *options.quotas, {{heads}}, "H"); }
+    if (options.rungs) { c.out("options.rungs", *options.rungs, {{heads, shape.tokens}}, "H,N"); }
     ratios.expects_fit("key", shape.dims.keys);
     ratios.expects_fit("value", shape.dims.values);
     ratios.expects_ascending(shape.dims, shape.element_bytes);
-    return compress_impl(on, layer, ratios, options, shape, destination);
+    expects(B::memory_space == space::host || options.on_non_finite == non_finite::unchecked,
+        "compress: on the GPU options.on_non_finite must be unchecked; "
+        "ask expects_finite first, which waits for the device");
+    return detail::staged(on, "compress",
+        [&](B const& stages) { return detail::compress_layer(stages, layer, ratios, options, shape, destination); });
 }
 
 } // namespace mdkv

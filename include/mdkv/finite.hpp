@@ -4,15 +4,15 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/check.hpp>
 
 namespace mdkv
 {
 
-/// One NaN would poison a head's whole Gram matrix and every softmax; this finds it first.
+/// One NaN would spoil a head's Gram matrix and every softmax; this search comes first.
 ///
 /// \param on         backend: threads
-/// \param[in] name   what the view is called in the message
+/// \param[in] name   of the view, for the message
 /// \param[in] rows   [H, N, D]
 /// \cost   reads the view once
 /// \sync   returns when done, on a GPU too: it waits for the device
@@ -25,8 +25,7 @@ void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_
     static_assert(
         requires { expects_finite_impl(on, name, rows, layer); },
         MDKV_DETAIL_NO_IMPLEMENTATION(finite, expects_finite));
-    detail::argument const x{"expects_finite", name, rows};
-    x.data(detail::dry_run(on));
+    detail::check{on, "expects_finite"}.rows(name, rows, {rows.extent(0), rows.extent(1), rows.extent(2)}, "H,N,D");
     expects_finite_impl(on, name, rows, layer);
 }
 

@@ -16,7 +16,6 @@
 #include <mdkv/gpu/pack.cuh>
 #include <mdkv/gpu/pages.cuh>
 #include <mdkv/gpu/pool.cuh>
-#include <mdkv/gpu/project.cuh>
 #include <mdkv/gpu/recompress.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/gpu/slots.cuh>

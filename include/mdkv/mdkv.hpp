@@ -9,7 +9,6 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/progress.hpp>
 #include <mdkv/core/quotas.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -27,7 +26,6 @@
 #include <mdkv/cpu/merge.hpp>
 #include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/pool.hpp>
-#include <mdkv/cpu/project.hpp>
 #include <mdkv/cpu/recompress.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/slots.hpp>
@@ -37,7 +35,6 @@
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/project.hpp>
 #include <mdkv/recompress.hpp>
 #include <mdkv/score.hpp>
 #include <mdkv/slots.hpp>

@@ -4,13 +4,13 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/check.hpp>
 
 namespace mdkv
 {
 
-/// Attention over keys A and keys B, from the attention over each and its log-sum-exp: what lets a caller keep further
-/// segments (a paged recent window, another device's share) beside the packed cache.
+/// Attention over keys A and keys B, from the attention over each and its log-sum-exp, so that a caller can keep
+/// further segments (a paged recent window, another device's share) beside the packed cache.
 ///
 /// \param on             backend: threads
 /// \param[in]  output_a  [rows, Dv]  attention over A, of any element type U
@@ -21,7 +21,8 @@ namespace mdkv
 /// \param[out] lse       [rows]      may be lse_a itself. Two empty sides give zeros and -infinity
 /// \cost   reads and writes every row once; no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; rows of an empty side leave the other's bits
+/// \order  bitwise reproducible for equal inputs, for any number of threads; an empty side leaves the other's bits
+///         unchanged
 /// \throws invalid_argument   a shape disagrees, an output overlaps anything but its own input (nothing was changed)
 /// \see    tests/merge.cpp
 template <backend B, element U>
@@ -31,29 +32,22 @@ void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B
     static_assert(
         requires { merge_attention_impl(on, output_a, lse_a, output_b, lse_b, output, lse); },
         MDKV_DETAIL_NO_IMPLEMENTATION(merge, merge_attention));
-    bool const dry = detail::dry_run(on);
-    detail::argument const oa{"merge_attention", "output_a", output_a};
-    detail::argument const la{"merge_attention", "lse_a", lse_a};
-    detail::argument const ob{"merge_attention", "output_b", output_b};
-    detail::argument const lb{"merge_attention", "lse_b", lse_b};
-    detail::argument const o{"merge_attention", "output", output};
-    detail::argument const l{"merge_attention", "lse", lse};
+    detail::check arguments{on, "merge_attention"};
     index_t const rows = output_a.extent(0);
     index_t const dim  = output_a.extent(1);
-    oa.data(dry).aligned();
-    la.shape({rows}, "rows").data(dry).aligned();
-    ob.shape({rows, dim}, "rows,Dv").data(dry).aligned();
-    lb.shape({rows}, "rows").data(dry).aligned();
-    o.shape({rows, dim}, "rows,Dv").data(dry).aligned().unique().apart_from(la).apart_from(ob).apart_from(lb);
-    l.shape({rows}, "rows").data(dry).aligned().unique().apart_from(oa).apart_from(ob).apart_from(lb).apart_from(o);
-    if (output.data_handle() != output_a.data_handle() || output.mapping().stride(0) != output_a.mapping().stride(0))
+    // In place an input is its output, which is checked.
+    if (output.data_handle() != output_a.data_handle() || output.stride(0) != output_a.stride(0))
     {
-        o.apart_from(oa);
+        arguments.in("output_a", output_a, {rows, dim}, "rows,Dv");
     }
-    if (lse.data_handle() != lse_a.data_handle() || lse.mapping().stride(0) != lse_a.mapping().stride(0))
+    if (lse.data_handle() != lse_a.data_handle() || lse.stride(0) != lse_a.stride(0) || lse_a.extent(0) != rows)
     {
-        l.apart_from(la);
+        arguments.in("lse_a", lse_a, {rows}, "rows");
     }
+    arguments.in("output_b", output_b, {rows, dim}, "rows,Dv")
+        .in("lse_b", lse_b, {rows}, "rows")
+        .out("output", output, {rows, dim}, "rows,Dv")
+        .out("lse", lse, {rows}, "rows");
     merge_attention_impl(on, output_a, lse_a, output_b, lse_b, output, lse);
 }
 

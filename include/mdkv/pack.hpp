@@ -1,97 +1,115 @@
 /// \file pack.hpp: contract of pack: writes a layer's tokens into the packed cache, each at its rung (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/check.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace mdkv
 {
 
-/// Bytes the arena of a cache needs for these rungs: exactly what pack will fill.
+/// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
 ///
-/// \param on          backend: threads
+/// \param on          backend: threads, scratch
 /// \param[in] rung    [H, N]
 /// \param[in] layout  of the cache, in element type T
-/// \cost   reads rung once; gpu: a little scratch
+/// \cost   reads rung twice; scratch: a list of all positions
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  deterministic
-/// \throws invalid_argument   a rung is outside the layout's rungs (naming head and token)
+/// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token)
+/// \throws insufficient_workspace   naming the size needed
 /// \see    tests/pack.cpp
 template <element T, backend B>
 [[nodiscard]] index_t packed_bytes(B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout)
 {
-    detail::argument const r{"packed_bytes", "rung", rung};
-    r.shape({layout.heads, rung.extent(1)}, "H,N").data(false);
+    detail::check{on, "packed_bytes"}.in("rung", rung, {layout.heads, rung.extent(1)}, "H,N");
     return packed_bytes_impl(on, rung, layout, T{});
 }
 
+namespace detail
+{
+
+/// One call of pack.
+template <element T, backend B>
+struct pack_call
+{
+    in_view<T, 3, B> keys;
+    in_view<T, 3, B> values;
+    in_view<T, 3, B> window_keys;
+    in_view<T, 3, B> window_values;
+    in_view<float, 3, B> key_basis;
+    in_view<float, 3, B> value_basis;
+    in_view<std::uint8_t, 2, B> rung;
+    cache_view<T, B::memory_space> cache;
+    index_t* needed;
+};
+
+} // namespace detail
+
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes (those of original coordinates turned before, see cache.hpp). A group of coordinates that holds a NaN or an
+/// codes (those of original coordinates rotated before, see cache.hpp). A group of coordinates that holds a NaN or an
 /// infinity is stored as NaN where its storage has codes.
 ///
-/// \param on                 backend: threads
+/// A GPU knows only on the device that the arena is too small, or that a token is at a projected rung and a basis is empty.
+/// Then nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads
+/// nothing, and `needed` tells it: it is above cache.arena_bytes in these cases and in no other. (compress never comes to
+/// this: its budget is the arena's size.)
+///
+/// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]
 /// \param[in]  values        [H, N, Dv]
 /// \param[in]  window_keys   [H, W, D]   kept as they are; W = layout.window
 /// \param[in]  window_values [H, W, Dv]
-/// \param[in]  key_basis     [H, D, D]   what tokens are brought to, and what queries will be; may be [0, 0, 0] when no
-///                                       projected rung is in use
+/// \param[in]  key_basis     [H, D, D]   orthonormal rows; may be [0, 0, 0] when no projected rung is in use
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
 /// \param      cache         arena of at least packed_bytes(rung, layout); directory [H]
-/// \cost   kept rows are read once; O(D*r) multiply-adds per projected token; no scratch (gpu: see a dry run)
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t where a basis is
+///                           missing
+/// \pre    N < 2^31
+/// \cost   kept rows are read once; O(D*r) multiply-adds per projected token; scratch: a list of all positions, a tile
+/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument         a shape disagrees, a rung is outside the layout, memory overlaps
-/// \throws insufficient_workspace   the arena is too small, naming both sizes; nothing was changed in any case. gpu: of the
-///                                  two data errors a rung outside the layout is dropped, and where tokens do not fit the
-///                                  arena none is stored
+/// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis is
+///                                  missing (gpu: see above), memory overlaps, or on a GPU rows are not aligned to elements
+/// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above), or the workspace is; nothing
+///                                  was changed
 /// \see    tests/pack.cpp
 template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
-    in_view<T, 3, B> window_values, std::type_identity_t<key_bases<B>> key_basis, in_view<float, 3, B> value_basis,
-    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache)
+    in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
+    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed = {})
 {
+    detail::pack_call<T, B> const call{keys, values, window_keys, window_values, key_basis, value_basis, rung, cache,
+        needed.extent(0) > 0 ? needed.data_handle() : nullptr};
     static_assert(
-        requires { pack_impl(on, keys, values, window_keys, window_values, key_basis, value_basis, rung, cache); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(pack, pack));
-    bool const dry             = detail::dry_run(on);
+        requires { pack_impl(on, call); }, MDKV_DETAIL_NO_IMPLEMENTATION(pack, pack));
     cache_layout const& layout = cache.layout;
+    index_t const dim          = layout.dims.keys;
+    index_t const value_dim    = layout.dims.values;
     index_t const heads        = layout.heads;
     index_t const tokens       = keys.extent(1);
-    detail::argument const k{"pack", "keys", keys};
-    detail::argument const v{"pack", "values", values};
-    detail::argument const wk{"pack", "window_keys", window_keys};
-    detail::argument const wv{"pack", "window_values", window_values};
-    detail::argument const uk{"pack", "key_basis", key_basis.of_keys};
-    detail::argument const uq{"pack", "key_basis.of_queries", key_basis.of_queries};
-    detail::argument const uv{"pack", "value_basis", value_basis};
-    detail::argument const r{"pack", "rung", rung};
-    k.shape({heads, tokens, layout.dims.keys}, "H,N,D").data(dry);
-    v.shape({heads, tokens, layout.dims.values}, "H,N,Dv").data(dry);
-    wk.shape({heads, layout.window, layout.dims.keys}, "H,W,D").data(dry);
-    wv.shape({heads, layout.window, layout.dims.values}, "H,W,Dv").data(dry);
-    r.shape({heads, tokens}, "H,N").data(dry);
-    if (!uk.empty()) { uk.shape({heads, layout.dims.keys, layout.dims.keys}, "H,D,D").data(dry).aligned(); }
-    if (!uq.empty()) { uq.shape({heads, layout.dims.keys, layout.dims.keys}, "H,D,D").data(dry).aligned(); }
-    if (!uv.empty()) { uv.shape({heads, layout.dims.values, layout.dims.values}, "H,Dv,Dv").data(dry).aligned(); }
-    expects(dry || heads == 0 || cache.heads != nullptr, "pack: cache.heads is null");
-    expects(dry || cache.arena_bytes == 0 || cache.arena != nullptr, "pack: cache.arena is null");
-    auto const arena = cache.arena_bytes_view();
-    detail::argument const a{"pack", "cache.arena", arena};
-    a.apart_from(k).apart_from(v).apart_from(wk).apart_from(wv).apart_from(uk).apart_from(uq).apart_from(uv).apart_from(
-        r);
-    pack_impl(on, keys, values, window_keys, window_values, key_basis, value_basis, rung, cache);
+    expects<size_overflow>(tokens <= INT32_MAX, "pack: N = ", tokens, " is beyond the limit of ", INT32_MAX);
+    detail::check arguments{on, "pack"};
+    arguments.rows("keys", keys, {heads, tokens, dim}, "H,N,D")
+        .rows("values", values, {heads, tokens, value_dim}, "H,N,Dv")
+        .rows("window_keys", window_keys, {heads, layout.window, dim}, "H,W,D")
+        .rows("window_values", window_values, {heads, layout.window, value_dim}, "H,W,Dv")
+        .in("rung", rung, {heads, tokens}, "H,N");
+    if (!key_basis.empty()) { arguments.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D"); }
+    if (!value_basis.empty()) { arguments.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv"); }
+    if (!needed.empty()) { arguments.out("needed", needed, {1}, "1"); }
+    arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
+        .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
+        .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
+    pack_impl(on, call);
 }
 
 } // namespace mdkv

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 
 namespace
 {
@@ -29,6 +30,12 @@ bool stage(workspace& scratch)
 }
 
 } // namespace
+
+TEST_CASE("a workspace cannot be copied: two would hand out the same memory")
+{
+    CHECK(!std::is_copy_constructible_v<workspace>);
+    CHECK(!std::is_copy_assignable_v<workspace>);
+}
 
 TEST_CASE("a dry run counts whole cache lines and does no work")
 {

@@ -33,13 +33,6 @@ TEST_CASE("round_up finds the smallest multiple that holds a number")
     CHECK(tile::round_up(17, 8) == 24);
 }
 
-TEST_CASE("unroll calls its body once for every index, in order")
-{
-    std::vector<int> seen;
-    tile::unroll<5>([&](auto i) { seen.push_back(i); });
-    CHECK(seen == std::vector<int>{0, 1, 2, 3, 4});
-}
-
 TEST_CASE("multiply_add adds a product to what is there, for rows read either way")
 {
     support::source random{"tile"};
@@ -52,8 +45,7 @@ TEST_CASE("multiply_add adds a product to what is there, for rows read either wa
         {
             index_t const row_step = transposed ? 1 : depth + 3;
             index_t const k_step   = transposed ? tile::rows : 1;
-            tile::accumulators<tile::vectors> acc;
-            tile::clear<tile::vectors>(acc);
+            tile::accumulators<tile::vectors> acc{};
             acc[1][0] += simd::broadcast(2.0F);
             tile::multiply_add<tile::vectors>(a.data(), row_step, k_step, b.data(), tile::width, depth, acc);
             support::worst_error error;

@@ -2,7 +2,7 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/detail/quantised_tile.hpp>
+#include <mdkv/detail/hadamard.hpp>
 
 #include "support/compare.hpp"
 #include "support/packed.hpp"
@@ -112,55 +112,61 @@ TEST_CASE("a constant group has no scale, a group beyond half is cut, one with a
     }
 }
 
-TEST_CASE("a tile's groups are the quantiser's, to the last bit, and neighbours do not spoil each other")
+TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do not spoil each other")
 {
     support::source random{"groups of a tile"};
     for (int i = 0; i < 200; ++i)
     {
         storage const kind = i % 2 == 0 ? storage::int8 : storage::int4;
-        auto const g       = static_cast<std::size_t>(1 + random.below(64));
-        float columns[64][16];
-        for (std::size_t t = 0; t < 16; ++t)
+        index_t g          = 1 + random.below(63);
+        g += detail::has_hadamard(g) ? 2 : 0; // is not rotated
+        g = detail::has_hadamard(g) ? 3 : g;
+        support::packed_layer<float> layer{{.heads = 1,
+            .tokens                                = 16,
+            .window                                = 0,
+            .dims                                  = {g, g},
+            .rungs                                 = {kind == storage::int8 ? full_int8 : full_int4}}};
+        std::vector<std::vector<float>> groups;
+        for (index_t t = 0; t < 16; ++t)
         {
             std::vector<float> group = random_group(random);
-            group.resize(g, group[0]);
-            if (random.below(8) == 0)
+            group.resize(static_cast<std::size_t>(g), group[0]);
+            for (float const spoilt : {nan_value, -infinity, 3e38F})
             {
-                group[static_cast<std::size_t>(random.below(static_cast<index_t>(g)))] = nan_value;
+                if (random.below(8) == 0) { group[static_cast<std::size_t>(random.below(g))] = spoilt; }
             }
-            if (random.below(8) == 0)
+            for (index_t c = 0; c < g; ++c)
             {
-                group[static_cast<std::size_t>(random.below(static_cast<index_t>(g)))] = -infinity;
+                layer.keys.set(group[static_cast<std::size_t>(c)], 0, t, c);
+                layer.values.set(group[static_cast<std::size_t>(c)], 0, t, c);
             }
-            if (random.below(8) == 0)
-            {
-                group[static_cast<std::size_t>(random.below(static_cast<index_t>(g)))] = 3e38F;
-            }
-            for (std::size_t c = 0; c < g; ++c) { columns[c][t] = group[c]; }
+            groups.push_back(group);
         }
-        auto const r = static_cast<index_t>(g);
-        std::vector<std::byte> tile(static_cast<std::size_t>(16 * stored_bytes(kind, r, 2)));
-        cpu::detail::write_codes(columns, 0, r, {kind, cpu::detail::code_order::by_token, 16}, tile.data());
+        auto const cache = layer.packed();
         for (std::size_t t = 0; t < 16; ++t)
         {
-            std::vector<float> group;
-            for (std::size_t c = 0; c < g; ++c) { group.push_back(columns[c][t]); }
+            auto const& group = groups[t];
             bool const finite = std::all_of(group.begin(), group.end(), [](float x) { return std::isfinite(x); });
             quantiser const q = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
-            auto const stored =
-                support::coded_token(tile.data(), kind, support::side::value, 16, r, static_cast<index_t>(t));
-            CAPTURE(i);
-            CAPTURE(t);
-            CHECK(std::isnan(stored.scales[0]) == !finite);
-            CHECK(std::isnan(stored.minima[0]) == !finite);
-            if (finite)
+            for (support::side const side : {support::side::key, support::side::value})
             {
-                CHECK(stored.scales[0] == static_cast<double>(q.scale));
-                CHECK(stored.minima[0] == static_cast<double>(q.minimum));
-            }
-            for (std::size_t c = 0; c < g; ++c)
-            {
-                CHECK(stored.codes[c] == q.code(columns[c][t], detail::most_code(kind)));
+                run_entry const& run = cache.view().heads[0].runs[0];
+                auto const stored =
+                    support::coded_token(cache.view().arena + (side == support::side::key ? run.keys : run.values),
+                        kind, side, 16, g, static_cast<index_t>(t));
+                CAPTURE(i);
+                CAPTURE(t);
+                CHECK(std::isnan(stored.scales[0]) == !finite);
+                CHECK(std::isnan(stored.minima[0]) == !finite);
+                if (finite)
+                {
+                    CHECK(stored.scales[0] == static_cast<double>(q.scale));
+                    CHECK(stored.minima[0] == static_cast<double>(q.minimum));
+                }
+                for (std::size_t c = 0; c < group.size(); ++c)
+                {
+                    CHECK(stored.codes[c] == q.code(group[c], detail::most_code(kind)));
+                }
             }
         }
     }

@@ -2,53 +2,79 @@
 
 #include "support/random.hpp"
 
-#include <doctest/doctest.h>
-
-#include <cmath>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 
-using mdkv::detail::multiplier_between;
-using mdkv::detail::plateau_begin;
+#include <doctest/doctest.h>
 
-TEST_CASE("the multiplier to try lies between the two, nearer to the one whose bytes are nearer to the limit")
+using mdkv::index_t;
+using mdkv::detail::rung_table;
+using mdkv::detail::token_thresholds;
+
+namespace
 {
-    support::source random{"detail/threshold between"};
-    for (int i = 0; i < 200; ++i)
+
+/// As many rungs as Count, or `rungs`: every threshold is the largest over c >= j of the least quotient over a < j.
+template <int Lanes, std::size_t Count>
+void check(support::source& random, std::size_t rungs)
+{
+    rung_table table;
+    index_t bytes = random.below(5);
+    for (std::size_t r = 0; r < rungs; ++r, bytes += 1 + random.below(60)) { table.add(r, bytes); }
+    index_t const unit = std::max<index_t>(table.cost[rungs - 1] - table.cost[0], 1);
+    for (std::size_t a = 0; a < mdkv::max_rungs; ++a)
     {
-        double const low   = std::exp(random.uniform(-100.0, 20.0));
-        double const high  = low * std::exp(random.uniform(0.01, 30.0));
-        double const over  = random.uniform(0.0, 1e6);
-        double const under = random.uniform(0.0, 1e6);
-        double const next  = multiplier_between(low, high, over, under);
-        CAPTURE(low);
-        CAPTURE(high);
-        CAPTURE(over);
-        CAPTURE(under);
-        CHECK(next > low);
-        CHECK(next < high);
-        // In whole 32nds of the way between their logarithms, at least 2 from either end.
-        double const share = 32 * std::log(next / low) / std::log(high / low);
-        CHECK(std::fabs(share - std::round(share)) < 1e-6);
-        CHECK(std::fabs(std::round(share) - 32 * over / (over + under)) <= 2.0);
+        for (std::size_t c = 0; c < mdkv::max_rungs; ++c) { table.compare(a, c, unit); }
+    }
+    float loss[token_thresholds<Lanes, Count>::capacity][Lanes];
+    for (std::size_t r = 0; r < rungs; ++r)
+    {
+        for (int l = 0; l < Lanes; ++l)
+        {
+            loss[r][l] = l == 1 ? static_cast<float>(random.below(3) - 1) * 3e38F : static_cast<float>(random.normal());
+        }
+    }
+    token_thresholds<Lanes, Count> steps;
+    steps.find(table, loss);
+    for (int l = 0; l < Lanes; ++l)
+    {
+        for (std::size_t j = 1; j < rungs; ++j)
+        {
+            float most = 0;
+            for (std::size_t c = j; c < rungs; ++c)
+            {
+                float least = std::numeric_limits<float>::infinity();
+                for (std::size_t a = 0; a < j; ++a)
+                {
+                    auto const factor = static_cast<float>(
+                        static_cast<double>(unit) / static_cast<double>(table.cost[c] - table.cost[a]));
+                    least = std::min(least, (loss[a][l] - loss[c][l]) * factor);
+                }
+                most = std::max(most, least);
+            }
+            REQUIRE(steps.theta[j][l] == most);
+            REQUIRE((j == 1 || steps.theta[j - 1][l] >= steps.theta[j][l]));
+        }
     }
 }
 
-TEST_CASE(
-    "next to a multiplier of 0 a thousandth of the other is tried, and no bytes on either side are no reason to stop")
-{
-    CHECK(multiplier_between(0.0, 4.0, 1.0, 1.0) == 4.0 / 1024);
-    CHECK(multiplier_between(1.0, 65536.0, 0.0, 0.0) == 2.0);
-    CHECK(multiplier_between(1.0, 4294967296.0, 1.0, 1.0) == 65536.0);
-}
+} // namespace
 
 TEST_CASE(
-    "thresholds that may equal a multiplier begin just below it, at 0 where floats have few bits, and at infinity")
+    "thresholds are what their definition says, for any number of rungs and neighbours, and fall from step to step")
 {
-    CHECK(plateau_begin(1.0F) == 1.0F - 0x1p-20F);
-    CHECK(plateau_begin(0x1p-110F) == 0.0F);
-    CHECK(plateau_begin(0.0F) == 0.0F);
-    constexpr float infinity = std::numeric_limits<float>::infinity();
-    CHECK(plateau_begin(infinity) == infinity);
-    constexpr float largest = std::numeric_limits<float>::max();
-    CHECK(plateau_begin(largest) < largest);
+    support::source random{"thresholds"};
+    for (int repeat = 0; repeat < 50; ++repeat)
+    {
+        for (std::size_t rungs = 1; rungs <= mdkv::max_rungs; ++rungs)
+        {
+            check<16, mdkv::run_time>(random, rungs);
+            check<1, mdkv::run_time>(random, rungs);
+        }
+        check<16, 2>(random, 2);
+        check<16, 4>(random, 4);
+        check<1, 4>(random, 4);
+    }
 }

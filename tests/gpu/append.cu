@@ -24,6 +24,7 @@ namespace
 {
 
 using namespace mdkv;
+using mdkv::half; // CUDA has a type of that name in the global namespace
 using support::device_resource;
 using support::device_tensor;
 using support::error_text;
@@ -79,8 +80,6 @@ void check_appends(index_t capacity, index_t tokens, support::placement how)
     CHECK(got.appended() == tokens);
     CHECK(tail_of(got) == tail_of(want));
 }
-
-} // namespace
 
 TEST_CASE_TEMPLATE(
     "appended tokens are where the CPU puts them, bit for bit, from any element type", T, float, half, bfloat16)
@@ -150,3 +149,5 @@ TEST_CASE("a token of the wrong shape or between elements is refused by name, an
     CHECK(count.bytes() == 0);
     CHECK(gpu::to_host(cache, nullptr).appended() == 0);
 }
+
+} // namespace

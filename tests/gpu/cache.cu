@@ -26,6 +26,7 @@ namespace
 {
 
 using namespace mdkv;
+using mdkv::half; // CUDA has a type of that name in the global namespace
 using support::device_resource;
 using support::error_text;
 using support::index_t;
@@ -51,8 +52,6 @@ static_assert(!std::is_copy_constructible_v<owned_cache<half>>);
 static_assert(std::is_trivially_copyable_v<cache_view<half, space::device>>);
 static_assert(gpu::memory_resource<gpu::pool_resource>);
 
-} // namespace
-
 TEST_CASE("a new cache on the device is empty, aligned and of the sizes asked for")
 {
     device_resource memory;
@@ -77,7 +76,7 @@ TEST_CASE("a new cache on the device is empty, aligned and of the sizes asked fo
 TEST_CASE("a cache taken to the device and back is the same in every byte")
 {
     for (std::vector<rung> const& rungs :
-        {std::vector<rung>{drop, part(1, 8), part(1, 4), full}, {drop, full_int4, full_int8.rotated(), full}})
+        {std::vector<rung>{drop, part(1, 8), part(1, 4), full}, {drop, full_int4, part(3, 4).as(storage::int8), full}})
     {
         packed_layer<half> const layer{{.heads = 3, .tokens = 70, .window = 2, .rungs = rungs}};
         auto cache = layer.packed(20);
@@ -107,6 +106,18 @@ TEST_CASE("caches without heads, without an arena and without a tail go both way
     CHECK(bytes_of(gpu::to_host(gpu::to_device(bare, nullptr, memory), nullptr)) == bytes_of(bare));
     cpu::cache<float> const headless{cache_layout{paper_ratios, 0, 0, {16, 16}}, 0};
     CHECK(bytes_of(gpu::to_host(gpu::to_device(headless, nullptr, memory), nullptr)) == bytes_of(headless));
+}
+
+TEST_CASE("a cache without a layout refuses a tail, and so does one whose memory was moved away")
+{
+    device_resource memory;
+    owned_cache<half> none;
+    CHECK_THROWS_AS(none.reserve_tail(3), invalid_argument);
+    owned_cache<half> first{cache_layout{paper_ratios, 2, 1, {16, 16}}, 100, 3, nullptr, memory};
+    owned_cache<half> const second{std::move(first)};
+    CHECK(first.layout() == cache_layout{});
+    CHECK_THROWS_AS(first.reserve_tail(3), invalid_argument);
+    CHECK(memory.outstanding() == 3);
 }
 
 TEST_CASE("a moved cache keeps its memory, and what it replaces is given back")
@@ -211,3 +222,5 @@ TEST_CASE("when the k-th allocation fails nothing leaks, and sizes out of range 
           == "device_bytes: size is -1; it must not be negative");
     CHECK(memory.outstanding() == 0);
 }
+
+} // namespace

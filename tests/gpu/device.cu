@@ -179,7 +179,7 @@ TEST_CASE("a group of asynchronous copies has arrived when it was waited for")
     for (int i = 0; i < 256; ++i) { CHECK(got.get(i) == static_cast<float>(i < 128 ? 127 - i : i + 1)); }
 }
 
-TEST_CASE_TEMPLATE("a tile of tensor-core products is the product of the matrices", T, half, bfloat16)
+TEST_CASE_TEMPLATE("a tile of tensor-core products is the product of the matrices", T, mdkv::half, bfloat16)
 {
     support::source random{"gpu/tile"};
     tensor<T, 2> a{{16, 16}};

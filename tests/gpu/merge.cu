@@ -16,11 +16,10 @@ namespace
 {
 
 using namespace mdkv;
+using mdkv::half; // CUDA has a type of that name in the global namespace
 using support::device_tensor;
 using support::index_t;
 using support::tensor;
-
-} // namespace
 
 TEST_CASE_TEMPLATE(
     "merge on the GPU is that of the CPU, empty sides and merging in place included", U, float, half, bfloat16)
@@ -72,3 +71,5 @@ TEST_CASE_TEMPLATE(
     }
     CHECK_MESSAGE(error.within(4 * rounding), error);
 }
+
+} // namespace

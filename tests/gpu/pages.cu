@@ -16,12 +16,11 @@ namespace
 {
 
 using namespace mdkv;
+using mdkv::half; // CUDA has a type of that name in the global namespace
 using support::device_tensor;
 using support::tensor;
 
 constexpr index_t H = 2, N = 11, D = 40, pages = 5, page_tokens = 4;
-
-} // namespace
 
 TEST_CASE("rows in pages are brought together whatever the order inside a page, and a page that is not there is zeros")
 {
@@ -79,3 +78,5 @@ TEST_CASE("pages that cannot be are refused by name")
     CHECK(refused({.data = odd, .table = table, .page_tokens = 1}).find("data is not aligned") != std::string::npos);
     CHECK(refused({.data = numbers, .table = between, .page_tokens = 1}).find("table is not") != std::string::npos);
 }
+
+} // namespace

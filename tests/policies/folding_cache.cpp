@@ -76,7 +76,7 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
     // From prompts that are compressed, stored whole, shorter than the window, and in every storage.
     for (auto const& [policy, context, bytes] : {std::tuple{"best", 150, 40000}, std::tuple{"best", 20, 40000},
              std::tuple{"best[ratios=0,1/4:int4,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
-             std::tuple{"paper[basis=query]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
+             std::tuple{"paper[charge=always]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
     {
         CAPTURE(policy);
         CAPTURE(context);
@@ -97,7 +97,7 @@ TEST_CASE("where the memory holds all there is, folding changes nothing but the 
     auto const model  = small_model();
     auto const tokens = support::random_tokens(130, model.shape().vocabulary, 2);
     auto folding      = runner::sequence_cache<float>::folding(
-        model, runner::find_policy("best"), std::int64_t{1} << 20, every, window);
+             model, runner::find_policy("best"), std::int64_t{1} << 20, every, window);
     runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 100};
     auto const found    = decoded(model, tokens, 40, folding);
     auto const expected = decoded(model, tokens, 40, whole);

@@ -32,7 +32,6 @@ TEST_CASE("a rung reads as it is written: its fraction, its storage, and whether
     CHECK(runner::parse_rung("1:plain") == mdkv::full);
     CHECK(runner::parse_rung("1:int4") == mdkv::full_int4);
     CHECK(runner::parse_rung("1/4:int8") == mdkv::part(1, 4).as(int8));
-    CHECK(runner::parse_rung("1:int4:basis") == mdkv::full_int4.rotated());
 }
 
 TEST_CASE("the text of every rung a ratio set may hold reads as that rung")
@@ -41,21 +40,13 @@ TEST_CASE("the text of every rung a ratio set may hold reads as that rung")
     {
         for (mdkv::storage const kind : {mdkv::storage::plain, mdkv::storage::int8, mdkv::storage::int4})
         {
-            for (bool const in_basis : {false, true})
-            {
-                if ((num == 0 && kind != mdkv::storage::plain)
-                    || (in_basis && (num != den || kind == mdkv::storage::plain)))
-                {
-                    continue; // no rung
-                }
-                mdkv::rung const rung{num, den, kind, in_basis};
-                CAPTURE(runner::text_of(rung));
-                CHECK(runner::parse_rung(runner::text_of(rung)) == rung);
-            }
+            if (num == 0 && kind != mdkv::storage::plain) { continue; } // no rung
+            mdkv::rung const rung{num, den, kind};
+            CAPTURE(runner::text_of(rung));
+            CHECK(runner::parse_rung(runner::text_of(rung)) == rung);
         }
     }
     CHECK(runner::text_of(mdkv::part(1, 4).as(mdkv::storage::int8)) == "1/4:int8");
-    CHECK(runner::text_of(mdkv::full_int8.rotated()) == "1:int8:basis");
 }
 
 TEST_CASE("a rung that cannot be read is refused by its text, with what is allowed")
@@ -71,17 +62,13 @@ TEST_CASE("a rung that cannot be read is refused by its text, with what is allow
     refuses_rung("1:", "ratios: rung \"1:\" names an unknown storage; there are plain, int8, int4");
     refuses_rung("1:basis", "ratios: rung \"1:basis\" names an unknown storage; there are plain, int8, int4");
     refuses_rung("0:int8", "ratios: rung \"0:int8\" drops the token; it has no storage");
-    refuses_rung("1:int4:pca", "ratios: rung \"1:int4:pca\": only \"basis\" may follow the storage");
-    refuses_rung("1:int4:basis:basis", "ratios: rung \"1:int4:basis:basis\": only \"basis\" may follow the storage");
-    char const* const said_of = ": \"basis\" is said of all coordinates as int8 or int4, 1:int4:basis";
-    refuses_rung("1/4:int8:basis", (std::string{"ratios: rung \"1/4:int8:basis\""} + said_of).c_str());
-    refuses_rung("1:plain:basis", (std::string{"ratios: rung \"1:plain:basis\""} + said_of).c_str());
+    refuses_rung("1:int4:basis", "ratios: rung \"1:int4:basis\" has more than a storage after its fraction");
 }
 
 TEST_CASE("a ratio set reads as it is written, plain or mixed with storages")
 {
     for (std::string_view const text :
-        {"0,1/16,1/2,1", "0,1:int4,1:int8,1", "0,1/4:int8,1:int4", "0,1/8:int4,1:int4:basis,1", "1:int4"})
+        {"0,1/16,1/2,1", "0,1:int4,1:int8,1", "0,1/4:int8,1:int4", "0,1/8:int4,3/4:int4,1", "1:int4"})
     {
         CHECK(runner::text_of(runner::parse_ratios(text)) == text);
     }

@@ -29,16 +29,27 @@ namespace support
 
 /// Rungs of every kind, for elements of two bytes and dimensions of 40 and 24.
 inline std::vector<mdkv::rung> const every_kind{mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int4), mdkv::part(1, 4),
-    mdkv::full_int4, mdkv::full_int8.rotated(), mdkv::full};
+    mdkv::full_int4, mdkv::part(3, 4).as(mdkv::storage::int8), mdkv::full};
 
 [[nodiscard]] inline std::vector<mdkv::rung> listed(auto const& ratios)
 {
     return {ratios.begin(), ratios.end()};
 }
 
-/// Codes of turned coordinates, and dimensions whose groups are turned, of more than one group.
+/// Codes of rotated coordinates, and dimensions whose groups are rotated, of more than one group.
 inline std::vector<mdkv::rung> const turned_kinds{mdkv::drop, mdkv::full_int4, mdkv::full_int8, mdkv::full};
 inline constexpr mdkv::head_dims turned_dims{128, 80};
+
+/// Heads of 10 and 6 tokens at 1/8, of whose bytes the projections are most. `short_limit` holds 10 + 10 full tokens
+/// beside the window, but not what is stored.
+inline constexpr mdkv::index_t short_limit = 2 * (4 + 10) * 512;
+[[nodiscard]] inline packed_layer<mdkv::half> short_heads()
+{
+    packed_layer<mdkv::half> layer{
+        {.heads = 2, .tokens = 10, .window = 4, .dims = {128, 128}, .rungs = listed(mdkv::paper_ratios)}, 1};
+    for (index_t t = 6; t < 10; ++t) { layer.rung.set(0, 1, t); }
+    return layer;
+}
 
 /// A cache that tokens are appended to; head 0 uses no projection.
 template <class T>
@@ -54,7 +65,6 @@ struct growing_cache
         std::pmr::memory_resource* resource = std::pmr::get_default_resource(), mdkv::head_dims dims = {40, 24})
         : layer{packed_sizes{.heads = 3, .tokens = 70, .window = 4, .dims = dims, .rungs = rungs}}
     {
-        layer.stretch_keys();
         for (index_t t = 0; t < layer.sizes.tokens; ++t)
         {
             std::size_t r = layer.rung.get(0, t);
@@ -192,8 +202,8 @@ inline void add_errors(worst_error& worst, change const& x, mdkv::rung const& no
     std::vector<double> got = x.stored_after;
     if (now.quantised() && !now.projected()) // half a step of what was coded
     {
-        got    = turned(got);
-        wanted = turned(wanted);
+        got    = rotated(got);
+        wanted = rotated(wanted);
     }
     for (std::size_t c = 0; c < wanted.size(); ++c)
     {
@@ -283,7 +293,7 @@ private:
             return;
         }
         ++lowered;
-        from_turned += was < g.layer.layout.rungs && g.layer.layout.turned(was) ? 1 : 0;
+        from_turned += was < g.layer.layout.rungs && g.layer.layout.rotated(was) ? 1 : 0;
         bool const cut = before.projected && now.projected() && !before.key.empty() && !now.quantised();
         if (cut)
         {

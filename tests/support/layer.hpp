@@ -159,7 +159,7 @@ template <class T>
         return u.num > 0 && kept == 0 ? index_t{1} : kept;
     };
     int const bits = u.kind == mdkv::storage::int8 ? 8 : u.kind == mdkv::storage::int4 ? 4 : 0;
-    return {part(dim), part(value_dim), bits, u.in_basis};
+    return {part(dim), part(value_dim), bits};
 }
 
 template <class T>

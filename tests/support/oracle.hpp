@@ -251,16 +251,14 @@ struct coordinates
 {
     count keys;
     count values;
-    int bits      = 0;     ///< of each; 0: as it is
-    bool in_basis = false; ///< all of them, in the basis
+    int bits = 0; ///< of each; 0: as it is
 };
 
 /// What losses may depend on besides.
 struct scoring
 {
-    std::vector<real> weights = {};      ///< [Q]; none: 1
-    matrix const* query_basis = nullptr; ///< partner of the key basis where that is not orthonormal
-    bool value_only           = false;   ///< quantised tokens with all coordinates lose by their values only
+    std::vector<real> weights = {};    ///< [Q]; none: 1
+    bool value_only           = false; ///< quantised tokens with all coordinates lose by their values only
 };
 
 /// Algorithm 1 for one KV head: the losses [rungs, N] of the first N rows of `keys`; what follows them is the window, whose
@@ -328,7 +326,7 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         matrix changed = keys;
         matrix reduced = tokens;
         matrix v       = values;
-        if (all && !kept.in_basis)
+        if (all)
         {
             for (count j = 0; j < n; ++j)
             {
@@ -338,9 +336,8 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         }
         else
         {
-            reduced = compressed(
-                tokens, key_basis, kept.keys, how.query_basis == nullptr ? key_basis : *how.query_basis, kept.bits);
-            v = compressed(values, value_basis, kept.values, value_basis, kept.bits);
+            reduced = compressed(tokens, key_basis, kept.keys, key_basis, kept.bits);
+            v       = compressed(values, value_basis, kept.values, value_basis, kept.bits);
         }
         for (count j = 0; j < n; ++j)
         {

@@ -49,7 +49,6 @@ struct packed_layer
     tensor<T, 3> window_keys;
     tensor<T, 3> window_values;
     tensor<float, 3> key_basis;
-    tensor<float, 3> query_basis;
     tensor<float, 3> value_basis;
     tensor<std::uint8_t, 2> rung;
 
@@ -62,7 +61,6 @@ struct packed_layer
         , window_keys{{s.heads, s.window, s.dims.keys}, how}
         , window_values{{s.heads, s.window, s.dims.values}, how}
         , key_basis{{s.heads, s.dims.keys, s.dims.keys}}
-        , query_basis{{s.heads, s.dims.keys, s.dims.keys}}
         , value_basis{{s.heads, s.dims.values, s.dims.values}}
         , rung{{s.heads, s.tokens}}
     {
@@ -73,7 +71,6 @@ struct packed_layer
         fill(random, window_values);
         fill_basis(random, key_basis);
         fill_basis(random, value_basis);
-        query_basis.assign(key_basis.elements());
         for (index_t h = 0; h < s.heads; ++h)
         {
             for (index_t t = 0; t < s.tokens; ++t)
@@ -84,31 +81,18 @@ struct packed_layer
         }
     }
 
-    /// Makes the keys' basis oblique, and the queries' its partner: the rows of one times a factor, of the other divided.
-    void stretch_keys()
-    {
-        for (index_t h = 0; h < sizes.heads; ++h)
-        {
-            for (index_t i = 0; i < sizes.dims.keys; ++i)
-            {
-                float const factor = 0.5F + 0.25F * static_cast<float>(i % 5);
-                for (index_t d = 0; d < sizes.dims.keys; ++d)
-                {
-                    float const x = key_basis.get(h, i, d);
-                    key_basis.set(x * factor, h, i, d);
-                    query_basis.set(x / factor, h, i, d);
-                }
-            }
-        }
-    }
-
     void pack(mdkv::cpu::backend const& on, mdkv::cache_view<T, mdkv::space::host> const& cache) const
     {
-        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(),
-            mdkv::key_bases<mdkv::cpu::backend>{key_basis.in(), query_basis.in()}, value_basis.in(), rung.in(), cache);
+        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
+            rung.in(), cache);
     }
 
-    [[nodiscard]] index_t bytes() const { return mdkv::packed_bytes<T>(mdkv::cpu::backend{}, rung.in(), layout); }
+    [[nodiscard]] index_t bytes() const
+    {
+        index_t bytes = 0;
+        run([&](mdkv::cpu::backend const& on) { bytes = mdkv::packed_bytes<T>(on, rung.in(), layout); });
+        return bytes;
+    }
 
     [[nodiscard]] mdkv::cpu::cache<T> packed(index_t tail = 0, mdkv::cpu::executor_ref threads = {},
         std::pmr::memory_resource* resource = std::pmr::get_default_resource()) const
@@ -252,7 +236,7 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
 
 /// Groups of 64 numbers, the last one fewer, multiplied with the Hadamard matrix of their size over the root of that size; a
 /// group whose size is no power of two stays. The matrix is symmetric and orthonormal: twice is nothing.
-[[nodiscard]] inline std::vector<double> turned(std::vector<double> const& x)
+[[nodiscard]] inline std::vector<double> rotated(std::vector<double> const& x)
 {
     std::vector<double> y = x;
     for (std::size_t first = 0; first < x.size(); first += 64)
@@ -269,7 +253,7 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     return y;
 }
 
-/// The tokens of a quantised run. Codes of vectors' own coordinates stand for turned ones.
+/// The tokens of a quantised run. Codes of vectors' own coordinates stand for rotated ones.
 template <class T>
 void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
     std::vector<stored_token<T>>& into)
@@ -287,8 +271,8 @@ void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::r
         for (std::size_t c = 0; c < value.codes.size(); ++c) { token.value_numbers.push_back(value.number(c)); }
         if (!layout.in_basis[r])
         {
-            token.key_numbers   = turned(token.key_numbers);
-            token.value_numbers = turned(token.value_numbers);
+            token.key_numbers   = rotated(token.key_numbers);
+            token.value_numbers = rotated(token.value_numbers);
         }
         into.push_back(std::move(token));
     }

@@ -1,4 +1,4 @@
-/// \file budget.hpp: how much memory one layer may keep, in the units people use, converted exactly to bytes.
+/// \file budget.hpp: the limit on one layer's memory, in common units, converted exactly to bytes.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -53,7 +53,7 @@ struct layer_shape
     }
 };
 
-/// What one layer may keep: window, kept tokens and projections together. Tokens appended while decoding come on top.
+/// Limit of one layer: window, kept tokens and projections together. The tail of decoded tokens is outside it.
 class budget
 {
 public:
@@ -91,7 +91,7 @@ public:
                 break;
         }
         index_t const whole = shape.full_bytes();
-        // whole * num / den without leaving 64 bits on the way
+        // whole * num / den, without an intermediate result beyond 64 bits
         return checked_add(checked_multiply(whole / den_, num_), checked_multiply(whole % den_, num_) / den_);
     }
 
@@ -122,8 +122,8 @@ private:
     unit unit_;
 };
 
-/// Bytes of the projections one head keeps when rung r is the widest projected one it uses: the leading columns of its
-/// two bases, as many as that rung has coordinates. 0 for a rung that needs none.
+/// Bytes of one head's projections if r is its widest projected rung in use: the leading columns of its two bases, as
+/// many as that rung has coordinates. 0 for a rung without projections.
 template <std::size_t R>
 [[nodiscard]] constexpr index_t projection_bytes(
     ratio_set<R> const& ratios, std::size_t r, head_dims dims, index_t element_bytes)

@@ -1,12 +1,9 @@
-/// \file error.hpp: what the library throws, and the one function that checks a contract.
+/// \file error.hpp: the library's exceptions, and the function that checks a contract.
 #pragma once
 
 #include <mdkv/core/types.hpp>
 
 #include <charconv>
-#include <concepts>
-#include <cstdint>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,7 +12,7 @@
 namespace mdkv
 {
 
-/// Base of everything the library throws itself. (An allocation that fails stays std::bad_alloc.)
+/// Base of the library's exceptions. (A failed allocation stays std::bad_alloc.)
 struct error : std::runtime_error
 {
     using std::runtime_error::runtime_error;
@@ -27,7 +24,7 @@ struct invalid_argument : error
     using error::error;
 };
 
-/// A size cannot be represented: some product of extents, strides and element size leaves 64 bits.
+/// A product of extents, strides and element size exceeds 64 bits.
 struct size_overflow : invalid_argument
 {
     using invalid_argument::invalid_argument;
@@ -45,7 +42,7 @@ struct non_finite_input : invalid_argument
     using invalid_argument::invalid_argument;
 };
 
-/// Two things that must belong together do not: a cache and the arguments of a call on it.
+/// A cache and the arguments of a call on it do not belong together.
 struct mismatch : invalid_argument
 {
     using invalid_argument::invalid_argument;
@@ -54,22 +51,23 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-inline void append_text(std::string& text, std::string_view piece)
+// Messages are put together out of line: a check costs its caller a comparison and a call.
+
+[[gnu::noinline]] inline void append_text(std::string& text, std::string_view piece)
 {
     text += piece;
 }
 
 template <class Number>
     requires std::is_arithmetic_v<Number>
-void append_text(std::string& text, Number value)
+[[gnu::noinline]] void append_text(std::string& text, Number value)
 {
     char digits[32];
-    auto const end = std::to_chars(digits, digits + sizeof digits, value);
-    text.append(digits, end.ptr);
+    text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
 }
 
 template <class Exception = invalid_argument, class... Pieces>
-[[noreturn]] void fail(Pieces const&... pieces)
+[[noreturn, gnu::cold, gnu::noinline]] void fail(Pieces const&... pieces)
 {
     std::string text;
     (append_text(text, pieces), ...);
@@ -78,7 +76,7 @@ template <class Exception = invalid_argument, class... Pieces>
 
 } // namespace detail
 
-/// Throws `Exception` with the concatenated pieces (texts and numbers) unless the condition holds. Free when it does.
+/// Throws `Exception` with the concatenated pieces (texts and numbers) unless the condition holds.
 /// \throws Exception   the condition is false
 template <class Exception = invalid_argument, class... Pieces>
 constexpr void expects(bool condition, Pieces const&... pieces)

@@ -8,36 +8,17 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <vector>
 
 namespace mdkv
 {
 
-namespace detail
-{
-
-inline void expects_quotas(char const* caller, std::span<index_t const> quotas, std::span<index_t const> capacity)
-{
-    expects(
-        quotas.size() == capacity.size(), caller, ": ", quotas.size(), " quotas and ", capacity.size(), " capacities");
-    index_t total = 0;
-    for (std::size_t h = 0; h < quotas.size(); ++h)
-    {
-        expects(quotas[h] >= 0, caller, ": quotas[", h, "] is ", quotas[h], "; it must not be negative");
-        expects(capacity[h] >= 0, caller, ": capacity[", h, "] is ", capacity[h], "; it must not be negative");
-        total = checked_add(total, quotas[h]);
-    }
-}
-
-} // namespace detail
-
-/// Splits `total` in proportion to the weights, by largest remainder: every part is its share rounded down, and what is
-/// missing goes one by one to the largest remainders, ties to the lower index. The parts add up to `total` exactly.
-/// Weights that are all zero count as equal.
+/// Splits `total` in proportion to the weights, by largest remainder: every part is its share rounded down, and the
+/// remaining units go one by one to the largest remainders, ties to the lower index. The parts add up to `total`
+/// exactly. Weights that are all zero count as equal.
 /// \throws invalid_argument   the sizes differ, the total or a weight is negative, a weight or their sum is not finite,
-///         or there is a total but nobody to take it
+///         or the total is positive and there are no parts
 inline void split_exactly(index_t total, std::span<double const> weights, std::span<index_t> out)
 {
     expects(total >= 0, "split_exactly: total is ", total, "; it must not be negative");
@@ -67,7 +48,7 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
     }
     std::stable_sort(
         order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return remainder[a] > remainder[b]; });
-    // More is missing than there are parts only where a total beyond 53 bits was rounded.
+    // More units remain than parts only if a total beyond 53 bits was rounded.
     auto const parts = static_cast<index_t>(order.size());
     for (std::size_t k = 0; k < order.size(); ++k)
     {
@@ -75,16 +56,24 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
     }
 }
 
-/// What a head cannot use of its quota goes to the others, in proportion to their quotas (equally among quotas of
-/// zero), until it settles. Returns what nobody could use; quotas and that add up to what they were.
-/// Allocates vectors of one entry a head, as split_exactly does: both are for the host, before any stage runs.
+/// Moves surplus above a head's capacity to the other heads, in proportion to their quotas (equally among quotas of
+/// zero), until no quota exceeds its capacity. Returns the surplus beyond all capacities; quotas and surplus keep their
+/// sum. Allocates vectors of one entry a head, as split_exactly does: both are for the host, before any stage runs.
 ///
 /// \param[in,out] quotas    [H]
 /// \param[in]     capacity  [H]  the most each head can use
 /// \throws invalid_argument   the sizes differ, a number is negative (nothing was changed)
 [[nodiscard]] inline index_t spread_surplus(std::span<index_t> quotas, std::span<index_t const> capacity)
 {
-    detail::expects_quotas("spread_surplus", quotas, capacity);
+    expects(quotas.size() == capacity.size(), "spread_surplus: ", quotas.size(), " quotas and ", capacity.size(),
+        " capacities");
+    index_t total = 0;
+    for (std::size_t h = 0; h < quotas.size(); ++h)
+    {
+        expects(quotas[h] >= 0, "spread_surplus: quotas[", h, "] is ", quotas[h], "; it must not be negative");
+        expects(capacity[h] >= 0, "spread_surplus: capacity[", h, "] is ", capacity[h], "; it must not be negative");
+        total = checked_add(total, quotas[h]);
+    }
     std::vector<std::size_t> open;
     std::vector<double> weights;
     std::vector<index_t> extra;
@@ -114,21 +103,7 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
     }
 }
 
-/// What a head cannot use of its quota is lost (as HeadKV's slicing does it). Returns how much that was.
-/// \throws invalid_argument   the sizes differ, a number is negative (nothing was changed)
-[[nodiscard]] inline index_t clip_surplus(std::span<index_t> quotas, std::span<index_t const> capacity)
-{
-    detail::expects_quotas("clip_surplus", quotas, capacity);
-    index_t lost = 0;
-    for (std::size_t h = 0; h < quotas.size(); ++h)
-    {
-        lost += std::max<index_t>(quotas[h] - capacity[h], 0);
-        quotas[h] = std::min(quotas[h], capacity[h]);
-    }
-    return lost;
-}
-
-/// How quotas of query heads become the quota of the KV head they share.
+/// Rule from the quotas of query heads to the quota of their shared KV head.
 enum class accounting : std::uint8_t
 {
     per_query_head, ///< their sum: the budget counts a KV head once for every query head

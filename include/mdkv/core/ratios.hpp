@@ -1,11 +1,9 @@
-/// \file ratios.hpp: rungs and ratio sets: the ways a token may be stored, and what each costs (arXiv 2603.20616, section 4).
+/// \file ratios.hpp: rungs and ratio sets: the ways to store a token, and their bytes (arXiv 2603.20616, section 4).
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +12,7 @@
 namespace mdkv
 {
 
-/// How the coordinates of a stored token are written.
+/// Format of a stored coordinate.
 enum class storage : std::uint8_t
 {
     plain, ///< in the cache's element type
@@ -22,11 +20,11 @@ enum class storage : std::uint8_t
     int4   ///< as 4-bit codes likewise, two to a byte
 };
 
-/// Consecutive coordinates of one token that share a minimum and a scale, both half, where they are stored as codes. The
-/// last group of a vector may be shorter.
+/// Number of consecutive coordinates of one token whose codes share a minimum and a scale, both half. The last group of
+/// a vector may be shorter.
 inline constexpr index_t quantised_group = 64;
 
-/// Bytes of n coordinates of one token: codes, and what each group needs besides.
+/// Bytes of n coordinates of one token: elements, or codes and 4 bytes for each group.
 [[nodiscard]] MDKV_HD constexpr index_t stored_bytes(storage kind, index_t n, index_t element_bytes) noexcept
 {
     if (kind == storage::plain) { return n * element_bytes; }
@@ -35,26 +33,23 @@ inline constexpr index_t quantised_group = 64;
     return codes + groups * 4;
 }
 
-/// One way to store a token: the first num/den of its D coordinates, written as `kind`. 0 drops the token; 1 keeps all of
-/// them, as they are or, `in_basis`, as coordinates in the head's basis; fewer are always coordinates in the basis.
+/// One way to store a token: the first num/den of its D coordinates, written as `kind`. 0 drops the token; 1 keeps all
+/// coordinates of the original vector; a fraction between them keeps leading coordinates in the head's basis.
 struct rung
 {
     std::int32_t num = 0;
     std::int32_t den = 1;
     storage kind     = storage::plain;
-    bool in_basis    = false; ///< of a rung with all coordinates
 
     [[nodiscard]] constexpr bool dropped() const noexcept { return num == 0; }
     /// Keeps the original vector, bit for bit.
-    [[nodiscard]] constexpr bool full() const noexcept { return num == den && kind == storage::plain && !in_basis; }
-    /// Stored in the head's basis, so that the head must keep a projection to read it.
-    [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && (num < den || in_basis); }
+    [[nodiscard]] constexpr bool full() const noexcept { return num == den && kind == storage::plain; }
+    /// Stored in the head's basis: the head stores a projection, too.
+    [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && num < den; }
     [[nodiscard]] constexpr bool quantised() const noexcept { return !dropped() && kind != storage::plain; }
 
-    /// The same coordinates, written otherwise.
-    [[nodiscard]] constexpr rung as(storage other) const noexcept { return {num, den, other, in_basis}; }
-    /// All coordinates, in the head's basis.
-    [[nodiscard]] constexpr rung rotated() const noexcept { return {num, den, kind, true}; }
+    /// The same coordinates in another storage.
+    [[nodiscard]] constexpr rung as(storage other) const noexcept { return {num, den, other}; }
 
     [[nodiscard]] friend constexpr bool operator==(rung const&, rung const&) noexcept = default;
 };
@@ -70,7 +65,7 @@ inline constexpr rung full_int4 = full.as(storage::int4);
     return {num, den};
 }
 
-/// What to do where num/den of D is not a whole number of coordinates.
+/// Rule for num/den of D that is no whole number of coordinates.
 enum class rounding : std::uint8_t
 {
     exact, ///< refuse
@@ -86,20 +81,22 @@ struct head_dims
     [[nodiscard]] friend constexpr bool operator==(head_dims const&, head_dims const&) noexcept = default;
 };
 
-/// The most rungs a ratio set may have; fixes the size of the small tables that kernels take by value.
+/// Limit on the rungs of a ratio set; the size of the small tables that kernels take by value.
 inline constexpr std::size_t max_rungs = 16;
 
 /// Number of rungs known only at run time.
 inline constexpr std::size_t run_time = 0;
 
 /// A set of rungs, cheapest first. `ratio_set{drop, part(1, 8), part(1, 4), full}` fixes the number of rungs at compile
-/// time and is checked there when constexpr; `ratio_set<>{rungs}` takes them from a span at run time. Which of two rungs
-/// written differently is cheaper depends on dimension and element type; `expects_ascending` checks it for a layer.
+/// time and is checked there when constexpr; `ratio_set<>{rungs}` takes them from a span at run time. The cheaper of
+/// two rungs of different storages depends on dimension and element type; `expects_ascending` checks the order for a
+/// layer.
 template <std::size_t R = run_time>
 class ratio_set
 {
 public:
     static constexpr std::size_t capacity = R == run_time ? max_rungs : R;
+    static_assert(R <= max_rungs, "ratio_set: more rungs than the limit of 16");
 
     template <class... Rungs>
         requires(R != run_time && sizeof...(Rungs) == R && (std::same_as<Rungs, rung> && ...))
@@ -118,8 +115,18 @@ public:
         expects(size_ >= 1, "ratio_set: it must have at least one rung");
         expects(size_ <= capacity, "ratio_set: ", size_, " rungs are more than the limit of ", capacity);
         expects(R == run_time || size_ == R, "ratio_set: ", size_, " rungs given for a set of ", R);
-        std::copy(rungs.begin(), rungs.end(), rungs_.begin());
+        for (std::size_t r = 0; r < size_; ++r) { rungs_[r] = rungs[r]; }
         validate();
+    }
+
+    /// Any set as one of run-time size: the one that stages are compiled for.
+    template <std::size_t Other>
+        requires(R == run_time && Other != run_time)
+    constexpr ratio_set(ratio_set<Other> const& other) // implicit: stages take any set
+        : size_{other.size()}
+        , round_{other.rule()}
+    {
+        for (std::size_t r = 0; r < size_; ++r) { rungs_[r] = other[r]; }
     }
 
     /// The same set with another rule for fractions of D.
@@ -130,6 +137,7 @@ public:
         return copy;
     }
 
+    [[nodiscard]] constexpr rounding rule() const noexcept { return round_; }
     [[nodiscard]] constexpr std::size_t size() const noexcept
     {
         if constexpr (R != run_time) { return R; }
@@ -177,7 +185,7 @@ public:
 
     [[nodiscard]] constexpr bool can_drop() const noexcept { return rungs_[0].dropped(); }
 
-    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two written alike are the same
+    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two of one storage are the same
     /// number.
     /// \throws invalid_argument   naming the rung and the dimension
     constexpr void expects_fit(char const* name, index_t dim) const
@@ -189,9 +197,9 @@ public:
                 u.den, ") of ", name, " dimension ", dim, " is not a whole number of coordinates");
             for (std::size_t other = 0; other < r; ++other)
             {
-                expects(!alike(rungs_[other], u) || coordinates(other, dim) != coordinates(r, dim), "ratio_set: rungs ",
-                    other, " and ", r, " both keep ", coordinates(r, dim), " coordinates of ", name, " dimension ",
-                    dim);
+                expects(rungs_[other].kind != u.kind || coordinates(other, dim) != coordinates(r, dim),
+                    "ratio_set: rungs ", other, " and ", r, " both keep ", coordinates(r, dim), " coordinates of ",
+                    name, " dimension ", dim);
             }
         }
     }
@@ -211,12 +219,6 @@ public:
     }
 
 private:
-    /// Differ in their coordinates only.
-    [[nodiscard]] static constexpr bool alike(rung const& a, rung const& b) noexcept
-    {
-        return a.kind == b.kind && a.in_basis == b.in_basis;
-    }
-
     constexpr void validate() const
     {
         for (std::size_t r = 0; r < size(); ++r)
@@ -225,21 +227,19 @@ private:
             expects(u.den >= 1, "ratio_set: rung ", r, " has the denominator ", u.den, "; it must be positive");
             expects(u.num >= 0 && u.num <= u.den, "ratio_set: rung ", r, " is ", u.num, "/", u.den,
                 "; it must lie in [0, 1]");
-            expects(!u.dropped() || (r == 0 && u.kind == storage::plain && !u.in_basis), "ratio_set: rung ", r,
+            expects(!u.dropped() || (r == 0 && u.kind == storage::plain), "ratio_set: rung ", r,
                 " drops the token; only rung 0 may, and it has no storage");
-            expects(!u.in_basis || (u.num == u.den && u.quantised()), "ratio_set: rung ", r, " is ", u.num, "/", u.den,
-                " in the basis; that is said of rungs with all coordinates that are quantised");
             for (std::size_t before = 0; before < r; ++before)
             {
                 rung const& v = rungs_[before];
-                expects(!alike(u, v) || std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den,
+                expects(u.kind != v.kind || std::int64_t{v.num} * u.den < std::int64_t{u.num} * v.den,
                     "ratio_set: rungs must ascend; rung ", r, " (", u.num, "/", u.den, ") does not exceed rung ",
                     before, " (", v.num, "/", v.den, ")");
             }
         }
     }
 
-    std::array<rung, capacity> rungs_{};
+    array<rung, capacity> rungs_{};
     std::size_t size_{};
     rounding round_{rounding::exact};
 };
@@ -255,7 +255,7 @@ inline constexpr ratio_set paper_ratios{drop, part(1, 8), part(1, 4), full};
 /// Token eviction: drop or keep.
 inline constexpr ratio_set evict_ratios{drop, full};
 
-/// Drop, or keep all coordinates in as many bits as the token is worth; needs no projections.
+/// Drop, or keep all coordinates in 4, 8 or all bits; needs no projections.
 inline constexpr ratio_set bit_ratios{drop, full_int4, full_int8, full};
 
 } // namespace mdkv

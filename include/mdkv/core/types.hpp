@@ -1,4 +1,4 @@
-/// \file types.hpp: version, index type and the element types a cache may have, with their conversions to and from float.
+/// \file types.hpp: version, index type, a small array, and the element types a cache may have with their conversions.
 #pragma once
 
 #include <concepts>
@@ -6,51 +6,167 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#define MDKV_VERSION_MAJOR 0
-#define MDKV_VERSION_MINOR 1
-#define MDKV_VERSION_PATCH 0
-
 #if defined(__CUDACC__)
+#    include <cuda_bf16.h>
+#    include <cuda_fp16.h>
 #    define MDKV_HD __host__ __device__
 #else
 #    define MDKV_HD
 #endif
 
+#define MDKV_VERSION_MAJOR 0
+#define MDKV_VERSION_MINOR 1
+#define MDKV_VERSION_PATCH 0
+
 namespace mdkv
 {
 
-/// Every extent, stride and byte count. Signed, so that differences are safe; 64 bits, so that a 128K-token cache is.
+/// Extents, strides and byte counts. Signed, so that differences may be negative; 64 bits, so that a 128K-token cache
+/// fits.
 using index_t = std::int64_t;
 
-using half     = __half;
-using bfloat16 = __nv_bfloat16;
+/// std::array with members for kernels.
+template <class T, std::size_t N>
+struct array
+{
+    T items[N == 0 ? 1 : N];
+
+    [[nodiscard]] static constexpr std::size_t size() noexcept { return N; }
+    [[nodiscard]] MDKV_HD constexpr T& operator[](std::size_t i) noexcept { return items[i]; }
+    [[nodiscard]] MDKV_HD constexpr T const& operator[](std::size_t i) const noexcept { return items[i]; }
+    [[nodiscard]] MDKV_HD constexpr T* data() noexcept { return items; }
+    [[nodiscard]] MDKV_HD constexpr T const* data() const noexcept { return items; }
+    [[nodiscard]] MDKV_HD constexpr T* begin() noexcept { return items; }
+    [[nodiscard]] MDKV_HD constexpr T const* begin() const noexcept { return items; }
+    [[nodiscard]] MDKV_HD constexpr T* end() noexcept { return items + N; }
+    [[nodiscard]] MDKV_HD constexpr T const* end() const noexcept { return items + N; }
+    [[nodiscard]] friend constexpr bool operator==(array const&, array const&) noexcept = default;
+};
+
+/// IEEE binary16, as memory holds it: the bits of `__half`, `_Float16`, `ggml_fp16_t`, `at::Half`.
+struct half
+{
+    std::uint16_t bits;
+};
+
+/// The upper half of a float, as memory holds it: the bits of `__nv_bfloat16`, `at::BFloat16`.
+struct bfloat16
+{
+    std::uint16_t bits;
+};
 
 /// The scalar types a KV cache may be stored in.
 template <class T>
 concept element = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
+/// A 16-bit type of another library with the bits of half, or of bfloat16.
+template <class T>
+concept foreign_element = sizeof(T) == 2 && std::is_trivially_copyable_v<T> && !element<std::remove_const_t<T>>;
+
+/// The same memory as halves: `as_half(pointer)` for an engine's `__half`, `_Float16` or `std::uint16_t`.
+template <foreign_element T>
+[[nodiscard]] auto as_half(T* data) noexcept
+{
+    return reinterpret_cast<std::conditional_t<std::is_const_v<T>, half const, half>*>(data);
+}
+template <foreign_element T>
+[[nodiscard]] auto as_bfloat16(T* data) noexcept
+{
+    return reinterpret_cast<std::conditional_t<std::is_const_v<T>, bfloat16 const, bfloat16>*>(data);
+}
+
+namespace detail
+{
+
+[[nodiscard]] MDKV_HD constexpr float float_of_bits(std::uint32_t bits) noexcept
+{
+    return __builtin_bit_cast(float, bits);
+}
+[[nodiscard]] MDKV_HD constexpr std::uint32_t bits_of_float(float value) noexcept
+{
+    return __builtin_bit_cast(std::uint32_t, value);
+}
+
+[[nodiscard]] constexpr float float_of_half(std::uint16_t bits) noexcept
+{
+    std::uint32_t const sign      = (bits & 0x8000U) << 16U;
+    std::uint32_t const magnitude = (bits & 0x7fffU) << 13U;
+    std::uint32_t const number = sign | bits_of_float(float_of_bits(magnitude) * 0x1p112F); // exact for subnormals, too
+    std::uint32_t const special = magnitude == 0x0f800000U ? sign | 0x7f800000U : 0x7fffffffU; // infinity, or a NaN
+    return float_of_bits(magnitude >= 0x0f800000U ? special : number); // no branch, so that loops are vectorised
+}
+
+[[nodiscard]] constexpr std::uint16_t half_of_float(float value) noexcept
+{
+    std::uint32_t const bits      = bits_of_float(value);
+    std::uint32_t const sign      = (bits >> 16U) & 0x8000U;
+    std::uint32_t const magnitude = bits & 0x7fffffffU;
+    std::uint32_t rounded         = 0x7c00U; // from 65520 on
+    if (magnitude > 0x7f800000U) { return 0x7fffU; }
+    if (magnitude < 0x38800000U) // subnormal: its unit is that of floats from 0.5 on
+    {
+        rounded = bits_of_float(float_of_bits(magnitude) + 0.5F) - 0x3f000000U;
+    }
+    else if (magnitude < 0x477ff000U)
+    {
+        rounded = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13U) & 1U)) >> 13U;
+    }
+    return static_cast<std::uint16_t>(sign | rounded);
+}
+
+[[nodiscard]] constexpr std::uint16_t bfloat16_of_float(float value) noexcept
+{
+    std::uint32_t const bits = bits_of_float(value);
+    if ((bits & 0x7fffffffU) > 0x7f800000U) { return 0x7fffU; }
+    return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U);
+}
+
+} // namespace detail
+
 /// Exact conversion to float.
 template <element T>
-[[nodiscard]] MDKV_HD inline float widen(T value) noexcept
+[[nodiscard]] MDKV_HD constexpr float widen(T value) noexcept
 {
     if constexpr (std::same_as<T, float>) { return value; }
-    else if constexpr (std::same_as<T, half>) { return __half2float(value); }
-    else { return __bfloat162float(value); }
+    else if constexpr (std::same_as<T, bfloat16>) { return detail::float_of_bits(std::uint32_t{value.bits} << 16U); }
+    else
+    {
+#if defined(__CUDA_ARCH__)
+        return __half2float(__ushort_as_half(value.bits));
+#else
+        return detail::float_of_half(value.bits);
+#endif
+    }
 }
 
 /// Conversion from float, rounding to nearest even.
 template <element T>
-[[nodiscard]] MDKV_HD inline T narrow(float value) noexcept
+[[nodiscard]] MDKV_HD constexpr T narrow(float value) noexcept
 {
     if constexpr (std::same_as<T, float>) { return value; }
-    else if constexpr (std::same_as<T, half>) { return __float2half_rn(value); }
-    else { return __float2bfloat16_rn(value); }
+    else
+    {
+#if defined(__CUDA_ARCH__)
+        if constexpr (std::same_as<T, half>) { return half{__half_as_ushort(__float2half_rn(value))}; }
+        else { return bfloat16{__bfloat16_as_ushort(__float2bfloat16_rn(value))}; }
+#else
+        if constexpr (std::same_as<T, half>) { return half{detail::half_of_float(value)}; }
+        else { return bfloat16{detail::bfloat16_of_float(value)}; }
+#endif
+    }
 }
 
-/// Name of an element type as it is written on a command line and in messages.
+/// Equal as numbers.
+[[nodiscard]] MDKV_HD constexpr bool operator==(half a, half b) noexcept
+{
+    return widen(a) == widen(b);
+}
+[[nodiscard]] MDKV_HD constexpr bool operator==(bfloat16 a, bfloat16 b) noexcept
+{
+    return widen(a) == widen(b);
+}
+
+/// Name of an element type on command lines and in messages.
 template <element T>
 [[nodiscard]] constexpr char const* element_name() noexcept
 {

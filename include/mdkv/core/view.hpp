@@ -10,131 +10,99 @@
 #include <type_traits>
 #include <utility>
 
-#include <cuda/std/array>
-#include <cuda/std/mdspan>
-
 namespace mdkv
 {
 
-/// Where memory lives. Part of every view's type, so that a host view cannot be handed to a device backend.
+/// Memory space. Part of every view's type, so that a host view does not convert for a device backend.
 enum class space
 {
     host,
     device
 };
 
-/// The one memory layout of the library: elements of the last dimension are neighbours, every other stride is free.
-/// Holds [H, N, D], [N, H, D] seen as [H, N, D], a slice of a larger buffer, or one head broadcast with stride 0.
-struct layout_rows
+/// A pointer, extents and strides in elements. Elements of the last dimension are neighbours, every other stride is free:
+/// holds [H, N, D], [N, H, D] read as [H, N, D], a slice of a larger buffer, or one head broadcast with stride 0.
+/// Trivially copyable; kernels take it by value. `in` and `out` check extents and strides.
+template <class T, std::size_t Rank, space S>
+class view
 {
-    template <class Extents>
-    class mapping
-    {
-    public:
-        using extents_type = Extents;
-        using index_type   = typename Extents::index_type;
-        using size_type    = typename Extents::size_type;
-        using rank_type    = typename Extents::rank_type;
-        using layout_type  = layout_rows;
+public:
+    using element_type                  = T;
+    static constexpr space memory_space = S;
 
-        static constexpr rank_type rank = Extents::rank();
+    view() = default;
 
-        mapping() noexcept = default;
-
-        /// Contiguous rows.
-        MDKV_HD constexpr explicit mapping(Extents const& extents) noexcept
-            : extents_{extents}
-        {
-            index_type step = 1;
-            for (rank_type i = rank; i-- > 0;)
-            {
-                strides_[i] = step;
-                step *= extents.extent(i);
-            }
-        }
-
-        /// Free strides, in elements; the last one must be 1 (checked where the view is made).
-        MDKV_HD constexpr mapping(Extents const& extents, ::cuda::std::array<index_type, rank> const& strides) noexcept
-            : extents_{extents}
-            , strides_{strides}
-        {}
-
-        [[nodiscard]] MDKV_HD constexpr Extents const& extents() const noexcept { return extents_; }
-        [[nodiscard]] MDKV_HD constexpr index_type stride(rank_type r) const noexcept { return strides_[r]; }
-
-        template <class... Indices>
-        [[nodiscard]] MDKV_HD constexpr index_type operator()(Indices... indices) const noexcept
-        {
-            return offset(std::make_index_sequence<rank>{}, static_cast<index_type>(indices)...);
-        }
-
-        /// One past the largest offset in use; 0 for an empty view.
-        [[nodiscard]] MDKV_HD constexpr index_type required_span_size() const noexcept
-        {
-            index_type size = 1;
-            for (rank_type i = 0; i < rank; ++i)
-            {
-                if (extents_.extent(i) == 0) { return 0; }
-                size += (extents_.extent(i) - 1) * strides_[i];
-            }
-            return size;
-        }
-
-        [[nodiscard]] MDKV_HD static constexpr bool is_always_unique() noexcept { return false; }
-        [[nodiscard]] MDKV_HD static constexpr bool is_always_exhaustive() noexcept { return false; }
-        [[nodiscard]] MDKV_HD static constexpr bool is_always_strided() noexcept { return true; }
-        [[nodiscard]] MDKV_HD static constexpr bool is_unique() noexcept { return false; }
-        [[nodiscard]] MDKV_HD static constexpr bool is_exhaustive() noexcept { return false; }
-        [[nodiscard]] MDKV_HD static constexpr bool is_strided() noexcept { return true; }
-
-        [[nodiscard]] MDKV_HD friend constexpr bool operator==(mapping const& a, mapping const& b) noexcept
-        {
-            return a.extents_ == b.extents_ && a.strides_ == b.strides_;
-        }
-
-    private:
-        template <std::size_t... I, class... Indices>
-        [[nodiscard]] MDKV_HD constexpr index_type offset(std::index_sequence<I...>, Indices... indices) const noexcept
-        {
-            return ((indices * (I + 1 == rank ? index_type{1} : strides_[I])) + ... + index_type{0});
-        }
-
-        Extents extents_{};
-        ::cuda::std::array<index_type, rank> strides_{};
-    };
-};
-
-/// Plain access; carries the memory space in its type.
-template <class T, space S>
-struct space_accessor
-{
-    using offset_policy    = space_accessor;
-    using element_type     = T;
-    using reference        = T&;
-    using data_handle_type = T*;
-
-    space_accessor() noexcept = default;
-
-    template <class U>
-        requires std::is_convertible_v<U (*)[], T (*)[]>
-    MDKV_HD constexpr space_accessor(space_accessor<U, S>) noexcept
+    MDKV_HD constexpr view(T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides) noexcept
+        : data_{data}
+        , extents_{extents}
+        , strides_{strides}
     {}
 
-    [[nodiscard]] MDKV_HD constexpr reference access(data_handle_type data, std::size_t i) const noexcept
+    /// An output converts to an input.
+    template <class U>
+        requires(!std::same_as<T, U> && std::is_convertible_v<U (*)[], T (*)[]>)
+    MDKV_HD constexpr view(view<U, Rank, S> const& other) noexcept
+        : data_{other.data_handle()}
+        , extents_{other.extents()}
+        , strides_{other.strides()}
+    {}
+
+    [[nodiscard]] MDKV_HD static constexpr std::size_t rank() noexcept { return Rank; }
+    [[nodiscard]] MDKV_HD constexpr T* data_handle() const noexcept { return data_; }
+    [[nodiscard]] MDKV_HD constexpr index_t extent(std::size_t i) const noexcept { return extents_[i]; }
+    [[nodiscard]] MDKV_HD constexpr index_t stride(std::size_t i) const noexcept { return strides_[i]; }
+    [[nodiscard]] MDKV_HD constexpr array<index_t, Rank> const& extents() const noexcept { return extents_; }
+    [[nodiscard]] MDKV_HD constexpr array<index_t, Rank> const& strides() const noexcept { return strides_; }
+
+    template <class... Indices>
+        requires(sizeof...(Indices) == Rank)
+    [[nodiscard]] MDKV_HD constexpr T& operator()(Indices... indices) const noexcept
     {
-        return data[i];
+        return data_[offset(indices...)];
     }
-    [[nodiscard]] MDKV_HD constexpr data_handle_type offset(data_handle_type data, std::size_t i) const noexcept
+
+    /// Address of the first element of a row: all indices but the last.
+    template <class... Indices>
+        requires(sizeof...(Indices) + 1 == Rank)
+    [[nodiscard]] MDKV_HD constexpr T* row(Indices... indices) const noexcept
     {
-        return data + i;
+        return data_ + offset(indices..., index_t{0});
     }
+
+    /// Elements between the first one and this one.
+    template <class... Indices>
+        requires(sizeof...(Indices) == Rank)
+    [[nodiscard]] MDKV_HD constexpr index_t offset(Indices... indices) const noexcept
+    {
+        return [&]<std::size_t... I>(std::index_sequence<I...>) {
+            return ((static_cast<index_t>(indices) * (I + 1 == Rank ? index_t{1} : strides_[I])) + ... + index_t{0});
+        }(std::make_index_sequence<Rank>{});
+    }
+
+    [[nodiscard]] MDKV_HD constexpr bool empty() const noexcept
+    {
+        bool none = false;
+        for (std::size_t i = 0; i < Rank; ++i) { none = none || extents_[i] == 0; }
+        return none;
+    }
+
+    /// One past the largest offset in use; 0 for an empty view.
+    [[nodiscard]] MDKV_HD constexpr index_t required_span_size() const noexcept
+    {
+        index_t size = 1;
+        for (std::size_t i = 0; i < Rank; ++i) { size += (extents_[i] - 1) * strides_[i]; }
+        return empty() ? 0 : size;
+    }
+
+private:
+    T* data_ = nullptr;
+    array<index_t, Rank> extents_{};
+    array<index_t, Rank> strides_{};
 };
 
-template <class T, std::size_t Rank, space S>
-using view = ::cuda::std::mdspan<T, ::cuda::std::dextents<index_t, Rank>, layout_rows, space_accessor<T, S>>;
-
-/// Something that runs stages: an object with its own resources (threads or a stream, scratch memory) whose namespace
-/// holds the functions `<stage>_impl`, found by argument-dependent lookup. A backend of your own is a new namespace.
+/// The place where stages run: an object with its resources (threads or a stream, scratch memory), in a namespace with
+/// `run`, `fetch` and the functions `<stage>_impl`, found by argument-dependent lookup. Your own backend is a new
+/// namespace.
 template <class B>
 concept backend = requires {
     {
@@ -148,7 +116,7 @@ using in_view = view<T const, Rank, B::memory_space>;
 template <class T, std::size_t Rank, backend B>
 using out_view = view<T, Rank, B::memory_space>;
 
-/// Any strided tensor of another library: `::cuda::std::mdspan`, `std::mdspan`, or a struct with the same members.
+/// Any strided tensor of another library: `std::mdspan`, `cuda::std::mdspan`, Kokkos' or a struct with the same members.
 template <class V>
 concept strided_tensor = requires(V const& v, std::size_t r) {
     {
@@ -170,7 +138,7 @@ namespace detail
 
 template <class T, space S, std::size_t Rank>
 [[nodiscard]] constexpr view<T, Rank, S> make_view(
-    T* data, std::array<index_t, Rank> const& extents, std::array<index_t, Rank> const& strides)
+    T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides)
 {
     index_t span = 1;
     bool empty   = false;
@@ -182,23 +150,15 @@ template <class T, space S, std::size_t Rank>
         if (extents[i] > 0) { span = checked_add(span, checked_multiply(extents[i] - 1, strides[i])); }
     }
     if (!empty) { static_cast<void>(checked_multiply(span, index_t{sizeof(T)})); }
-    expects(Rank == 0 || extents[Rank - 1] <= 1 || strides[Rank - 1] == 1, "view: stride ", Rank - 1, " is ",
-        strides[Rank == 0 ? 0 : Rank - 1], "; elements of the last dimension must be neighbours (stride 1)");
-    ::cuda::std::array<index_t, Rank> e{};
-    ::cuda::std::array<index_t, Rank> s{};
-    for (std::size_t i = 0; i < Rank; ++i)
-    {
-        e[i] = extents[i];
-        s[i] = strides[i];
-    }
-    using extents_type = ::cuda::std::dextents<index_t, Rank>;
-    return view<T, Rank, S>{data, typename layout_rows::mapping<extents_type>{extents_type{e}, s}};
+    expects(extents[Rank - 1] <= 1 || strides[Rank - 1] == 1, "view: stride ", Rank - 1, " is ", strides[Rank - 1],
+        "; elements of the last dimension must be neighbours (stride 1)");
+    return {data, extents, strides};
 }
 
 template <std::size_t Rank>
-[[nodiscard]] constexpr std::array<index_t, Rank> row_strides(std::array<index_t, Rank> const& extents)
+[[nodiscard]] constexpr array<index_t, Rank> row_strides(array<index_t, Rank> const& extents)
 {
-    std::array<index_t, Rank> strides{};
+    array<index_t, Rank> strides{};
     index_t step = 1;
     for (std::size_t i = Rank; i-- > 0;)
     {
@@ -208,19 +168,28 @@ template <std::size_t Rank>
     return strides;
 }
 
+template <std::size_t Rank>
+[[nodiscard]] constexpr array<index_t, Rank> to_array(index_t const (&values)[Rank])
+{
+    array<index_t, Rank> all{};
+    for (std::size_t i = 0; i < Rank; ++i) { all[i] = values[i]; }
+    return all;
+}
+
 template <strided_tensor V>
 using pointee = std::remove_pointer_t<std::remove_cvref_t<decltype(std::declval<V const&>().data_handle())>>;
 
-template <strided_tensor V>
-[[nodiscard]] constexpr auto shape_of(V const& tensor)
+template <class T, space S, strided_tensor V>
+[[nodiscard]] constexpr view<T, V::rank(), S> view_of(V const& tensor)
 {
-    std::pair<std::array<index_t, V::rank()>, std::array<index_t, V::rank()>> shape{};
+    array<index_t, V::rank()> extents{};
+    array<index_t, V::rank()> strides{};
     for (std::size_t i = 0; i < V::rank(); ++i)
     {
-        shape.first[i]  = static_cast<index_t>(tensor.extent(i));
-        shape.second[i] = static_cast<index_t>(tensor.stride(i));
+        extents[i] = static_cast<index_t>(tensor.extent(i));
+        strides[i] = static_cast<index_t>(tensor.stride(i));
     }
-    return shape;
+    return make_view<T, S>(static_cast<T*>(tensor.data_handle()), extents, strides);
 }
 
 } // namespace detail
@@ -228,9 +197,10 @@ template <strided_tensor V>
 /// An input of contiguous rows: `in(on, pointer, H, N, D)`.
 /// \throws invalid_argument, size_overflow   an extent is negative, or the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
+    requires(sizeof...(Extents) > 0)
 [[nodiscard]] constexpr in_view<std::remove_const_t<T>, sizeof...(Extents), B> in(B const&, T* data, Extents... extents)
 {
-    std::array<index_t, sizeof...(Extents)> const e{static_cast<index_t>(extents)...};
+    array<index_t, sizeof...(Extents)> const e{{static_cast<index_t>(extents)...}};
     return detail::make_view<std::remove_const_t<T> const, B::memory_space>(
         static_cast<std::remove_const_t<T> const*>(data), e, detail::row_strides(e));
 }
@@ -242,26 +212,23 @@ template <backend B, class T, std::size_t Rank>
     B const&, T* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
 {
     return detail::make_view<std::remove_const_t<T> const, B::memory_space>(
-        static_cast<std::remove_const_t<T> const*>(data), std::to_array(extents), std::to_array(strides));
+        static_cast<std::remove_const_t<T> const*>(data), detail::to_array(extents), detail::to_array(strides));
 }
 
-/// An input seen through any strided tensor type.
+/// An input from any strided tensor type.
 template <backend B, strided_tensor V>
-[[nodiscard]] constexpr auto in(B const&, V const& tensor)
+[[nodiscard]] constexpr in_view<std::remove_const_t<detail::pointee<V>>, V::rank(), B> in(B const&, V const& tensor)
 {
-    auto const [extents, strides] = detail::shape_of(tensor);
-    using value_type              = std::remove_cv_t<detail::pointee<V>>;
-    return detail::make_view<value_type const, B::memory_space>(
-        static_cast<value_type const*>(tensor.data_handle()), extents, strides);
+    return detail::view_of<detail::pointee<V> const, B::memory_space>(tensor);
 }
 
 /// An output of contiguous rows.
 /// \throws invalid_argument, size_overflow   an extent is negative, or the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
-    requires(!std::is_const_v<T>)
+    requires(!std::is_const_v<T> && sizeof...(Extents) > 0)
 [[nodiscard]] constexpr out_view<T, sizeof...(Extents), B> out(B const&, T* data, Extents... extents)
 {
-    std::array<index_t, sizeof...(Extents)> const e{static_cast<index_t>(extents)...};
+    array<index_t, sizeof...(Extents)> const e{{static_cast<index_t>(extents)...}};
     return detail::make_view<T, B::memory_space>(data, e, detail::row_strides(e));
 }
 
@@ -272,42 +239,37 @@ template <backend B, class T, std::size_t Rank>
 [[nodiscard]] constexpr out_view<T, Rank, B> out(
     B const&, T* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
 {
-    return detail::make_view<T, B::memory_space>(data, std::to_array(extents), std::to_array(strides));
+    return detail::make_view<T, B::memory_space>(data, detail::to_array(extents), detail::to_array(strides));
 }
 
-/// An output seen through any strided tensor type.
+/// An output from any strided tensor type.
 template <backend B, strided_tensor V>
     requires(!std::is_const_v<detail::pointee<V>>)
-[[nodiscard]] constexpr auto out(B const&, V const& tensor)
+[[nodiscard]] constexpr out_view<detail::pointee<V>, V::rank(), B> out(B const&, V const& tensor)
 {
-    auto const [extents, strides] = detail::shape_of(tensor);
-    return detail::make_view<detail::pointee<V>, B::memory_space>(tensor.data_handle(), extents, strides);
+    return detail::view_of<detail::pointee<V>, B::memory_space>(tensor);
 }
 
 /// An output read as an input.
-template <class T, class Extents, space S>
-[[nodiscard]] constexpr auto as_input(
-    ::cuda::std::mdspan<T, Extents, layout_rows, space_accessor<T, S>> const& whole) noexcept
+template <class T, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<T const, Rank, S> as_input(view<T, Rank, S> const& whole) noexcept
 {
-    return ::cuda::std::mdspan<T const, Extents, layout_rows, space_accessor<T const, S>>{
-        whole.data_handle(), whole.mapping()};
+    return whole;
 }
 
 /// Rows [first, first + count) of dimension `Dim`, e.g. tokens of a [H, N, D] view.
 /// \throws invalid_argument   the range leaves the view
-template <std::size_t Dim, class T, class Extents, space S>
-[[nodiscard]] constexpr auto slice(
-    ::cuda::std::mdspan<T, Extents, layout_rows, space_accessor<T, S>> const& whole, index_t first, index_t count)
+template <std::size_t Dim, class T, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<T, Rank, S> slice(view<T, Rank, S> const& whole, index_t first, index_t count)
 {
-    constexpr std::size_t rank = Extents::rank();
-    static_assert(Dim < rank, "slice: the view has no such dimension");
+    static_assert(Dim < Rank, "slice: the view has no such dimension");
     expects(first >= 0 && count >= 0 && first <= whole.extent(Dim) - count, "slice: ", count, " from ", first,
         " on leave the extent ", whole.extent(Dim), " of dimension ", Dim);
-    auto [extents, strides] = detail::shape_of(whole);
-    extents[Dim]            = count;
-    index_t const offset    = count == 0 ? 0 : first * strides[Dim];
-    T* const data           = whole.data_handle();
-    return detail::make_view<T, S>(data == nullptr ? nullptr : data + offset, extents, strides);
+    array<index_t, Rank> extents = whole.extents();
+    extents[Dim]                 = count;
+    index_t const offset         = count == 0 ? 0 : first * whole.stride(Dim);
+    T* const data                = whole.data_handle();
+    return {data == nullptr ? nullptr : data + offset, extents, whole.strides()};
 }
 
 } // namespace mdkv

@@ -1,10 +1,9 @@
-/// \file workspace.hpp: scratch memory lent by the caller, and the dry run that says how much a call needs.
+/// \file workspace.hpp: scratch memory lent by the caller, and the dry run that counts it.
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,13 +13,13 @@
 namespace mdkv
 {
 
-/// A bump allocator over memory the caller owns. A default-made workspace has none and only counts: a call made with it
-/// computes nothing, and `bytes()` then says what the same call with the same shapes needs. One workspace serves one
-/// call at a time.
+/// A bump allocator over the caller's memory. A default-constructed workspace has no memory and only counts: a call
+/// with it computes nothing, and `bytes()` is then the need of the same call with the same shapes. Use a workspace for
+/// one call at a time.
 class workspace
 {
 public:
-    /// What the caller's memory must be aligned to, in bytes.
+    /// Alignment of the caller's memory, in bytes.
     static constexpr std::size_t alignment = 64;
 
     /// Counts only.
@@ -37,19 +36,24 @@ public:
             address % alignment);
     }
 
-    /// Largest need seen so far, in bytes.
+    /// A copy would lend the same memory twice.
+    workspace(workspace const&)            = delete;
+    workspace& operator=(workspace const&) = delete;
+    ~workspace()                           = default;
+
+    /// Largest need so far, in bytes.
     [[nodiscard]] std::size_t bytes() const noexcept { return peak_; }
     [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
     [[nodiscard]] bool counting() const noexcept { return counting_; }
 
-    /// What a call may still take; empty while counting.
+    /// Memory that a call may still take; empty while counting.
     [[nodiscard]] std::span<std::byte const> free_memory() const noexcept
     {
         return used_ < capacity_ ? std::span<std::byte const>{memory_ + used_, capacity_ - used_}
                                  : std::span<std::byte const>{};
     }
 
-    /// The scratch of one call; given back when it goes out of scope. Take everything first, then ask `ready()`.
+    /// The scratch of one call, returned at the end of the scope. Take all memory first, then check `ready()`.
     class frame
     {
     public:
@@ -68,17 +72,17 @@ public:
         [[nodiscard]] T* take(index_t count)
         {
             static_assert(alignof(T) <= alignment, "workspace: this type needs a stricter alignment");
-            index_t const bytes  = checked_multiply(std::max<index_t>(count, 0), index_t{sizeof(T)});
+            index_t const bytes  = checked_multiply(count > 0 ? count : 0, index_t{sizeof(T)});
             auto const rounded   = (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
             std::size_t const at = owner_.used_;
             owner_.used_ += rounded;
-            owner_.peak_    = std::max(owner_.peak_, owner_.used_);
-            needed_         = std::max(needed_, owner_.used_);
+            if (owner_.used_ > owner_.peak_) { owner_.peak_ = owner_.used_; }
+            if (owner_.used_ > needed_) { needed_ = owner_.used_; }
             bool const fits = !owner_.counting_ && owner_.used_ <= owner_.capacity_;
             return fits ? reinterpret_cast<T*>(owner_.memory_ + at) : nullptr;
         }
 
-        /// False in a dry run: the call must return without touching anything.
+        /// False in a dry run: the call must return without a read or a write.
         /// \throws insufficient_workspace   the memory is too small; the message names the size needed
         [[nodiscard]] bool ready() const
         {

@@ -12,10 +12,13 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attend_parts.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
-#include <mdkv/cpu/detail/quantised_kernels.hpp>
-#include <mdkv/cpu/detail/turn.hpp>
+#include <mdkv/cpu/detail/hadamard.hpp>
+#include <mdkv/cpu/detail/logit_kernels.hpp>
+#include <mdkv/cpu/detail/value_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
 
 #include <algorithm>
@@ -25,11 +28,14 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::cpu
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
 namespace detail
 {
+
+using mdkv::detail::run_basis;
+using mdkv::detail::stored_run;
 
 /// One call of attend, over its scratch.
 template <element T, element U>
@@ -41,11 +47,11 @@ struct attend_job
     out_view<float, 1, backend> lse;
     float scale; // of the logits, in base 2
     index_t group;
-    index_t key_latents   = 0; // widest projected rung of the layout
-    index_t value_latents = 0;
-    index_t turned_keys   = 0; // D where a rung of the layout is turned
-    index_t turned_values = 0; // Dv where one is
-    index_t state_floats  = 0;
+    index_t key_latents    = 0; // widest projected rung of the layout
+    index_t value_latents  = 0;
+    index_t rotated_keys   = 0; // D where a rung of the layout is rotated
+    index_t rotated_values = 0; // Dv where one is
+    index_t state_floats   = 0;
     attend_cut cut{0};
 
     // scratch
@@ -58,7 +64,7 @@ struct attend_job
     struct own_memory
     {
         float* q;           // [G, D]
-        float* q_turned;    // [G, turned_keys]
+        float* q_rotated;   // [G, rotated_keys]
         float* q_projected; // [G, key_latents]
         float* q_sums;      // [G, groups]: sums over the groups of the run being read
         float* logits;      // [G, most_block_tokens]
@@ -72,21 +78,21 @@ struct attend_job
     [[nodiscard]] index_t own_floats() const
     {
         return tile::round_up(
-            group * (cache.layout.dims.keys + turned_keys + key_latents + most_groups() + most_block_tokens), 16);
+            group * (cache.layout.dims.keys + rotated_keys + key_latents + most_groups() + most_block_tokens), 16);
     }
 
     [[nodiscard]] own_memory own_of(index_t slot) const
     {
         float* const q           = own + slot * own_floats();
-        float* const q_turned    = q + group * cache.layout.dims.keys;
-        float* const q_projected = q_turned + group * turned_keys;
+        float* const q_rotated   = q + group * cache.layout.dims.keys;
+        float* const q_projected = q_rotated + group * rotated_keys;
         float* const q_sums      = q_projected + group * key_latents;
-        return {q, q_turned, q_projected, q_sums, q_sums + group * most_groups()};
+        return {q, q_rotated, q_projected, q_sums, q_sums + group * most_groups()};
     }
 
     [[nodiscard]] attend_state state(index_t part) const
     {
-        return {states + part * state_floats, group, cache.layout.dims.values, turned_values, value_latents};
+        return {states + part * state_floats, group, cache.layout.dims.values, rotated_values, value_latents};
     }
 
     /// Scaled queries of head h as floats. A row that is not finite poisons its state: vector comparisons would hide it.
@@ -96,7 +102,7 @@ struct attend_job
         for (index_t g = 0; g < group; ++g)
         {
             float* const row = q + g * dim;
-            tile::widen_row(queries.data_handle() + queries.mapping()(h * group + g, 0), row, dim);
+            tile::widen_row(queries.data_handle() + queries.offset(h * group + g, 0), row, dim);
             simd::floats zeros = simd::broadcast(0.0F);
             index_t d          = 0;
             for (; d + simd::lanes <= dim; d += simd::lanes)
@@ -119,89 +125,50 @@ struct attend_job
     void multiply(
         float const* x, index_t x_step, index_t offset, index_t n, index_t columns, float* out, index_t out_step) const
     {
-        T const* const matrix = reinterpret_cast<T const*>(cache.arena + offset);
-        for_group(group, [&](auto chunk, index_t g) {
-            weighted_rows<T, chunk.value>(
-                x + g * x_step, x_step, matrix, columns, n, columns, out + g * out_step, out_step, read_ahead{matrix});
-        });
+        run_rows matrix;
+        matrix.begin       = cache.arena + offset;
+        matrix.coordinates = static_cast<int>(columns);
+        matrix.token_bytes = static_cast<int>(columns * index_t{sizeof(T)});
+        block_values<T>({x, x_step}, group, matrix, 0, n, {out, out_step}, read_ahead{matrix.begin});
     }
 
     /// The queries in the basis of a run, and where its sums grow.
-    struct run_basis
+    struct query_basis
     {
-        float const* q;
-        index_t q_step;
-        float* sums;
-        index_t sum_step;
+        query_rows queries;
+        sum_rows sums;
     };
 
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
     /// asked for, and while its values are read the next keys, at last those of the run that follows.
-    void attend_tokens(attend_run const& run, index_t begin, index_t end, run_basis const& in, own_memory const& mine,
+    void attend_tokens(stored_run const& run, index_t begin, index_t end, query_basis in, own_memory const& mine,
         attend_state const& to, std::byte const* following) const
     {
-        index_t const block = run.block_tokens();
-        if (run.kind != storage::plain) { sum_groups(in.q, in.q_step, group, run.key_coordinates, mine.q_sums); }
+        index_t const block = block_tokens(run);
+        sum_rows const logits{mine.logits, most_block_tokens};
+        if (run.keys.kind != storage::plain)
+        {
+            sum_groups(in.queries.x, in.queries.step, group, run.keys.coordinates, mine.q_sums);
+            in.queries.sums   = mine.q_sums;
+            in.queries.groups = run.keys.groups();
+        }
         for (index_t t = begin; t < end; t += block)
         {
             index_t const n = std::min(block, end - t);
-            block_logits(run, t, n, in, mine, read_ahead{run.values + t * run.value_bytes});
+            read_ahead const values{run.values.begin + t * run.values.token_bytes};
+            with_stored<T>(run.keys.kind, [&](auto stored) {
+                block_logits<decltype(stored)>(in.queries, group, run.keys, t, n, logits, values);
+            });
             for (index_t g = 0; g < group; ++g)
             {
                 float const factor =
                     soften(mine.logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
                 if (factor != 1.0F) { to.scale(g, factor); }
             }
-            add_values(run, t, n, in, mine, read_ahead{t + n < end ? run.keys + (t + n) * run.key_bytes : following});
-        }
-    }
-
-    void block_logits(attend_run const& run, index_t t, index_t n, run_basis const& in, own_memory const& mine,
-        read_ahead ahead) const
-    {
-        index_t const first  = t / tile_tokens;
-        auto const quantised = [&](auto kind) {
-            quantised_logits<kind.value>(in.q, in.q_step, mine.q_sums, group, {run.keys, run.key_coordinates}, first, n,
-                mine.logits, most_block_tokens, ahead);
-        };
-        switch (run.kind)
-        {
-            case storage::plain:
-                run_logits(in.q, in.q_step, group, reinterpret_cast<T const*>(run.keys), run.key_coordinates,
-                    run.stored, first, n, mine.logits, most_block_tokens, ahead);
-                break;
-            case storage::int8:
-                quantised(std::integral_constant<storage, storage::int8>{});
-                break;
-            case storage::int4:
-                quantised(std::integral_constant<storage, storage::int4>{});
-                break;
-        }
-    }
-
-    void add_values(attend_run const& run, index_t t, index_t n, run_basis const& in, own_memory const& mine,
-        read_ahead ahead) const
-    {
-        index_t const columns = run.value_coordinates;
-        auto const quantised  = [&](auto kind) {
-            quantised_values<quantised_block_tokens, kind.value>(mine.logits, most_block_tokens, group,
-                {run.values, columns}, t / tile_tokens, n, in.sums, in.sum_step, ahead);
-        };
-        switch (run.kind)
-        {
-            case storage::plain:
-                for_group(group, [&](auto chunk, index_t g) {
-                    weighted_rows<T, chunk.value>(mine.logits + g * most_block_tokens, most_block_tokens,
-                        reinterpret_cast<T const*>(run.values) + t * columns, columns, n, columns,
-                        in.sums + g * in.sum_step, in.sum_step, ahead);
-                });
-                break;
-            case storage::int8:
-                quantised(std::integral_constant<storage, storage::int8>{});
-                break;
-            case storage::int4:
-                quantised(std::integral_constant<storage, storage::int4>{});
-                break;
+            read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : following};
+            with_stored<T>(run.values.kind, [&](auto stored) {
+                block_values<decltype(stored)>({logits.x, logits.step}, group, run.values, t, n, in.sums, keys);
+            });
         }
     }
 
@@ -212,10 +179,10 @@ struct attend_job
         multiply(mine.q, dim, entry.key_projection, dim, entry.key_columns, mine.q_projected, key_latents);
     }
 
-    void turn_queries(own_memory const& mine) const
+    void rotate_queries(own_memory const& mine) const
     {
-        std::copy_n(mine.q, group * turned_keys, mine.q_turned);
-        for (index_t g = 0; g < group; ++g) { turn_row(mine.q_turned + g * turned_keys, turned_keys); }
+        std::copy_n(mine.q, group * rotated_keys, mine.q_rotated);
+        for (index_t g = 0; g < group; ++g) { hadamard_row(mine.q_rotated + g * rotated_keys, rotated_keys); }
     }
 
     /// Attends part p of head h: of every run the pieces of 64 tokens that begin inside the part's bytes.
@@ -223,7 +190,7 @@ struct attend_job
     {
         attend_head const head{cache, h};
         bool projected_yet = false;
-        bool turned_yet    = false;
+        bool rotated_yet   = false;
 
         attend_state const to = state(first_part[h] + part);
         to.clear(group);
@@ -231,7 +198,7 @@ struct attend_job
         index_t run_begin = 0;
         for (std::size_t r = 0; r < head.count; ++r)
         {
-            attend_run const& run     = head.runs[r];
+            stored_run const& run     = head.runs[r];
             index_t const piece_bytes = part_tokens * run.token_bytes();
             auto const token_at       = [&](index_t bytes) {
                 index_t const pieces = bytes <= run_begin ? 0 : (bytes - run_begin + piece_bytes - 1) / piece_bytes;
@@ -241,12 +208,18 @@ struct attend_job
             index_t const end   = part + 1 == parts ? run.tokens : token_at((part + 1) * cut.part);
             run_begin += run.tokens * run.token_bytes();
             if (begin == end) { continue; }
-            if (run.projected && !std::exchange(projected_yet, true)) { project_queries(cache.heads[h], mine); }
-            if (run.turned && !std::exchange(turned_yet, true)) { turn_queries(mine); }
-            run_basis const in = run.projected ? run_basis{mine.q_projected, key_latents, to.latent, to.latent_step}
-                                 : run.turned  ? run_basis{mine.q_turned, turned_keys, to.turned, to.turned_step}
-                                               : run_basis{mine.q, cache.layout.dims.keys, to.sums, to.value_step};
-            attend_tokens(run, begin, end, in, mine, to, r + 1 < head.count ? head.runs[r + 1].keys : run.values);
+            if (run.basis == run_basis::projected && !std::exchange(projected_yet, true))
+            {
+                project_queries(cache.heads[h], mine);
+            }
+            if (run.basis == run_basis::rotated && !std::exchange(rotated_yet, true)) { rotate_queries(mine); }
+            query_basis const in = run.basis == run_basis::projected
+                                       ? query_basis{{mine.q_projected, key_latents}, {to.latent, to.latent_step}}
+                                   : run.basis == run_basis::rotated
+                                       ? query_basis{{mine.q_rotated, rotated_keys}, {to.rotated, to.rotated_step}}
+                                       : query_basis{{mine.q, cache.layout.dims.keys}, {to.sums, to.value_step}};
+            attend_tokens(
+                run, begin, end, in, mine, to, r + 1 < head.count ? head.runs[r + 1].keys.begin : run.values.begin);
         }
     }
 
@@ -261,18 +234,18 @@ struct attend_job
             multiply(all.latent, all.latent_step, entry.value_projection, entry.value_columns, cache.layout.dims.values,
                 all.sums, all.value_step);
         }
-        for (index_t g = 0; g < group && all.turned_step > 0; ++g)
+        for (index_t g = 0; g < group && all.rotated_step > 0; ++g)
         {
-            float* const turned = all.turned + g * all.turned_step;
-            float* const sums   = all.sums + g * all.value_step;
-            turn_row(turned, all.turned_step); // back
-            for (index_t c = 0; c < all.turned_step; ++c) { sums[c] += turned[c]; }
+            float* const rotated = all.rotated + g * all.rotated_step;
+            float* const sums    = all.sums + g * all.value_step;
+            hadamard_row(rotated, all.rotated_step); // back
+            combine(sums, 1.0F, rotated, 1.0F, all.rotated_step);
         }
         for (index_t g = 0; g < group; ++g)
         {
             index_t const row    = h * group + g;
             float const weight   = all.softmax[g].empty() ? 0.0F : 1.0F / all.softmax[g].sum;
-            U* const to          = output.data_handle() + output.mapping()(row, 0);
+            U* const to          = output.data_handle() + output.offset(row, 0);
             float const* const x = all.sums + g * all.value_step;
             for (index_t c = 0; c < all.value_step; ++c) { to[c] = narrow<U>(x[c] * weight); }
             lse(row) = all.softmax[g].lse();
@@ -308,10 +281,10 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
         job.key_latents   = std::max(job.key_latents, layout.key_coordinates[r]);
         job.value_latents = std::max(job.value_latents, layout.value_coordinates[r]);
     }
-    job.turned_keys   = layout.any_turned() ? layout.dims.keys : 0;
-    job.turned_values = layout.any_turned() ? layout.dims.values : 0;
+    job.rotated_keys   = layout.any_rotated() ? layout.dims.keys : 0;
+    job.rotated_values = layout.any_rotated() ? layout.dims.values : 0;
     job.state_floats =
-        detail::attend_state::floats(job.group, layout.dims.values, job.turned_values, job.value_latents);
+        detail::attend_state::floats(job.group, layout.dims.values, job.rotated_values, job.value_latents);
 
     // The directory may not exist yet in a dry run, so room is made for what the arena and the tail could hold.
     index_t const room     = cache.arena_bytes + heads * cache.tail_head_bytes();
@@ -340,4 +313,4 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     else { on.for_each(parts, body); }
 }
 
-} // namespace mdkv::cpu
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

@@ -5,11 +5,9 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/width.hpp>
 
-#include <algorithm>
-#include <atomic>
-
-namespace mdkv::cpu
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
 /// Passed first to every stage. Serial, and without scratch, unless told otherwise.
@@ -23,7 +21,8 @@ struct backend
     /// Parts that scratch memory is cut into for a loop over `count` pieces of work.
     [[nodiscard]] index_t slots(index_t count) const noexcept
     {
-        return std::clamp<index_t>(executor.threads(), 1, std::max<index_t>(count, 1));
+        index_t const threads = executor.threads() < count ? executor.threads() : count;
+        return threads > 1 ? threads : 1;
     }
 
     /// Calls `body(i, slot)` for every i in [0, count); no two calls with the same slot run at once. Which slot serves
@@ -32,11 +31,11 @@ struct backend
     void for_each(index_t count, Body const& body) const
     {
         index_t const parts = slots(count);
-        std::atomic<index_t> next{0};
+        index_t next        = 0; // (std::atomic's header takes longer to compile than all of this)
         executor.parallel_for(parts, [&](index_t slot) {
-            for (index_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) { body(i, slot); }
+            for (index_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < count;) { body(i, slot); }
         });
     }
 };
 
-} // namespace mdkv::cpu
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

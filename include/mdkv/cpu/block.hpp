@@ -6,10 +6,11 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/cpu/width.hpp>
 
 #include <algorithm>
 
-namespace mdkv::cpu
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
 /// Rows of a block: at 256 floats each they fill half of a second-level cache's smallest common size.
@@ -23,7 +24,7 @@ inline void read_block(
     index_t const dim = from.extent(2);
     for (index_t t = 0; t < count; ++t)
     {
-        tile::widen_row(from.data_handle() + from.mapping()(head, first + t, index_t{0}), rows + t * dim, dim);
+        tile::widen_row(from.data_handle() + from.offset(head, first + t, index_t{0}), rows + t * dim, dim);
     }
     std::fill_n(rows + count * dim, (block_rows - count) * dim, 0.0F);
 }
@@ -35,12 +36,11 @@ inline void multiply_block(float const* rows, index_t depth, float const* matrix
     {
         for (index_t c = 0; c < width; c += simd::lanes)
         {
-            tile::accumulators<1> acc;
-            tile::clear<1>(acc);
+            tile::accumulators<1> acc{};
             tile::multiply_add<1>(rows + t * depth, depth, 1, matrix + c, width, depth, acc);
-            tile::unroll<tile::rows>([&](auto i) { simd::store(out + (t + i) * width + c, acc[i][0]); });
+            for (int i = 0; i < tile::rows; ++i) { simd::store(out + (t + i) * width + c, acc[i][0]); }
         }
     }
 }
 
-} // namespace mdkv::cpu
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

@@ -2,17 +2,18 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/width.hpp>
 
 #include <concepts>
-#include <memory>
 #include <type_traits>
 
-namespace mdkv::cpu
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
 /// A non-owning reference to the caller's threads. The library never creates a thread: a default-made reference runs
 /// everything in the calling thread. Anything with `parallel_for(index_t count, void (*task)(void*, index_t), void*)`
-/// and `threads()` converts to it; `thread_pool.hpp` and `openmp.hpp` hold two ready-made ones.
+/// and `threads()` converts to it; `thread_pool.hpp` holds a ready-made one, and
+/// docs/pipeline.md one over OpenMP.
 ///
 /// An executor must call the task exactly once for every index, from any threads in any order, return after the last
 /// has finished, and pass on the first exception. Results of the library do not depend on the number of threads.
@@ -33,7 +34,7 @@ public:
                            } -> std::convertible_to<int>;
                        }
     executor_ref(Executor& executor) noexcept
-        : target_{std::addressof(executor)}
+        : target_{&executor}
         , run_{[](void* target, index_t count, task_function task, void* context) {
             static_cast<Executor*>(target)->parallel_for(count, task, context);
         }}
@@ -47,14 +48,18 @@ public:
     template <std::invocable<index_t> Body>
     void parallel_for(index_t count, Body const& body) const
     {
-        if (run_ == nullptr || count <= 1)
+        // One copy of the body, however it is called.
+        auto const call = [](void* context, index_t i) __attribute__((noinline))
         {
-            for (index_t i = 0; i < count; ++i) { body(i); }
+            (*static_cast<Body const*>(context))(i);
+        };
+        void* const context = const_cast<Body*>(&body);
+        if (run_ != nullptr && count > 1)
+        {
+            run_(target_, count, call, context);
             return;
         }
-        run_(
-            target_, count, [](void* context, index_t i) { (*static_cast<Body const*>(context))(i); },
-            const_cast<Body*>(std::addressof(body)));
+        for (index_t i = 0; i < count; ++i) { call(context, i); }
     }
 
 private:
@@ -63,4 +68,4 @@ private:
     int threads_{1};
 };
 
-} // namespace mdkv::cpu
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

@@ -3,7 +3,6 @@
 
 #include <mdkv/score.hpp>
 
-#include <mdkv/basis.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -11,90 +10,51 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/block.hpp>
-#include <mdkv/cpu/detail/score_memory.hpp>
-#include <mdkv/cpu/detail/score_sweeps.hpp>
+#include <mdkv/cpu/detail/score_block.hpp>
 #include <mdkv/cpu/detail/score_values.hpp>
+#include <mdkv/cpu/run.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/score_plan.hpp>
+#include <mdkv/detail/score_prepare.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numbers>
 
-namespace mdkv::cpu
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
-namespace detail
-{
-
-/// Joins what the parts of one head left of every softmax in sweep one, into log-sum-exps that a query's weight is part of:
-/// P times w is 2^(logit - (lse - log2 w)). `state(part, softmax, which, row)` is a maximum (which = 0) or a sum (1).
-template <class State>
-void join_parts(index_t parts, index_t head, index_t per_head, score_options<backend> const& options,
-    score_sizes const& s, score_head const& h, State const& state)
-{
-    for (index_t row = 0; row < s.rows; ++row)
-    {
-        bool const padding = row >= s.query_rows;
-        float const weight = padding                 ? 0.0F
-                             : options.query_weights ? std::log2((*options.query_weights)(row % per_head))
-                                                     : 0.0F;
-        for (index_t i = 0; i < s.softmaxes; ++i)
-        {
-            float& lse = h.lse[i * s.rows + row];
-            if (padding)
-            {
-                lse = -lowest_logit; // weighs nothing
-                continue;
-            }
-            if (i == 0 && options.lse)
-            {
-                index_t const query_head = head * (s.query_rows / per_head) + row / per_head;
-                lse = (*options.lse)(query_head, row % per_head) * std::numbers::log2e_v<float> - weight;
-                continue;
-            }
-            float highest = lowest_logit;
-            for (index_t part = 0; part < parts; ++part) { highest = std::max(highest, state(part, i, 0, row)); }
-            float total = 0;
-            for (index_t part = 0; part < parts; ++part)
-            {
-                total += state(part, i, 1, row) * std::exp2(state(part, i, 0, row) - highest);
-            }
-            lse = highest + std::log2(total) - weight;
-        }
-    }
-}
-
-} // namespace detail
-
-template <element T, std::size_t R>
+template <element T>
 void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
-    in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, key_bases<backend> const& key_basis,
-    in_view<float, 3, backend> value_basis, ratio_set<R> const& ratios, score_options<backend> const& options,
+    in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,
+    in_view<float, 3, backend> value_basis, ratio_set<> const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
 {
+    using detail::score_slot;
     index_t const heads  = keys.extent(0);
     index_t const tokens = keys.extent(1);
     index_t const window = window_keys.extent(1);
-    index_t const group  = heads == 0 ? 1 : queries.extent(0) / heads;
-    auto const rungs     = detail::score_rungs_of(ratios, keys.extent(2), values.extent(2), options.quantisation);
-    detail::score_sizes const s{keys.extent(2), values.extent(2), group * queries.extent(1), rungs};
+    if (heads == 0) { return; }
+    detail::score_plan const plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads,
+        queries.extent(1), options, tile::width, simd::lanes};
+    mdkv::detail::score_operands operands{plan};
 
     // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
-    constexpr index_t block  = detail::score_sizes::block;
-    index_t const parts      = std::clamp<index_t>(tokens / (8 * block), 1, 8);
-    index_t const state_size = 2 * s.softmaxes * s.rows;
-    index_t const piece      = 8 * block;
-    index_t const pieces     = (tokens + piece - 1) / piece;
-    index_t const slots      = on.slots(heads * std::max(parts + 1, pieces));
+    constexpr index_t block = score_slot::block;
+    index_t const parts     = std::clamp<index_t>(tokens / (8 * block), 1, 8);
+    index_t const piece     = 8 * block;
+    index_t const pieces    = (tokens + piece - 1) / piece;
+    index_t const slots     = on.slots(heads * std::max(parts + 1, pieces));
+    index_t const per_slot  = tile::round_up(score_slot::bytes(plan), workspace::alignment);
+    mdkv::detail::score_states states{nullptr, parts + 1, plan.softmaxes, plan.rows};
 
     workspace::frame frame{*on.scratch, "score"};
-    float* const head_memory = frame.take<float>(checked_multiply(heads, s.head_floats()));
-    float* const states      = frame.take<float>(checked_multiply(heads * (parts + 1), state_size));
-    float* const slot_memory = frame.take<float>(checked_multiply(slots, s.slot_floats()));
-    if (!frame.ready() || heads == 0 || tokens == 0) { return; }
+    operands.memory        = frame.take<float>(checked_multiply(heads, operands.per_head));
+    states.memory          = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
+    std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
+    if (!frame.ready() || tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
     {
@@ -103,73 +63,69 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
             "] is ", weight, "; it must be finite and not negative");
     }
 
-    float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(s.dim));
-    detail::visibility const see{
-        std::min(options.first_query.value_or(tokens + window - queries.extent(1)), tokens + window),
-        queries.extent(1)};
-    auto const head_at      = [&](index_t head) { return detail::score_head{head_memory + head * s.head_floats(), s}; };
-    auto const slot_at      = [&](index_t slot) { return detail::score_slot{slot_memory + slot * s.slot_floats(), s}; };
-    bool const exact_needed = !options.lse.has_value();
-
-    on.for_each(heads, [&](index_t head, index_t) {
-        detail::prepare_head(queries, key_basis, value_basis, head, scale, rungs, s, head_at(head));
-    });
+    detail::causal_mask const mask{options, queries.extent(1), tokens + window};
+    auto const slot_at = [&](index_t slot) {
+        mdkv::detail::carver room{rooms + slot * per_slot};
+        return score_slot{room, plan};
+    };
+    run(on, mdkv::detail::score_queries<backend, T>{queries, plan, operands}, heads * plan.rows);
+    mdkv::detail::score_bases<backend> const bases{
+        {{key_basis, operands.key_basis, plan.latent, plan.key_columns()},
+            {value_basis, operands.value_basis, plan.value_latent, plan.value_columns()}},
+        operands};
+    run(on, bases, heads * bases.per_head());
+    on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, operands.of(head)); });
 
     // Sweep one.
-    bool const sweep = exact_needed || s.softmaxes > 1;
-    on.for_each(heads * (parts + 1), [&](index_t item, index_t slot_index) {
-        index_t const head = item / (parts + 1);
-        index_t const part = item % (parts + 1);
-        float* const state = states + item * state_size;
-        for (index_t i = 0; i < s.softmaxes; ++i)
+    bool const exact_needed = !options.lse.has_value();
+    bool const sweep        = exact_needed || plan.softmaxes > 1;
+    on.for_each(sweep ? heads * states.parts : 0, [&](index_t item, index_t slot_index) {
+        index_t const head               = item / states.parts;
+        index_t const part               = item % states.parts;
+        bool const in_window             = part == parts;
+        index_t const begin              = in_window ? 0 : tokens * part / parts;
+        index_t const end                = in_window ? window : tokens * (part + 1) / parts;
+        index_t const offset             = in_window ? tokens : 0;
+        score_slot const slot            = slot_at(slot_index);
+        mdkv::detail::score_head const h = operands.of(head);
+        for (int i = 0; i < plan.softmaxes; ++i)
         {
-            std::fill_n(state + 2 * i * s.rows, s.rows, detail::lowest_logit);
-            std::fill_n(state + (2 * i + 1) * s.rows, s.rows, 0.0F);
+            std::fill_n(states.at(head, part, i).largest, plan.rows, mdkv::detail::lowest_logit);
+            std::fill_n(states.at(head, part, i).sum, plan.rows, 0.0F);
         }
-        if (!sweep) { return; }
-        bool const in_window = part == parts;
-        index_t const begin  = in_window ? 0 : tokens * part / parts;
-        index_t const end    = in_window ? window : tokens * (part + 1) / parts;
-        index_t const offset = in_window ? tokens : 0;
-        auto const h         = head_at(head);
-        auto const slot      = slot_at(slot_index);
-        for (index_t t = begin; t < end && !see.none_sees(offset + t); t += block)
+        for (index_t t = begin; t < end && !mask.none_sees(offset + t); t += block)
         {
             index_t const count = std::min(block, end - t);
+            detail::score_block const here{slot, plan, h, mask, offset + t, count};
             read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
-            if (!in_window) { detail::prepare_block_keys(slot, count, rungs, s, h); }
-            detail::add_block_lse(slot, offset + t, count, exact_needed, in_window, rungs, s, h, see, state);
+            if (!in_window) { here.prepare_keys(); }
+            here.add_states(exact_needed, in_window, states.at(head, part, 0));
         }
     });
-    on.for_each(heads, [&](index_t head, index_t) {
-        detail::join_parts(parts + 1, head, queries.extent(1), options, s, head_at(head),
-            [&](index_t part, index_t softmax, index_t which, index_t row) {
-                return states[(head * (parts + 1) + part) * state_size + (2 * softmax + which) * s.rows + row];
-            });
-    });
+    mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
+        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, operands, states, options.lse.has_value(),
+        options.query_weights.has_value()};
+    run(on, join, heads * join.per_head());
 
     // Sweep two.
     on.for_each(heads * pieces, [&](index_t item, index_t slot_index) {
-        index_t const head = item / pieces;
-        index_t const end  = std::min(tokens, (item % pieces + 1) * piece);
-        auto const h       = head_at(head);
-        auto const slot    = slot_at(slot_index);
+        index_t const head               = item / pieces;
+        index_t const end                = std::min(tokens, (item % pieces + 1) * piece);
+        score_slot const slot            = slot_at(slot_index);
+        mdkv::detail::score_head const h = operands.of(head);
         for (index_t t = item % pieces * piece; t < end; t += block)
         {
             index_t const count = std::min(block, end - t);
+            detail::score_block const here{slot, plan, h, mask, t, count};
             read_block(keys, head, t, count, slot.rows);
-            detail::prepare_block_keys(slot, count, rungs, s, h);
-            detail::add_block_differences(slot, t, count, rungs, s, h, see);
+            here.prepare_keys();
+            here.add_losses();
 
             read_block(values, head, t, count, slot.rows);
-            detail::prepare_block_values(slot, count, rungs, s, h);
-            for (index_t i = 0; i < count; ++i)
-            {
-                detail::write_losses(slot, i, value_basis, head, ratios, rungs, s,
-                    [&](std::size_t r) -> float& { return loss(head, static_cast<index_t>(r), t + i); });
-            }
+            detail::prepare_values(slot, count, plan, h);
+            detail::write_losses(slot, t, count, value_basis, head, plan, loss);
         }
     });
 }
 
-} // namespace mdkv::cpu
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

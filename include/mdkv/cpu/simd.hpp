@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/width.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,22 +22,12 @@
 #    endif
 #endif
 
-namespace mdkv::cpu::simd
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::simd
 {
 
 // Vector types of the compilers (g++ and clang), never wider than the machine's registers, so that passing them by value
-// is free. The width is part of every name: two files compiled for different machines do not share a function.
-#if defined(__AVX512F__)
-inline constexpr int lanes = 16;
-inline namespace wide16
-#elif defined(__AVX2__)
-inline constexpr int lanes = 8;
-inline namespace wide8
-#else
-inline constexpr int lanes = 4;
-inline namespace wide4
-#endif
-{
+// is free.
+inline constexpr int lanes = vector_lanes;
 
 // One by one: g++ drops the attribute when its argument depends on a template parameter.
 template <int N>
@@ -230,17 +221,6 @@ inline void narrow_to(T* p, floats v) noexcept
     }
 }
 
-/// Lane by lane, the first where the mask is set. (A conditional operator between vectors is beyond nvcc's front end where
-/// an operand depends on a template's parameter.)
-[[nodiscard]] inline floats select(ints mask, floats a, floats b) noexcept
-{
-    return mask ? a : b;
-}
-[[nodiscard]] inline ints select(ints mask, ints a, ints b) noexcept
-{
-    return mask ? a : b;
-}
-
 /// The larger of each pair; the second where one is NaN.
 [[nodiscard]] inline floats max(floats a, floats b) noexcept
 {
@@ -344,5 +324,4 @@ template <bool KeepNan = false>
     return tiny ? broadcast(0.0F) : p;
 }
 
-} // namespace
-} // namespace mdkv::cpu::simd
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::simd

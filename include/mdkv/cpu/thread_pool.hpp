@@ -4,6 +4,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/width.hpp>
 
 #include <atomic>
 #include <condition_variable>
@@ -14,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-namespace mdkv::cpu
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
 /// A fixed set of threads that share one loop at a time. The calling thread works too, so `thread_pool{2}` starts one.
@@ -127,4 +128,4 @@ private:
     std::exception_ptr failure_;
 };
 
-} // namespace mdkv::cpu
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

@@ -3,12 +3,12 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
-namespace mdkv::cpu::tile
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::tile
 {
 
 /// Rows and vectors of one tile. Twice as many accumulators as two multiply-add units need to stay busy, and few enough
@@ -23,61 +23,41 @@ inline constexpr int width   = vectors * simd::lanes;
     return (n + unit - 1) / unit * unit;
 }
 
-/// body(0), ..., body(N - 1) written out, each index a constant: g++ keeps arrays in registers only when no loop indexes
-/// them.
-template <int N, class Body>
-[[gnu::always_inline]] inline void unroll(Body const& body) noexcept
-{
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline))
-    {
-        (body(std::integral_constant<int, I>{}), ...);
-    }
-    (std::make_integer_sequence<int, N>{});
-}
-
 template <int Vectors>
 using accumulators = simd::floats[rows][Vectors];
 
-template <int Vectors>
-[[gnu::always_inline]] inline void clear(accumulators<Vectors>& acc) noexcept
-{
-    unroll<rows>([&](auto i) { unroll<Vectors>([&](auto v) { acc[i][v] = simd::broadcast(0.0F); }); });
-}
-
-template <int Vectors>
-[[gnu::always_inline]] inline void copy(accumulators<Vectors> const& from, accumulators<Vectors>& to) noexcept
-{
-    unroll<rows>([&](auto i) { unroll<Vectors>([&](auto v) { to[i][v] = from[i][v]; }); });
-}
-
 /// acc[i][:] += sum over k < depth of a[i * row_step + k * k_step] * b[k * b_step + :]
 template <int Vectors>
-[[gnu::always_inline]] inline void multiply_add(float const* a, index_t row_step, index_t k_step, float const* b,
-    index_t b_step, index_t depth, accumulators<Vectors>& acc) noexcept
+inline void multiply_add(float const* a, index_t row_step, index_t k_step, float const* b, index_t b_step,
+    index_t depth, accumulators<Vectors>& acc) noexcept
 {
-    accumulators<Vectors> own; // in registers, whatever happens to acc elsewhere
-    copy<Vectors>(acc, own);
+    accumulators<Vectors> own; // in registers, because every loop that indexes it is unrolled
+    std::memcpy(own, acc, sizeof own);
     for (index_t k = 0; k < depth; ++k)
     {
         simd::floats column[Vectors];
-        unroll<Vectors>([&](auto v) { column[v] = simd::load(b + v * simd::lanes); });
-        unroll<rows>([&](auto i) {
+        MDKV_UNROLL
+        for (int v = 0; v < Vectors; ++v) { column[v] = simd::load(b + v * simd::lanes); }
+        MDKV_UNROLL
+        for (int i = 0; i < rows; ++i)
+        {
             simd::floats const factor = simd::broadcast(a[i * row_step]);
-            unroll<Vectors>([&](auto v) { own[i][v] += factor * column[v]; });
-        });
+            MDKV_UNROLL
+            for (int v = 0; v < Vectors; ++v) { own[i][v] += factor * column[v]; }
+        }
         a += k_step;
         b += b_step;
     }
-    copy<Vectors>(own, acc);
+    std::memcpy(acc, own, sizeof own);
 }
 
 /// Writes n elements of any type as floats.
 template <element T>
 inline void widen_row(T const* from, float* to, index_t n) noexcept
 {
-    index_t i = 0;
-    for (; i + simd::lanes <= n; i += simd::lanes) { simd::store(to + i, simd::load(from + i)); }
-    for (; i < n; ++i)
+    index_t const whole = n / simd::lanes * simd::lanes;
+    for (index_t i = 0; i < whole; i += simd::lanes) { simd::store(to + i, simd::load(from + i)); }
+    for (index_t i = whole; i < n; ++i)
     {
         T value; // from any address
         std::memcpy(&value, from + i, sizeof value);
@@ -104,4 +84,4 @@ inline void widen_row(T const* from, float* to, index_t n) noexcept
     return total;
 }
 
-} // namespace mdkv::cpu::tile
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::tile

@@ -1,23 +1,61 @@
-/// \file stored_slots.hpp: the tokens of a packed cache by their slots, as its directory lists them: how many, at which rung, at which they may be next.
+/// \file stored_slots.hpp: the tokens of a packed cache by their slots, as its directory lists them: how many, at which rung; jobs of recompress that choose their new rungs.
 #pragma once
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/team.hpp>
 
 #include <cstddef>
-
-#include <cuda/std/array>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 namespace mdkv::detail
 {
 
-/// For every rung of one cache the rung of another that is stored alike; the other's number of rungs where there is none.
-[[nodiscard]] inline ::cuda::std::array<std::size_t, max_rungs> same_rungs(
-    cache_layout const& from, cache_layout const& to) noexcept
+/// The directory of a cache in host memory.
+template <element T>
+struct host_directory
 {
-    ::cuda::std::array<std::size_t, max_rungs> same{};
+    std::vector<head_entry> heads; // [H]
+    index_t appended = 0;
+    cache_view<T, space::host> view; ///< only the directory is the host's: arena and tail must not be read
+
+    /// Waits on a GPU, in a dry run too: all sizes depend on the directory.
+    template <backend B>
+    host_directory(B const& on, cache_view<T, B::memory_space> const& cache)
+        : heads(cache.heads == nullptr ? 0 : static_cast<std::size_t>(cache.layout.heads))
+        , view{cache.layout, cache.arena, cache.arena_bytes, heads.data(), cache.tail, cache.tail_capacity, &appended}
+    {
+        if (heads.empty()) { return; }
+        workspace none{std::span<std::byte>{}}; // one that does not count
+        B reading       = on;
+        reading.scratch = &none;
+        fetch(reading, cache.heads, heads.data(), cache.layout.heads);
+        fetch(reading, cache.appended, &appended, 1);
+    }
+    host_directory(host_directory const&)            = delete;
+    host_directory& operator=(host_directory const&) = delete;
+};
+
+/// Tokens of a head in its first `runs` runs; only the directory is read.
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr index_t tokens_in_runs(
+    cache_view<T, S> const& cache, index_t h, std::size_t runs) noexcept
+{
+    index_t tokens = 0;
+    for (std::size_t i = 0; i < runs; ++i) { tokens += run_of_head(cache, h, i).tokens; }
+    return tokens;
+}
+
+/// For every rung of one cache the rung of another that is stored alike; the other's number of rungs where there is none.
+[[nodiscard]] inline array<std::size_t, max_rungs> same_rungs(cache_layout const& from, cache_layout const& to) noexcept
+{
+    array<std::size_t, max_rungs> same{};
     for (std::size_t r = 0; r < from.rungs; ++r)
     {
         auto const alike = [&](std::size_t other) {
@@ -30,56 +68,30 @@ namespace mdkv::detail
     return same;
 }
 
-/// Tokens of a head in its own runs: those that are stored in fewer bytes than the exact ones.
-[[nodiscard]] MDKV_HD constexpr index_t tokens_below_full(cache_layout const& layout, head_entry const& entry) noexcept
-{
-    index_t tokens = 0;
-    for (std::size_t r = 0; r < layout.rungs; ++r) { tokens += layout.own_run(r) ? entry.runs[r].tokens : 0; }
-    return tokens;
-}
-
-/// What recompress asks the directory of the cache that is there. Slots count a head's tokens over the runs by rung, the
-/// exact run and the tail; all but the last W are to be stored anew.
+/// Slots count a head's tokens over its runs (run_of_head.hpp); all but the last W are to be stored anew.
+template <element T, space S>
 struct stored_slots
 {
-    cache_layout before;                               ///< of the cache that is there
-    cache_layout layout;                               ///< of the new one
-    head_entry const* heads = nullptr;                 // [H]  in the memory of whoever asks
-    index_t appended        = 0;                       ///< tokens in the tail
-    index_t most            = 0;                       // M: tokens of the longest head before its new window
-    ::cuda::std::array<std::size_t, max_rungs> same{}; ///< of each rung before the one that is stored alike
-
-    template <element T>
-    stored_slots(cache_view<T, space::host> const& directory, cache_layout const& next, index_t most_)
-        : before{directory.layout}
-        , layout{next}
-        , heads{directory.heads}
-        , appended{*directory.appended}
-        , most{most_}
-        , same{same_rungs(before, next)}
-    {}
+    cache_view<T, S> cache;                 ///< that is there
+    cache_layout layout;                    ///< of the new one
+    index_t most                       = 0; // M: tokens of the longest head before its new window
+    array<std::size_t, max_rungs> same = same_rungs(cache.layout, layout); ///< rungs of the new cache
 
     /// Tokens of head h before its new window.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h) const noexcept
     {
-        return first_exact(h) + heads[h].exact.tokens + appended - layout.window;
-    }
-
-    /// Slots of head h from this one on are exact.
-    [[nodiscard]] MDKV_HD constexpr index_t first_exact(index_t h) const noexcept
-    {
-        return tokens_below_full(before, heads[h]);
+        return tokens_in_runs(cache, h, cache.layout.rungs + 2) - layout.window;
     }
 
     /// Whether head h stores all that is needed to read rung r.
     [[nodiscard]] MDKV_HD constexpr bool open(index_t h, std::size_t r) const noexcept
     {
         return !layout.projected(r)
-               || (layout.key_coordinates[r] <= heads[h].key_columns
-                   && layout.value_coordinates[r] <= heads[h].value_columns);
+               || (layout.key_coordinates[r] <= cache.heads[h].key_columns
+                   && layout.value_coordinates[r] <= cache.heads[h].value_columns);
     }
 
-    /// Of exact tokens: rung 1, or the costliest there is where the set has none.
+    /// Of exact tokens: rung 1, or the costliest open one where the set has none.
     [[nodiscard]] MDKV_HD constexpr std::size_t exact_rung(index_t h) const noexcept
     {
         if (layout.full_rung < layout.rungs) { return layout.full_rung; }
@@ -88,40 +100,104 @@ struct stored_slots
         return r;
     }
 
-    /// The rung of token `slot` as it is stored now.
-    [[nodiscard]] MDKV_HD constexpr std::size_t own_rung(index_t h, index_t slot) const noexcept
+    /// One slot of [H, M].
+    struct place
     {
-        for (std::size_t r = 0; r < before.rungs; ++r)
-        {
-            index_t const run = before.own_run(r) ? heads[h].runs[r].tokens : 0;
-            if (slot < run) { return same[r]; }
-            slot -= run;
-        }
-        return exact_rung(h);
+        bool token      = false; ///< false where it pads a shorter head
+        bool exact      = false;
+        std::size_t own = 0; ///< its rung as it is stored now
+    };
+    [[nodiscard]] MDKV_HD constexpr place at(index_t h, index_t slot) const noexcept
+    {
+        if (slot >= tokens(h)) { return {}; }
+        std::size_t const run = token_at(cache, h, slot).rung;
+        bool const exact      = run >= cache.layout.rungs;
+        return {true, exact, exact ? exact_rung(h) : same[run]};
     }
 
-    /// Whether token `slot` at rung r is what it was, bit for bit.
-    [[nodiscard]] MDKV_HD constexpr bool stays(index_t h, index_t slot, std::size_t r) const noexcept
+    /// Whether a token of head h may be at rung r: no higher than now, and through projections that its head stores.
+    [[nodiscard]] MDKV_HD constexpr bool reaches(index_t h, place const& p, std::size_t r) const noexcept
     {
-        return r == own_rung(h, slot) && (slot < first_exact(h) || r == layout.full_rung);
+        return p.token && r <= p.own && open(h, r);
     }
 
-    /// Calls body(first, count) for every stretch of head h's tokens that are neighbours: each run, the exact tokens, and
-    /// those released.
-    template <class Body>
-    void for_stretches(index_t h, Body const& body) const
+    /// Whether a token at rung r is the same, bit for bit.
+    [[nodiscard]] MDKV_HD constexpr bool stays(place const& p, std::size_t r) const noexcept
     {
-        index_t first = 0;
-        auto const go = [&](index_t count) {
-            if (count > 0) { body(first, count); }
-            first += count;
-        };
-        for (std::size_t r = 0; r < before.rungs; ++r)
-        {
-            if (before.own_run(r)) { go(heads[h].runs[r].tokens); }
-        }
-        go(heads[h].exact.tokens - layout.window);
-        go(appended);
+        return p.token && r == p.own && (!p.exact || r == layout.full_rung);
+    }
+};
+
+/// What jobs have in common that go over all slots [H, M], tokens and padding; one item is some neighbours.
+template <element T, space S>
+struct each_slot
+{
+    static constexpr index_t piece = 1024;
+
+    stored_slots<T, S> slots;
+
+    [[nodiscard]] MDKV_HD index_t all() const { return slots.layout.heads * slots.most; }
+    [[nodiscard]] index_t items() const { return (all() + piece - 1) / piece; }
+
+    /// Calls body(h, slot).
+    template <team Team, class Body>
+    MDKV_HD void for_slots(Team const& t, index_t item, Body const& body) const
+    {
+        index_t const end = (item + 1) * piece < all() ? (item + 1) * piece : all();
+        for (index_t i = item * piece + t.rank(); i < end; i += t.size()) { body(i / slots.most, i % slots.most); }
+    }
+};
+
+/// 0 where a token stays as it is, and at every rung of what pads a head. A rung above a token's own, or one that its head
+/// stores no projection for, loses as much as dropping, so that no bytes are spent on it.
+template <element T, space S>
+struct mask_losses : each_slot<T, S>
+{
+    static constexpr char const* name = "recompress_mask_losses";
+
+    view<float const, 3, S> pooled; // [H, R, M]  may be `loss` itself
+    view<float, 3, S> loss;         // [H, R, M]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        this->for_slots(t, item, [&](index_t h, index_t slot) {
+            auto const p        = this->slots.at(h, slot);
+            float const dropped = p.token ? pooled(h, 0, slot) : 0.0F;
+            for (std::size_t r = 0; r < this->slots.layout.rungs; ++r)
+            {
+                auto const i     = static_cast<index_t>(r);
+                bool const zero  = !p.token || this->slots.stays(p, r);
+                loss(h, i, slot) = zero ? 0.0F : this->slots.reaches(h, p, r) ? pooled(h, i, slot) : dropped;
+            }
+        });
+    }
+};
+
+/// The rungs at which tokens are stored anew: all as they are, or as allocate has chosen. A rung that a token cannot reach
+/// stands for dropping it, as its loss does; what pads a head is dropped. Counts the tokens that stay bit for bit.
+template <element T, space S>
+struct settle_rungs : each_slot<T, S>
+{
+    static constexpr char const* name = "recompress_settle_rungs";
+
+    view<std::uint8_t, 2, S> rung; // [H, M]
+    bool as_stored;
+    index_t* kept; // [1]  0 before
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t stay = 0;
+        this->for_slots(t, item, [&](index_t h, index_t slot) {
+            auto const p             = this->slots.at(h, slot);
+            std::size_t const wanted = as_stored ? p.own : std::size_t{rung(h, slot)};
+            std::size_t const r      = this->slots.reaches(h, p, wanted) ? wanted : 0;
+            rung(h, slot)            = static_cast<std::uint8_t>(r);
+            stay += this->slots.stays(p, r) ? 1 : 0;
+        });
+        stay = t.sum(stay);
+        if (t.rank() == 0) { t.add_across(kept, stay); }
     }
 };
 

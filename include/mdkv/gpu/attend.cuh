@@ -9,13 +9,11 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/detail/rotation.hpp>
+#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/collectives.cuh>
-#include <mdkv/gpu/detail/attend_sizes.cuh>
+#include <mdkv/gpu/detail/attend_parts.cuh>
 #include <mdkv/gpu/detail/attend_slice.cuh>
-#include <mdkv/gpu/detail/stored_run.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
 
@@ -78,28 +76,27 @@ struct attend_merge
             sums[c] = sum;
         }
         device::sync();
-        if (sizes.turned)
+        if (sizes.rotated)
         {
             constexpr int size = quantised_group;
             for (int c = device::thread() * size; c < sizes.values; c += threads * size)
             {
                 int const left = sizes.values - c;
-                mdkv::detail::turn(sums + sizes.sums_of(run_basis::turned) + c, left < size ? left : size);
+                mdkv::detail::hadamard(sums + sizes.sums_of(run_basis::rotated) + c, left < size ? left : size);
             }
             device::sync();
         }
         head_entry const& entry = cache.heads[head];
         float const weight      = all.empty() ? 0.0F : 1.0F / all.sum;
-        std::byte const* matrix = cache.arena + entry.value_projection; // [columns, Dv]
         for (int c = device::thread(); c < sizes.values; c += threads)
         {
             float sum = sums[c];
             for (int i = 0; i < entry.value_columns; ++i)
             {
-                sum +=
-                    sums[sizes.sums_of(run_basis::projected) + i] * widen(element_at<T>(matrix, i * sizes.values + c));
+                sum += sums[sizes.sums_of(run_basis::projected) + i]
+                       * mdkv::detail::projection_at(cache, entry.value_projection, i * sizes.values + c);
             }
-            if (sizes.turned) { sum += sums[sizes.sums_of(run_basis::turned) + c]; }
+            if (sizes.rotated) { sum += sums[sizes.sums_of(run_basis::rotated) + c]; }
             output(row, c) = narrow<U>(sum * weight);
         }
         if (device::thread() == 0) { lse(row) = all.lse(); }
@@ -128,7 +125,7 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     {
         sizes.key_bytes   = std::max(sizes.key_bytes, to_int(layout.key_bytes(r, sizeof(T))));
         sizes.value_bytes = std::max(sizes.value_bytes, to_int(layout.value_bytes(r, sizeof(T))));
-        sizes.turned      = sizes.turned || layout.turned(r);
+        sizes.rotated     = sizes.rotated || layout.rotated(r);
         if (!layout.projected(r)) { continue; }
         sizes.key_latents   = std::max(sizes.key_latents, to_int(layout.key_coordinates[r]));
         sizes.value_latents = std::max(sizes.value_latents, to_int(layout.value_coordinates[r]));

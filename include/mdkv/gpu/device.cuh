@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 // Kernels use these functions and no CUDA built-in besides, so that a second file of this name can give each of them a
 // meaning on the host (the tests do that). Warp functions are for whole warps: all 32 lanes must reach them.
@@ -103,9 +104,20 @@ __device__ __forceinline__ unsigned atomic_max(unsigned* to, unsigned value)
 {
     return atomicMax(to, value);
 }
-__device__ __forceinline__ unsigned atomic_min(unsigned* to, unsigned value)
+template <class T>
+__device__ __forceinline__ T atomic_min(T* to, T value)
 {
-    return atomicMin(to, value);
+    static_assert(std::integral<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+    if constexpr (sizeof(T) == 4) { return atomicMin(to, value); }
+    else if constexpr (std::is_signed_v<T>)
+    {
+        return static_cast<T>(atomicMin(reinterpret_cast<long long*>(to), static_cast<long long>(value)));
+    }
+    else
+    {
+        return static_cast<T>(
+            atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value)));
+    }
 }
 
 /// a + b * c with the product rounded by itself: what the host computes, where the compiler would fuse the two.

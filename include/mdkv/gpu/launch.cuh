@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
 }
 
 /// Enqueues `blocks` blocks of Kernel::threads threads; none where blocks is 0. Kernel::blocks_per_multiprocessor, where
-/// there is one, says how many are to run at once. A kernel says how much shared memory a
-/// block needs with a member `shared_bytes()`, counted and cut with `device::shared_carver`.
+/// there is one, says how many are to run at once. A member `shared_bytes()` says how much shared memory a block needs.
 /// \throws invalid_argument   a block needs more shared memory than the device gives it
 /// \throws cuda_error         the start failed
 template <class Kernel>
@@ -74,19 +73,6 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
               arguments, static_cast<std::size_t>(shared), on.stream),
         Kernel::name);
-}
-
-/// What is enqueued on `later` from now on waits for what `earlier` holds now. Fit for graph capture, which then takes in
-/// `later` as well.
-/// \throws cuda_error   an event could not be made or recorded
-inline void order_streams(cudaStream_t earlier, cudaStream_t later)
-{
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "order_streams");
-    cudaError_t const recorded = cudaEventRecord(event, earlier);
-    cudaError_t const waits    = recorded == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : recorded;
-    static_cast<void>(cudaEventDestroy(event)); // it lives on until nobody waits for it
-    check(waits, "order_streams");
 }
 
 /// Copies `bytes` to the host and waits for them, and so for all that was enqueued before.

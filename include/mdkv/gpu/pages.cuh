@@ -4,7 +4,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/contract.hpp>
+#include <mdkv/detail/check.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
@@ -71,22 +71,23 @@ struct gather_page_rows
 /// \sync   asynchronous on `on.stream`; fit for graph capture
 /// \order  deterministic
 /// \throws invalid_argument   a size or stride is negative, page_tokens is 0, data or table is null or
-///                            not aligned, rows in `to` overlap
+///                            not aligned, `to` overlaps itself, the table or the workspace
 /// \throws cuda_error         the launch failed
 /// \see    tests/gpu/pages.cu
 template <element T>
 void gather_pages(backend const& on, paged_rows<T> const& from, out_view<T, 3, backend> to)
 {
-    bool const dry = mdkv::detail::dry_run(on);
+    mdkv::detail::check arguments{on, "gather_pages"};
     expects(from.page_tokens >= 1, "gather_pages: page_tokens is ", from.page_tokens, "; it must be at least 1");
     expects(from.pages >= 0, "gather_pages: pages is ", from.pages, "; it must not be negative");
     expects(from.page_stride >= 0 && from.token_stride >= 0 && from.head_stride >= 0,
         "gather_pages: strides of pages, tokens and heads are ", from.page_stride, ", ", from.token_stride, " and ",
         from.head_stride, "; they must not be negative");
-    mdkv::detail::argument const rows{"gather_pages", "to", to};
-    rows.data(dry).aligned().unique();
-    if (dry || rows.empty()) { return; }
-    expects(from.data != nullptr && from.table != nullptr, "gather_pages: data or table is null");
+    index_t const entries = (to.extent(1) + from.page_tokens - 1) / from.page_tokens;
+    arguments.bytes("table", from.table, entries * index_t{sizeof(std::int32_t)}, false)
+        .out("to", to, {to.extent(0), to.extent(1), to.extent(2)}, "H,N,D");
+    if (mdkv::detail::dry_run(on) || to.extent(0) * to.extent(1) * to.extent(2) == 0) { return; }
+    expects(from.data != nullptr, "gather_pages: data is null");
     auto const aligned = [](void const* data, std::uintptr_t bytes) {
         return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
     };

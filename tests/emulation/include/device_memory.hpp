@@ -12,12 +12,15 @@
 namespace support
 {
 
+/// Whether kernels round as the host's code does: no product is fused with a sum.
+inline constexpr bool rounds_like_host = true;
+
 class device_memory
 {
 public:
     /// A copy of `bytes`, `shift` bytes past a multiple of 64.
     device_memory(std::vector<std::byte> const& bytes, std::size_t shift)
-        : memory_{static_cast<std::byte*>(::operator new(bytes.size() + shift + 1, std::align_val_t{64}))}
+        : memory_{static_cast<std::byte*>(::operator new (bytes.size() + shift + 1, std::align_val_t{64}))}
         , shift_{shift}
         , size_{bytes.size()}
     {
@@ -33,18 +36,11 @@ public:
 private:
     struct release
     {
-        void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+        void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{64}); }
     };
     std::unique_ptr<std::byte, release> memory_;
     std::size_t shift_;
     std::size_t size_;
-};
-
-/// A stream that only has to be another one.
-class side_stream
-{
-public:
-    [[nodiscard]] cudaStream_t get() const { return reinterpret_cast<cudaStream_t>(const_cast<side_stream*>(this)); }
 };
 
 /// Kernels run as they are started; there is nothing to wait for.

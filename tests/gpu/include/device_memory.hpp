@@ -13,6 +13,9 @@
 namespace support
 {
 
+/// nvcc fuses products with sums.
+inline constexpr bool rounds_like_host = false;
+
 class device_memory
 {
 public:
@@ -81,20 +84,6 @@ public:
     own_stream(own_stream const&)            = delete;
     own_stream& operator=(own_stream const&) = delete;
 
-    [[nodiscard]] cudaStream_t get() const { return stream_; }
-
-private:
-    cudaStream_t stream_ = nullptr;
-};
-
-/// A stream beside the one that a call is made on.
-class side_stream
-{
-public:
-    side_stream() { mdkv::gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
-    ~side_stream() { cudaStreamDestroy(stream_); }
-    side_stream(side_stream const&)            = delete;
-    side_stream& operator=(side_stream const&) = delete;
     [[nodiscard]] cudaStream_t get() const { return stream_; }
 
 private:

@@ -3,10 +3,10 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ append_token<float, float> const);
-template __global__ void entry(__grid_constant__ append_token<half, half> const);
-template __global__ void entry(__grid_constant__ append_token<half, float> const);
-template __global__ void entry(__grid_constant__ append_token<bfloat16, bfloat16> const);
-template __global__ void entry(__grid_constant__ append_token<bfloat16, float> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, float, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, half, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, half, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, bfloat16>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, float>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -3,9 +3,9 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ clear_directory const);
-template __global__ void entry(__grid_constant__ move_tail<float> const);
-template __global__ void entry(__grid_constant__ move_tail<half> const);
-template __global__ void entry(__grid_constant__ move_tail<bfloat16> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::clear_directory> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<float, space::device>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<half, space::device>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<bfloat16, space::device>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -1,11 +1,10 @@
-#include <mdkv/gpu/compress.cuh>
+#include <mdkv/compress.hpp>
+#include <mdkv/gpu/run.cuh>
 
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ fill<std::uint8_t> const);
-template __global__ void entry(__grid_constant__ fill<index_t> const);
-template __global__ void entry(__grid_constant__ hand_over const);
-template __global__ void entry(__grid_constant__ report_whole const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::hand_over<space::device>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::report_whole<space::device>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -3,9 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ first_not_finite<float> const);
-template __global__ void entry(__grid_constant__ first_not_finite<half> const);
-template __global__ void entry(__grid_constant__ first_not_finite<bfloat16> const);
-template __global__ void entry(__grid_constant__ least_of_blocks const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::find_not_finite<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::find_not_finite<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::find_not_finite<backend, bfloat16>> const);
 
 } // namespace mdkv::gpu::kernels

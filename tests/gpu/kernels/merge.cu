@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ merge_rows<float> const);
-template __global__ void entry(__grid_constant__ merge_rows<half> const);
-template __global__ void entry(__grid_constant__ merge_rows<bfloat16> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::merge_rows<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::merge_rows<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::merge_rows<backend, bfloat16>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -1,19 +1,15 @@
 #include <mdkv/gpu/pack.cuh>
 
+#include <mdkv/core/types.hpp>
+
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ lay_out_heads<float> const);
-template __global__ void entry(__grid_constant__ lay_out_heads<half> const);
-template __global__ void entry(__grid_constant__ lay_out_heads<bfloat16> const);
-template __global__ void entry(__grid_constant__ pack_projections<float> const);
-template __global__ void entry(__grid_constant__ pack_projections<half> const);
-template __global__ void entry(__grid_constant__ pack_projections<bfloat16> const);
-template __global__ void entry(__grid_constant__ pack_coordinates<float> const);
-template __global__ void entry(__grid_constant__ pack_coordinates<half> const);
-template __global__ void entry(__grid_constant__ pack_coordinates<bfloat16> const);
-template __global__ void entry(__grid_constant__ pack_exact<float> const);
-template __global__ void entry(__grid_constant__ pack_exact<half> const);
-template __global__ void entry(__grid_constant__ pack_exact<bfloat16> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::lay_out_heads<float, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::lay_out_heads<half, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::lay_out_heads<bfloat16, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<float, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<half, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<bfloat16, backend>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ pool_neighbours const);
-template __global__ void entry(__grid_constant__ pool_fading_ends const);
-template __global__ void entry(__grid_constant__ pool_fading const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_windows<backend, false>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_windows<backend, true>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_fading<backend>> const);
 
 } // namespace mdkv::gpu::kernels

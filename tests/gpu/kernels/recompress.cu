@@ -1,20 +1,22 @@
-#include <mdkv/gpu/recompress.cuh>
+#include <mdkv/gpu/run.cuh>
+#include <mdkv/recompress.hpp>
 
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ stored_rungs const);
-template __global__ void entry(__grid_constant__ mask_losses const);
-template __global__ void entry(__grid_constant__ count_kept const);
-template __global__ void entry(__grid_constant__ list_sources const);
-template __global__ void entry(__grid_constant__ stored_projections<float> const);
-template __global__ void entry(__grid_constant__ stored_projections<half> const);
-template __global__ void entry(__grid_constant__ stored_projections<bfloat16> const);
-template __global__ void entry(__grid_constant__ read_tokens<float> const);
-template __global__ void entry(__grid_constant__ read_tokens<half> const);
-template __global__ void entry(__grid_constant__ read_tokens<bfloat16> const);
-template __global__ void entry(__grid_constant__ copy_stored<float> const);
-template __global__ void entry(__grid_constant__ copy_stored<half> const);
-template __global__ void entry(__grid_constant__ copy_stored<bfloat16> const);
+constexpr space there = space::device;
+
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read_projections<float, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read_projections<half, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read_projections<bfloat16, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read_tokens<float, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read_tokens<half, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read_tokens<bfloat16, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carry_over<float, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carry_over<half, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carry_over<bfloat16, there>> const);
+// The same code for every element type:
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mask_losses<half, there>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::settle_rungs<half, there>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -3,8 +3,6 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ count_rungs const);
-template __global__ void entry(__grid_constant__ scan_rungs const);
-template __global__ void entry(__grid_constant__ list_rungs const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sort_slots<backend>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -60,7 +60,6 @@ struct device_layer
     device_tensor<T, 3> window_keys;
     device_tensor<T, 3> window_values;
     device_tensor<float, 3> key_basis;
-    device_tensor<float, 3> query_basis;
     device_tensor<float, 3> value_basis;
     device_tensor<std::uint8_t, 2> rung;
 
@@ -71,15 +70,14 @@ struct device_layer
         , window_keys{from.window_keys}
         , window_values{from.window_values}
         , key_basis{from.key_basis}
-        , query_basis{from.query_basis}
         , value_basis{from.value_basis}
         , rung{from.rung}
     {}
 
     void pack(mdkv::gpu::backend const& on, mdkv::cache_view<T, mdkv::space::device> const& cache) const
     {
-        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(),
-            mdkv::key_bases<mdkv::gpu::backend>{key_basis.in(), query_basis.in()}, value_basis.in(), rung.in(), cache);
+        mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
+            rung.in(), cache);
     }
 };
 

@@ -5,7 +5,10 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
 
 #include <algorithm>
@@ -13,7 +16,7 @@
 #include <cstddef>
 #include <memory>
 
-namespace mdkv::cpu::detail
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
 /// Below this many bytes, waking other threads costs more than they save.
@@ -32,75 +35,30 @@ inline constexpr index_t most_block_tokens  = 256;
 inline constexpr index_t most_block_bytes   = index_t{1} << 15;
 inline constexpr index_t least_block_tokens = 64;
 
-/// Of codes, whose sums have more to finish at the end of a block; their bytes come from the second-level cache.
-inline constexpr index_t quantised_block_tokens = 128;
-
-/// Tokens of one head stored alike. Untyped: codes leave what follows them at any address.
-struct attend_run
+/// Tokens attended at a time.
+[[nodiscard]] inline index_t block_tokens(mdkv::detail::stored_run const& run) noexcept
 {
-    std::byte const* keys     = nullptr;
-    std::byte const* values   = nullptr;
-    index_t tokens            = 0;
-    index_t stored            = 0; // tokens its tiles are laid out for
-    index_t key_coordinates   = 0;
-    index_t value_coordinates = 0;
-    index_t key_bytes         = 0; // of a token
-    index_t value_bytes       = 0;
-    storage kind              = storage::plain;
-    bool projected            = false;
-    bool turned               = false;
+    if (run.keys.kind != storage::plain) { return quantised_block_tokens; }
+    return std::clamp(
+        most_block_bytes / run.token_bytes() / part_tokens * part_tokens, least_block_tokens, most_block_tokens);
+}
 
-    [[nodiscard]] index_t token_bytes() const { return key_bytes + value_bytes; }
-
-    [[nodiscard]] index_t block_tokens() const
-    {
-        if (kind != storage::plain) { return quantised_block_tokens; }
-        return std::clamp(
-            most_block_bytes / token_bytes() / part_tokens * part_tokens, least_block_tokens, most_block_tokens);
-    }
-};
-
-/// The runs of one head: those of its rungs, then the exact one, then the tail.
+/// The runs of one head that hold tokens, in their order.
 struct attend_head
 {
-    std::array<attend_run, max_rungs + 2> runs{};
+    std::array<mdkv::detail::stored_run, max_rungs + 2> runs{};
     std::size_t count = 0;
     index_t bytes     = 0;
 
     template <element T>
     attend_head(cache_view<T, space::host> const& cache, index_t h)
     {
-        constexpr index_t element_bytes = sizeof(T);
-        cache_layout const& layout      = cache.layout;
-        head_entry const& entry         = cache.heads[h];
-        for (std::size_t r = 0; r < layout.rungs; ++r)
+        for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
         {
-            if (!layout.own_run(r)) { continue; }
-            run_entry const& run = entry.runs[r];
-            add({cache.arena + run.keys, cache.arena + run.values, run.tokens, run.tokens, layout.key_coordinates[r],
-                layout.value_coordinates[r], layout.key_bytes(r, element_bytes), layout.value_bytes(r, element_bytes),
-                layout.kinds[r], layout.projected(r), layout.turned(r)});
+            runs[count] = mdkv::detail::run_of_head(cache, h, i);
+            bytes += runs[count].tokens * runs[count].token_bytes();
+            count += runs[count].tokens > 0 ? 1 : 0;
         }
-        auto const [keys, values] = layout.dims;
-        auto const add_exact      = [&](std::byte const* at, std::byte const* value, index_t tokens, index_t stored) {
-            add({at, value, tokens, stored, keys, values, keys * element_bytes, values * element_bytes, storage::plain,
-                false, false});
-        };
-        run_entry const& exact = entry.exact;
-        add_exact(cache.arena + exact.keys, cache.arena + exact.values, exact.tokens, exact.tokens);
-        if (*cache.appended > 0)
-        {
-            std::byte const* const tail = cache.tail + h * cache.tail_head_bytes();
-            add_exact(tail, tail + cache.tail_capacity * keys * element_bytes, *cache.appended, cache.tail_capacity);
-        }
-    }
-
-private:
-    void add(attend_run const& run)
-    {
-        if (run.tokens == 0) { return; }
-        runs[count++] = run;
-        bytes += run.tokens * run.token_bytes();
     }
 };
 
@@ -122,46 +80,57 @@ struct attend_cut
     }
 };
 
-/// What one part leaves: per query the softmax state, the sum of full values, that of turned ones and that of projected
+/// to = to * by + from * from_by, over n coordinates.
+[[gnu::noinline]] inline void combine(float* to, float by, float const* from, float from_by, index_t n) noexcept
+{
+    for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by + from[c] * from_by; }
+}
+
+[[gnu::noinline]] inline void multiply_by(float factor, float* x, index_t n) noexcept
+{
+    for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
+}
+
+/// What one part leaves: per query the softmax state, the sum of full values, that of rotated ones and that of projected
 /// ones.
 struct attend_state
 {
     mdkv::detail::softmax_state* softmax; // [G]
     float* sums;                          // [G, Dv]
-    float* turned;                        // [G, turned_step]
+    float* rotated;                       // [G, rotated_step]
     float* latent;                        // [G, latent_step]
     index_t value_step;
-    index_t turned_step; // Dv, or 0 where no rung is turned
+    index_t rotated_step; // Dv, or 0 where no rung is rotated
     index_t latent_step;
 
-    attend_state(float* memory, index_t group, index_t values, index_t turned_values, index_t latents)
+    attend_state(float* memory, index_t group, index_t values, index_t rotated_values, index_t latents)
         : softmax{reinterpret_cast<mdkv::detail::softmax_state*>(memory)}
         , sums{memory + 2 * group}
-        , turned{sums + group * values}
-        , latent{turned + group * turned_values}
+        , rotated{sums + group * values}
+        , latent{rotated + group * rotated_values}
         , value_step{values}
-        , turned_step{turned_values}
+        , rotated_step{rotated_values}
         , latent_step{latents}
     {}
 
     static_assert(sizeof(mdkv::detail::softmax_state) == 2 * sizeof(float));
 
-    [[nodiscard]] static index_t floats(index_t group, index_t values, index_t turned_values, index_t latents)
+    [[nodiscard]] static index_t floats(index_t group, index_t values, index_t rotated_values, index_t latents)
     {
-        return tile::round_up(group * (2 + values + turned_values + latents), 16);
+        return tile::round_up(group * (2 + values + rotated_values + latents), 16);
     }
 
     void clear(index_t group) const
     {
         std::uninitialized_fill_n(softmax, group, mdkv::detail::softmax_state{});
-        std::fill_n(sums, group * (value_step + turned_step + latent_step), 0.0F);
+        std::fill_n(sums, group * (value_step + rotated_step + latent_step), 0.0F);
     }
 
     void scale(index_t g, float factor) const
     {
-        for (index_t c = 0; c < value_step; ++c) { sums[g * value_step + c] *= factor; }
-        for (index_t c = 0; c < turned_step; ++c) { turned[g * turned_step + c] *= factor; }
-        for (index_t c = 0; c < latent_step; ++c) { latent[g * latent_step + c] *= factor; }
+        multiply_by(factor, sums + g * value_step, value_step);
+        multiply_by(factor, rotated + g * rotated_step, rotated_step);
+        multiply_by(factor, latent + g * latent_step, latent_step);
     }
 
     /// Adds another part of the same head.
@@ -169,15 +138,12 @@ struct attend_state
     {
         for (index_t g = 0; g < group; ++g)
         {
-            auto const by  = softmax[g].merge(other.softmax[g]);
-            auto const add = [&](float* to, float const* from, index_t n) {
-                for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by.first + from[c] * by.second; }
-            };
-            add(sums + g * value_step, other.sums + g * value_step, value_step);
-            add(turned + g * turned_step, other.turned + g * turned_step, turned_step);
-            add(latent + g * latent_step, other.latent + g * latent_step, latent_step);
+            auto const [by, other_by] = softmax[g].merge(other.softmax[g]);
+            combine(sums + g * value_step, by, other.sums + g * value_step, other_by, value_step);
+            combine(rotated + g * rotated_step, by, other.rotated + g * rotated_step, other_by, rotated_step);
+            combine(latent + g * latent_step, by, other.latent + g * latent_step, other_by, latent_step);
         }
     }
 };
 
-} // namespace mdkv::cpu::detail
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

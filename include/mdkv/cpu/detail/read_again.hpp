@@ -3,50 +3,56 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/detail/turn.hpp>
+#include <mdkv/cpu/detail/hadamard.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/tile.hpp>
+#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/quantiser.hpp>
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
-namespace mdkv::cpu::detail
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// The largest lane, by halves of the vector.
-template <int N>
-[[nodiscard]] inline float largest_lane(simd::floats_of<N> v) noexcept
+/// As many quantisers as a vector has lanes, made together: rounding to half takes as long for one as for all. To the bit
+/// those of `mdkv::detail::quantiser`.
+struct quantisers
 {
-    float part[N];
-    std::memcpy(part, &v, sizeof v);
-    if constexpr (N == 4) { return std::max(std::max(part[0], part[1]), std::max(part[2], part[3])); }
-    else
+    float least[simd::lanes]{}; ///< of each group
+    float most[simd::lanes]{};
+    float minimum[simd::lanes];
+    float scale[simd::lanes];
+    float inverse[simd::lanes];
+
+    void find_bounds(int group, float const* x, index_t n) noexcept
     {
-        auto const a = simd::load<N / 2>(part);
-        auto const b = simd::load<N / 2>(part + N / 2);
-        return largest_lane<N / 2>(a > b ? a : b);
-    }
-}
-
-/// As `mdkv::detail::quantiser` to the bit, but for several groups at once, whose halves are rounded together.
-class quantisers
-{
-public:
-    static constexpr index_t groups = simd::lanes;
-    static constexpr index_t reach  = groups * quantised_group; ///< coordinates
-
-    /// For n coordinates, at most `reach`.
-    quantisers(float const* x, index_t n, storage kind) noexcept
-    {
-        float least[groups] = {};
-        float most[groups]  = {};
-        for (index_t g = 0; g * quantised_group < n; ++g)
+        float low = x[0], high = x[0];
+        index_t i = 0;
+        if (n >= simd::lanes)
         {
-            index_t const first = g * quantised_group;
-            find_bounds(x + first, std::min(n - first, quantised_group), least[g], most[g]);
+            simd::floats lows  = simd::load(x);
+            simd::floats highs = lows;
+            for (i = simd::lanes; i + simd::lanes <= n; i += simd::lanes)
+            {
+                simd::floats const v = simd::load(x + i);
+                lows                 = simd::min(lows, v);
+                highs                = simd::max(highs, v);
+            }
+            low  = -largest_lane<simd::lanes>(-lows);
+            high = largest_lane<simd::lanes>(highs);
         }
+        for (; i < n; ++i)
+        {
+            low  = std::min(low, x[i]);
+            high = std::max(high, x[i]);
+        }
+        least[group] = low;
+        most[group]  = high;
+    }
+
+    void fit(storage kind) noexcept
+    {
         simd::floats const zero  = simd::broadcast(0.0F);
         simd::floats const low   = simd::load(least);
         simd::floats const high  = simd::load(most);
@@ -55,159 +61,97 @@ public:
         simd::floats const start = rounded(low);
         simd::floats const span  = low * zero + high * zero; // NaN where a bound is not finite
         simd::floats const step  = span == zero ? simd::max(rounded((within(high) - start) / codes), zero) : nan;
-        simd::store(minimum_, span == zero ? start : nan);
-        simd::store(scale_, step);
-        simd::store(inverse_, step > zero ? simd::broadcast(1.0F) / step : zero);
+        simd::store(minimum, span == zero ? start : nan);
+        simd::store(scale, step);
+        simd::store(inverse, step > zero ? simd::broadcast(1.0F) / step : zero);
     }
 
-    /// Group g as one quantiser.
-    [[nodiscard]] mdkv::detail::quantiser operator[](index_t g) const noexcept
+    /// Writes the n coordinates of a group as they would be read again.
+    void read_again(int group, float const* x, index_t n, int most_code, float* to) const noexcept
     {
-        mdkv::detail::quantiser q;
-        q.minimum = minimum_[g];
-        q.scale   = scale_[g];
-        q.inverse = inverse_[g];
-        return q;
+        simd::floats const start = simd::broadcast(minimum[group]);
+        simd::floats const step  = simd::broadcast(scale[group]);
+        simd::floats const per   = simd::broadcast(inverse[group]);
+        simd::floats const last  = simd::broadcast(static_cast<float>(most_code));
+        index_t i                = 0;
+        for (; i + simd::lanes <= n; i += simd::lanes)
+        {
+            simd::floats const at = (simd::load(x + i) - start) * per + simd::broadcast(0.5F);
+            auto const code =
+                __builtin_convertvector(simd::min(simd::max(at, simd::broadcast(0.0F)), last), simd::ints);
+            simd::store(to + i, start + step * simd::to_floats(code));
+        }
+        mdkv::detail::quantiser one;
+        one.minimum = minimum[group];
+        one.scale   = scale[group];
+        one.inverse = inverse[group];
+        for (; i < n; ++i) { to[i] = one.value(one.code(x[i], most_code)); }
     }
 
 private:
-    static void find_bounds(float const* x, index_t n, float& least, float& most) noexcept
+    /// By halves of the vector.
+    template <int N>
+    [[nodiscard]] static float largest_lane(simd::floats_of<N> v) noexcept
     {
-        least     = x[0];
-        most      = x[0];
-        index_t i = 0;
-        if (n >= simd::lanes)
+        float part[N];
+        std::memcpy(part, &v, sizeof v);
+        if constexpr (N == 4) { return std::max(std::max(part[0], part[1]), std::max(part[2], part[3])); }
+        else
         {
-            simd::floats low  = simd::load(x);
-            simd::floats high = low;
-            for (i = simd::lanes; i + simd::lanes <= n; i += simd::lanes)
-            {
-                simd::floats const v = simd::load(x + i);
-                low                  = simd::min(low, v);
-                high                 = simd::max(high, v);
-            }
-            least = -largest_lane<simd::lanes>(-low);
-            most  = largest_lane<simd::lanes>(high);
-        }
-        for (; i < n; ++i)
-        {
-            least = std::min(least, x[i]);
-            most  = std::max(most, x[i]);
+            auto const a = simd::load<N / 2>(part);
+            auto const b = simd::load<N / 2>(part + N / 2);
+            return largest_lane<N / 2>(a > b ? a : b);
         }
     }
 
     /// Cut to half's range.
     [[nodiscard]] static simd::floats within(simd::floats x) noexcept
     {
-        return simd::min(simd::max(x, simd::broadcast(-65504.0F)), simd::broadcast(65504.0F));
+        simd::floats const most = simd::broadcast(mdkv::detail::largest_half);
+        return simd::min(simd::max(x, -most), most);
     }
-
     [[nodiscard]] static simd::floats rounded(simd::floats x) noexcept
     {
         half as_half[simd::lanes];
         simd::narrow_to(as_half, within(x));
         return simd::load(as_half);
     }
-
-    float minimum_[groups];
-    float scale_[groups];
-    float inverse_[groups];
 };
 
-/// wide(i, x, x') and single(i, x, x') for the n coordinates of one token, `lanes` at a time and one by one: x' is x read
-/// again from codes of this kind.
-template <class Wide, class Single>
-[[gnu::always_inline]] inline void for_each_read_again(
-    float const* from, index_t n, storage kind, Wide const& wide, Single const& single) noexcept
+/// Writes the leading n coordinates of `count` rows, `step` apart, as they would be read again: to [count, n].
+inline void read_again(float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
 {
-    int const most          = mdkv::detail::most_code(kind);
-    simd::floats const zero = simd::broadcast(0.0F);
-    simd::floats const last = simd::broadcast(static_cast<float>(most));
-    for (index_t first = 0; first < n; first += quantisers::reach)
+    struct group
     {
-        index_t const end = std::min(n, first + quantisers::reach);
-        quantisers const all{from + first, end - first, kind};
-        for (index_t g = 0; first + g * quantised_group < end; ++g)
+        float const* x;
+        index_t n;
+        float* to;
+    };
+    int const most = mdkv::detail::most_code(kind);
+    group groups[simd::lanes];
+    quantisers all;
+    int waiting = 0;
+    for (index_t row = 0; row < count; ++row)
+    {
+        for (index_t c = 0; c < n; c += quantised_group)
         {
-            auto const q            = all[g];
-            simd::floats const base = simd::broadcast(q.minimum);
-            simd::floats const step = simd::broadcast(q.scale);
-            simd::floats const per  = simd::broadcast(q.inverse);
-            index_t i               = first + g * quantised_group;
-            index_t const group_end = std::min(end, i + quantised_group);
-            for (; i + simd::lanes <= group_end; i += simd::lanes)
-            {
-                simd::floats const x  = simd::load(from + i);
-                simd::floats const at = (x - base) * per + simd::broadcast(0.5F);
-                auto const code       = __builtin_convertvector(simd::min(simd::max(at, zero), last), simd::ints);
-                wide(i, x, base + step * __builtin_convertvector(code, simd::floats));
-            }
-            for (; i < group_end; ++i) { single(i, from[i], q.value(q.code(from[i], most))); }
+            group const& g =
+                groups[waiting] = {from + row * step + c, std::min(n - c, quantised_group), to + row * n + c};
+            all.find_bounds(waiting, g.x, g.n);
+            bool const last = row + 1 == count && c + quantised_group >= n;
+            if (++waiting < simd::lanes && !last) { continue; }
+            all.fit(kind);
+            for (int i = 0; i < waiting; ++i) { all.read_again(i, groups[i].x, groups[i].n, most, groups[i].to); }
+            waiting = 0;
         }
     }
 }
 
-/// What is done with blocks of rows below: rows that are whole groups and follow one another are one long row, so that the
-/// quantisers of several are made together.
-[[nodiscard]] inline bool one_long_row(index_t n, index_t step) noexcept
+/// Rotates `count` rows of n coordinates that follow one another.
+inline void hadamard_rows(float const* from, index_t count, index_t n, float* to) noexcept
 {
-    return n == step && n % quantised_group == 0;
+    if (to != from) { std::copy_n(from, count * n, to); }
+    for (index_t row = 0; row < count; ++row) { hadamard_row(to + row * n, n); }
 }
 
-/// Turns `count` rows of n coordinates, `step` apart.
-inline void turn_rows(float const* from, index_t count, index_t step, index_t n, float* to) noexcept
-{
-    for (index_t row = 0; row < count; ++row)
-    {
-        if (to != from) { std::copy_n(from + row * step, n, to + row * step); }
-        turn_row(to + row * step, n);
-    }
-}
-
-/// Writes the leading n coordinates of `count` rows, `step` apart, as they would be read again.
-inline void read_again(float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
-{
-    bool const joined = one_long_row(n, step);
-    for (index_t row = 0; row < (joined ? 1 : count); ++row)
-    {
-        float* const at = to + row * step;
-        for_each_read_again(
-            from + row * step, joined ? count * n : n, kind,
-            [at](index_t i, simd::floats, simd::floats read) { simd::store(at + i, read); },
-            [at](index_t i, float, float read) { at[i] = read; });
-    }
-}
-
-/// |x - x'|^2 over the leading n coordinates x of each of `count` rows, `step` apart.
-inline void squared_roundings(
-    float const* from, index_t count, index_t step, index_t n, storage kind, float* squared) noexcept
-{
-    simd::floats wide = simd::broadcast(0.0F);
-    if (one_long_row(n, step))
-    {
-        index_t row_end = n;
-        for_each_read_again(
-            from, count * n, kind,
-            [&](index_t i, simd::floats x, simd::floats read) {
-                wide += (x - read) * (x - read);
-                if (i + simd::lanes < row_end) { return; }
-                *squared++ = simd::sum(wide);
-                wide       = simd::broadcast(0.0F);
-                row_end += n;
-            },
-            [](index_t, float, float) {});
-        return;
-    }
-    for (index_t row = 0; row < count; ++row)
-    {
-        float rest = 0;
-        wide       = simd::broadcast(0.0F);
-        for_each_read_again(
-            from + row * step, n, kind,
-            [&](index_t, simd::floats x, simd::floats read) { wide += (x - read) * (x - read); },
-            [&](index_t, float x, float read) { rest += (x - read) * (x - read); });
-        squared[row] = simd::sum(wide) + rest;
-    }
-}
-
-} // namespace mdkv::cpu::detail
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

@@ -5,13 +5,12 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/rotation.hpp>
+#include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/collectives.cuh>
-#include <mdkv/gpu/detail/attend_sizes.cuh>
-#include <mdkv/gpu/detail/staged_tokens.cuh>
-#include <mdkv/gpu/detail/stored_run.cuh>
+#include <mdkv/gpu/detail/attend_parts.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cstddef>
@@ -28,16 +27,20 @@
 namespace mdkv::gpu::kernels
 {
 
+using mdkv::detail::coded_group;
+using mdkv::detail::run_rows;
+using mdkv::detail::stored_run;
+
 template <element T, element U>
 struct attend_slice
 {
     // Inside a block everything is counted in int: 64-bit division takes as long as a row.
     static constexpr char const* name              = "attend_slice";
-    static constexpr int threads                   = 128;
+    static constexpr int threads                   = attend_sizes::threads;
     static constexpr int blocks_per_multiprocessor = 4;
-    static constexpr int most_queries              = 8;  ///< query heads of a block
-    static constexpr int chunk                     = 4;  ///< queries whose sums a thread holds
-    static constexpr int most_tokens               = 64; ///< of a block of tokens; slices begin at multiples of it
+    static constexpr int most_queries              = attend_sizes::most_queries;
+    static constexpr int most_tokens               = attend_sizes::most_tokens;
+    static constexpr int chunk                     = 4; ///< queries whose sums a thread holds
     static constexpr int group_size                = quantised_group;
 
     in_view<U, 2, backend> queries;
@@ -72,17 +75,16 @@ struct attend_slice
     }
     [[nodiscard]] MDKV_HD static index_t align(index_t bytes) { return (bytes + 15) / 16 * 16; }
 
-    [[nodiscard]] MDKV_HD room carve(device::shared_carver& memory) const
+    [[nodiscard]] MDKV_HD room carve(mdkv::detail::carver& memory) const
     {
-        return {memory.template take<float>(most_queries * sizes.queries()),
-            memory.template take<float>(most_queries * groups()), memory.template take<float>(threads * most_queries),
-            memory.template take<float>(most_queries * 2), memory.template take<float>(most_queries),
-            memory.template take<float>(most_queries * sizes.sums()), memory.template take<float>(threads * chunk),
-            memory.template take<std::byte>(stages * staged_bytes())};
+        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(most_queries * groups()),
+            memory.take<float>(threads * most_queries), memory.take<float>(most_queries * 2),
+            memory.take<float>(most_queries), memory.take<float>(most_queries * sizes.sums()),
+            memory.take<float>(threads * chunk), memory.take<std::byte>(stages * staged_bytes())};
     }
     [[nodiscard]] index_t shared_bytes() const
     {
-        device::shared_carver count{nullptr};
+        mdkv::detail::carver count;
         static_cast<void>(carve(count));
         return count.bytes();
     }
@@ -109,20 +111,20 @@ struct attend_slice
         int const before   = static_cast<int>(item % query_blocks) * most_queries;
         place const at{item / query_blocks, before, group - before < most_queries ? group - before : most_queries,
             device::block() % slices};
-        device::shared_carver memory{device::shared_memory()};
+        mdkv::detail::carver memory{device::shared_memory()};
         room const mine = carve(memory);
         begin(at, mine);
         index_t total = 0;
-        for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
+        for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
         {
-            stored_run const run = run_of(cache, at.head, i);
+            stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
             total += run.tokens * run.token_bytes();
         }
         index_t run_begin = 0;
         bool projected    = false;
-        for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
+        for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
         {
-            stored_run const run = run_of(cache, at.head, i);
+            stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
             if (run.tokens == 0) { continue; }
             index_t const begin_token = token_at(run, run_begin, total * at.slice / slices);
             index_t const end_token   = token_at(run, run_begin, total * (at.slice + 1) / slices);
@@ -146,7 +148,7 @@ struct attend_slice
         return blocks * most_tokens < run.tokens ? blocks * most_tokens : run.tokens;
     }
 
-    /// Queries, scaled, in the original basis and turned; rows past the group's are zero, so that nobody asks for them.
+    /// Queries, scaled, in the original basis and rotated; rows past the group's are zero and are not read back.
     __device__ void begin(place const& at, room const& mine) const
     {
         for (int i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
@@ -164,16 +166,16 @@ struct attend_slice
             mine.q[g * sizes.queries() + d] = widen(queries(at.head * group + at.first_query + g, d)) * scale;
         }
         device::sync();
-        if (!sizes.turned) { return; }
+        if (!sizes.rotated) { return; }
         for (int i = device::thread(); i < at.queries * groups(); i += threads)
         {
             int const g       = i / groups();
             int const first   = i % groups() * group_size;
             int const n       = sizes.keys - first < group_size ? sizes.keys - first : group_size;
             float const* from = mine.q + g * sizes.queries() + first;
-            float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::turned) + first;
+            float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::rotated) + first;
             for (int d = 0; d < n; ++d) { to[d] = from[d]; }
-            mdkv::detail::turn(to, n);
+            mdkv::detail::hadamard(to, n);
         }
         device::sync();
     }
@@ -182,7 +184,6 @@ struct attend_slice
     __device__ void project_queries(place const& at, room const& mine) const
     {
         head_entry const& entry = cache.heads[at.head];
-        std::byte const* matrix = cache.arena + entry.key_projection; // [D, columns]
         int const columns       = static_cast<int>(entry.key_columns);
         for (int i = device::thread(); i < at.queries * columns; i += threads)
         {
@@ -191,7 +192,8 @@ struct attend_slice
             float sum   = 0.0F;
             for (int d = 0; d < sizes.keys; ++d)
             {
-                sum += mine.q[g * sizes.queries() + d] * widen(element_at<T>(matrix, d * columns + c));
+                sum += mine.q[g * sizes.queries() + d]
+                       * mdkv::detail::projection_at(cache, entry.key_projection, d * columns + c);
             }
             mine.q[g * sizes.queries() + sizes.queries_of(run_basis::projected) + c] = sum;
         }
@@ -201,7 +203,7 @@ struct attend_slice
     __device__ void attend_run(
         stored_run const& run, index_t first, index_t end, place const& at, room const& mine) const
     {
-        if (run.kind != storage::plain) { sum_groups(run, mine); }
+        if (run.keys.kind != storage::plain) { sum_groups(run, mine); }
         auto const block = [&](index_t t) {
             return piece{t, end - t < block_tokens ? static_cast<int>(end - t) : block_tokens};
         };
@@ -217,12 +219,13 @@ struct attend_slice
             }
             else { device::copy_async_wait<0>(); }
             device::sync();
-            std::byte const* const staged = mine.staged + current * staged_bytes();
-            logits(run, block(t), staged, mine);
+            std::byte* const staged = mine.staged + current * staged_bytes();
+            int const count         = block(t).count;
+            logits(staged_rows(run.keys, t, staged), run.basis, count, mine);
             device::sync();
-            soften(block(t), at, mine);
+            soften(mine.logits, shares(), count, block_tokens, at.queries, mine.softmax, mine.factor);
             device::sync();
-            add_values(run, block(t), staged + staged_keys(), mine);
+            add_values(staged_rows(run.values, t, staged + staged_keys()), run.basis, count, mine);
             if (stages == 2) { current = 1 - current; }
             else if (next < end) { stage(run, block(next), mine.staged); }
         }
@@ -231,24 +234,33 @@ struct attend_slice
     /// Copies the bytes of a block of tokens to shared memory; one group of asynchronous copies.
     __device__ void stage(stored_run const& run, piece const& part, std::byte* to) const
     {
-        index_t const end = run.whole_tiles(part.first + part.count);
-        stage_bytes(run.keys + part.first * run.key_bytes, (end - part.first) * run.key_bytes, to);
-        stage_bytes(run.values + part.first * run.value_bytes, staged_value_bytes(run, part.first, part.count),
+        index_t const tokens = run.keys.whole_tiles(part.first + part.count) - part.first;
+        stage_bytes(run.keys.begin + part.first * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
+        stage_bytes(run.values.begin + part.first * run.values.token_bytes, tokens * run.values.token_bytes,
             to + staged_keys());
         device::copy_async_commit();
     }
+
+    /// Rows of a run from token `first` on as they are staged at `begin`; tokens are counted from `first`.
+    [[nodiscard]] __device__ static run_rows staged_rows(run_rows rows, index_t first, std::byte* begin)
+    {
+        rows.begin = begin;
+        rows.stored -= first;
+        return rows;
+    }
+
     /// Sums of the queries over the groups of coordinates: what a group's minimum is multiplied by.
     __device__ void sum_groups(stored_run const& run, room const& mine) const
     {
         device::sync(); // those of the run before may still be read
         float const* const q = mine.q + sizes.queries_of(run.basis);
-        int const in_run     = (run.key_coordinates + group_size - 1) / group_size;
+        int const in_run     = (run.keys.coordinates + group_size - 1) / group_size;
         for (int i = device::thread(); i < most_queries * in_run; i += threads)
         {
             int const g     = i / in_run;
             int const first = i % in_run * group_size;
             float sum       = 0.0F;
-            for (int d = first; d < run.key_coordinates && d < first + group_size; ++d)
+            for (int d = first; d < run.keys.coordinates && d < first + group_size; ++d)
             {
                 sum += q[g * sizes.queries() + d];
             }
@@ -260,42 +272,43 @@ struct attend_slice
     [[nodiscard]] __device__ int shares() const { return threads / block_tokens; }
 
     /// logits[share, query, token] of a staged block.
-    __device__ void logits(stored_run const& run, piece const& part, std::byte const* keys, room const& mine) const
+    __device__ void logits(run_rows const& keys, run_basis basis, int count, room const& mine) const
     {
-        int const token      = device::thread() % block_tokens;
-        int const share      = device::thread() / block_tokens;
-        bool const there     = token < part.count;
-        float const* const q = mine.q + sizes.queries_of(run.basis);
-        in_tile const at{run, part.first, token};
-        std::byte const* const rows = keys + at.first * run.key_bytes;
+        int const token             = device::thread() % block_tokens;
+        int const share             = device::thread() / block_tokens;
+        int const place             = token % int{tile_tokens};
+        bool const there            = token < count;
+        float const* const q        = mine.q + sizes.queries_of(basis);
+        std::byte const* const rows = keys.begin + keys.tile(token);
+        int const width             = keys.width(token);
         for (int g = 0; g < most_queries; g += chunk)
         {
             float sum[chunk]{};
-            if (there && run.kind == storage::plain)
+            if (there && keys.kind == storage::plain)
             {
-                int const each = (run.key_coordinates + shares() - 1) / shares();
-                int const end  = (share + 1) * each < run.key_coordinates ? (share + 1) * each : run.key_coordinates;
-                auto const* const key = reinterpret_cast<T const*>(rows) + at.place;
+                int const each        = (keys.coordinates + shares() - 1) / shares();
+                int const end         = (share + 1) * each < keys.coordinates ? (share + 1) * each : keys.coordinates;
+                auto const* const key = reinterpret_cast<T const*>(rows) + place;
                 for (int d = share * each; d < end; ++d)
                 {
-                    float const k = widen(key[d * at.width]);
+                    float const k = widen(key[d * width]);
                     for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
                 }
             }
             else if (there)
             {
-                for (int number = share; number * group_size < run.key_coordinates; number += shares())
+                for (int number = share; number * group_size < keys.coordinates; number += shares())
                 {
-                    coded_group const codes{rows, at.width, run.key_coordinates, number, run.kind};
+                    coded_group const codes     = keys.group(token, number);
                     float const* const of_group = q + g * sizes.queries() + number * group_size;
                     float coded[chunk]{};
                     for (int j = 0; j < codes.coordinates; ++j)
                     {
-                        float const k = codes.key_code(j, at.place, at.width, run.kind);
+                        auto const k = static_cast<float>(codes.code_of(rows, place, j));
                         for (int i = 0; i < chunk; ++i) { coded[i] += of_group[i * sizes.queries() + j] * k; }
                     }
-                    float const scale_of = widen(codes.scales[at.place]);
-                    float const minimum  = widen(codes.minima[at.place]);
+                    float const scale_of = half_at(rows, codes.scale(place));
+                    float const minimum  = half_at(rows, codes.minimum(place));
                     for (int i = 0; i < chunk; ++i)
                     {
                         sum[i] += scale_of * coded[i] + minimum * mine.q_sums[(g + i) * groups() + number];
@@ -309,80 +322,27 @@ struct attend_slice
         }
     }
 
-    /// Adds a block's logits to the softmax of every query, and leaves the weights where the logits of share 0 were.
-    __device__ void soften(piece const& part, place const& at, room const& mine) const
-    {
-        for (int g = device::warp(); g < at.queries; g += threads / device::warp_size)
-        {
-            float x[most_tokens / device::warp_size];
-            float highest = mdkv::detail::empty_lse;
-            for (int i = 0; i < most_tokens / device::warp_size; ++i)
-            {
-                int const token = i * device::warp_size + device::lane();
-                x[i]            = mdkv::detail::empty_lse;
-                if (token >= part.count) { continue; }
-                float sum = 0.0F;
-                for (int share = 0; share < shares(); ++share)
-                {
-                    sum += mine.logits[(share * most_queries + g) * block_tokens + token];
-                }
-                x[i]    = sum;
-                highest = sum > highest ? sum : highest;
-            }
-            highest            = device::warp_max(highest);
-            float const before = mine.softmax[2 * g];
-            float const top    = before > highest ? before : highest;
-            float sum          = 0.0F;
-            for (int i = 0; i < most_tokens / device::warp_size; ++i)
-            {
-                int const token = i * device::warp_size + device::lane();
-                if (token >= part.count) { continue; }
-                float const weight                    = exp2f(x[i] - top);
-                mine.logits[g * block_tokens + token] = weight;
-                sum += weight;
-            }
-            sum = device::warp_sum(sum);
-            if (device::lane() == 0)
-            {
-                float const factor      = before == mdkv::detail::empty_lse ? 0.0F : exp2f(before - top);
-                mine.factor[g]          = factor;
-                mine.softmax[2 * g]     = top;
-                mine.softmax[2 * g + 1] = mine.softmax[2 * g + 1] * factor + sum;
-            }
-            device::sync_warp();
-        }
-        for (int g = at.queries + device::warp(); g < most_queries; g += threads / device::warp_size)
-        {
-            for (int token = device::lane(); token < part.count; token += device::warp_size)
-            {
-                mine.logits[g * block_tokens + token] = 0.0F;
-            }
-            if (device::lane() == 0) { mine.factor[g] = 1.0F; }
-        }
-    }
-
     /// Scales all sums of values by what the softmax has grown, then adds the weighted values of a staged block.
-    __device__ void add_values(
-        stored_run const& run, piece const& part, std::byte const* values, room const& mine) const
+    __device__ void add_values(run_rows const& values, run_basis basis, int count, room const& mine) const
     {
         for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads)
         {
             mine.sums[i] *= mine.factor[i / sizes.sums()];
         }
         int columns = 16; // threads that have a coordinate each; the others share the tokens
-        while (columns < threads && columns < run.value_coordinates) { columns *= 2; }
+        while (columns < threads && columns < values.coordinates) { columns *= 2; }
         int const column  = device::thread() % columns;
         int const share   = device::thread() / columns;
-        float* const sums = mine.sums + sizes.sums_of(run.basis);
-        for (int first = 0; first < run.value_coordinates; first += columns)
+        float* const sums = mine.sums + sizes.sums_of(basis);
+        for (int first = 0; first < values.coordinates; first += columns)
         {
             int const c = first + column;
             for (int g = 0; g < most_queries; g += chunk)
             {
                 float sum[chunk]{};
-                for (int i = share; c < run.value_coordinates && i < part.count; i += threads / columns)
+                for (int i = share; c < values.coordinates && i < count; i += threads / columns)
                 {
-                    float const v = staged_value<T>(run, part.first, values, i, c);
+                    float const v = staged_value(values, i, c);
                     for (int j = 0; j < chunk; ++j) { sum[j] += mine.logits[(g + j) * block_tokens + i] * v; }
                 }
                 device::sync(); // the sums before these have been read, and the scaling above is done
@@ -391,7 +351,7 @@ struct attend_slice
                 for (int i = device::thread(); i < columns * chunk; i += threads)
                 {
                     int const to = first + i / chunk;
-                    if (to >= run.value_coordinates) { continue; }
+                    if (to >= values.coordinates) { continue; }
                     float all = 0.0F;
                     for (int s = 0; s < threads / columns; ++s) { all += mine.partial[s * columns * chunk + i]; }
                     sums[(g + i % chunk) * sizes.sums() + to] += all;
@@ -399,6 +359,20 @@ struct attend_slice
             }
         }
         device::sync();
+    }
+
+    /// Coordinate c of a staged token's value.
+    [[nodiscard]] __device__ static float staged_value(run_rows const& values, int token, int c)
+    {
+        if (values.kind == storage::plain)
+        {
+            return widen(reinterpret_cast<T const*>(values.begin)[token * values.coordinates + c]);
+        }
+        int const place             = token % int{tile_tokens};
+        coded_group const codes     = values.group(token, c / group_size);
+        std::byte const* const tile = values.begin + values.tile(token);
+        return half_at(tile, codes.minimum(place))
+               + half_at(tile, codes.scale(place)) * static_cast<float>(codes.code_of(tile, place, c % group_size));
     }
 
     __device__ void finish(place const& at, room const& mine) const

@@ -4,17 +4,50 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/collectives.cuh>
-#include <mdkv/gpu/detail/float_tile.cuh>
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/device.cuh>
 
+#include <cmath>
 #include <cstdint>
 
 #include <vector_types.h>
 
 namespace mdkv::gpu::kernels
 {
+
+/// A block's tile of a matrix product in float: 64 x 64 results in the registers of 128 threads.
+/// Both factors lie in shared memory with the index that is summed over first: [depth, pitch]. A thread holds the results
+/// acc[k][e] of row `row(k)` and column `column(k, e)`: four rows, and eight columns that four threads of its warp share.
+struct float_tile
+{
+    static constexpr int threads = 128;
+    static constexpr int side    = 64;
+    static constexpr int pitch   = side + 4; // rows begin at 16 bytes; what lies below each other is in other banks
+
+    [[nodiscard]] __device__ static int row(int k) { return device::thread() / 8 * 4 + k / 2; }
+    [[nodiscard]] __device__ static int column(int k, int e)
+    {
+        return k % 2 * (side / 2) + device::thread() % 8 * 4 + e;
+    }
+
+    __device__ static void multiply_add(float const* a, float const* b, int depth, float (&acc)[8][4])
+    {
+        a += row(0);
+        b += column(0, 0);
+        for (int d = 0; d < depth; ++d)
+        {
+            auto const x      = *reinterpret_cast<float4 const*>(a + d * pitch);
+            auto const y      = *reinterpret_cast<float4 const*>(b + d * pitch);
+            auto const z      = *reinterpret_cast<float4 const*>(b + d * pitch + side / 2);
+            float const xs[4] = {x.x, x.y, x.z, x.w};
+            float const ys[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
+            for (int k = 0; k < 8; ++k)
+            {
+                for (int e = 0; e < 4; ++e) { acc[k][e] = fmaf(xs[k / 2], ys[k % 2 * 4 + e], acc[k][e]); }
+            }
+        }
+    }
+};
 
 /// How a Gram matrix is cut: into tiles, of which those on and above the diagonal are summed, and its samples into parts
 /// that blocks sum side by side. From extents only, so that every run adds in the same order.
@@ -68,24 +101,11 @@ struct gram_products
     gram_cut cut;
     bool wide; ///< rows of samples can be read in pieces of 16 bytes
 
-    struct shared_arrays
+    [[nodiscard]] index_t shared_bytes() const { return index_t{stages} * 2 * rows * pitch * int{sizeof(T)}; }
+    /// Shared memory: [stages, 2, rows, pitch].
+    [[nodiscard]] __device__ static T* strip(index_t stage, int which)
     {
-        T* strips; // [stages, 2, rows, pitch]
-
-        __host__ __device__ explicit shared_arrays(device::shared_carver& carve)
-            : strips{carve.take<T>(index_t{stages} * 2 * rows * pitch)}
-        {}
-        [[nodiscard]] __device__ T* strip(index_t stage, int which) const
-        {
-            return strips + (stage % stages * 2 + which) * (rows * pitch);
-        }
-    };
-    [[nodiscard]] index_t shared_bytes() const
-    {
-        device::shared_carver carve{nullptr};
-        shared_arrays const counted{carve};
-        static_cast<void>(counted);
-        return carve.bytes();
+        return reinterpret_cast<T*>(device::shared_memory()) + (stage % stages * 2 + which) * (rows * pitch);
     }
 
     /// Columns from `column` on of the samples from `first` on; zeros where there are none.
@@ -93,12 +113,11 @@ struct gram_products
     {
         for (int i = device::thread(); i < rows * (side / piece); i += threads)
         {
-            int const row   = i / (side / piece);
-            int const at    = i % (side / piece) * piece;
-            index_t const t = first + row;
-            T* const to     = strip + row * pitch + at;
-            T const* const from =
-                samples.data_handle() + samples.mapping()(head, t < end ? t : index_t{0}, column + at);
+            int const row       = i / (side / piece);
+            int const at        = i % (side / piece) * piece;
+            index_t const t     = first + row;
+            T* const to         = strip + row * pitch + at;
+            T const* const from = samples.data_handle() + samples.offset(head, t < end ? t : index_t{0}, column + at);
             if (wide && t < end && column + at + piece <= samples.extent(2)) { device::copy_async(to, from); }
             else
             {
@@ -184,14 +203,12 @@ struct gram_products
         index_t const begin  = samples.extent(1) * part / cut.parts;
         index_t const end    = samples.extent(1) * (part + 1) / cut.parts;
         index_t const rounds = (end - begin + rows - 1) / rows;
-        device::shared_carver carve{device::shared_memory()};
-        shared_arrays const shared{carve};
-        auto const fetch = [&](index_t round) {
+        auto const fetch     = [&](index_t round) {
             if (round < rounds)
             {
                 index_t const first = begin + round * rows;
-                fill(shared.strip(round, 0), head, first, end, place.row);
-                if (!diagonal) { fill(shared.strip(round, 1), head, first, end, place.column); }
+                fill(strip(round, 0), head, first, end, place.row);
+                if (!diagonal) { fill(strip(round, 1), head, first, end, place.column); }
             }
             device::copy_async_commit();
         };
@@ -204,8 +221,8 @@ struct gram_products
             device::copy_async_wait<1>();
             device::sync();
             index_t const left = end - begin - round * rows;
-            multiply_add(shared.strip(round, 0), shared.strip(round, diagonal ? 0 : 1),
-                static_cast<int>(left < rows ? left : rows), acc);
+            multiply_add(
+                strip(round, 0), strip(round, diagonal ? 0 : 1), static_cast<int>(left < rows ? left : rows), acc);
             if (round % in_float == in_float - 1) { move(acc, total); }
             device::sync();
         }

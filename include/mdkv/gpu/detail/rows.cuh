@@ -1,16 +1,12 @@
-/// \file rows.cuh: rows of elements in pieces of 16 bytes: whether they lie that way, and what a piece holds.
+/// \file rows.cuh: rows of elements in pieces of 16 bytes: whether they lie that way.
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/device.cuh>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-
-#include <vector_types.h>
 
 namespace mdkv::gpu::kernels
 {
@@ -28,18 +24,9 @@ template <class View>
     bool even = reinterpret_cast<std::uintptr_t>(rows.data_handle()) % static_cast<std::uintptr_t>(bytes) == 0;
     for (std::size_t i = 0; i + 1 < rank; ++i)
     {
-        even = even && (rows.extent(i) <= 1 || rows.mapping().stride(i) * size % bytes == 0);
+        even = even && (rows.extent(i) <= 1 || rows.stride(i) * size % bytes == 0);
     }
     return even;
-}
-
-/// The elements of a piece as floats.
-template <element T>
-__device__ __forceinline__ void widen_piece(uint4 piece, float (&to)[piece_of<T>])
-{
-    T elements[piece_of<T>];
-    std::memcpy(static_cast<void*>(elements), &piece, sizeof piece);
-    for (int i = 0; i < piece_of<T>; ++i) { to[i] = widen(elements[i]); }
 }
 
 } // namespace mdkv::gpu::kernels

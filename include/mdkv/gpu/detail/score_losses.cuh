@@ -1,14 +1,15 @@
-/// \file score_losses.cuh: score's sweep two: what every token loses at every rung (arXiv 2603.20616, section 4.2).
+/// \file score_losses.cuh: score's sweep two: the loss of every token at every rung (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/score_plan.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/score_plan.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/detail/score_tile.cuh>
-#include <mdkv/gpu/detail/score_work.cuh>
+#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
@@ -17,13 +18,13 @@
 namespace mdkv::gpu::kernels
 {
 
-/// One block a head and tile. `Shared`: tiles are in shared memory.
-template <element T, bool Shared>
+/// One block a head and tile.
+template <element T>
 struct score_losses
 {
     static constexpr char const* name              = "score_losses";
     static constexpr int threads                   = detail::score_threads;
-    static constexpr int blocks_per_multiprocessor = Shared ? 2 : 1;
+    static constexpr int blocks_per_multiprocessor = 2;
     static constexpr int group                     = static_cast<int>(quantised_group);
 
     in_view<T, 3, backend> keys;
@@ -32,27 +33,19 @@ struct score_losses
     detail::score_plan plan;
     detail::score_tiling tiling;
     detail::score_operands operands;
-    detail::score_sight sight;
-    detail::score_work_places places;
-    std::byte* tiles; // [blocks, tiling.bytes]  unless Shared
+    detail::causal_mask mask;
     int tiles_per_head;
-    int items; // heads * tiles_per_head
     bool keys_wide;
     bool values_wide;
 
-    [[nodiscard]] index_t shared_bytes() const { return places.tile + (Shared ? tiling.bytes : 0); }
+    [[nodiscard]] index_t shared_bytes() const { return tiling.bytes; }
 
     __device__ void operator()() const
     {
-        auto const work = places.at(device::shared_memory());
-        auto const tile =
-            tiling.at(Shared ? device::shared_memory() + places.tile : tiles + device::block() * tiling.bytes);
-        for (auto item = static_cast<int>(device::block()); item < items; item += static_cast<int>(device::blocks()))
-        {
-            score_one(item / tiles_per_head, item % tiles_per_head, tile, work);
-            if constexpr (Shared) { return; } // a block for every item
-            device::sync();                   // what is read here is written anew
-        }
+        auto const item = static_cast<int>(device::block());
+        mdkv::detail::carver memory{device::shared_memory() + tiling.work};
+        score_one(item / tiles_per_head, item % tiles_per_head, {device::shared_memory(), tiling},
+            {memory, plan, tiling.tokens()});
     }
 
 private:
@@ -63,7 +56,7 @@ private:
         auto const h        = operands.of(head);
         clear(work.sums, plan.softmaxes);
         detail::prepare_keys(keys, keys_wide, head, first, count, plan, tiling, h, tile);
-        add_differences({sight, first, count, tiling}, h, tile, work);
+        add_differences({mask, first, count, tiling}, h, tile, work);
         device::sync();
         join(work);
         prepare_values(head, first, count, h, tile, work);
@@ -93,7 +86,7 @@ private:
                 lse[0] = v.x, lse[1] = v.y, lse[2] = v.z, lse[3] = v.w;
             };
             detail::score_products exact;
-            detail::multiply_queries<T>(exact, tile, at, p, plan, step, h);
+            detail::multiply_queries<T>(exact, tile, at, p, plan, tiling, h);
             float lse[4];
             lse_of(0, lse);
             float sums[4] = {};
@@ -133,8 +126,7 @@ private:
         }
     }
 
-    /// Of the values, all that `write` needs: see score_work::pieces; there, in a token's first part, squares of what is
-    /// missing at each rung are left.
+    /// Fills score_work::pieces from the values; the first part of a token ends with its |v - v'|^2 at each rung.
     __device__ void prepare_values(index_t head, index_t first, int count, detail::score_head const& h,
         detail::score_tile const& tile, detail::score_work const& work) const
     {
@@ -178,11 +170,11 @@ private:
         {
             detail::score_rung const& u = plan.rungs[r];
             float rounding              = 0;
-            for (int c = share * group; u.kind != storage::plain && c < u.values; c += shares * group)
+            for (int c = share * group; u.quantised() && c < u.values; c += shares * group)
             {
                 float const* const x = (u.projected ? tile.latents : tile.keys) + c * step + token;
-                rounding += detail::squared_rounding(
-                    x, at_most(u.values - c), step, u.kind, u.turned, tile.again + c * step + token);
+                detail::for_each_read_again(x, at_most(u.values - c), step, u, tile.again + c * step + token,
+                    [&](int, float before, float read) { rounding += (before - read) * (before - read); });
             }
             float kept = 0;
             for (int c = u.kept_from + share; u.leaves_out && c < u.values; c += shares)
@@ -203,9 +195,6 @@ private:
     {
         return piece(work, 1 + plan.count + rung);
     }
-    /// Where |v|^2 and the kept coordinates' squares nearly cancel (a thousandth leaves four digits of float's seven), what
-    /// is missing is found from the difference itself.
-    [[nodiscard]] static __device__ bool cancels(float missing, float squared) { return !(missing > 1e-3F * squared); }
 
     /// |v - v'|^2 by Pythagoras, because a basis is orthonormal; one thread a token.
     __device__ void find_missing(detail::score_work const& work) const
@@ -224,18 +213,19 @@ private:
             if (!plan.rungs[r].leaves_out) { continue; }
             kept                  = (plan.rungs[r].kept_from == 0 ? 0.0F : kept) + joined(1 + plan.count + r);
             squared_rest(work, r) = squared - kept;
-            rest                  = rest || cancels(squared - kept, squared);
+            rest                  = rest || mdkv::detail::cancels(squared - kept, squared);
         }
         if (rest) { device::atomic_max(work.rest, 1U); }
     }
 
-    /// Adds up the squares of what the coordinates leave of the values.
+    /// Adds up the squares of the differences between values and their projections.
     __device__ void add_rests(
         detail::score_head const& h, detail::score_tile const& tile, detail::score_work const& work) const
     {
         detail::score_place const at{tiling};
-        int const step  = tiling.tokens();
-        int const width = detail::score_padded(plan.value_dim);
+        int const step                = tiling.tokens();
+        int const width               = plan.padded(plan.value_dim);
+        float const* const value_rows = detail::score_extra{h, plan}.value_rows;
         for (int p = at.first_panel; p * detail::score_panel < plan.value_dim; p += at.panel_step)
         {
             int const d = p * detail::score_panel + at.row;
@@ -251,7 +241,7 @@ private:
                     done = 0;
                 }
                 detail::multiply_add(kept, tile.latents + done * step + at.token, step,
-                    h.value_rows + index_t{done} * width + d, width, u.values - done);
+                    value_rows + index_t{done} * width + d, width, u.values - done);
                 done          = u.values;
                 float rest[4] = {};
                 for (int j = 0; j < 4; ++j)
@@ -276,7 +266,7 @@ private:
         float const squared = piece(work, 0);
         float const norm    = sqrtf(squared);
         float const mass    = work.totals[token];
-        if (plan.dropped >= 0) { loss(head, plan.dropped, first + token) = 2 * mass * norm; }
+        if (plan.dropped >= 0) { loss(head, plan.dropped, first + token) = mdkv::detail::dropped_loss(mass, norm); }
         if (plan.full >= 0) { loss(head, plan.full, first + token) = 0; }
         for (int r = 0; r < plan.count; ++r)
         {
@@ -285,11 +275,12 @@ private:
             if (u.leaves_out)
             {
                 float const rest = squared_rest(work, r);
-                missing +=
-                    cancels(rest, squared) ? detail::score_work::joined(work.sums + r * threads, token, tokens) : rest;
+                missing += mdkv::detail::cancels(rest, squared)
+                               ? detail::score_work::joined(work.sums + r * threads, token, tokens)
+                               : rest;
             }
             float const moved                  = u.softmax > 0 ? work.totals[u.softmax * tokens + token] : 0.0F;
-            loss(head, u.index, first + token) = moved * norm + mass * sqrtf(missing);
+            loss(head, u.index, first + token) = mdkv::detail::stored_loss(moved, mass, norm, sqrtf(missing));
         }
     }
 };

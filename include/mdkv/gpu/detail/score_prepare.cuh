@@ -1,10 +1,10 @@
-/// \file score_prepare.cuh: what score prepares once a head: scaled queries, bases, queries in the key basis (arXiv 2603.20616, section 4.2).
+/// \file score_prepare.cuh: operands of a head that score prepares on a GPU only: queries in the key basis and in the order of tensor cores (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/score_plan.cuh>
+#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cstring>
@@ -14,112 +14,67 @@
 namespace mdkv::gpu::kernels
 {
 
-/// Queries to columns, scaled; and as they are, in the order in which tensor cores take them (see multiply_exact).
+/// One block a head and panel of rows.
 template <element T>
-struct score_queries
+struct score_panels
 {
-    static constexpr char const* name = "score_queries";
+    static constexpr char const* name = "score_panels";
     static constexpr int threads      = 256;
+    static constexpr int panel        = detail::score_panel;
 
     in_view<T, 3, backend> queries;
+    in_view<float, 3, backend> basis; // [H, D, D]  of keys
     detail::score_plan plan;
     detail::score_operands operands;
-    index_t blocks_per_head;
-
-    [[nodiscard]] __device__ T at(index_t head, int row, int d) const
-    {
-        if (row >= plan.query_rows) { return narrow<T>(0.0F); }
-        return queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
-    }
+    bool tensor;
 
     __device__ void operator()() const
     {
-        index_t const head         = device::block() / blocks_per_head;
-        index_t const item         = device::block() % blocks_per_head * threads + device::thread();
+        int const panels           = plan.rows / panel;
+        index_t const head         = device::block() / panels;
+        auto const at              = static_cast<int>(device::block() % panels);
         detail::score_head const h = operands.of(head);
-        if (item >= index_t{plan.rows} * plan.dim) { return; }
-        h.queries[item] =
-            widen(at(head, static_cast<int>(item % plan.rows), static_cast<int>(item / plan.rows))) * plan.to_log2;
+        multiply(
+            head, h.queries + index_t{at} * plan.dim * panel, h.latents + index_t{at} * plan.key_columns() * panel);
         if constexpr (sizeof(T) == 2)
         {
-            if (!plan.tensor || item >= index_t{plan.rows} * plan.dim / 8) { return; }
-            int const lane   = static_cast<int>(item % device::warp_size);
-            int const depths = plan.dim / detail::score_depth;
-            int const depth  = static_cast<int>(item / device::warp_size % depths);
-            int const panel  = static_cast<int>(item / device::warp_size / depths);
-            T pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
-            for (int i = 0; i < 8; ++i)
+            int const fragments = plan.dim / detail::score_depth * device::warp_size; // of a panel
+            uint4* const to     = detail::score_extra{h, plan}.fragments + index_t{at} * fragments;
+            for (int i = device::thread(); tensor && i < fragments; i += threads)
             {
-                int const row                  = panel * detail::score_panel + lane / 8 * 4 + i / 4 * 2 + lane / 4 % 2;
-                int const d                    = depth * detail::score_depth + lane % 4 * 2 + i / 2 % 2 * 8 + i % 2;
-                pairs[i / 4][i / 2 % 2][i % 2] = at(head, row, d);
+                write_fragment(head, at * panel, i, to + i);
             }
-            std::memcpy(h.fragments + item, pairs, sizeof pairs);
         }
     }
-};
 
-/// Leading directions of a basis, as rows or as columns, zero-padded.
-struct score_basis_copy
-{
-    in_view<float, 3, backend> from;
-    index_t to; ///< in a head's operands
-    int count;  ///< directions
-    int width;  ///< of a row of the copy
-    bool columns;
-};
-
-/// One block a head and basis.
-struct score_bases
-{
-    static constexpr char const* name = "score_bases";
-    static constexpr int threads      = 256;
-    static constexpr int copies       = 3;
-
-    score_basis_copy copy[copies];
-    detail::score_operands operands;
-
-    __device__ void operator()() const
+private:
+    /// Queries in the key basis: one thread a query and direction.
+    __device__ void multiply(index_t head, float const* rows, float* latents) const
     {
-        index_t const head       = device::block() / copies;
-        score_basis_copy const c = copy[device::block() % copies];
-        float* const to          = operands.memory + head * operands.per_head + c.to;
-        if (c.count == 0) { return; } // the basis may be none at all
-        index_t const dim  = c.from.extent(2);
-        index_t const size = (c.columns ? dim : c.count) * index_t{c.width};
-        for (index_t item = device::thread(); item < size; item += threads)
+        for (int i = device::thread(); i < plan.latent * panel; i += threads)
         {
-            index_t const major     = item / c.width;
-            index_t const minor     = item % c.width;
-            index_t const direction = c.columns ? minor : major;
-            index_t const d         = c.columns ? major : minor;
-            to[item]                = direction < c.count && d < dim ? c.from(head, direction, d) : 0.0F;
+            float const* const direction = &basis(head, i / panel, 0);
+            float sum                    = 0;
+            for (int d = 0; d < plan.dim; ++d) { sum += direction[d] * rows[d * panel + i % panel]; }
+            latents[i] = sum;
         }
     }
-};
 
-/// Queries in the key basis: one thread a query and direction.
-struct score_query_latents
-{
-    static constexpr char const* name = "score_query_latents";
-    static constexpr int threads      = 256;
-
-    in_view<float, 3, backend> basis; // [H, D, D]  of_queries
-    detail::score_plan plan;
-    detail::score_operands operands;
-    index_t blocks_per_head;
-
-    __device__ void operator()() const
+    /// Queries as they are, in the order in which tensor cores take them (see multiply_exact).
+    __device__ void write_fragment(index_t head, int first_row, int i, uint4* to) const
     {
-        index_t const head         = device::block() / blocks_per_head;
-        index_t const item         = device::block() % blocks_per_head * threads + device::thread();
-        detail::score_head const h = operands.of(head);
-        if (item >= index_t{plan.rows} * plan.latent) { return; }
-        float const* query           = h.queries + item % plan.rows;
-        float const* const direction = &basis(head, item / plan.rows, 0);
-        float sum                    = 0;
-        for (int d = 0; d < plan.dim; ++d, query += plan.rows) { sum += direction[d] * *query; }
-        h.latents[item] = sum;
+        int const lane = i % device::warp_size;
+        T pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
+        for (int j = 0; j < 8; ++j)
+        {
+            int const row = first_row + lane / 8 * 4 + j / 4 * 2 + lane / 4 % 2;
+            int const d   = i / device::warp_size * detail::score_depth + lane % 4 * 2 + j / 2 % 2 * 8 + j % 2;
+            pairs[j / 4][j / 2 % 2][j % 2] =
+                row >= plan.query_rows
+                    ? narrow<T>(0.0F)
+                    : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
+        }
+        std::memcpy(to, pairs, sizeof pairs);
     }
 };
 

@@ -1,8 +1,8 @@
-/// \file score_products.cuh: what a warp of score multiplies: tokens with queries, exactly and as every rung sees them, and which products no query sees.
+/// \file score_products.cuh: products of tokens with queries in a warp of score, exactly and at every rung, and the causal mask of a tile.
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/gpu/detail/score_plan.cuh>
+#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cstdint>
@@ -101,28 +101,14 @@ __device__ __forceinline__ void multiply_exact(
     return (l ? b : a) + device::shuffle_xor(l ? a : b, low);
 }
 
-/// Adds what a lane has of its four tokens to their sums over all rows of this warp; sums [score_threads].
+/// Adds a lane's parts of its four tokens to their sums over all rows of this warp; sums [score_threads].
 __device__ __forceinline__ void add_to_tokens(float const (&x)[4], score_place const& at, int tile, float* sums)
 {
     float const mine = fold4(x, 2, 1);
     sums[at.first_panel * tile + at.token + device::lane() % 4] += mine;
 }
 
-/// The last token each query sees.
-struct score_sight
-{
-    index_t first_query;
-    int per_head; // Q
-
-    /// Every row sees tokens up to this one.
-    [[nodiscard]] MDKV_HD bool all_see(index_t last_token) const noexcept { return last_token <= first_query; }
-    [[nodiscard]] MDKV_HD bool none_sees(index_t first_token) const noexcept
-    {
-        return first_token > first_query + per_head - 1;
-    }
-};
-
-/// The same for one tile: `count` of its tokens exist, and row 0 sees those up to `last`.
+/// The causal mask for one tile: `count` of its tokens exist, and row 0 sees those up to `last`.
 struct score_shade
 {
     int count;
@@ -130,11 +116,11 @@ struct score_shade
     int per_head;
     bool nothing; ///< is hidden
 
-    __device__ score_shade(score_sight const& sight, index_t first, int count_, score_tiling const& tiling)
+    __device__ score_shade(causal_mask const& mask, index_t first, int count_, score_tiling const& tiling)
         : count{count_}
-        , last{within(sight.first_query - first, -index_t{sight.per_head}, tiling.tokens())}
-        , per_head{sight.per_head}
-        , nothing{count == tiling.tokens() && sight.all_see(first + tiling.tokens() - 1)}
+        , last{within(mask.first_query - first, -index_t{mask.per_head}, tiling.tokens())}
+        , per_head{mask.per_head}
+        , nothing{count == tiling.tokens() && mask.all_see(first + tiling.tokens() - 1)}
     {}
 
     /// Which of a lane's products are hidden, bit 4 * token + row.
@@ -166,37 +152,38 @@ private:
 /// Exact logits of a lane's tokens and rows.
 template <element T>
 __device__ __forceinline__ void multiply_queries(score_products& logits, score_tile const& tile, score_place const& at,
-    int panel, score_plan const& p, int step, score_head const& h)
+    int panel, score_plan const& p, score_tiling const& tiling, score_head const& h)
 {
     if constexpr (sizeof(T) == 2)
     {
-        if (p.tensor)
+        if (tiling.tensor)
         {
-            uint4 const* const fragments = h.fragments + index_t{panel} * (p.dim / score_depth) * device::warp_size;
+            uint4 const* const fragments =
+                score_extra{h, p}.fragments + index_t{panel} * (p.dim / score_depth) * device::warp_size;
             multiply_exact<T>(
                 logits, tile.rows + at.token * (p.dim / 2 + 1), p.dim / 2 + 1, fragments, p.dim, p.to_log2);
             return;
         }
     }
     clear(logits);
-    multiply_add(logits, tile.keys + at.token, step, h.queries + panel * score_panel + at.row, p.rows, p.dim);
+    multiply_add(logits, tile.keys + at.token, tiling.tokens(),
+        h.queries + index_t{panel} * p.dim * score_panel + at.row, score_panel, p.dim);
 }
 
-/// Puts into `logits` what each rung that has a softmax sees, and calls use(softmax). Because bases nest, a wider plain
+/// Puts the logits of each rung that has a softmax into `logits`, and calls use(softmax). Because bases nest, a wider plain
 /// rung goes on from the sums of the narrower one; quantised ones multiply all they hold.
 template <class Use>
 __device__ __forceinline__ void for_each_rung(score_plan const& p, score_tile const& tile, score_place const& at,
     int panel, int step, score_head const& h, score_products& logits, Use const& use)
 {
-    int const row  = panel * score_panel + at.row;
-    int const from = at.token;
-    int done       = 0;
+    float const* const latents = h.latents + index_t{panel} * p.key_columns() * score_panel + at.row;
+    int done                   = 0;
     clear(logits);
     for (int r = 0; r < p.plain; ++r)
     {
         int const end = p.rungs[r].keys;
-        multiply_add(logits, tile.latents + done * step + from, step, h.latents + index_t{done} * p.rows + row, p.rows,
-            end - done);
+        multiply_add(
+            logits, tile.latents + done * step + at.token, step, latents + done * score_panel, score_panel, end - done);
         done = end;
         use(p.rungs[r].softmax);
     }
@@ -204,9 +191,9 @@ __device__ __forceinline__ void for_each_rung(score_plan const& p, score_tile co
     {
         score_rung const& u = p.rungs[r];
         if (u.softmax == 0) { continue; }
+        float const* const queries = u.projected ? latents : h.queries + index_t{panel} * p.dim * score_panel + at.row;
         clear(logits);
-        multiply_add(logits, tile.again + u.again * step + from, step, (u.projected ? h.latents : h.queries) + row,
-            p.rows, u.keys);
+        multiply_add(logits, tile.again + u.again * step + at.token, step, queries, score_panel, u.keys);
         use(u.softmax);
     }
 }

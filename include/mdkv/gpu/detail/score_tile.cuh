@@ -1,15 +1,15 @@
-/// \file score_tile.cuh: what a block of score makes of a tile of tokens: floats, coordinates in a basis, coordinates read again from codes.
+/// \file score_tile.cuh: a tile of tokens in a block of score: read as floats, projected, and read again from codes.
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/quantiser.hpp>
-#include <mdkv/detail/rotation.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/collectives.cuh>
-#include <mdkv/gpu/detail/score_plan.cuh>
+#include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
+#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cstdint>
@@ -24,9 +24,7 @@ namespace mdkv::gpu::detail
 template <element T>
 [[nodiscard]] bool wide_rows(in_view<T, 3, backend> const& from)
 {
-    constexpr index_t elements = 16 / index_t{sizeof(T)};
-    return reinterpret_cast<std::uintptr_t>(from.data_handle()) % 16 == 0 && from.extent(2) % elements == 0
-           && from.stride(0) % elements == 0 && from.stride(1) % elements == 0;
+    return from.extent(2) % kernels::piece_of<T> == 0 && kernels::rows_begin_at(from, 16);
 }
 
 /// Width neighbours of a row, of which `count` are there; the others are 0.
@@ -40,7 +38,7 @@ struct score_piece
     {
         if constexpr (Width * sizeof(T) == 16)
         {
-            uint4 const bits = count > 0 ? device::load16(from) : uint4{0, 0, 0, 0};
+            uint4 const bits = count > 0 ? *reinterpret_cast<uint4 const*>(from) : uint4{0, 0, 0, 0};
             std::memcpy(static_cast<void*>(x), &bits, sizeof bits);
         }
         else
@@ -84,7 +82,7 @@ __device__ void read_rows(in_view<T, 3, backend> const& from, bool wide, index_t
     score_tiling const& tiling, float* floats, std::uint32_t* rows)
 {
     constexpr int width = 16 / static_cast<int>(sizeof(T));
-    T const* const at   = from.data_handle() + from.mapping()(head, first, index_t{0});
+    T const* const at   = from.data_handle() + from.offset(head, first, index_t{0});
     int const dim       = static_cast<int>(from.extent(2));
     if (wide) { read_rows<width>(at, from.stride(1), count, dim, tiling, floats, rows); }
     else { read_rows<2>(at, from.stride(1), count, dim, tiling, floats, rows); }
@@ -126,39 +124,21 @@ __device__ inline void project(
     return {nothing == 0.0F ? least : nothing, most, kind};
 }
 
-/// The group as it is coded: itself, or a turned copy at `work`.
-[[nodiscard]] __device__ inline float const* coded(float const* x, int n, int step, bool turned, float* work)
+/// use(i, x, x') for the n coordinates x of a group, `step` apart, rotated first if they are coded so (a copy at `work`):
+/// x' is x as it would be read again.
+template <class Use>
+__device__ __forceinline__ void for_each_read_again(
+    float const* from, int n, int step, score_rung const& u, float* work, Use const& use)
 {
-    if (!turned) { return x; }
-    for (int i = 0; i < n; ++i) { work[i * step] = x[i * step]; }
-    mdkv::detail::turn(work, n, step);
-    return work;
-}
-
-/// Writes a group as it would be read again; where it was turned, turned back, so that queries can stay as they are.
-__device__ inline void read_group_again(float const* from, int n, int step, storage kind, bool turned, float* to)
-{
-    float const* const x                = coded(from, n, step, turned, to);
-    mdkv::detail::quantiser const codes = quantiser_of(x, n, step, kind);
-    int const most                      = mdkv::detail::most_code(kind);
-    for (int i = 0; i < n; ++i) { to[i * step] = codes.value(codes.code(x[i * step], most)); }
-    if (turned) { mdkv::detail::turn(to, n, step); }
-}
-
-/// |x - x'|^2 of a group, x' being what would be read again. Turning keeps lengths.
-[[nodiscard]] __device__ inline float squared_rounding(
-    float const* from, int n, int step, storage kind, bool turned, float* work)
-{
-    float const* const x                = coded(from, n, step, turned, work);
-    mdkv::detail::quantiser const codes = quantiser_of(x, n, step, kind);
-    int const most                      = mdkv::detail::most_code(kind);
-    float sum                           = 0;
-    for (int i = 0; i < n; ++i)
+    if (u.rotated())
     {
-        float const rest = x[i * step] - codes.value(codes.code(x[i * step], most));
-        sum += rest * rest;
+        for (int i = 0; i < n; ++i) { work[i * step] = from[i * step]; }
+        mdkv::detail::hadamard(work, n, step);
+        from = work;
     }
-    return sum;
+    mdkv::detail::quantiser const codes = quantiser_of(from, n, step, u.kind);
+    int const most                      = mdkv::detail::most_code(u.kind);
+    for (int i = 0; i < n; ++i) { use(i, from[i * step], codes.value(codes.code(from[i * step], most))); }
 }
 
 /// Of a tile of keys, all that is multiplied with the queries. The block waits at the end, and not at the beginning.
@@ -166,13 +146,14 @@ template <element T>
 __device__ void prepare_keys(in_view<T, 3, backend> const& keys, bool wide, index_t head, index_t first, int count,
     score_plan const& p, score_tiling const& tiling, score_head const& h, score_tile const& tile)
 {
-    int const step = tiling.tokens();
-    read_rows(
-        keys, wide, head, first, count, tiling, p.plain_keys ? tile.keys : nullptr, p.tensor ? tile.rows : nullptr);
+    constexpr int group = static_cast<int>(quantised_group);
+    int const step      = tiling.tokens();
+    read_rows(keys, wide, head, first, count, tiling, tiling.plain_keys ? tile.keys : nullptr,
+        tiling.tensor ? tile.rows : nullptr);
     device::sync();
     if (p.latent > 0)
     {
-        project(tile.keys, p.dim, h.key_basis, score_padded(p.latent), p.latent, tiling, tile.latents);
+        project(tile.keys, p.dim, h.key_basis, p.key_columns(), p.latent, tiling, tile.latents);
         device::sync();
     }
     if (p.again == 0) { return; }
@@ -181,12 +162,13 @@ __device__ void prepare_keys(in_view<T, 3, backend> const& keys, bool wide, inde
     {
         score_rung const& u = p.rungs[r];
         if (u.softmax == 0) { continue; }
-        constexpr int group = static_cast<int>(quantised_group);
         for (int c = tiling.share() * group; c < u.keys; c += tiling.shares() * group)
         {
             float const* const from = (u.projected ? tile.latents : tile.keys) + c * step + token;
-            read_group_again(from, u.keys - c < group ? u.keys - c : group, step, u.kind, u.turned,
-                tile.again + (u.again + c) * step + token);
+            float* const to         = tile.again + (u.again + c) * step + token;
+            int const n             = u.keys - c < group ? u.keys - c : group;
+            for_each_read_again(from, n, step, u, to, [=](int i, float, float read) { to[i * step] = read; });
+            if (u.rotated()) { mdkv::detail::hadamard(to, n, step); } // back, so that queries can stay as they are
         }
     }
     device::sync();

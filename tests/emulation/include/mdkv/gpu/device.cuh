@@ -95,10 +95,11 @@ inline unsigned atomic_max(unsigned* to, unsigned value)
     *to                   = before < value ? value : before;
     return before;
 }
-inline unsigned atomic_min(unsigned* to, unsigned value)
+template <class T>
+T atomic_min(T* to, T value)
 {
-    unsigned const before = *to;
-    *to                   = value < before ? value : before;
+    T const before = *to;
+    *to            = value < before ? value : before;
     return before;
 }
 

@@ -39,9 +39,6 @@ void launch(backend const&, Kernel const& kernel, index_t blocks)
 }
 
 /// Work is done as it is enqueued.
-inline void order_streams(cudaStream_t, cudaStream_t)
-{}
-
 inline void read_back(backend const&, void const* device, void* host, index_t bytes)
 {
     if (bytes > 0) { std::memcpy(host, device, static_cast<std::size_t>(bytes)); }

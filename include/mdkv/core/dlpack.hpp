@@ -1,0 +1,86 @@
+/// \file dlpack.hpp: views of DLPack tensors, of any version of its header: `in<half, 3>(on, managed->dl_tensor)`.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace mdkv
+{
+
+/// A struct with DLTensor's members.
+template <class V>
+concept dlpack_tensor = requires(V const& v) {
+    {
+        v.data
+    } -> std::convertible_to<void const*>;
+    {
+        v.shape
+    } -> std::convertible_to<std::int64_t const*>;
+    {
+        v.strides
+    } -> std::convertible_to<std::int64_t const*>;
+    v.ndim;
+    v.byte_offset;
+    v.dtype.code;
+    v.dtype.bits;
+    v.dtype.lanes;
+    v.device.device_type;
+};
+
+namespace detail
+{
+
+template <class T, std::size_t Rank, space S, dlpack_tensor V>
+[[nodiscard]] view<T, Rank, S> view_of_dlpack(V const& tensor)
+{
+    using value_type   = std::remove_const_t<T>;
+    constexpr int code = std::same_as<value_type, bfloat16>                                       ? 4
+                         : std::same_as<value_type, half> || std::is_floating_point_v<value_type> ? 2
+                         : std::is_unsigned_v<value_type>                                         ? 1
+                                                                                                  : 0;
+    constexpr int bits = 8 * static_cast<int>(sizeof(value_type));
+    expects(static_cast<int>(tensor.ndim) == static_cast<int>(Rank), "dlpack: the tensor has ",
+        static_cast<index_t>(tensor.ndim), " dimensions; ", Rank, " are needed");
+    expects(static_cast<int>(tensor.dtype.code) == code && static_cast<int>(tensor.dtype.bits) == bits
+                && static_cast<int>(tensor.dtype.lanes) == 1,
+        "dlpack: the element type is code ", static_cast<index_t>(tensor.dtype.code), ", ",
+        static_cast<index_t>(tensor.dtype.bits), " bits, ", static_cast<index_t>(tensor.dtype.lanes), " lanes; code ",
+        code, ", ", bits, " bits, 1 lane is needed");
+    auto const device = static_cast<int>(tensor.device.device_type);
+    // 1: CPU, 2: CUDA, 3: pinned host memory, 13: managed memory, for both
+    expects(device == 13 || (S == space::host ? device == 1 || device == 3 : device == 2),
+        "dlpack: the device type is ", device, "; the backend needs ", S == space::host ? "host (1 or 3)" : "CUDA (2)",
+        " or managed (13) memory");
+    array<index_t, Rank> extents{};
+    for (std::size_t i = 0; i < Rank; ++i) { extents[i] = tensor.shape[i]; }
+    array<index_t, Rank> strides = row_strides(extents); // the meaning of null strides
+    for (std::size_t i = 0; i < Rank && tensor.strides != nullptr; ++i) { strides[i] = tensor.strides[i]; }
+    auto* const first = static_cast<char*>(tensor.data);
+    auto const view   = make_view<T, S>(
+        first == nullptr ? nullptr : reinterpret_cast<T*>(first + tensor.byte_offset), extents, strides);
+    expects(view.empty() || first != nullptr, "dlpack: the tensor is null but not empty");
+    return view;
+}
+
+} // namespace detail
+
+/// \throws invalid_argument   dimensions, element type or device differ from the view's, or a stride is negative
+/// \throws size_overflow      the span leaves 64 bits
+template <class T, std::size_t Rank, backend B, dlpack_tensor V>
+[[nodiscard]] in_view<T, Rank, B> in(B const&, V const& tensor)
+{
+    return detail::view_of_dlpack<T const, Rank, B::memory_space>(tensor);
+}
+template <class T, std::size_t Rank, backend B, dlpack_tensor V>
+[[nodiscard]] out_view<T, Rank, B> out(B const&, V const& tensor)
+{
+    return detail::view_of_dlpack<T, Rank, B::memory_space>(tensor);
+}
+
+} // namespace mdkv

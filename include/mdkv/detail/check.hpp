@@ -1,0 +1,197 @@
+/// \file check.hpp: the checks every public stage makes on its arguments before it changes anything.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace mdkv::detail
+{
+
+/// True when the call only asks for the size of its workspace: views may then have no data.
+template <backend B>
+[[nodiscard]] constexpr bool dry_run(B const& on)
+{
+    if constexpr (requires { on.scratch->counting(); })
+    {
+        expects(on.scratch != nullptr, "backend: it has no workspace; give it one (an empty one only counts)");
+        return on.scratch->counting();
+    }
+    else { return false; }
+}
+
+/// All arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its alignment,
+/// that it lies apart from the workspace and that no output shares memory with any other argument.
+class check
+{
+public:
+    template <backend B>
+    check(B const& on, char const* stage)
+        : stage_{stage}
+        , dry_{dry_run(on)}
+        , host_{B::memory_space == space::host}
+    {
+        if constexpr (requires { on.scratch->free_memory(); })
+        {
+            auto const free  = on.scratch->free_memory();
+            auto const begin = reinterpret_cast<std::uintptr_t>(free.data());
+            scratch_         = {begin, begin + free.size(), "the workspace", false};
+        }
+    }
+
+    /// An input of numbers, aligned as its type is. `letters` names the extents in messages, e.g. "H,R,N".
+    template <class T, std::size_t Rank, space S>
+    check& in(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    {
+        return strided(of(name, given, wanted, letters), alignof(T), false);
+    }
+
+    /// Keys, values or queries, which may lie at any address of the host.
+    template <class T, std::size_t Rank, space S>
+    check& rows(
+        char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    {
+        return strided(of(name, given, wanted, letters), host_ ? 1 : alignof(T), false);
+    }
+
+    template <class T, std::size_t Rank, space S>
+    check& out(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    {
+        return strided(of(name, given, wanted, letters), alignof(T), true);
+    }
+
+    /// Memory that is no view of its own: a cache's arena, tail or directory.
+    check& bytes(char const* name, void const* data, index_t size, bool output)
+    {
+        expects(dry_ || size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
+        auto const begin = reinterpret_cast<std::uintptr_t>(data);
+        range const one{begin, begin + (data == nullptr ? 0 : static_cast<std::uintptr_t>(size)), name, output};
+        expects(!one.overlaps(scratch_), stage_, ": ", name, " overlaps the workspace");
+        for (std::size_t i = 0; i < count_; ++i)
+        {
+            bool const shared = (output || seen_[i].output) && one.overlaps(seen_[i]);
+            expects(!shared, stage_, ": ", name, " overlaps ", seen_[i].name);
+        }
+        expects(count_ < seen_.size(), stage_, ": too many arguments to check");
+        seen_[count_++] = one;
+        return *this;
+    }
+
+private:
+    struct range
+    {
+        std::uintptr_t begin = 0;
+        std::uintptr_t end   = 0;
+        char const* name     = "";
+        bool output          = false;
+
+        [[nodiscard]] bool overlaps(range const& other) const noexcept
+        {
+            return begin < other.end && other.begin < end && begin < end && other.begin < other.end;
+        }
+    };
+
+    /// A view of any type, so that what follows is compiled once.
+    struct tensor
+    {
+        char const* name;
+        char const* letters;
+        std::size_t rank;
+        index_t const* extents;
+        index_t const* strides;
+        index_t const* wanted;
+        void const* data;
+        index_t element_bytes;
+        bool empty;
+    };
+
+    template <class T, std::size_t Rank, space S>
+    [[nodiscard]] static tensor of(
+        char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    {
+        return {name, letters, Rank, given.extents().data(), given.strides().data(), wanted.data(), given.data_handle(),
+            index_t{sizeof(T)}, given.empty()};
+    }
+
+    check& strided(tensor const& x, std::uintptr_t alignment, bool output)
+    {
+        for (std::size_t i = 0; i < x.rank; ++i)
+        {
+            if (x.extents[i] != x.wanted[i]) [[unlikely]] { wrong_shape(x, i); }
+        }
+        if (output && !x.empty) { expects_unique(x); }
+        index_t span = x.empty ? 0 : 1;
+        for (std::size_t i = 0; i < x.rank && !x.empty; ++i) { span += (x.extents[i] - 1) * x.strides[i]; }
+        bytes(x.name, x.data, span * x.element_bytes, output);
+        expects(reinterpret_cast<std::uintptr_t>(x.data) % alignment == 0, stage_, ": ", x.name, " is not aligned to ",
+            alignment, " bytes");
+        return *this;
+    }
+
+    [[noreturn]] void wrong_shape(tensor const& x, std::size_t i) const
+    {
+        std::string sizes;
+        for (std::size_t j = 0; j < x.rank; ++j) { sizes += (j == 0 ? "" : ", ") + std::to_string(x.wanted[j]); }
+        fail(stage_, ": ", x.name, " must be [", x.letters, "] = [", std::string_view{sizes}, "], its extent ", i,
+            " is ", x.extents[i]);
+    }
+
+    /// No two indices of an output may share an element: each stride is beyond all that the smaller ones reach.
+    void expects_unique(tensor const& x) const
+    {
+        index_t reach      = 1;
+        std::uint32_t left = (std::uint32_t{1} << x.rank) - 1; // dimensions to go
+        while (left != 0)
+        {
+            std::size_t least = x.rank;
+            for (std::size_t i = 0; i < x.rank; ++i)
+            {
+                if ((left >> i & 1U) != 0 && (least == x.rank || x.strides[i] < x.strides[least])) { least = i; }
+            }
+            left &= ~(std::uint32_t{1} << least);
+            if (x.extents[least] == 1) { continue; }
+            expects(x.strides[least] >= reach, stage_, ": ", x.name, " overlaps itself: stride ", x.strides[least],
+                " of dimension ", least, " is below ", reach);
+            reach += x.strides[least] * (x.extents[least] - 1);
+        }
+    }
+
+    char const* stage_;
+    bool dry_;
+    bool host_;
+    range scratch_;
+    array<range, 16> seen_{};
+    std::size_t count_ = 0;
+};
+
+/// Calls body(backend) once, after a dry run of the same body has shown that the workspace holds all its stages need: a
+/// workspace too small for the last is refused before the first changes anything. In a dry run the body only counts.
+/// \throws insufficient_workspace   naming the stage and the size needed
+template <backend B, class Body>
+decltype(auto) staged(B const& on, char const* stage, Body const& body)
+{
+    if (!dry_run(on))
+    {
+        workspace need;
+        B counting       = on;
+        counting.scratch = &need;
+        static_cast<void>(body(std::as_const(counting)));
+        expects<insufficient_workspace>(need.bytes() <= on.scratch->free_memory().size(), stage,
+            ": the workspace holds ", on.scratch->free_memory().size(), " bytes, ", need.bytes(), " are needed");
+    }
+    return body(on);
+}
+
+/// Sentence for a backend whose implementation of a function was not included; used in static_asserts.
+#define MDKV_DETAIL_NO_IMPLEMENTATION(header, function)                                                                \
+    #function ": no implementation for this backend is visible; include <mdkv/cpu/" #header                            \
+              ".hpp> (or <mdkv/mdkv.hpp>), or write " #function "_impl in your backend's namespace"
+
+} // namespace mdkv::detail

@@ -1,0 +1,253 @@
+/// \file eigenvectors.hpp: eigenvectors of symmetric matrices, one team a matrix: Householder reflections and implicit QL (arXiv 2603.20616, section 4.1).
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/reflections.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace mdkv::detail
+{
+
+/// Eigenvectors of every Gram matrix as rows of `basis`, strongest first, and their energies. The matrix is scaled to unit,
+/// reduced to a tridiagonal one T by reflections, and T diagonalised by QL sweeps with
+/// Wilkinson's shifts: one member computes a sweep's rotations in double, then all apply them to their columns of `basis`.
+/// A matrix that is not finite, or did not converge, gets unit vectors and energies that are NaN.
+template <space S>
+struct eigenvectors
+{
+    static constexpr char const* name     = "eigenbasis";
+    static constexpr index_t sweeps_a_row = 30; // two happen
+    static constexpr double least_unit    = 1e-300;
+    static constexpr double rounding      = 0x1p-48;  // of a float, squared: what is left off the diagonal
+    static constexpr double negligible    = 0x1p-100; // a length whose square is still far from double's least
+    static constexpr float not_a_number   = std::numeric_limits<float>::quiet_NaN();
+    static constexpr double infinite      = std::numeric_limits<double>::infinity();
+
+    view<double const, 3, S> gram;
+    view<float, 3, S> basis;
+    view<float, 2, S> energy;
+
+    struct sweep
+    {
+        index_t first; ///< rotations first to last - 1 are to be applied
+        index_t last;
+    };
+
+    /// A team's scratch.
+    struct work
+    {
+        reflections steps;
+        double* diagonal;    // [D]
+        double* beside;      // [D] entry i is between rows i and i + 1
+        float* cosine;       // [D]
+        float* sine;         // [D]
+        std::int32_t* other; // [D] the row that row i is exchanged with
+        sweep* next;
+
+        MDKV_HD work(carver& cut, index_t n)
+            : steps{cut, n}
+            , diagonal{cut.take<double>(n)}
+            , beside{cut.take<double>(n)}
+            , cosine{cut.take<float>(n)}
+            , sine{cut.take<float>(n)}
+            , other{cut.take<std::int32_t>(n)}
+            , next{cut.take<sweep>(1)}
+        {}
+    };
+
+    [[nodiscard]] index_t scratch_bytes() const
+    {
+        carver cut;
+        static_cast<void>(work{cut, gram.extent(2)});
+        return cut.bytes();
+    }
+
+    /// Writes the matrix over the largest entry of its diagonal. Returns that entry, 0 for a matrix of zeros, infinity
+    /// where not all is finite.
+    template <team Team>
+    [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head) const
+    {
+        index_t const n = gram.extent(2);
+        double most     = 0;
+        index_t spoilt  = 0;
+        for (index_t i = 0; i < n; ++i)
+        {
+            double const* const row = gram.row(head, i);
+            for (index_t k = t.rank(); k < n; k += t.size()) { spoilt += fabs(row[k]) < infinite ? 0 : 1; }
+            most = row[i] > most ? row[i] : most;
+        }
+        bool const good = t.sum(spoilt) == 0;
+        // Energies below are 0 in float, and the reciprocal must be finite.
+        double const by = good && most >= least_unit ? 1 / most : 0;
+        for (index_t i = 0; i < n; ++i)
+        {
+            double const* const row = gram.row(head, i);
+            float* const to         = basis.row(head, i);
+            for (index_t k = t.rank(); k < n; k += t.size())
+            {
+                to[k] = by > 0 ? static_cast<float>(row[k] * by) : 0.0F;
+            }
+        }
+        return !good ? infinite : by > 0 ? most : 0;
+    }
+
+    /// Whether entry i beside the diagonal is as small as rounding: against 1, and against the diagonal next to it.
+    [[nodiscard]] MDKV_HD static bool is_small(work const& w, index_t i)
+    {
+        double const x = w.beside[i];
+        return fabs(x) <= negligible || x * x <= rounding * (fabs(w.diagonal[i]) + fabs(w.diagonal[i + 1]));
+    }
+
+    /// The rotations of the next sweep: of the first block that is not diagonal. Its first row and its last, which are the
+    /// same where all is diagonal.
+    [[nodiscard]] MDKV_HD static sweep rotate(work const& w, index_t n)
+    {
+        double* const d = w.diagonal;
+        double* const e = w.beside;
+        index_t first   = 0;
+        for (; first < n - 1 && is_small(w, first); ++first) { e[first] = 0; }
+        index_t last = first;
+        while (last < n - 1 && !is_small(w, last)) { ++last; }
+        if (first == last) { return {first, last}; }
+        if (last < n - 1) { e[last] = 0; }
+        double const slope = (d[first + 1] - d[first]) / (2 * e[first]);
+        double const steep = sqrt(slope * slope + 1);
+        double g           = d[last] - d[first] + e[first] / (slope < 0 ? slope - steep : slope + steep);
+        double sine        = 1;
+        double cosine      = 1;
+        double shift       = 0;
+        for (index_t i = last - 1; i >= first; --i)
+        {
+            double const f = sine * e[i];
+            double const b = cosine * e[i];
+            double const r = sqrt(f * f + g * g);
+            if (i + 1 < last) { e[i + 1] = r; }
+            if (r <= negligible)
+            {
+                d[i + 1] -= shift;
+                return {i + 1, last};
+            }
+            double const by   = 1 / r;
+            sine              = f * by;
+            cosine            = g * by;
+            double const from = d[i + 1] - shift;
+            double const to   = (d[i] - from) * sine + 2 * cosine * b;
+            shift             = sine * to;
+            d[i + 1]          = from + shift;
+            g                 = cosine * to - b;
+            w.cosine[i]       = static_cast<float>(cosine);
+            w.sine[i]         = static_cast<float>(sine);
+        }
+        d[first] -= shift;
+        e[first] = g;
+        return {first, last};
+    }
+
+    /// Makes the tridiagonal matrix diagonal and turns the rows of `basis` with it. False if it did not converge.
+    template <team Team>
+    [[nodiscard]] MDKV_HD bool diagonalise(Team const& t, index_t head, work const& w) const
+    {
+        index_t const n      = gram.extent(2);
+        float* const matrix  = basis.row(head, 0);
+        index_t const stride = basis.stride(1);
+        for (index_t sweeps = 0; sweeps <= sweeps_a_row * n; ++sweeps)
+        {
+            if (t.rank() == 0) { *w.next = rotate(w, n); }
+            t.sync();
+            sweep const now = *w.next;
+            if (now.first == now.last) { return true; }
+            for_columns(t, n, n, [&](index_t k, auto width) {
+                constexpr int most = decltype(width)::most;
+                int const count    = width.count();
+                float carried[most];
+                float* row = matrix + now.last * stride + k;
+                for (int l = 0; l < count; ++l) { carried[l] = row[l]; }
+                for (index_t i = now.last - 1; i >= now.first; --i, row -= stride)
+                {
+                    float const c = w.cosine[i];
+                    float const s = w.sine[i];
+                    for (int l = 0; l < count; ++l)
+                    {
+                        float const x = (row - stride)[l];
+                        row[l]        = s * x + c * carried[l];
+                        carried[l]    = c * x - s * carried[l];
+                    }
+                }
+                for (int l = 0; l < count; ++l) { row[l] = carried[l]; }
+            });
+            t.sync();
+        }
+        return false;
+    }
+
+    /// Puts the largest first, and energies back to the matrix's scale.
+    template <team Team>
+    MDKV_HD void sort(Team const& t, index_t head, work const& w, double unit) const
+    {
+        index_t const n      = gram.extent(2);
+        float* const matrix  = basis.row(head, 0);
+        index_t const stride = basis.stride(1);
+        if (t.rank() == 0)
+        {
+            for (index_t i = 0; i < n; ++i)
+            {
+                index_t most = i;
+                for (index_t j = i + 1; j < n; ++j) { most = w.diagonal[j] > w.diagonal[most] ? j : most; }
+                double const value = w.diagonal[most];
+                w.diagonal[most]   = w.diagonal[i];
+                w.other[i]         = static_cast<std::int32_t>(most);
+                energy(head, i)    = static_cast<float>(value > 0 ? value * unit : 0.0);
+            }
+        }
+        t.sync();
+        for_columns(t, n, n, [&](index_t k, auto width) {
+            for (index_t i = 0; i < n; ++i)
+            {
+                float* const a = matrix + i * stride + k;
+                float* const b = matrix + w.other[i] * stride + k;
+                if (a == b) { continue; }
+                for (int l = 0; l < width.count(); ++l)
+                {
+                    float const x = a[l];
+                    a[l]          = b[l];
+                    b[l]          = x;
+                }
+            }
+        });
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t head) const
+    {
+        index_t const n = gram.extent(2);
+        carver cut      = t.scratch();
+        work const w{cut, n};
+        double const unit = scale(t, head);
+        bool good         = unit < infinite;
+        if (good)
+        {
+            square_matrix const a{basis.row(head, 0), basis.stride(1), n};
+            t.sync();
+            w.steps.tridiagonalise(t, a, w.diagonal, w.beside);
+            w.steps.multiply(t, a);
+            good = diagonalise(t, head, w);
+        }
+        if (good)
+        {
+            sort(t, head, w, unit);
+            return;
+        }
+        for (index_t i = 0; i < n; ++i)
+        {
+            for (index_t k = t.rank(); k < n; k += t.size()) { basis(head, i, k) = i == k ? 1.0F : 0.0F; }
+        }
+        for (index_t k = t.rank(); k < n; k += t.size()) { energy(head, k) = not_a_number; }
+    }
+};
+
+} // namespace mdkv::detail

@@ -1,0 +1,249 @@
+/// \file pool.hpp: pool, written once over run and team: windows of neighbours, and losses that fade over the row.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/pool.hpp>
+
+#include <cmath>
+
+namespace mdkv::detail
+{
+
+/// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it. (B is in the type of
+/// all that is compiled here: what is compiled for one processor has a name of its own.)
+template <backend B>
+[[nodiscard]] MDKV_HD float larger(float a, float b) noexcept
+{
+    return b > a || b != b ? b : a;
+}
+
+/// Largest or mean of the neighbours. An item is a piece of a row.
+template <backend B, bool Mean>
+struct pool_windows
+{
+    static constexpr char const* name = "pool_windows";
+    static constexpr float neutral    = Mean ? 0.0F : -__builtin_huge_valf();
+    static constexpr index_t tile     = 2048;     // losses read by an item
+    static constexpr index_t narrow   = 9;        // up to this width, one neighbour after another is cheaper
+    static constexpr index_t wide     = tile / 2; // beyond, a tile would be mostly the neighbours of its few tokens
+
+    in_view<float, 3, B> loss;
+    out_view<float, 3, B> pooled;
+    index_t width;
+
+    [[nodiscard]] MDKV_HD bool doubles() const noexcept { return width > narrow && width <= wide; }
+    [[nodiscard]] MDKV_HD index_t piece() const noexcept { return doubles() ? tile - (width - 1) : tile; }
+    [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (loss.extent(2) + piece() - 1) / piece(); }
+    [[nodiscard]] index_t items() const noexcept { return loss.extent(0) * loss.extent(1) * pieces(); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return doubles() ? 3 * tile * index_t{sizeof(float)} : 0; }
+
+    [[nodiscard]] MDKV_HD static float join(float a, float b) noexcept { return Mean ? a + b : larger<B>(a, b); }
+    [[nodiscard]] MDKV_HD float finish(float joined) const noexcept
+    {
+        return Mean ? joined / static_cast<float>(width) : joined;
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h      = item / pieces() / loss.extent(1);
+        index_t const r      = item / pieces() % loss.extent(1);
+        index_t const first  = item % pieces() * piece();
+        index_t const tokens = loss.extent(2) - first < piece() ? loss.extent(2) - first : piece();
+        if (doubles()) { by_doubling(t, loss.row(h, r), first, tokens, pooled.row(h, r)); }
+        else { one_by_one(t, loss.row(h, r), first, first + tokens, pooled.row(h, r)); }
+    }
+
+    template <team Team>
+    MDKV_HD void one_by_one(Team const& t, float const* x, index_t first, index_t last, float* to) const
+    {
+        constexpr int some  = Team::lanes == 1 ? 1 : 2 * Team::lanes; // tokens at once
+        index_t const n     = loss.extent(2);
+        index_t const reach = width / 2 < n ? width / 2 : n;
+        for (index_t i = first + t.rank() * some; i < last; i += t.size() * some)
+        {
+            if (i >= reach && i + some + reach <= n && i + some <= last)
+            {
+                float joined[some];
+                for (int l = 0; l < some; ++l) { joined[l] = neutral; }
+                for (float const* from = x + i - reach; from <= x + i + reach; ++from)
+                {
+                    for (int l = 0; l < some; ++l) { joined[l] = join(joined[l], from[l]); }
+                }
+                for (int l = 0; l < some; ++l) { to[i + l] = finish(joined[l]); }
+                continue;
+            }
+            for (index_t j = i; j < i + some && j < last; ++j) // at an end of the row, or of the piece
+            {
+                float joined      = neutral;
+                index_t const end = n - j <= reach ? n : j + reach + 1;
+                for (index_t k = j < reach ? 0 : j - reach; k < end; ++k) { joined = join(joined, x[k]); }
+                to[j] = finish(joined);
+            }
+        }
+    }
+
+    /// A window of 2k tokens is two of k side by side, and one of any width is as many of these as its number has binary
+    /// digits: a token costs a few joins whatever the width, the same ones wherever a tile begins.
+    template <team Team>
+    MDKV_HD void by_doubling(Team const& t, float const* x, index_t first, index_t tokens, float* to) const
+    {
+        auto cut            = t.scratch();
+        float* runs         = cut.template take<float>(tile); // from i on: `length` losses joined
+        float* longer       = cut.template take<float>(tile);
+        float* const joined = cut.template take<float>(tile); // from i on: `done` losses joined
+        index_t const start = first - width / 2;
+        index_t const count = tokens + width - 1;
+        for (index_t i = t.rank(); i < count; i += t.size())
+        {
+            runs[i] = start + i >= 0 && start + i < loss.extent(2) ? x[start + i] : neutral;
+        }
+        t.sync();
+        for (index_t i = t.rank(); i < tokens; i += t.size()) { joined[i] = runs[i]; } // the width is odd
+        index_t done = 1;
+        for (index_t length = 1; 2 * length <= width; length *= 2)
+        {
+            for (index_t i = t.rank(); i <= count - 2 * length; i += t.size())
+            {
+                longer[i] = join(runs[i], runs[i + length]);
+            }
+            t.sync();
+            float* const spare = runs;
+            runs               = longer;
+            longer             = spare;
+            if ((width & (2 * length)) == 0) { continue; }
+            for (index_t i = t.rank(); i < tokens; i += t.size()) { joined[i] = join(joined[i], runs[i + done]); }
+            done += 2 * length;
+        }
+        for (index_t i = t.rank(); i < tokens; i += t.size()) { to[first + i] = finish(joined[i]); }
+    }
+};
+
+/// Adaptive pooling goes over a row twice, rightwards and leftwards (which is rightwards over the reversed row). Within a
+/// block of 16 tokens losses fade in float, by doubled distances; from block to block they are carried in double, so that
+/// rounding does not grow with the distance. All factors are computed here, on the host. An item is a row, a member's part
+/// of it one block after another.
+template <backend B>
+struct pool_fading
+{
+    static constexpr char const* name = "pool_fading";
+    static constexpr int threads      = 256;
+    static constexpr int block        = 16;
+    static constexpr float none       = -__builtin_huge_valf();
+
+    in_view<float, 3, B> loss;
+    out_view<float, 3, B> pooled;
+    float steps[4];    // factors of 1, 2, 4, 8 tokens
+    float past[block]; // of what arrives at a block's border, at each of its tokens
+    double across;     // of what crosses a whole block
+
+    pool_fading(in_view<float, 3, B> loss_, index_t width, out_view<float, 3, B> pooled_) noexcept
+        : loss{loss_}
+        , pooled{pooled_}
+    {
+        auto const after = [&](int tokens) { return std::exp2(-2.0 * tokens / static_cast<double>(width)); };
+        for (int s = 0; s < 4; ++s) { steps[s] = static_cast<float>(after(1 << s)); }
+        for (int l = 0; l < block; ++l) { past[l] = static_cast<float>(after(l + 1)); }
+        across = after(block);
+    }
+
+    [[nodiscard]] static index_t scratch_bytes() noexcept { return threads * index_t{sizeof(float)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t row) const
+    {
+        index_t const h = row / loss.extent(1);
+        index_t const r = row % loss.extent(1);
+        one_way<false>(t, loss.row(h, r), pooled.row(h, r));
+        one_way<true>(t, loss.row(h, r), pooled.row(h, r));
+    }
+
+    template <bool Leftwards, team Team>
+    MDKV_HD void one_way(Team const& t, float const* x, float* to) const
+    {
+        constexpr int blocks = Team::lanes == 1 ? 1 : 8; // of a member at once
+        constexpr int some   = blocks * block;
+        // What leaves each block, then what arrives there.
+        float* const border = t.scratch().template take<float>(t.size() * blocks);
+        float* const mine   = border + t.rank() * blocks;
+        index_t const n     = loss.extent(2);
+        double carried      = none; // the first member's counts
+        for (index_t first = 0; first < n; first += t.size() * some)
+        {
+            index_t const begin     = first + t.rank() * some;
+            int const count         = n - begin < some ? (n < begin ? 0 : static_cast<int>(n - begin)) : some;
+            index_t const place     = Leftwards ? n - 1 - begin : begin;
+            float const* const from = x + place;
+            float* const out        = to + place;
+            float near[block + some]; // begins with a block that is read, but not used
+            float far[block + some];
+            int const end = Team::lanes == 1 ? some : count; // what a GPU keeps in registers it indexes by constants
+            for (int l = 0; l < block; ++l) { near[l] = far[l] = 0.0F; }
+            for (int l = 0; l < some; ++l) { near[block + l] = none; }
+            for (int l = 0; l < end; ++l)
+            {
+                if (Team::lanes > 1 || l < count) { near[block + l] = from[Leftwards ? -l : l]; }
+            }
+            fade<some>(near, far, 1, steps[0]);
+            fade<some>(far, near, 2, steps[1]);
+            fade<some>(near, far, 4, steps[2]);
+            fade<some>(far, near, 8, steps[3]);
+            t.sync(); // the last borders may still be read
+            for (int b = 0; b < blocks; ++b) { mine[b] = near[block * (b + 2) - 1]; }
+            t.sync();
+            for (index_t b = 0; b < t.size() * blocks && t.rank() == 0; ++b)
+            {
+                double const faded = carried * across;
+                float const leaves = border[b];
+                border[b]          = static_cast<float>(carried);
+                carried            = leaves > faded || leaves != leaves ? double{leaves} : faded;
+            }
+            t.sync();
+            for (int b = 0; b < blocks; ++b)
+            {
+                for (int l = 0; l < block; ++l) { far[b * block + l] = past[l] * mine[b]; }
+            }
+            for (int l = 0; l < some; ++l) { far[l] = larger<B>(near[block + l], far[l]); }
+            for (int l = 0; l < end; ++l)
+            {
+                if (Team::lanes == 1 && l >= count) { continue; }
+                if constexpr (Leftwards) { out[-l] = larger<B>(out[-l], far[l]); }
+                else { out[l] = far[l]; }
+            }
+        }
+    }
+
+    /// One doubling: a token joins those that its predecessor at `step` has joined, where that is in the same block.
+    template <int Some>
+    MDKV_HD static void fade(float const* near, float* next, int step, float factor) noexcept
+    {
+        for (int l = block; l < block + Some; ++l)
+        {
+            float const joined = larger<B>(near[l], near[l - step] * factor);
+            next[l]            = (l & (block - step)) != 0 ? joined : near[l]; // l % block >= step
+        }
+    }
+};
+
+template <backend B>
+void pool_impl(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
+{
+    if (options.kind == pooling::adaptive)
+    {
+        run(on, pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
+    }
+    else if (options.kind == pooling::mean)
+    {
+        pool_windows<B, true> const job{loss, pooled, options.width};
+        run(on, job, job.items());
+    }
+    else
+    {
+        pool_windows<B, false> const job{loss, pooled, options.width};
+        run(on, job, job.items());
+    }
+}
+
+} // namespace mdkv::detail

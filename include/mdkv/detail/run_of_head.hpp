@@ -1,0 +1,281 @@
+/// \file run_of_head.hpp: where everything in a packed cache lies: the runs of a head, and in a run the coordinates, scales, minima and codes of its tokens (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+// The picture of cache.hpp in functions. All that writes or reads an arena or a tail finds its bytes here.
+
+namespace mdkv::detail
+{
+
+/// Reads a value at any address: the bytes before it in the arena may end anywhere.
+template <class V>
+[[nodiscard]] MDKV_HD inline V load_at(std::byte const* from) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *reinterpret_cast<V const*>(from); }
+#endif
+    V value;
+    __builtin_memcpy(static_cast<void*>(&value), from, sizeof value);
+    return value;
+}
+
+/// Writes a value at any address.
+template <class V>
+MDKV_HD inline void store_at(std::byte* to, V value) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    if (reinterpret_cast<std::uintptr_t>(to) % alignof(V) == 0)
+    {
+        *reinterpret_cast<V*>(to) = value;
+        return;
+    }
+#endif
+    __builtin_memcpy(to, static_cast<void const*>(&value), sizeof value);
+}
+
+/// One group of coordinates in one tile of codes. Offsets are bytes from the tile's beginning.
+struct coded_group
+{
+    int coordinates; ///< of the group
+    int bytes;       ///< of one token's codes
+    int width;       ///< tokens of the tile
+    int scales;      // [width] half
+    int minima;      // [width] half
+    int codes;       // [bytes, width] of keys, [width, bytes] of values
+    bool by_token;
+    storage kind;
+
+    /// Group `number` of tokens of `all` coordinates.
+    MDKV_HD constexpr coded_group(int all, int number, int width_, bool by_token_, storage kind_) noexcept
+        : coordinates{all - number * size < size ? all - number * size : size}
+        , bytes{kind_ == storage::int8 ? coordinates : (coordinates + 1) / 2}
+        , width{width_}
+        , scales{width_ * number * static_cast<int>(stored_bytes(kind_, size, 0))}
+        , minima{scales + width_ * int{sizeof(half)}}
+        , codes{minima + width_ * int{sizeof(half)}}
+        , by_token{by_token_}
+        , kind{kind_}
+    {}
+
+    [[nodiscard]] MDKV_HD constexpr int scale(int token) const noexcept { return scales + token * int{sizeof(half)}; }
+    [[nodiscard]] MDKV_HD constexpr int minimum(int token) const noexcept { return minima + token * int{sizeof(half)}; }
+    /// Byte b of a token's codes.
+    [[nodiscard]] MDKV_HD constexpr int code(int token, int b) const noexcept
+    {
+        return codes + (by_token ? token * bytes + b : b * width + token);
+    }
+    /// The byte that holds the code of coordinate c of the group, and the code in it.
+    [[nodiscard]] MDKV_HD constexpr int byte_of(int c) const noexcept { return c >= bytes ? c - bytes : c; }
+    [[nodiscard]] MDKV_HD constexpr int code_in(std::byte byte, int c) const noexcept
+    {
+        auto const whole = static_cast<int>(byte);
+        return kind == storage::int8 ? whole : c >= bytes ? whole >> 4 : whole & 15;
+    }
+    [[nodiscard]] MDKV_HD int code_of(std::byte const* tile, int token, int c) const noexcept
+    {
+        return code_in(tile[code(token, byte_of(c))], c);
+    }
+    [[nodiscard]] MDKV_HD float value(std::byte const* tile, int token, int c) const noexcept
+    {
+        return widen(load_at<half>(tile + minimum(token)))
+               + widen(load_at<half>(tile + scale(token))) * static_cast<float>(code_of(tile, token, c));
+    }
+
+private:
+    static constexpr int size = quantised_group;
+};
+
+/// The keys of a run, or its values. Offsets are bytes from `begin`.
+struct run_rows
+{
+    std::byte* begin = nullptr; ///< at any address
+    index_t stored   = 0;       ///< tokens its tiles are laid out for: those of the run, or a tail's capacity
+    int coordinates  = 0;       ///< int, as all that is counted inside a tile
+    int token_bytes  = 0;
+    int unit         = 0; ///< bytes of an element
+    storage kind     = storage::plain;
+    bool by_token    = false; ///< values, token by token; keys are coordinate by coordinate inside a tile
+
+    /// First token of the tile of token t, and the number of the tile's tokens.
+    [[nodiscard]] MDKV_HD static constexpr index_t tile_begin(index_t t) noexcept
+    {
+        return t / tile_tokens * tile_tokens;
+    }
+    [[nodiscard]] MDKV_HD constexpr int width(index_t t) const noexcept
+    {
+        index_t const left = stored - tile_begin(t);
+        return static_cast<int>(left < tile_tokens ? left : tile_tokens);
+    }
+    /// Where the tile of token t begins.
+    [[nodiscard]] MDKV_HD constexpr index_t tile(index_t t) const noexcept { return tile_begin(t) * token_bytes; }
+    /// Tokens in the whole tiles that hold the first `count` ones.
+    [[nodiscard]] MDKV_HD constexpr index_t whole_tiles(index_t count) const noexcept
+    {
+        index_t const rounded = (count + tile_tokens - 1) / tile_tokens * tile_tokens;
+        return rounded < stored ? rounded : stored;
+    }
+
+    /// Coordinate c of token t of a plain run.
+    [[nodiscard]] MDKV_HD constexpr index_t coordinate(index_t t, int c) const noexcept
+    {
+        index_t const first = tile_begin(t);
+        return (by_token ? t * coordinates + c : first * coordinates + c * width(t) + t - first) * unit;
+    }
+
+    [[nodiscard]] MDKV_HD constexpr int groups() const noexcept
+    {
+        return (coordinates + int{quantised_group} - 1) / int{quantised_group};
+    }
+    /// Group `number` in the tile of token t of a coded run.
+    [[nodiscard]] MDKV_HD constexpr coded_group group(index_t t, int number) const noexcept
+    {
+        return {coordinates, number, width(t), by_token, kind};
+    }
+
+    /// Byte j of token t, 0 <= j < token_bytes: coordinate by coordinate, or group by group scale, minimum, codes. The same
+    /// byte of a token has the same meaning in every run that is stored alike, wherever it lies.
+    [[nodiscard]] MDKV_HD constexpr index_t byte(index_t t, int j) const noexcept
+    {
+        if (kind == storage::plain) { return coordinate(t, j / unit) + j % unit; }
+        constexpr int wide    = sizeof(half);
+        auto const per        = static_cast<int>(stored_bytes(kind, quantised_group, 0));
+        coded_group const all = group(t, j / per);
+        auto const i          = static_cast<int>(t % tile_tokens);
+        int const at          = j % per;
+        return tile(t)
+               + (at < wide        ? all.scale(i) + at
+                   : at < 2 * wide ? all.minimum(i) + at - wide
+                                   : all.code(i, at - 2 * wide));
+    }
+
+    /// Coordinate c of token t as it is stored: in the basis of its run.
+    template <element T>
+    [[nodiscard]] MDKV_HD float value(index_t t, int c) const noexcept
+    {
+        if (kind == storage::plain) { return widen(load_at<T>(begin + coordinate(t, c))); }
+        constexpr int size = quantised_group;
+        return group(t, c / size).value(begin + tile(t), static_cast<int>(t % tile_tokens), c % size);
+    }
+};
+
+/// The basis in which a run's coordinates stand.
+enum class run_basis : std::uint8_t
+{
+    original,
+    projected, ///< leading coordinates of the head's basis
+    rotated    ///< each group of the vector's own multiplied with a Hadamard matrix (detail/hadamard.hpp)
+};
+
+/// Tokens of one head stored alike.
+struct stored_run
+{
+    run_rows keys;
+    run_rows values;
+    index_t tokens  = 0;
+    run_basis basis = run_basis::original;
+
+    [[nodiscard]] MDKV_HD constexpr index_t token_bytes() const noexcept
+    {
+        return index_t{keys.token_bytes} + values.token_bytes;
+    }
+    [[nodiscard]] MDKV_HD constexpr run_rows const& rows(bool of_values) const noexcept
+    {
+        return of_values ? values : keys;
+    }
+};
+
+/// Runs a head may have, in their order: by rung its own run, the exact run (number layout.rungs), the tail.
+[[nodiscard]] MDKV_HD constexpr std::size_t most_runs(cache_layout const& layout) noexcept
+{
+    return layout.rungs + 2;
+}
+
+/// Run i of head h; without tokens where there is none. Of a tail that was asked to hold more than its capacity, the tokens
+/// it holds.
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr stored_run run_of_head(cache_view<T, S> const& cache, index_t h, std::size_t i) noexcept
+{
+    constexpr int unit         = sizeof(T);
+    cache_layout const& layout = cache.layout;
+    head_entry const& entry    = cache.heads[h];
+    if (i < layout.rungs && !layout.own_run(i)) { return {}; }
+    bool const own     = i < layout.rungs;
+    storage const kind = own ? layout.kinds[i] : storage::plain;
+    auto const rows    = [&](std::byte* begin, index_t stored, index_t coordinates, bool of_values) {
+        return run_rows{begin, stored, static_cast<int>(coordinates),
+            static_cast<int>(stored_bytes(kind, coordinates, unit)), unit, kind, of_values};
+    };
+    if (i <= layout.rungs)
+    {
+        run_entry const& run = own ? entry.runs[i] : entry.exact;
+        return {rows(cache.arena + run.keys, run.tokens, own ? layout.key_coordinates[i] : layout.dims.keys, false),
+            rows(cache.arena + run.values, run.tokens, own ? layout.value_coordinates[i] : layout.dims.values, true),
+            run.tokens,
+            !own                  ? run_basis::original
+            : layout.projected(i) ? run_basis::projected
+            : layout.rotated(i)   ? run_basis::rotated
+                                  : run_basis::original};
+    }
+    if (cache.tail_capacity == 0) { return {}; }
+    std::byte* const tail = cache.tail + h * cache.tail_head_bytes();
+    return {rows(tail, cache.tail_capacity, layout.dims.keys, false),
+        rows(tail + cache.tail_capacity * layout.dims.keys * unit, cache.tail_capacity, layout.dims.values, true),
+        *cache.appended < cache.tail_capacity ? *cache.appended : cache.tail_capacity, run_basis::original};
+}
+
+/// A token in its run.
+struct stored_token
+{
+    stored_run run;
+    index_t place    = 0; ///< in the run
+    std::size_t rung = 0; ///< number of the run: exact tokens are at layout.rungs and above
+};
+
+/// Token `slot` of head h, counted over the runs in their order, where it must be one.
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr stored_token token_at(cache_view<T, S> const& cache, index_t h, index_t slot) noexcept
+{
+    std::size_t const last = most_runs(cache.layout) - 1;
+    for (std::size_t i = 0; i < last; ++i)
+    {
+        stored_run const run = run_of_head(cache, h, i);
+        if (slot < run.tokens) { return {run, slot, i}; }
+        slot -= run.tokens;
+    }
+    return {run_of_head(cache, h, last), slot, last};
+}
+
+/// Copies a token's key or value as it is stored, as many coordinates as the run it goes to has.
+template <element T, team Team>
+MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run_rows const& to, index_t target)
+{
+    if (to.kind == storage::plain)
+    {
+        for (int c = member(t); c < to.coordinates; c += members(t))
+        {
+            store_at(to.begin + to.coordinate(target, c), load_at<T>(from.begin + from.coordinate(source, c)));
+        }
+        return;
+    }
+    for (int j = member(t); j < to.token_bytes; j += members(t))
+    {
+        to.begin[to.byte(target, j)] = from.begin[from.byte(source, j)];
+    }
+}
+
+/// Element i of a head's projections: key_projection [Dk, key_columns] or value_projection [value_columns, Dv].
+template <element T, space S>
+[[nodiscard]] MDKV_HD float projection_at(cache_view<T, S> const& cache, index_t projection, index_t i) noexcept
+{
+    return widen(load_at<T>(cache.arena + projection + i * index_t{sizeof(T)}));
+}
+
+} // namespace mdkv::detail

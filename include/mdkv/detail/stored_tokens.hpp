@@ -1,0 +1,218 @@
+/// \file stored_tokens.hpp: jobs of recompress on the tokens of a packed cache: read back as vectors, copied as they are stored.
+#pragma once
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/quantiser.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/stored_slots.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::detail
+{
+
+/// The nearest element that is finite where x is.
+template <element T>
+[[nodiscard]] MDKV_HD inline T narrow_within(float x) noexcept
+{
+    if constexpr (std::same_as<T, half>)
+    {
+        x = x < -largest_half ? -largest_half : x > largest_half ? largest_half : x;
+    }
+    return narrow<T>(x);
+}
+
+/// A head's stored projections as rows of bases, 0 beyond the stored columns; one item a head. They are orthonormal but for
+/// the rounding to T.
+template <element T, space S>
+struct read_projections
+{
+    static constexpr char const* name = "recompress_read_projections";
+
+    cache_view<T, S> cache;
+    view<float, 3, S> key_basis;   // [H, D, D]
+    view<float, 3, S> value_basis; // [H, Dv, Dv]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        head_entry const& entry     = cache.heads[h];
+        auto const [dim, value_dim] = cache.layout.dims;
+        for (index_t i = t.rank(); i < dim * dim; i += t.size())
+        {
+            index_t const c          = i / dim;
+            index_t const at         = i % dim * entry.key_columns + c; // [D, key_columns]
+            key_basis(h, c, i % dim) = c < entry.key_columns ? projection_at(cache, entry.key_projection, at) : 0.0F;
+        }
+        for (index_t i = t.rank(); i < value_dim * value_dim; i += t.size())
+        {
+            index_t const c = i / value_dim;
+            value_basis(h, c, i % value_dim) =
+                c < entry.value_columns ? projection_at(cache, entry.value_projection, i) : 0.0F;
+        }
+    }
+};
+
+/// Tokens [H, M] before the new window as vectors of the original dimension, zeros where a head has fewer, and the window;
+/// one item a slot. Exact tokens come out bit for bit.
+template <element T, space S>
+struct read_tokens
+{
+    static constexpr char const* name = "recompress_read_tokens";
+    static constexpr int threads      = 128;
+
+    stored_slots<T, S> slots;
+    view<float const, 3, S> key_basis;   // [H, D, D]    read where tokens are projected
+    view<float const, 3, S> value_basis; // [H, Dv, Dv]
+    view<T, 3, S> keys;                  // [H, M, D]
+    view<T, 3, S> values;                // [H, M, Dv]
+    view<T, 3, S> window_keys;           // [H, W, D]
+    view<T, 3, S> window_values;         // [H, W, Dv]
+
+    [[nodiscard]] MDKV_HD index_t each() const { return slots.most + slots.layout.window; }
+    [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
+    [[nodiscard]] index_t scratch_bytes() const
+    {
+        carver size;
+        static_cast<void>(size.take<float>(2 * longest()));
+        return size.bytes();
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h    = item / each();
+        index_t const slot = item % each();
+        bool const there   = slot < slots.tokens(h) + slots.layout.window;
+        auto const token   = there ? token_at(slots.cache, h, slot) : stored_token{};
+        read(t, h, slot, token, false);
+        t.sync(); // the key's row has been read
+        read(t, h, slot, token, true);
+    }
+
+private:
+    [[nodiscard]] MDKV_HD index_t longest() const
+    {
+        auto const [dim, value_dim] = slots.layout.dims;
+        return dim > value_dim ? dim : value_dim;
+    }
+
+    template <team Team>
+    MDKV_HD void read(Team const& t, index_t h, index_t slot, stored_token const& token, bool of_values) const
+    {
+        view<T, 3, S> const& vectors = of_values ? values : keys;
+        view<T, 3, S> const& kept    = of_values ? window_values : window_keys;
+        auto const dim               = static_cast<int>(vectors.extent(2));
+        index_t const place          = slot - slots.tokens(h); // in the window
+        if (place >= 0 && slot < slots.most)
+        {
+            for (int d = member(t); d < dim; d += members(t)) { vectors(h, slot, d) = narrow<T>(0.0F); }
+        }
+        if (place >= slots.layout.window) { return; }
+        T* const to          = place < 0 ? vectors.row(h, slot) : kept.row(h, place);
+        run_rows const& from = token.run.rows(of_values);
+        if (token.rung >= slots.cache.layout.rungs)
+        {
+            for (int d = member(t); d < dim; d += members(t))
+            {
+                to[d] = load_at<T>(from.begin + from.coordinate(token.place, d));
+            }
+            return;
+        }
+        float* const stored = t.scratch().template take<float>(2 * longest());
+        float* vector       = stored;
+        for (int c = member(t); c < from.coordinates; c += members(t))
+        {
+            stored[c] = from.template value<T>(token.place, c);
+        }
+        t.sync();
+        if (token.run.basis == run_basis::rotated)
+        {
+            constexpr int size = quantised_group;
+            for (int begin = member(t) * size; begin < dim; begin += members(t) * size)
+            {
+                hadamard(stored + begin, dim - begin < size ? dim - begin : size);
+            }
+            t.sync();
+        }
+        if (token.run.basis == run_basis::projected) // sums of the basis' rows, ascending
+        {
+            vector = stored + longest();
+            for (int d = member(t); d < dim; d += members(t)) { vector[d] = 0.0F; }
+            for (int c = 0; c < from.coordinates; ++c)
+            {
+                float const* const row = (of_values ? value_basis : key_basis).row(h, c);
+                for (int d = member(t); d < dim; d += members(t)) { vector[d] += stored[c] * row[d]; }
+            }
+        }
+        for (int d = member(t); d < dim; d += members(t)) { to[d] = narrow_within<T>(vector[d]); }
+    }
+};
+
+/// Goes over the slots of the new cache, 16 of a head an item: lists where their tokens were, and copies what the new cache
+/// can take from the old one as it is: tokens whose rung is the same, and plain coordinates in the basis of which only some
+/// are left.
+template <element T, space S>
+struct carry_over
+{
+    static constexpr char const* name = "recompress_carry_over";
+    static constexpr int threads      = 64;
+    static constexpr int strip        = 16;
+
+    stored_slots<T, S> slots;
+    cache_view<T, S> to;                      ///< packed
+    view<std::int32_t const, 2, S> positions; // [H, M]    as list_slots writes them
+    view<index_t const, 2, S> first;          // [H, R+1]
+    view<std::int32_t, 2, S> sources; // [H, S]    or none: the old slot of every new one, -1 where there is none
+
+    [[nodiscard]] MDKV_HD index_t each() const
+    {
+        index_t const most = slots.most + slots.layout.window;
+        return sources.extent(1) > most ? sources.extent(1) : most;
+    }
+    [[nodiscard]] MDKV_HD index_t strips() const { return (each() + strip - 1) / strip; }
+    [[nodiscard]] index_t items() const { return slots.layout.heads * strips(); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const begin = item % strips() * strip;
+        for (index_t k = begin; k < begin + strip && k < each(); ++k) { carry(t, item / strips(), k); }
+    }
+
+private:
+    template <team Team>
+    MDKV_HD void carry(Team const& t, index_t h, index_t slot) const
+    {
+        cache_layout const& layout = slots.layout;
+        cache_layout const& before = slots.cache.layout;
+        stored_token const target  = token_at(to, h, slot);
+        std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
+        index_t source             = -1;
+        if (target.rung <= layout.rungs) // in the exact run the window comes last
+        {
+            auto const i        = static_cast<index_t>(r);
+            index_t const count = r < layout.rungs ? first(h, i + 1) - first(h, i) : 0;
+            source              = target.place < count ? positions(h, first(h, i) + target.place)
+                                                       : slots.tokens(h) + target.place - count;
+        }
+        if (t.rank() == 0 && slot < sources.extent(1)) { sources(h, slot) = static_cast<std::int32_t>(source); }
+        if (target.rung >= layout.rungs) { return; }
+        stored_token const token = token_at(slots.cache, h, source);
+        if (token.rung >= before.rungs) { return; }
+        bool const cut = before.projected(token.rung) && layout.projected(r)
+                         && before.kinds[token.rung] == storage::plain && layout.kinds[r] == storage::plain;
+        if (!cut && slots.same[token.rung] != r) { return; }
+        copy_token<T>(t, token.run.keys, token.place, target.run.keys, target.place);
+        copy_token<T>(t, token.run.values, token.place, target.run.values, target.place);
+    }
+};
+
+} // namespace mdkv::detail

@@ -1,0 +1,193 @@
+/// \file team.hpp: the second of the two primitives that algorithms are written over: a team works on one item of a job, one thread on a CPU, one block on a GPU.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+// A job is an object: its operands, and its body, which is written once for every backend:
+//
+//   struct weigh
+//   {
+//       static constexpr char const* name = "allocate_weigh";
+//       static constexpr int threads      = 256;                        // of a block on a GPU; 256 where it is left out
+//       ...operands: views, pointers, numbers; trivially copyable...
+//       index_t scratch_bytes() const;                                  // of one team; left out where it needs none
+//       template <team Team> MDKV_HD void operator()(Team const& t, index_t item) const;
+//   };
+//   run(on, weigh{...}, items); // one team an item; asynchronous on a GPU's stream, does nothing in a dry run
+//
+// `run(backend, job, items)` is a backend's other primitive, found by argument-dependent lookup, with
+// `fetch(backend, from, to, n)`, which copies to the host and waits on a GPU. All members of a team call `sync`, `sum`,
+// `max` and `prefix` together. Work within an item is shared out in steps of `lanes` neighbours:
+//
+//   for (index_t i = t.rank() * Team::lanes; i < n; i += t.size() * Team::lanes)
+//       for (int l = 0; l < Team::lanes; ++l) ... x[i + l] ...          // a fixed count, which compilers vectorise
+
+namespace mdkv::detail
+{
+
+/// Sum over the members before this one, and over all of them.
+template <class V>
+struct prefix_sum
+{
+    V before;
+    V total;
+};
+
+/// Cuts a team's scratch memory into arrays, each aligned to 16 bytes. Default-made it only counts, so that a job's
+/// `scratch_bytes()` and its body share the code that cuts.
+class carver
+{
+public:
+    // Any address but null serves to count with: a test for null in `take` would hide from nvcc that it is shared memory.
+    MDKV_HD carver() noexcept
+        : memory_{reinterpret_cast<std::byte*>(std::uintptr_t{64})}
+    {}
+    MDKV_HD explicit carver(std::byte* memory) noexcept
+        : memory_{memory}
+    {}
+
+    /// Room for n objects, uninitialised.
+    template <class V>
+    [[nodiscard]] MDKV_HD V* take(index_t n) noexcept
+    {
+        static_assert(alignof(V) <= 16, "carver: this type needs a stricter alignment");
+        std::byte* const at = memory_ + used_;
+        used_ += (n * index_t{sizeof(V)} + 15) / 16 * 16;
+        return reinterpret_cast<V*>(at);
+    }
+    [[nodiscard]] MDKV_HD index_t bytes() const noexcept { return used_; }
+
+private:
+    std::byte* memory_;
+    index_t used_ = 0;
+};
+
+/// Members that work on one item together. `add` is for the team's own scratch, the `_across` functions for memory that
+/// other teams change at the same time; all are for whole numbers, so that results do not depend on any order.
+template <class T>
+concept team = requires(T const& t, index_t n, index_t* counter) {
+    T::lanes;
+    {
+        t.rank()
+    } -> std::convertible_to<index_t>;
+    {
+        t.size()
+    } -> std::convertible_to<index_t>;
+    t.sync();
+    {
+        t.sum(n)
+    } -> std::same_as<index_t>;
+    {
+        t.max(n)
+    } -> std::same_as<index_t>;
+    {
+        t.prefix(n)
+    } -> std::same_as<prefix_sum<index_t>>;
+    t.add(counter, n);
+    t.add_across(counter, n);
+    t.min_across(counter, n);
+    {
+        t.scratch()
+    } -> std::same_as<carver>;
+};
+
+/// A member's part of rows of `columns` each: columns column, column + size(), ... of rows row, row + rows, ...; neighbours
+/// take neighbouring columns, and a team longer than a row takes several rows at once.
+struct rows_share
+{
+    index_t row;
+    index_t rows;
+    index_t column;
+};
+template <team Team>
+[[nodiscard]] MDKV_HD rows_share share_rows(Team const& t, index_t columns) noexcept
+{
+    if (columns == 0 || t.size() < 2 * columns) { return {0, 1, t.rank()}; }
+    index_t const rows = t.size() / columns;
+    index_t const row  = t.rank() / columns;
+    // What is left of the team has no column.
+    return {row, rows, row < rows ? t.rank() % columns : columns};
+}
+
+/// Rank and size as int, for loops over the coordinates of a token.
+template <team Team>
+[[nodiscard]] MDKV_HD constexpr int member(Team const& t) noexcept
+{
+    return static_cast<int>(t.rank());
+}
+template <team Team>
+[[nodiscard]] MDKV_HD constexpr int members(Team const& t) noexcept
+{
+    return static_cast<int>(t.size());
+}
+
+template <class Word, team Team>
+MDKV_HD void copy_words(Team const& t, std::byte const* from, std::byte* to, int bytes)
+{
+    int const words = bytes / static_cast<int>(sizeof(Word));
+    for (int i = member(t); i < words; i += members(t))
+    {
+        reinterpret_cast<Word*>(to)[i] = reinterpret_cast<Word const*>(from)[i];
+    }
+    int const done = words * static_cast<int>(sizeof(Word));
+    for (int i = done + member(t); i < bytes; i += members(t)) { to[i] = from[i]; }
+}
+
+/// Copies bytes of any alignment, in words as wide as that allows.
+template <team Team>
+MDKV_HD void copy_bytes(Team const& t, std::byte const* from, std::byte* to, int bytes)
+{
+    struct alignas(16) four_words
+    {
+        std::uint32_t part[4];
+    };
+    if constexpr (Team::lanes > 1) { __builtin_memcpy(to, from, static_cast<std::size_t>(bytes)); }
+    else
+    {
+        auto const common = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to);
+        if (common % 16 == 0) { copy_words<four_words>(t, from, to, bytes); }
+        else if (common % 4 == 0) { copy_words<std::uint32_t>(t, from, to, bytes); }
+        else { copy_words<std::byte>(t, from, to, bytes); }
+    }
+}
+
+template <class Job>
+[[nodiscard]] constexpr int threads_of() noexcept
+{
+    if constexpr (requires { Job::threads; }) { return Job::threads; }
+    else { return 256; }
+}
+
+template <class Job>
+[[nodiscard]] index_t scratch_bytes_of(Job const& job)
+{
+    if constexpr (requires { job.scratch_bytes(); }) { return job.scratch_bytes(); }
+    else { return 0; }
+}
+
+/// Sets n objects to one value.
+template <class V>
+struct fill
+{
+    static constexpr char const* name = "fill";
+    static constexpr index_t per_item = 1 << 16;
+
+    V* to;
+    V value;
+    index_t n;
+
+    [[nodiscard]] index_t items() const noexcept { return (n + per_item - 1) / per_item; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const end = (item + 1) * per_item < n ? (item + 1) * per_item : n;
+        for (index_t i = item * per_item + t.rank(); i < end; i += t.size()) { to[i] = value; }
+    }
+};
+
+} // namespace mdkv::detail

@@ -1,0 +1,147 @@
+/// \file attend_parts.cuh: sizes of a query and of the state that a slice leaves, and how stored bytes get to shared memory (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/gpu/device.cuh>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::gpu::kernels
+{
+
+using mdkv::detail::run_basis;
+
+/// What one slice leaves, in floats: per query the softmax state (largest, sum), the sums of values in the original basis,
+/// of projected ones, of rotated ones.
+struct attend_sizes
+{
+    static constexpr int threads      = 128; ///< of a block
+    static constexpr int most_queries = 8;   ///< query heads of a block
+    static constexpr int most_tokens  = 64;  ///< of a block of tokens; slices begin at multiples of it
+
+    int keys          = 0; ///< D
+    int values        = 0; ///< Dv
+    int key_latents   = 0; ///< widest projected rung of the layout
+    int value_latents = 0;
+    bool rotated      = false;
+    int key_bytes   = 0; ///< of the longest stored key: one of few coordinates may take more as codes than as elements
+    int value_bytes = 0;
+
+    /// Of one query.
+    [[nodiscard]] MDKV_HD int sums() const { return values + value_latents + (rotated ? values : 0); }
+    [[nodiscard]] MDKV_HD int state() const { return 2 + sums(); }
+    /// Where a basis's sums begin.
+    [[nodiscard]] MDKV_HD int sums_of(run_basis basis) const
+    {
+        return basis == run_basis::original ? 0 : basis == run_basis::projected ? values : values + value_latents;
+    }
+    /// Queries in every basis.
+    [[nodiscard]] MDKV_HD int queries() const { return keys + key_latents + (rotated ? keys : 0); }
+    [[nodiscard]] MDKV_HD int queries_of(run_basis basis) const
+    {
+        return basis == run_basis::original ? 0 : basis == run_basis::projected ? keys : keys + key_latents;
+    }
+};
+
+/// All threads of the block copy: in asynchronous pieces of 16 bytes where the address allows it, which belong to the group
+/// of copies that is committed next.
+__device__ inline void stage_bytes(std::byte const* from, index_t bytes, std::byte* to)
+{
+    auto const address = reinterpret_cast<std::uintptr_t>(from);
+    index_t done       = 0;
+    if (address % 16 == 0)
+    {
+        for (index_t i = index_t{device::thread()} * 16; i + 16 <= bytes; i += device::threads() * 16)
+        {
+            device::copy_async(to + i, from + i);
+        }
+        done = bytes / 16 * 16;
+    }
+    else if (address % 4 == 0)
+    {
+        for (index_t i = index_t{device::thread()} * 4; i + 4 <= bytes; i += device::threads() * 4)
+        {
+            *reinterpret_cast<std::uint32_t*>(to + i) = *reinterpret_cast<std::uint32_t const*>(from + i);
+        }
+        done = bytes / 4 * 4;
+    }
+    for (index_t i = done + device::thread(); i < bytes; i += device::threads()) { to[i] = from[i]; }
+}
+
+/// Two bytes of a staged tile: a scale or a minimum.
+[[nodiscard]] __device__ inline float half_at(std::byte const* tile, int offset)
+{
+    return widen(*reinterpret_cast<half const*>(tile + offset));
+}
+
+/// Joins what the lanes of a warp have; the same in every lane.
+template <class Join>
+[[nodiscard]] __device__ inline float over_lanes(float value, Join const& join)
+{
+    for (int step = device::warp_size / 2; step > 0; step /= 2)
+    {
+        value = join(value, device::shuffle_xor(value, step));
+    }
+    return value;
+}
+
+/// Adds logits [shares, most_queries, block_tokens] of `count` tokens to the softmax [most_queries, 2] of every query, and
+/// leaves the weights where the logits of share 0 were and in factor [most_queries] what the sums before are multiplied by.
+__device__ inline void soften(
+    float* logits, int shares, int count, int block_tokens, int queries, float* softmax, float* factor)
+{
+    constexpr int warps    = attend_sizes::threads / device::warp_size;
+    constexpr int per_lane = attend_sizes::most_tokens / device::warp_size;
+    for (int g = device::warp(); g < queries; g += warps)
+    {
+        float x[per_lane];
+        float highest = mdkv::detail::empty_lse;
+        for (int i = 0; i < per_lane; ++i)
+        {
+            int const token = i * device::warp_size + device::lane();
+            x[i]            = mdkv::detail::empty_lse;
+            if (token >= count) { continue; }
+            float sum = 0.0F;
+            for (int share = 0; share < shares; ++share)
+            {
+                sum += logits[(share * attend_sizes::most_queries + g) * block_tokens + token];
+            }
+            x[i]    = sum;
+            highest = sum > highest ? sum : highest;
+        }
+        highest            = over_lanes(highest, [](float a, float b) { return b > a ? b : a; });
+        float const before = softmax[2 * g];
+        float const top    = before > highest ? before : highest;
+        float sum          = 0.0F;
+        for (int i = 0; i < per_lane; ++i)
+        {
+            int const token = i * device::warp_size + device::lane();
+            if (token >= count) { continue; }
+            float const weight               = exp2f(x[i] - top);
+            logits[g * block_tokens + token] = weight;
+            sum += weight;
+        }
+        sum = over_lanes(sum, [](float a, float b) { return a + b; });
+        if (device::lane() == 0)
+        {
+            factor[g]          = before == mdkv::detail::empty_lse ? 0.0F : exp2f(before - top);
+            softmax[2 * g]     = top;
+            softmax[2 * g + 1] = softmax[2 * g + 1] * factor[g] + sum;
+        }
+        device::sync_warp();
+    }
+    for (int g = queries + device::warp(); g < attend_sizes::most_queries; g += warps)
+    {
+        for (int token = device::lane(); token < count; token += device::warp_size)
+        {
+            logits[g * block_tokens + token] = 0.0F;
+        }
+        if (device::lane() == 0) { factor[g] = 1.0F; }
+    }
+}
+
+} // namespace mdkv::gpu::kernels

@@ -1,0 +1,139 @@
+#include <mdkv/detail/hadamard.hpp>
+
+#include <mdkv/cpu/detail/hadamard.hpp>
+
+#include "support/compare.hpp"
+#include "support/random.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::index_t;
+
+/// Entry of Sylvester's Hadamard matrix: H(2n) is H(n) three times and -H(n) once.
+int hadamard(index_t n, index_t i, index_t j)
+{
+    if (n == 1) { return 1; }
+    index_t const half = n / 2;
+    return (i >= half && j >= half ? -1 : 1) * hadamard(half, i % half, j % half);
+}
+
+std::vector<float> random_row(support::source& random, index_t n)
+{
+    std::vector<float> x(static_cast<std::size_t>(n));
+    for (float& one : x) { one = static_cast<float>(random.normal() * std::exp2(random.uniform(-8.0, 8.0))); }
+    return x;
+}
+
+double norm(std::vector<float> const& x)
+{
+    double sum = 0;
+    for (float const one : x) { sum += double{one} * double{one}; }
+    return std::sqrt(sum);
+}
+
+struct sixteen
+{
+    static constexpr int lanes = 16;
+};
+
+} // namespace
+
+TEST_CASE("the rotation is the product with Hadamard's matrix over the root of its order, and its own inverse")
+{
+    support::source random{"turn"};
+    for (index_t n = 1; n <= 64; n *= 2)
+    {
+        CAPTURE(n);
+        CHECK(detail::has_hadamard(n));
+        CHECK(detail::hadamard_factor(n) == static_cast<float>(1 / std::sqrt(static_cast<double>(n))));
+        support::worst_error product;
+        support::worst_error back;
+        for (int i = 0; i < 50; ++i)
+        {
+            std::vector<float> const x = random_row(random, n);
+            std::vector<float> y       = x;
+            detail::hadamard(y.data(), n);
+            for (index_t row = 0; row < n; ++row)
+            {
+                double want = 0;
+                for (index_t c = 0; c < n; ++c)
+                {
+                    want += hadamard(n, row, c) * double{x[static_cast<std::size_t>(c)]};
+                }
+                want /= std::sqrt(static_cast<double>(n));
+                product.add(double{y[static_cast<std::size_t>(row)]}, want, norm(x), row);
+            }
+            std::vector<float> apart(static_cast<std::size_t>(3 * n), 7.0F);
+            for (std::size_t c = 0; c < x.size(); ++c) { apart[3 * c] = x[c]; }
+            detail::hadamard(apart.data(), n, 3);
+            for (std::size_t c = 0; c < x.size(); ++c)
+            {
+                CHECK(apart[3 * c] == y[c]);
+                CHECK(apart[3 * c + 1] == 7.0F);
+            }
+            detail::hadamard(y.data(), n);
+            for (std::size_t c = 0; c < x.size(); ++c) { back.add(y[c], x[c], norm(x), static_cast<index_t>(c)); }
+        }
+        INFO(product);
+        CHECK(product.within(5e-7));
+        INFO(back);
+        CHECK(back.within(5e-7));
+    }
+}
+
+TEST_CASE("groups of no power of two are not rotated")
+{
+    std::vector<float> const x = {1, 2, 3, 4, 5, 6, 7};
+    for (index_t const n : {0, 3, 5, 6, 7})
+    {
+        CHECK_FALSE(detail::has_hadamard(n));
+        std::vector<float> y = x;
+        detail::hadamard(y.data(), n);
+        CHECK(y == x);
+    }
+    for (index_t const n : {12, 24, 31}) { CHECK_FALSE(detail::has_hadamard(n)); }
+    static_assert(!detail::has_hadamard(-4));
+}
+
+TEST_CASE("vectors and tiles of them are rotated group by group, to the bit as each group alone")
+{
+    support::source random{"rotated rows"};
+    for (index_t const n : {1, 2, 5, 16, 20, 31, 32, 33, 40, 48, 56, 63, 64, 65, 80, 96, 128})
+    {
+        CAPTURE(n);
+        float columns[128][16];
+        std::vector<std::vector<float>> want;
+        std::vector<std::vector<float>> rows;
+        for (std::size_t t = 0; t < 16; ++t)
+        {
+            std::vector<float> x = random_row(random, n);
+            if (t == 3) { x.back() = std::numeric_limits<float>::infinity(); }
+            for (std::size_t c = 0; c < x.size(); ++c) { columns[c][t] = x[c]; }
+            rows.push_back(x);
+            for (index_t first = 0; first < n; first += 64)
+            {
+                detail::hadamard(x.data() + first, std::min<index_t>(64, n - first));
+            }
+            want.push_back(x);
+        }
+        detail::hadamard_groups<sixteen>(&columns[0][0], n);
+        for (std::size_t t = 0; t < 16; ++t)
+        {
+            cpu::detail::hadamard_row(rows[t].data(), n);
+            CHECK(support::same_bits(rows[t], want[t]));
+            std::vector<float> column;
+            for (std::size_t c = 0; c < want[t].size(); ++c) { column.push_back(columns[c][t]); }
+            CHECK(support::same_bits(column, want[t]));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What the shell scripts promise: setup_clang with a made-up apt, the options of run.sh, and no pipe that fails by SIGPIPE.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failed=0
+unset MDKV_SKIP_PACKAGES
+
+# check NAME COMMAND...
+check() {
+    local name=$1
+    shift
+    if "$@" >"$folder/output" 2>&1; then
+        echo "passed: $name"
+    else
+        echo "failed: $name (status $?)"
+        sed 's/^/    /' "$folder/output"
+        failed=1
+    fi
+}
+
+# program NAME: an executable of the made-up machine, its text from the standard input
+program() {
+    { echo '#!/bin/bash' && cat; } >"$folder/bin/$1"
+    chmod +x "$folder/bin/$1"
+}
+
+# A machine without clang whose apt offers clang of one version and prints far more about it than a pipe holds.
+mkdir "$folder/bin"
+for name in bash cat cp; do
+    ln -s "$(command -v "$name")" "$folder/bin/$name"
+done
+program apt-cache <<'E2'
+case "$1 ${2:-}" in
+    "policy clang-17" | "policy libclang-rt-17-dev")
+        printf '  Installed: (none)\n  Candidate: 1:17.0.6-1\n  Version table:\n'
+        for ((i = 0; i < 20000; ++i)); do echo "     1:17.0.6-$i 500"; done
+        ;;
+    policy*) printf '  Installed: (none)\n  Candidate: (none)\n' ;;
+esac
+E2
+program apt-get <<<'exit 0'
+
+# with_apt SCRIPT: runs it after setup.sh as the tests do, on that machine, where a stub installs packages
+with_apt() {
+    cat >"$folder/script" <<E2
+set -euo pipefail
+dirname() { echo "\${1%/*}"; }
+source "$root/examples/setup.sh"
+setup_packages() { cp "$folder/bin/apt-get" "$folder/bin/clang++-17"; }
+$1
+E2
+    PATH=$folder/bin bash "$folder/script"
+}
+# shellcheck disable=SC2016 # the script reads its own variables
+found='setup_clang; [[ $mdkv_clang == */bin/clang++-17 ]]'
+none='setup_clang; [[ -z $mdkv_clang ]]'
+check "clang is found in apt, installed and used" with_apt "$found"
+check "a clang that is there is used" with_apt "$found"
+rm -f "$folder/bin/clang++-17"
+check "packages that must not be installed are not" with_apt "MDKV_SKIP_PACKAGES=1; $none"
+program apt-cache <<<'printf "  Installed: (none)\n  Candidate: (none)\n"'
+check "no clang in apt leaves none" with_apt "$none"
+
+# refused OPTION...
+refused() {
+    local code=0 output
+    output=$(bash "$root/tests/run.sh" "$@" 2>&1) || code=$?
+    echo "$output"
+    [[ $code == 2 && $output == *'unknown option: '* ]]
+}
+check "run.sh refuses an unknown option" refused --everything
+check "run.sh refuses an unknown option beside a known one" refused --all everything
+usage() { [[ $(bash "$root/tests/run.sh" --help) == *'bash tests/run.sh --all '*' passed, '* ]]; }
+check "run.sh says how it is used" usage
+
+# A reader that leaves early ends the writer with SIGPIPE, and pipefail makes that the pipe's status.
+no_early_reader() {
+    ! grep -nE '\| *(grep (-[a-zA-Z]*q|-m|--quiet|--max-count)|head( |$)|sed [^|]*[0-9/;{]q|awk [^|]*exit)' "$@"
+}
+mapfile -t scripts < <(find "$root/examples" "$root/tests" "$root/.ci" \( -name '*.sh' -o -path '*/.ci/run' \) ! -name scripts.sh)
+check "no script pipes into what leaves early" no_early_reader "${scripts[@]}"
+for script in "${scripts[@]}"; do
+    check "bash reads ${script#"$root"/}" bash -n "$script"
+done
+exit "$failed"

@@ -1,0 +1,46 @@
+// Compiled for two machines by cmake/two_widths.py.
+#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/finite.hpp>
+#include <mdkv/cpu/merge.hpp>
+#include <mdkv/cpu/pool.hpp>
+#include <mdkv/cpu/slots.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+namespace
+{
+
+using namespace mdkv;
+using host = cpu::backend;
+
+} // namespace
+
+void pool_two(host const& on, in_view<float, 3, host> loss, out_view<float, 3, host> pooled)
+{
+    cpu::thread_pool threads{2};
+    pool(host{on.scratch, threads}, loss, {}, pooled);
+}
+
+void check_two(host const& on, in_view<half, 3, host> rows)
+{
+    expects_finite(on, "rows", rows);
+}
+
+void list_two(host const& on, in_view<std::uint8_t, 2, host> rung, out_view<std::int32_t, 2, host> positions,
+    out_view<index_t, 2, host> first)
+{
+    list_slots(on, rung, positions, first);
+}
+
+void append_two(host const& on, in_view<float, 2, host> row, cpu::cache<half>& cache)
+{
+    append(on, row, row, cache.view());
+}
+
+void attend_two(host const& on, in_view<half, 2, host> queries, cpu::cache<half>& cache, out_view<half, 2, host> output,
+    out_view<float, 1, host> lse)
+{
+    attend(on, queries, cache.view(), {}, output, lse);
+    merge_attention(on, as_input(output), as_input(lse), as_input(output), as_input(lse), output, lse);
+}
