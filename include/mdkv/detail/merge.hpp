@@ -41,9 +41,9 @@ struct merge_rows
             // An empty side is left out rather than multiplied by 0: its rows may hold anything. Even a minus zero keeps
             // its bits when it is added to minus zero.
             float const nothing = by.first == 0.0F && by.second == 0.0F ? 0.0F : -0.0F;
-            U const* const a    = &output_a(i, 0);
-            U const* const b    = &output_b(i, 0);
-            U* const to         = &output(i, 0);
+            U const* const a    = output_a.row(i);
+            U const* const b    = output_b.row(i);
+            U* const to         = output.row(i);
             for (index_t c = t.rank(); c < output.extent(1); c += t.size())
             {
                 float sum = nothing;

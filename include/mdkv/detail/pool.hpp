@@ -193,7 +193,8 @@ struct pool_fading
             t.sync(); // the last borders may still be read
             for (int b = 0; b < blocks; ++b) { mine[b] = near[block * (b + 2) - 1]; }
             t.sync();
-            for (index_t b = 0; b < t.size() * blocks && t.rank() == 0; ++b)
+            index_t const left = (n - first + block - 1) / block;
+            for (index_t b = 0; b < t.size() * blocks && b < left && t.rank() == 0; ++b)
             {
                 double const faded = carried * across;
                 float const leaves = border[b];

@@ -44,8 +44,8 @@ struct sort_slots
         auto const rank               = static_cast<int>(t.rank());
         auto const size               = static_cast<int>(t.size());
         auto* const next              = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
-        std::uint8_t const* const row = &rung(h, 0);
-        std::int32_t* const out       = &positions(h, 0);
+        std::uint8_t const* const row = n == 0 ? nullptr : rung.row(h); // no tokens may come without memory
+        std::int32_t* const out       = n == 0 ? nullptr : positions.row(h);
         index_t const begin           = rank < working ? n * rank / working : n;
         index_t const end             = rank < working ? n * (rank + 1) / working : n;
         for (int i = rank; i < working * R; i += size) { next[i] = 0; }

@@ -53,7 +53,7 @@ private:
     {
         for (int i = device::thread(); i < plan.latent * panel; i += threads)
         {
-            float const* const direction = &basis(head, i / panel, 0);
+            float const* const direction = basis.row(head, i / panel);
             float sum                    = 0;
             for (int d = 0; d < plan.dim; ++d) { sum += direction[d] * rows[d * panel + i % panel]; }
             latents[i] = sum;
