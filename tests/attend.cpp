@@ -1,15 +1,15 @@
 #include <mdkv/attend.hpp>
 
+#include <mdkv/append.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/merge.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/merge.hpp>
 
 #include "support/allocation_counter.hpp"
 #include "support/compare.hpp"

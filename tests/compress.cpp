@@ -2,12 +2,13 @@
 
 #include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
-#include <mdkv/cpu/compress.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/pack.hpp>
-#include <mdkv/cpu/pool.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"
@@ -808,20 +809,15 @@ TEST_CASE(
             choice.layer = 5;
             return error_text<non_finite_input>([&] { compressed(x, paper_ratios, choice, cache); });
         };
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.queries; }, 3, 2)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.queries; }, 3, 2)
               == "queries: NaN or infinity in layer 5, head 3, row 2");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.keys; }, 1, 59)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.keys; }, 1, 59)
               == "keys: NaN or infinity in layer 5, head 1, row 59");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.values; }, 0, 0)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.values; }, 0, 0)
               == "values: NaN or infinity in layer 5, head 0, row 0");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.window_keys; }, 1, 7)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.window_keys; }, 1, 7)
               == "window_keys: NaN or infinity in layer 5, head 1, row 7");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.window_values; }, 1, 7)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.window_values; }, 1, 7)
               == "window_values: NaN or infinity in layer 5, head 1, row 7");
         CHECK(contents_of(cache) == before);
     }

@@ -4,7 +4,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/run.hpp>
 #include <mdkv/cpu/width.hpp>
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 
 #include <mdkv/pack.hpp>
 
-#include <mdkv/cpu/run.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
@@ -25,21 +25,21 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
         simd::floats acc[step][vectors]{};
         for (int d = 0; d < dim; ++d)
         {
-MDKV_UNROLL
+            MDKV_UNROLL
             for (int i = 0; i < step; ++i)
             {
                 simd::floats const factor = simd::broadcast(direction[k + i][d]);
-MDKV_UNROLL
+                MDKV_UNROLL
                 for (int v = 0; v < vectors; ++v)
                 {
                     acc[i][v] += factor * simd::load(column + d * team::lanes + v * simd::lanes);
                 }
             }
         }
-MDKV_UNROLL
+        MDKV_UNROLL
         for (int i = 0; i < step; ++i)
         {
-MDKV_UNROLL
+            MDKV_UNROLL
             for (int v = 0; v < vectors; ++v) { simd::store(sum[k + i] + v * simd::lanes, acc[i][v]); }
         }
     }

@@ -9,7 +9,6 @@
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/pack.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +34,19 @@ MDKV_HD void column_products(
         }
     }
 }
+
+/// One call of pack.
+template <element T, backend B>
+struct pack_call
+{
+    in_view<T, 3, B> keys;
+    in_view<T, 3, B> values;
+    in_view<T, 3, B> window_keys;
+    in_view<T, 3, B> window_values;
+    in_view<float, 3, B> key_basis;
+    in_view<float, 3, B> value_basis;
+    cache_view<T, B::memory_space> cache;
+};
 
 /// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. How many strips a run
 /// has is known where the directory is: there are as many items as there can be, and those beyond the last do nothing.

@@ -11,7 +11,6 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
-#include <mdkv/gpu/run.cuh>
 
 #include <algorithm>
 #include <cstddef>
