@@ -2,8 +2,8 @@
 // the most extra memory alive at any time: scratch, the new cache and what the linear algebra library allocates.
 #include <mdkv/compress.hpp>
 #include <mdkv/cpu/allocate.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>

@@ -44,7 +44,7 @@ using support::random_queries;
 using support::tensor;
 
 template <class T>
-using host_cache = cache_view<T, space::host>;
+using host_cache = cache_view<T const, space::host>;
 
 /// What attend wrote.
 template <class U>

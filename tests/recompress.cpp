@@ -11,9 +11,9 @@
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 
 #include "support/compare.hpp"

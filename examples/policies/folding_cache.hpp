@@ -8,8 +8,8 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/recompress.hpp>
 
 #include <chrono>

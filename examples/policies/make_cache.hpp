@@ -13,8 +13,8 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -12,7 +12,6 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/pack.hpp>
 
 #include <array>

@@ -11,6 +11,7 @@
 #include <mdkv/detail/team.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 namespace mdkv

@@ -128,8 +128,8 @@ template <element T, backend B>
         for (index_t i = 0; i < rung.extent(1); ++i)
         {
             std::size_t const r = rungs[rung.offset(h, i)];
-            expects(r < layout.rungs, "packed_bytes: rung of head ", h, ", token ", i, " is ", r,
-                "; it must be below ", layout.rungs);
+            expects(r < layout.rungs, "packed_bytes: rung of head ", h, ", token ", i, " is ", r, "; it must be below ",
+                layout.rungs);
             ++tokens[r];
         }
         head_entry entry;
@@ -211,8 +211,8 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     {
         if (real) { detail::expects_packable(entries); }
     }
-    detail::pack_tiles<T, B> const tiles{{keys, values, window_keys, window_values, key_basis, value_basis, cache},
-        as_input(positions), as_input(first)};
+    detail::pack_tiles<T, B> const tiles{
+        keys, values, window_keys, window_values, key_basis, value_basis, cache, as_input(positions), as_input(first)};
     run(on, tiles, tiles.items());
 }
 

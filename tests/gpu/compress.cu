@@ -9,13 +9,13 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/score.cuh>
+#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
 
 #include "gpu/support/device.hpp"

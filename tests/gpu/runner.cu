@@ -10,8 +10,8 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
 
 #include "examples/policies/layer_cache.hpp"

@@ -17,8 +17,8 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 
 #include "policies/packed_cache.hpp"
 #include "support/host.hpp"

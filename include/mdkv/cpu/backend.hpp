@@ -6,6 +6,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <concepts>
@@ -100,6 +101,45 @@ public:
 private:
     std::byte* memory_;
 };
+
+/// Sums that pack's job asks of its team (detail/pack_tile.hpp), in registers: plain loops take several times as long.
+template <int Sums>
+MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
+    float (&sum)[Sums][team::lanes]) noexcept
+{
+#if !defined(__CUDA_ARCH__)
+    using floats          = float __attribute__((vector_size(sizeof(float) * vector_lanes)));
+    constexpr int vectors = team::lanes / vector_lanes;
+    constexpr int step    = Sums / vectors; // eight sums keep the multiply-add units busy
+    for (int k = 0; k < Sums; k += step)
+    {
+        floats acc[step][vectors]{};
+        for (int d = 0; d < dim; ++d)
+        {
+            MDKV_UNROLL
+            for (int i = 0; i < step; ++i)
+            {
+                MDKV_UNROLL
+                for (int v = 0; v < vectors; ++v)
+                {
+                    floats x;
+                    std::memcpy(&x, column + d * team::lanes + v * vector_lanes, sizeof x);
+                    acc[i][v] += direction[k + i][d] * x;
+                }
+            }
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < step; ++i)
+        {
+            MDKV_UNROLL
+            for (int v = 0; v < vectors; ++v)
+            {
+                std::memcpy(sum[k + i] + v * vector_lanes, &acc[i][v], sizeof(floats));
+            }
+        }
+    }
+#endif
+}
 
 /// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only
 /// counts the scratch memory.

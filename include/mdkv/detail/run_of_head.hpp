@@ -184,8 +184,8 @@ template <element T, space S>
     head_dims const dims  = cache.layout.dims;
     auto const dim        = static_cast<int>(of_values ? dims.values : dims.keys);
     std::byte* const tail = cache.tail + h * cache.tail_head_bytes();
-    return {of_values ? tail + cache.tail_capacity * dims.keys * unit : tail, cache.tail_capacity, dim, dim * unit, unit,
-        storage::plain, of_values};
+    return {of_values ? tail + cache.tail_capacity * dims.keys * unit : tail, cache.tail_capacity, dim, dim * unit,
+        unit, storage::plain, of_values};
 }
 
 /// Run i of head h; without tokens where there is none. Of a tail that was asked to hold more than its capacity, the tokens
