@@ -564,7 +564,7 @@ TEST_CASE("a dry run needs no directory, and what it asks for serves every cache
 TEST_CASE("arguments that do not fit are refused by name before anything is written")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3, .dims = {16, 24}}};
-    auto const cache   = layer.packed();
+    auto cache         = layer.packed();
     auto const refused = [&](tensor<float, 2> const& q, tensor<float, 2>& o, tensor<float, 1>& l,
                              attend_options options = {}) {
         return error_text<invalid_argument>([&] {

@@ -60,7 +60,6 @@ struct lay_out_heads
         index_t const all = t.sum(unbased) > 0 ? INT64_MAX : t.sum(bytes);
         bool const fits   = all <= cache.arena_bytes;
         if (t.rank() == 0) { *needed = all; }
-        if (B::memory_space == space::host && !fits) { return; } // which refuses it, and then nothing has been changed
         if (t.rank() == 0 && cache.appended != nullptr) { *cache.appended = 0; }
         index_t before = 0;
         for (index_t h0 = 0; h0 < heads; h0 += t.size())
@@ -75,22 +74,33 @@ struct lay_out_heads
     }
 };
 
-/// On the host: throws what lay_out_heads found to be wrong.
+/// Bytes of an arena with these rungs, which the host can read.
+/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that lacks
+///                            a basis
 template <element T, backend B>
-void expects_packable(lay_out_heads<T, B> const& found)
+[[nodiscard]] index_t bytes_of_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung,
+    std::uint8_t const* rungs, cache_layout const& layout, bool bases)
 {
-    cache_layout const& layout = found.cache.layout;
-    auto const rungs           = static_cast<index_t>(layout.rungs);
-    for (index_t i = 0; *found.needed == INT64_MAX && i < layout.heads * rungs; ++i)
+    index_t bytes = 0;
+    for (index_t h = 0; h < layout.heads; ++h)
     {
-        index_t const h     = i / rungs;
-        index_t const r     = i % rungs;
-        index_t const count = found.first(h, r + 1) - found.first(h, r);
-        expects(count == 0 || !layout.projected(static_cast<std::size_t>(r)), "pack: head ", h, " has ", count,
-            " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
+        array<index_t, max_rungs> tokens{};
+        for (index_t i = 0; i < rung.extent(1); ++i)
+        {
+            std::size_t const r = rungs[rung.offset(h, i)];
+            expects(r < layout.rungs, stage, ": rung of head ", h, ", token ", i, " is ", r, "; it must be below ",
+                layout.rungs);
+            ++tokens[r];
+        }
+        for (std::size_t r = 0; r < layout.rungs; ++r)
+        {
+            expects(tokens[r] == 0 || bases || !layout.projected(r), stage, ": head ", h, " has ", tokens[r],
+                " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
+        }
+        head_entry entry;
+        bytes = lay_out_head<T>(layout, tokens, bytes, entry);
     }
-    expects<insufficient_workspace>(*found.needed <= found.cache.arena_bytes, "pack: the arena holds ",
-        found.cache.arena_bytes, " bytes, ", *found.needed, " are needed");
+    return bytes;
 }
 
 } // namespace detail
@@ -121,21 +131,7 @@ template <element T, backend B>
         fetch(on, rungs, copy.data(), rung.required_span_size());
         rungs = copy.data();
     }
-    index_t bytes = 0;
-    for (index_t h = 0; h < layout.heads; ++h)
-    {
-        array<index_t, max_rungs> tokens{};
-        for (index_t i = 0; i < rung.extent(1); ++i)
-        {
-            std::size_t const r = rungs[rung.offset(h, i)];
-            expects(r < layout.rungs, "packed_bytes: rung of head ", h, ", token ", i, " is ", r, "; it must be below ",
-                layout.rungs);
-            ++tokens[r];
-        }
-        head_entry entry;
-        bytes = lay_out_head<T>(layout, tokens, bytes, entry);
-    }
-    return bytes;
+    return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true);
 }
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
@@ -198,19 +194,17 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     auto const first     = out(on, frame.template take<index_t>(checked_multiply(heads, rungs + 1)), heads, rungs + 1);
     auto* const counted  = frame.template take<index_t>(1);
     bool const real      = frame.ready();
-    constexpr bool host  = B::memory_space == space::host;
-    if constexpr (host)
+    bool const bases     = !key_basis.empty() && !value_basis.empty();
+    if constexpr (B::memory_space == space::host)
     {
-        if (real) { detail::expects_rungs(on, "pack", rung, rungs); }
+        index_t const bytes = real ? detail::bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases) : 0;
+        expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
+            cache.arena_bytes, " bytes, ", bytes, " are needed");
     }
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);
-    detail::lay_out_heads<T, B> const entries{cache, !key_basis.empty() && !value_basis.empty(), as_input(first),
-        needed.empty() ? counted : needed.data_handle()};
+    detail::lay_out_heads<T, B> const entries{
+        cache, bases, as_input(first), needed.empty() ? counted : needed.data_handle()};
     run(on, entries, 1);
-    if constexpr (host)
-    {
-        if (real) { detail::expects_packable(entries); }
-    }
     detail::pack_tiles<T, B> const tiles{
         keys, values, window_keys, window_values, key_basis, value_basis, cache, as_input(positions), as_input(first)};
     run(on, tiles, tiles.items());

@@ -79,21 +79,6 @@ struct sort_slots
     }
 };
 
-/// On the host.
-/// \throws invalid_argument   naming the first head and token whose rung is `rungs` or more
-template <backend B>
-void expects_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung, index_t rungs)
-{
-    for (index_t h = 0; h < rung.extent(0); ++h)
-    {
-        for (index_t i = 0; i < rung.extent(1); ++i)
-        {
-            expects(rung(h, i) < rungs, stage, ": rung of head ", h, ", token ", i, " is ", int{rung(h, i)},
-                "; it must be below ", rungs);
-        }
-    }
-}
-
 } // namespace detail
 
 /// Sorts every head's positions by rung, ascending inside a rung: the order in which pack stores them.
@@ -125,7 +110,14 @@ void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int
     expects(rungs <= 256, "list_slots: first [H, R+1] has R = ", rungs, "; a rung is a byte, so R is at most 256");
     if constexpr (B::memory_space == space::host)
     {
-        if (!detail::dry_run(on)) { detail::expects_rungs(on, "list_slots", rung, rungs); }
+        for (index_t h = 0; h < heads && !detail::dry_run(on); ++h)
+        {
+            for (index_t i = 0; i < tokens; ++i)
+            {
+                expects(rung(h, i) < rungs, "list_slots: rung of head ", h, ", token ", i, " is ", int{rung(h, i)},
+                    "; it must be below ", rungs);
+            }
+        }
     }
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);
 }

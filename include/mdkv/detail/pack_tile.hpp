@@ -59,19 +59,13 @@ struct pack_tiles
 
     struct scratch
     {
-        T const** row;  // [16]              the tile's tokens; places beyond the last repeat it
-        float* columns; // [D or Dv, 16]     of tokens to project
-        float* x;       // [piece, 16]       coordinates
-        float* minimum; // [16]
-        float* inverse; // [16]
-
-        MDKV_HD scratch(carver& cut, index_t projected)
-            : row{cut.take<T const*>(tile)}
-            , columns{cut.take<float>(projected * tile)}
-            , x{cut.take<float>(piece * tile)}
-            , minimum{cut.take<float>(tile)}
-            , inverse{cut.take<float>(tile)}
-        {}
+        carver& cut;
+        index_t projected;                                  ///< D or Dv of tokens to project, or 0
+        T const** row  = cut.take<T const*>(tile);          // [16]  the tile's tokens; places beyond the last repeat it
+        float* columns = cut.take<float>(projected * tile); // [projected, 16]
+        float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
+        float* minimum = cut.take<float>(tile);             // [16]
+        float* inverse = cut.take<float>(tile);             // [16]
     };
 
     /// The keys or the values of one tile.
