@@ -5,11 +5,10 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/team.hpp>
 #include <mdkv/cpu/width.hpp>
-#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -44,102 +43,6 @@ struct backend
         });
     }
 };
-
-/// One thread. (MDKV_HD, because jobs are; a GPU never runs one with this team.)
-class team
-{
-public:
-    static constexpr int lanes = 16;
-
-    MDKV_HD explicit team(std::byte* memory) noexcept
-        : memory_{memory}
-    {}
-
-    [[nodiscard]] MDKV_HD static constexpr index_t rank() noexcept { return 0; }
-    [[nodiscard]] MDKV_HD static constexpr index_t size() noexcept { return 1; }
-    MDKV_HD static constexpr void sync() noexcept {}
-
-    template <class V>
-    [[nodiscard]] MDKV_HD static constexpr V sum(V x) noexcept
-    {
-        return x;
-    }
-    template <class V>
-    [[nodiscard]] MDKV_HD static constexpr V max(V x) noexcept
-    {
-        return x;
-    }
-    template <class V>
-    [[nodiscard]] MDKV_HD static constexpr mdkv::detail::prefix_sum<V> prefix(V x) noexcept
-    {
-        return {V{}, x};
-    }
-
-    template <std::integral I>
-    MDKV_HD static constexpr void add(I* counter, I n) noexcept
-    {
-        *counter = static_cast<I>(*counter + n);
-    }
-    template <std::integral I>
-    MDKV_HD static void add_across(I* counter, I n) noexcept
-    {
-#if !defined(__CUDA_ARCH__)
-        __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
-#endif
-    }
-    template <std::integral I>
-    MDKV_HD static void min_across(I* least, I n) noexcept
-    {
-#if !defined(__CUDA_ARCH__)
-        I seen = __atomic_load_n(least, __ATOMIC_RELAXED);
-        while (n < seen && !__atomic_compare_exchange_n(least, &seen, n, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
-#endif
-    }
-
-    [[nodiscard]] MDKV_HD mdkv::detail::carver scratch() const noexcept { return mdkv::detail::carver{memory_}; }
-
-private:
-    std::byte* memory_;
-};
-
-/// Sums that pack's job asks of its team (detail/pack_tile.hpp), in registers: plain loops take several times as long.
-template <int Sums>
-MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
-    float (&sum)[Sums][team::lanes]) noexcept
-{
-#if !defined(__CUDA_ARCH__)
-    using floats          = float __attribute__((vector_size(sizeof(float) * vector_lanes)));
-    constexpr int vectors = team::lanes / vector_lanes;
-    constexpr int step    = Sums / vectors; // eight sums keep the multiply-add units busy
-    for (int k = 0; k < Sums; k += step)
-    {
-        floats acc[step][vectors]{};
-        for (int d = 0; d < dim; ++d)
-        {
-            MDKV_UNROLL
-            for (int i = 0; i < step; ++i)
-            {
-                MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v)
-                {
-                    floats x;
-                    std::memcpy(&x, column + d * team::lanes + v * vector_lanes, sizeof x);
-                    acc[i][v] += direction[k + i][d] * x;
-                }
-            }
-        }
-        MDKV_UNROLL
-        for (int i = 0; i < step; ++i)
-        {
-            MDKV_UNROLL
-            for (int v = 0; v < vectors; ++v)
-            {
-                std::memcpy(sum[k + i] + v * vector_lanes, &acc[i][v], sizeof(floats));
-            }
-        }
-    }
-#endif
-}
 
 /// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only
 /// counts the scratch memory.
