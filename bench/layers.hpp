@@ -16,7 +16,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/pack.hpp>
+#include <mdkv/pack.hpp>
 
 #include "bench.hpp"
 

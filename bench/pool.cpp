@@ -17,8 +17,8 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/pool.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/pool.hpp>
 
 #include "bench.hpp"
 

@@ -1,9 +1,13 @@
 /// \file gpu_pipeline.cu: a layer compressed and attended on the GPU, recorded into a graph once and replayed
+#include <mdkv/compress.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/attend.cuh>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/gpu/compress.cuh>
 #include <mdkv/gpu/memory.cuh>
+#include <mdkv/gpu/score.cuh>
 #include <mdkv/presets.hpp>
 
 #include <cstddef>
@@ -64,7 +68,7 @@ int main()
     auto const work = [&](gpu::backend const& on) {
         auto const queries = in(on, raw(q), H * G, W, D);
         auto const layer   = split_window(on, queries, in(on, raw(k), H, N + W, D), in(on, raw(v), H, N + W, D), W);
-        gpu::compressed_layer<mdkv::half> to{cache.view(), raw(chosen)};
+        compressed_layer<mdkv::half, space::device> to{cache.view(), raw(chosen)};
         static_cast<void>(compress(on, layer, paper_ratios, options, to));
         attend(on, in(on, raw(new_query), H * G, D), cache.view(), {}, out(on, raw(output), H * G, D),
             out(on, raw(lse), H * G));

@@ -2,7 +2,6 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>

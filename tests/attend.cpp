@@ -1,15 +1,15 @@
 #include <mdkv/attend.hpp>
 
+#include <mdkv/append.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/merge.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/merge.hpp>
 
 #include "support/allocation_counter.hpp"
 #include "support/compare.hpp"
@@ -44,7 +44,7 @@ using support::random_queries;
 using support::tensor;
 
 template <class T>
-using host_cache = cache_view<T, space::host>;
+using host_cache = cache_view<T const, space::host>;
 
 /// What attend wrote.
 template <class U>
@@ -564,7 +564,7 @@ TEST_CASE("a dry run needs no directory, and what it asks for serves every cache
 TEST_CASE("arguments that do not fit are refused by name before anything is written")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 50, .window = 3, .dims = {16, 24}}};
-    auto const cache   = layer.packed();
+    auto cache         = layer.packed();
     auto const refused = [&](tensor<float, 2> const& q, tensor<float, 2>& o, tensor<float, 1>& l,
                              attend_options options = {}) {
         return error_text<invalid_argument>([&] {

@@ -2,12 +2,13 @@
 
 #include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
-#include <mdkv/cpu/compress.hpp>
-#include <mdkv/cpu/pack.hpp>
-#include <mdkv/cpu/pool.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/pack.hpp>
+#include <mdkv/pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"
@@ -85,9 +86,9 @@ contents contents_of(cpu::cache<T> const& cache)
 
 /// Key and value of a token of an uncompressed run, read by the layout's description: keys in tiles of 16 tokens [D, 16],
 /// the last tile as narrow as what is left; values one token after another.
-template <class T>
+template <class V, class T = std::remove_const_t<V>>
 std::pair<std::vector<T>, std::vector<T>> exact_token(
-    cache_view<T, space::host> const& view, index_t head, index_t token)
+    cache_view<V, space::host> const& view, index_t head, index_t token)
 {
     run_entry const& run   = view.heads[head].exact;
     head_dims const dims   = view.layout.dims;
@@ -102,8 +103,8 @@ std::pair<std::vector<T>, std::vector<T>> exact_token(
 }
 
 /// How many elements of token `row` of (keys, values) differ from what the exact run holds at `place`, in bits.
-template <class T>
-int differing(cache_view<T, space::host> const& view, index_t head, index_t place, tensor<T, 3> const& keys,
+template <class V, class T>
+int differing(cache_view<V, space::host> const& view, index_t head, index_t place, tensor<T, 3> const& keys,
     tensor<T, 3> const& values, index_t row)
 {
     auto const [k, v] = exact_token(view, head, place);
@@ -808,20 +809,15 @@ TEST_CASE(
             choice.layer = 5;
             return error_text<non_finite_input>([&] { compressed(x, paper_ratios, choice, cache); });
         };
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.queries; }, 3, 2)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.queries; }, 3, 2)
               == "queries: NaN or infinity in layer 5, head 3, row 2");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.keys; }, 1, 59)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.keys; }, 1, 59)
               == "keys: NaN or infinity in layer 5, head 1, row 59");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.values; }, 0, 0)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.values; }, 0, 0)
               == "values: NaN or infinity in layer 5, head 0, row 0");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.window_keys; }, 1, 7)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.window_keys; }, 1, 7)
               == "window_keys: NaN or infinity in layer 5, head 1, row 7");
-        CHECK(refusal(
-                  [](layer<half> & x) -> auto& { return x.window_values; }, 1, 7)
+        CHECK(refusal([](layer<half>& x) -> auto& { return x.window_values; }, 1, 7)
               == "window_values: NaN or infinity in layer 5, head 1, row 7");
         CHECK(contents_of(cache) == before);
     }

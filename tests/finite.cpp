@@ -1,6 +1,6 @@
 #include <mdkv/finite.hpp>
 
-#include <mdkv/cpu/finite.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/host.hpp"

@@ -8,7 +8,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"

@@ -1,4 +1,4 @@
-#include <mdkv/cpu/pool.hpp>
+#include <mdkv/pool.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

@@ -11,10 +11,10 @@
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pool.hpp>
-#include <mdkv/cpu/recompress.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/pack.hpp>
+#include <mdkv/pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"

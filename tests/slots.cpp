@@ -3,7 +3,6 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/slots.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"

@@ -8,7 +8,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/gpu/pack.cuh>
+#include <mdkv/pack.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,10 @@
 // Compression of one layer of 8K, 32K and 128K tokens to a tenth (performance.md, G4), and its stages one by one. Each finds
 // its tokens cold, as many layers take turns; what one stage leaves for the next (bases, losses) may be in the L2 cache,
 // as it is between the stages of compress.
-#include <mdkv/gpu/compress.cuh>
+#include <mdkv/compress.hpp>
+#include <mdkv/gpu/allocate.cuh>
+#include <mdkv/gpu/basis.cuh>
+#include <mdkv/gpu/score.cuh>
 
 #include <mdkv/allocate.hpp>
 #include <mdkv/basis.hpp>
@@ -127,7 +130,7 @@ void compress(on_device on, layer& x, mdkv::preset<R> const& by, gpu::cache<elem
 {
     auto options          = by.template options<gpu::backend>(tenth);
     options.on_non_finite = mdkv::non_finite::unchecked;
-    gpu::compressed_layer<element> destination{to.view(), x.report.data()};
+    mdkv::compressed_layer<element, mdkv::space::device> destination{to.view(), x.report.data()};
     mdkv::compress(on, x.from.view(), by.ratios, options, destination);
 }
 

@@ -7,7 +7,10 @@
 
 #ifdef MDKV_BENCH_CUBLAS
 
-#    include <mdkv/gpu/compress.cuh>
+#    include <mdkv/gpu/allocate.cuh>
+#    include <mdkv/gpu/backend.cuh>
+#    include <mdkv/gpu/basis.cuh>
+#    include <mdkv/gpu/score.cuh>
 
 #    include <mdkv/cache.hpp>
 #    include <mdkv/compress.hpp>
@@ -39,7 +42,7 @@ void measure_at(index_t tokens, stopwatch const& clock, record& results)
     gpu::cache<element> cache{mdkv::cache_layout{paper.ratios, heads, window, dims}, bytes, 0, stream(), memory()};
     auto options          = paper.options<gpu::backend>(tenth);
     options.on_non_finite = mdkv::non_finite::unchecked;
-    gpu::compressed_layer<element> destination{cache.view(), report.data()};
+    mdkv::compressed_layer<element, mdkv::space::device> destination{cache.view(), report.data()};
     work const ours = recorded(1,
         [&](gpu::backend const& on, index_t) { mdkv::compress(on, layer.view(), paper.ratios, options, destination); });
 

@@ -5,7 +5,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/gpu/pool.cuh>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
 

@@ -7,8 +7,8 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/pool.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pool.hpp>
 
 #include <algorithm>
 #include <array>

@@ -4,10 +4,12 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/recompress.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/recompress.hpp>
 
 #include <chrono>

@@ -8,12 +8,10 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/pack.hpp>
 #include <mdkv/pack.hpp>
 
 #include <array>

@@ -6,12 +6,10 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/merge.hpp>
 #include <mdkv/merge.hpp>
 
 #include <algorithm>

@@ -14,15 +14,14 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/finite.hpp>
-#include <mdkv/gpu/append.cuh>
+#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/gpu/compress.cuh>
-#include <mdkv/gpu/finite.cuh>
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
-#include <mdkv/gpu/pack.cuh>
+#include <mdkv/gpu/score.cuh>
 #include <mdkv/pack.hpp>
 
 #include <algorithm>
@@ -180,7 +179,8 @@ public:
         scratch_.run([&](mdkv::gpu::backend const& on) {
             auto options  = from.options(on, layer, request);
             options.rungs = mdkv::out(on, reinterpret_cast<std::uint8_t*>(rungs.data()), H, layer.past());
-            mdkv::gpu::compressed_layer<T> to{cache.view(), reinterpret_cast<mdkv::allocation*>(chosen.data())};
+            mdkv::compressed_layer<T, mdkv::space::device> to{
+                cache.view(), reinterpret_cast<mdkv::allocation*>(chosen.data())};
             report = mdkv::compress(on, from.view(on, layer), ratios, options, to);
         });
         mdkv::gpu::read_back(scratch_.backend(), chosen.data(), &report.chosen, chosen.size());

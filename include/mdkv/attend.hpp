@@ -33,12 +33,12 @@ struct attend_options
 /// \throws invalid_argument        a shape disagrees, an output overlaps, query heads are no multiple of KV heads
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/attend.cpp, docs/numerics.md
-template <backend B, element T, element U>
+template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
     static_assert(
-        requires { attend_impl(on, queries, cache, options, output, lse); },
+        requires { attend_impl(on, queries, detail::without_const(cache), options, output, lse); },
         MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
     cache_layout const& layout = cache.layout;
     index_t const rows         = queries.extent(0);
@@ -53,7 +53,7 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
         .bytes("cache.tail", cache.tail, layout.heads * cache.tail_head_bytes(), false)
         .out("output", output, {rows, layout.dims.values}, "H*G,Dv")
         .out("lse", lse, {rows}, "H*G");
-    attend_impl(on, queries, cache, options, output, lse);
+    attend_impl(on, queries, detail::without_const(cache), options, output, lse);
 }
 
 } // namespace mdkv

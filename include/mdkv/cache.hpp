@@ -7,7 +7,7 @@
 #include <mdkv/core/view.hpp>
 
 #include <cstddef>
-#include <cstdint>
+#include <type_traits>
 
 namespace mdkv
 {
@@ -25,7 +25,7 @@ namespace mdkv
 //
 // and beside the arena the tail: per head one exact run with room for tail_capacity appended tokens.
 //
-// A run of n tokens with r coordinates each, row_layout::tiles16. A tile is 16 tokens; the last one of a run of n tokens
+// A run of n tokens with r coordinates each is stored in tiles. A tile is 16 tokens; the last one of a run of n tokens
 // (n the capacity, for a tail) has n mod 16 tokens and is as much narrower. With w the width of a tile:
 //
 //   plain keys    tile by tile, each [r, w]: coordinate by coordinate, so that 16 logits grow side by side
@@ -43,12 +43,6 @@ namespace mdkv
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
-/// Arrangement of the rows of a run. A backend writes the one that it reads fastest.
-enum class row_layout : std::uint8_t
-{
-    tiles16
-};
-
 inline constexpr index_t tile_tokens = 16;
 
 /// Properties common to all heads of a cache.
@@ -63,7 +57,6 @@ struct cache_layout
     mdkv::array<index_t, max_rungs> value_coordinates{}; // by rung
     mdkv::array<storage, max_rungs> kinds{};             // by rung
     mdkv::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
-    row_layout rows = row_layout::tiles16;
 
     cache_layout() = default;
 
@@ -147,19 +140,24 @@ struct head_entry
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
 
-/// One layer's cache, which kernels take by value. `cpu::cache` and `gpu::cache` own the memory.
-template <element T, space S>
+/// One layer's cache, which kernels take by value. `cpu::cache` and `gpu::cache` own the memory. For reading only where T is
+/// const: attend takes either, pack, append and compress one to write.
+template <class T, space S>
+    requires element<std::remove_const_t<T>>
 struct cache_view
 {
-    cache_layout layout;
-    std::byte* arena      = nullptr; // [arena_bytes]
-    index_t arena_bytes   = 0;
-    head_entry* heads     = nullptr; // [H]
-    std::byte* tail       = nullptr; // [H] runs of tail_capacity tokens: keys, then values
-    index_t tail_capacity = 0;
-    index_t* appended     = nullptr; // [1] tokens in the tail, the same for every head
+    template <class V>
+    using memory = std::conditional_t<std::is_const_v<T>, V const, V>;
 
-    using element_type                  = T;
+    cache_layout layout;
+    memory<std::byte>* arena  = nullptr; // [arena_bytes]
+    index_t arena_bytes       = 0;
+    memory<head_entry>* heads = nullptr; // [H]
+    memory<std::byte>* tail   = nullptr; // [H] runs of tail_capacity tokens: keys, then values
+    index_t tail_capacity     = 0;
+    memory<index_t>* appended = nullptr; // [1] tokens in the tail, the same for every head
+
+    using element_type                  = std::remove_const_t<T>;
     static constexpr space memory_space = S;
 
     /// Bytes of one head's part of the tail.
@@ -167,7 +165,27 @@ struct cache_view
     {
         return tail_capacity * (layout.dims.keys + layout.dims.values) * index_t{sizeof(T)};
     }
+
+    /// The same cache, for reading only.
+    MDKV_HD constexpr operator cache_view<element_type const, S>() const noexcept
+        requires(!std::is_const_v<T>)
+    {
+        return {layout, arena, arena_bytes, heads, tail, tail_capacity, appended};
+    }
 };
+
+namespace detail
+{
+
+/// Jobs that only read are written for the view to write, too; the contract before them has either.
+template <class T, space S>
+[[nodiscard]] constexpr cache_view<std::remove_const_t<T>, S> without_const(cache_view<T, S> const& cache) noexcept
+{
+    return {cache.layout, const_cast<std::byte*>(cache.arena), cache.arena_bytes, const_cast<head_entry*>(cache.heads),
+        const_cast<std::byte*>(cache.tail), cache.tail_capacity, const_cast<index_t*>(cache.appended)};
+}
+
+} // namespace detail
 
 /// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
 /// All offsets are decided here; the sum over the heads is the arena's size.

@@ -1,13 +1,70 @@
-/// \file finite.hpp: contract of expects_finite: refuses keys, values or queries that hold a NaN or an infinity.
+/// \file finite.hpp: expects_finite: refuses keys, values or queries that hold a NaN or an infinity.
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/element.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstdint>
+#include <type_traits>
 
 namespace mdkv
 {
+
+namespace detail
+{
+
+/// Lowers `first` to the first offending row, counted over all heads. An item is some rows of one head.
+template <backend B, element T>
+struct find_not_finite
+{
+    static constexpr char const* name  = "find_not_finite";
+    static constexpr int threads       = 128;
+    static constexpr index_t rows_each = 64;
+
+    in_view<T, 3, B> rows;
+    index_t* first;
+
+    [[nodiscard]] MDKV_HD index_t blocks() const noexcept { return (rows.extent(1) + rows_each - 1) / rows_each; }
+
+    /// True when none of elements begin, begin + step, ... < n is a NaN or an infinity: all ones in the exponent.
+    [[nodiscard]] MDKV_HD static bool finite(T const* x, index_t n, index_t begin, index_t step) noexcept
+    {
+        using bits              = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+        constexpr auto exponent = static_cast<bits>(sizeof(T) == 4            ? 0x7f800000U
+                                                    : std::is_same_v<T, half> ? 0x7c00U
+                                                                              : 0x7f80U);
+        bits bad                = 0;
+        for (index_t d = begin; d < n; d += step)
+        {
+            bits const element = load_at<bits>(x + d);
+            bad                = static_cast<bits>(bad | ((element & exponent) == exponent ? 1 : 0));
+        }
+        return bad == 0;
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const dim   = rows.extent(2);
+        index_t const h     = item / blocks();
+        index_t const begin = item % blocks() * rows_each;
+        index_t const end   = rows.extent(1) - begin < rows_each ? rows.extent(1) : begin + rows_each;
+        auto const mine     = share_rows(t, dim);
+        for (index_t i = begin + mine.row; i < end; i += mine.rows)
+        {
+            if (finite(rows.row(h, i), dim, mine.column, t.size())) { continue; }
+            t.min_across(first, h * rows.extent(1) + i);
+            return;
+        }
+    }
+};
+
+} // namespace detail
 
 /// One NaN would spoil a head's Gram matrix and every softmax; this search comes first.
 ///
@@ -22,11 +79,24 @@ namespace mdkv
 template <backend B, element T>
 void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_t layer = -1)
 {
-    static_assert(
-        requires { expects_finite_impl(on, name, rows, layer); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(finite, expects_finite));
-    detail::check{on, "expects_finite"}.rows(name, rows, {rows.extent(0), rows.extent(1), rows.extent(2)}, "H,N,D");
-    expects_finite_impl(on, name, rows, layer);
+    detail::check{on, "expects_finite"}.rows(name, rows, rows.extents(), "H,N,D");
+    index_t const count = rows.extent(1);
+    index_t const all   = checked_multiply(rows.extent(0), count);
+    index_t place       = all;
+    workspace::frame frame{*on.scratch, "expects_finite"};
+    index_t* const first = B::memory_space == space::host ? &place : frame.take<index_t>(1);
+    if (!frame.ready() || rows.extent(2) == 0) { return; }
+    detail::find_not_finite<B, T> const job{rows, first};
+    if (first != &place) { run(on, detail::fill<index_t>{first, all, 1}, 1); }
+    run(on, job, rows.extent(0) * job.blocks());
+    if (first != &place) { fetch(on, first, &place, 1); }
+    if (place == all) { return; }
+    if (layer >= 0)
+    {
+        detail::fail<non_finite_input>(
+            name, ": NaN or infinity in layer ", layer, ", head ", place / count, ", row ", place % count);
+    }
+    detail::fail<non_finite_input>(name, ": NaN or infinity in head ", place / count, ", row ", place % count);
 }
 
 } // namespace mdkv

@@ -1,4 +1,4 @@
-/// \file pack.hpp: contract of pack: writes a layer's tokens into the packed cache, each at its rung (arXiv 2603.20616, section 5).
+/// \file pack.hpp: pack: writes a layer's tokens into the packed cache, each at its rung: listed by rung, the directory laid out, then every run written tile by tile (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -6,51 +6,133 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/pack_tile.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/slots.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace mdkv
 {
 
+namespace detail
+{
+
+/// One item: every head's entry from the number of its tokens at each rung, the heads one after another.
+template <element T, backend B>
+struct lay_out_heads
+{
+    static constexpr char const* name = "pack_lay_out";
+
+    cache_view<T, B::memory_space> cache;
+    bool bases;                   ///< neither is missing
+    in_view<index_t, 2, B> first; // [H, R+1] where each rung's tokens begin
+    index_t* needed;              // [1]  bytes of the arena, or the largest index_t where a basis is missing
+
+    /// Lays out head h from byte `offset` on and returns the first free byte.
+    MDKV_HD index_t lay_out(index_t h, index_t offset, head_entry& entry) const
+    {
+        mdkv::array<index_t, max_rungs> count{};
+        for (std::size_t r = 0; r < cache.layout.rungs; ++r)
+        {
+            auto const at = static_cast<index_t>(r);
+            count[r]      = first(h, at + 1) - first(h, at);
+        }
+        return lay_out_head<T>(cache.layout, count, offset, entry);
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t) const
+    {
+        index_t const heads = cache.layout.heads;
+        head_entry entry;
+        index_t bytes   = 0;
+        index_t unbased = 0; // heads with tokens at a projected rung whose basis is missing
+        for (index_t h = t.rank(); h < heads; h += t.size())
+        {
+            bytes += lay_out(h, 0, entry);
+            unbased += !bases && entry.key_columns > 0 ? 1 : 0;
+        }
+        index_t const all = t.sum(unbased) > 0 ? INT64_MAX : t.sum(bytes);
+        bool const fits   = all <= cache.arena_bytes;
+        if (t.rank() == 0) { *needed = all; }
+        if (t.rank() == 0 && cache.appended != nullptr) { *cache.appended = 0; }
+        index_t before = 0;
+        for (index_t h0 = 0; h0 < heads; h0 += t.size())
+        {
+            index_t const h  = h0 + t.rank();
+            bool const there = h < heads;
+            auto const sum   = t.prefix(there ? lay_out(h, 0, entry) : index_t{0});
+            if (there) { static_cast<void>(lay_out(h, before + sum.before, entry)); }
+            if (there) { cache.heads[h] = fits ? entry : head_entry{}; }
+            before += sum.total;
+        }
+    }
+};
+
+/// Bytes of an arena with these rungs, which the host can read.
+/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that lacks
+///                            a basis
+template <element T, backend B>
+[[nodiscard]] index_t bytes_of_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung,
+    std::uint8_t const* rungs, cache_layout const& layout, bool bases)
+{
+    index_t bytes = 0;
+    for (index_t h = 0; h < layout.heads; ++h)
+    {
+        array<index_t, max_rungs> tokens{};
+        for (index_t i = 0; i < rung.extent(1); ++i)
+        {
+            std::size_t const r = rungs[rung.offset(h, i)];
+            expects(r < layout.rungs, stage, ": rung of head ", h, ", token ", i, " is ", r, "; it must be below ",
+                layout.rungs);
+            ++tokens[r];
+        }
+        for (std::size_t r = 0; r < layout.rungs; ++r)
+        {
+            expects(tokens[r] == 0 || bases || !layout.projected(r), stage, ": head ", h, " has ", tokens[r],
+                " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
+        }
+        head_entry entry;
+        bytes = lay_out_head<T>(layout, tokens, bytes, entry);
+    }
+    return bytes;
+}
+
+} // namespace detail
+
 /// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
 ///
-/// \param on          backend: threads, scratch
+/// \param on          backend
 /// \param[in] rung    [H, N]
 /// \param[in] layout  of the cache, in element type T
-/// \cost   reads rung twice; scratch: a list of all positions
+/// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  deterministic
 /// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token)
-/// \throws insufficient_workspace   naming the size needed
+/// \throws size_overflow            N is 2^31 or more
 /// \see    tests/pack.cpp
 template <element T, backend B>
 [[nodiscard]] index_t packed_bytes(B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout)
 {
     detail::check{on, "packed_bytes"}.in("rung", rung, {layout.heads, rung.extent(1)}, "H,N");
-    return packed_bytes_impl(on, rung, layout, T{});
+    expects<size_overflow>(
+        rung.extent(1) <= INT32_MAX, "packed_bytes: N = ", rung.extent(1), " is beyond the limit of ", INT32_MAX);
+    if (detail::dry_run(on)) { return 0; }
+    std::uint8_t const* rungs = rung.data_handle();
+    std::vector<std::uint8_t> copy;
+    if constexpr (B::memory_space != space::host)
+    {
+        copy.resize(static_cast<std::size_t>(rung.required_span_size()));
+        fetch(on, rungs, copy.data(), rung.required_span_size());
+        rungs = copy.data();
+    }
+    return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true);
 }
-
-namespace detail
-{
-
-/// One call of pack.
-template <element T, backend B>
-struct pack_call
-{
-    in_view<T, 3, B> keys;
-    in_view<T, 3, B> values;
-    in_view<T, 3, B> window_keys;
-    in_view<T, 3, B> window_values;
-    in_view<float, 3, B> key_basis;
-    in_view<float, 3, B> value_basis;
-    in_view<std::uint8_t, 2, B> rung;
-    cache_view<T, B::memory_space> cache;
-    index_t* needed;
-};
-
-} // namespace detail
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
@@ -87,10 +169,6 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed = {})
 {
-    detail::pack_call<T, B> const call{keys, values, window_keys, window_values, key_basis, value_basis, rung, cache,
-        needed.extent(0) > 0 ? needed.data_handle() : nullptr};
-    static_assert(
-        requires { pack_impl(on, call); }, MDKV_DETAIL_NO_IMPLEMENTATION(pack, pack));
     cache_layout const& layout = cache.layout;
     index_t const dim          = layout.dims.keys;
     index_t const value_dim    = layout.dims.values;
@@ -109,7 +187,27 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
-    pack_impl(on, call);
+
+    auto const rungs = static_cast<index_t>(layout.rungs);
+    workspace::frame frame{*on.scratch, "pack"};
+    auto const positions = out(on, frame.template take<std::int32_t>(checked_multiply(heads, tokens)), heads, tokens);
+    auto const first     = out(on, frame.template take<index_t>(checked_multiply(heads, rungs + 1)), heads, rungs + 1);
+    auto* const counted  = frame.template take<index_t>(1);
+    bool const real      = frame.ready();
+    bool const bases     = !key_basis.empty() && !value_basis.empty();
+    if constexpr (B::memory_space == space::host)
+    {
+        index_t const bytes = real ? detail::bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases) : 0;
+        expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
+            cache.arena_bytes, " bytes, ", bytes, " are needed");
+    }
+    run(on, detail::sort_slots<B>{rung, positions, first}, heads);
+    detail::lay_out_heads<T, B> const entries{
+        cache, bases, as_input(first), needed.empty() ? counted : needed.data_handle()};
+    run(on, entries, 1);
+    detail::pack_tiles<T, B> const tiles{
+        keys, values, window_keys, window_values, key_basis, value_basis, cache, as_input(positions), as_input(first)};
+    run(on, tiles, tiles.items());
 }
 
 } // namespace mdkv

@@ -1,10 +1,11 @@
-/// \file pool.hpp: contract of pool: neighbouring tokens share their losses, so that whole statements are kept.
+/// \file pool.hpp: pool: neighbouring tokens share their losses, so that whole statements are kept.
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/pool.hpp>
 
 #include <cstdint>
 
@@ -47,14 +48,25 @@ struct pool_options
 template <backend B>
 void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
 {
-    static_assert(
-        requires { pool_impl(on, loss, options, pooled); }, MDKV_DETAIL_NO_IMPLEMENTATION(pool, pool));
     detail::check arguments{on, "pool"};
     expects(options.width >= 1 && options.width % 2 == 1, "pool: width is ", options.width,
         "; it must be odd and at least 1");
     array<index_t, 3> const shape{loss.extent(0), loss.extent(1), loss.extent(2)};
     arguments.in("loss", loss, shape, "H,R,N").out("pooled", pooled, shape, "H,R,N");
-    pool_impl(on, loss, options, pooled);
+    if (options.kind == pooling::adaptive)
+    {
+        run(on, detail::pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
+    }
+    else if (options.kind == pooling::mean)
+    {
+        detail::pool_windows<B, true> const job{loss, pooled, options.width};
+        run(on, job, job.items());
+    }
+    else
+    {
+        detail::pool_windows<B, false> const job{loss, pooled, options.width};
+        run(on, job, job.items());
+    }
 }
 
 } // namespace mdkv

@@ -66,23 +66,23 @@ struct recompress_report
 };
 
 /// The most slots a head has: all its tokens, window and tail included. Only the directory is read.
-template <element T>
+template <class T>
 [[nodiscard]] index_t most_slots(cache_view<T, space::host> const& cache) noexcept
 {
     index_t most = 0;
     for (index_t h = 0; h < cache.layout.heads; ++h)
     {
-        most = std::max(most, detail::tokens_in_runs(cache, h, cache.layout.rungs + 2));
+        most = std::max(most, detail::tokens_of_head(detail::without_const(cache), h));
     }
     return most;
 }
 
 /// The same for a cache in any memory.
 /// \sync   on a GPU waits for the backend's stream
-template <backend B, element T>
+template <backend B, class T>
 [[nodiscard]] index_t most_slots(B const& on, cache_view<T, B::memory_space> const& cache)
 {
-    return most_slots(detail::host_directory<T>{on, cache}.view);
+    return most_slots(detail::host_directory{on, detail::without_const(cache)}.view);
 }
 
 namespace detail
@@ -166,8 +166,7 @@ struct recompressing
         report.limit_bytes  = options.limit.in_bytes(shape);
         report.window_bytes = shape.window_bytes();
         settle(report, true);
-        bool const everything = real && report.resident_bytes <= report.limit_bytes;
-        if (!everything)
+        if (!real || report.resident_bytes > report.limit_bytes)
         {
             report.chosen = choose(report.limit_bytes - report.window_bytes);
             settle(report, false);
@@ -210,8 +209,7 @@ struct recompressing
         expects_finite(on, "recompress: values by slot", as_input(values));
         expects_finite(on, "recompress: window keys", as_input(window_keys));
         for (index_t h = 0; h < H; ++h) { score_head(h, loss, smooth); }
-        mask_losses<T, S> const mask{{there}, as_input(pooled ? smooth : loss), loss};
-        run(on, mask, mask.items());
+        run(on, mask_losses<T, S>{there, as_input(pooled ? smooth : loss), loss}, H);
         run(on, fill<index_t>{limit, bytes, 1}, 1);
         allocate(on, as_input(loss), rung_costs{ratios, shape.dims, shape.element_bytes}, in(on, limit, 1),
             options.allocation, rung, reports);
@@ -256,8 +254,7 @@ struct recompressing
     {
         index_t* const kept = real ? counts + H * (rungs + 1) : nullptr;
         run(on, fill<index_t>{kept, 0, 1}, 1);
-        settle_rungs<T, S> const job{{there}, rung, as_stored, kept};
-        run(on, job, job.items());
+        run(on, settle_rungs<T, S>{there, rung, as_stored, kept}, H);
         list_slots(on, as_input(rung), listed, first);
         if (!real) { return; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 1) + 1));
@@ -312,9 +309,9 @@ struct recompressing
 /// \cost   that of score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores where
 ///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache, and a copy
 ///         of the directory and the counts of every rung in host memory
-/// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; four times to look
-///         for NaNs and once for what allocate chose, unless everything stays; for the counts once, or twice unless
-///         everything stays; once for the cache's stream, once at the end. Work on the cache must have been enqueued on the backend's stream, or be waited for by
+/// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
+///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs, once for
+///         what allocate chose and for the new counts. Work on the cache must have been enqueued on the backend's stream, or be waited for by
 ///         it; afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
@@ -335,7 +332,7 @@ recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R>
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
     if (heads == 0) { return {}; }
-    detail::host_directory<T> const copy{on, stored};
+    detail::host_directory const copy{on, stored};
     cache_view<T, space::host> const& directory = copy.view;
     index_t const most                          = most_slots(directory);
     index_t const recent                        = layout.window + *directory.appended;

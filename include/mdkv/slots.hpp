@@ -1,15 +1,85 @@
-/// \file slots.hpp: contract of list_slots: the positions of each head at each rung, as index lists for an engine's gathers.
+/// \file slots.hpp: list_slots: the positions of each head at each rung, as index lists for an engine's gathers.
 #pragma once
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/team.hpp>
 
 #include <cstdint>
 
 namespace mdkv
 {
+
+namespace detail
+{
+
+/// An item is a head. Each of some workers counts the rungs of its own piece of neighbouring tokens; from the counts of those
+/// before it, it knows where its tokens go. A token whose rung is R or more is neither counted nor listed.
+template <backend B>
+struct sort_slots
+{
+    static constexpr char const* name = "list_slots";
+    static constexpr int threads      = 256;
+    static constexpr index_t counters = 8192; ///< of all workers
+
+    in_view<std::uint8_t, 2, B> rung;
+    out_view<std::int32_t, 2, B> positions;
+    out_view<index_t, 2, B> first;
+
+    [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return first.extent(1) - 1; }
+    [[nodiscard]] MDKV_HD index_t workers(index_t members) const noexcept
+    {
+        return members * rungs() < counters ? members : counters / rungs();
+    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept
+    {
+        index_t const members = B::memory_space == space::host ? 1 : threads; // a team of the CPU is one thread
+        return workers(members) * rungs() * index_t{sizeof(std::int32_t)};
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const n               = rung.extent(1);
+        auto const R                  = static_cast<int>(rungs());
+        auto const working            = static_cast<int>(workers(t.size()));
+        auto const rank               = static_cast<int>(t.rank());
+        auto const size               = static_cast<int>(t.size());
+        auto* const next              = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
+        std::uint8_t const* const row = n == 0 ? nullptr : rung.row(h); // no tokens may come without memory
+        std::int32_t* const out       = n == 0 ? nullptr : positions.row(h);
+        index_t const begin           = rank < working ? n * rank / working : n;
+        index_t const end             = rank < working ? n * (rank + 1) / working : n;
+        for (int i = rank; i < working * R; i += size) { next[i] = 0; }
+        t.sync();
+        for (index_t i = begin; i < end; ++i)
+        {
+            if (row[i] < R) { ++next[row[i] * working + rank]; }
+        }
+        t.sync();
+        index_t before = 0;
+        for (int i = 0; i < working * R; i += size) // all members, because they add together
+        {
+            bool const there     = i + rank < working * R;
+            auto const sum       = t.prefix(there ? index_t{next[i + rank]} : index_t{0});
+            index_t const at     = before + sum.before;
+            bool const of_a_rung = there && (i + rank) % working == 0;
+            if (there) { next[i + rank] = static_cast<std::int32_t>(at); }
+            if (of_a_rung) { first(h, (i + rank) / working) = at; }
+            before += sum.total;
+        }
+        if (rank == 0) { first(h, R) = before; }
+        t.sync();
+        for (index_t i = begin; i < end; ++i)
+        {
+            if (row[i] < R) { out[next[row[i] * working + rank]++] = static_cast<std::int32_t>(i); }
+        }
+    }
+};
+
+} // namespace detail
 
 /// Sorts every head's positions by rung, ascending inside a rung: the order in which pack stores them.
 ///
@@ -28,8 +98,6 @@ template <backend B>
 void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions,
     out_view<index_t, 2, B> first)
 {
-    static_assert(
-        requires { list_slots_impl(on, rung, positions, first); }, MDKV_DETAIL_NO_IMPLEMENTATION(slots, list_slots));
     detail::check arguments{on, "list_slots"};
     index_t const heads  = rung.extent(0);
     index_t const tokens = rung.extent(1);
@@ -38,7 +106,20 @@ void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int
     arguments.in("rung", rung, {heads, tokens}, "H,N")
         .out("positions", positions, {heads, tokens}, "H,N")
         .out("first", first, {heads, first.extent(1)}, "H,R+1");
-    list_slots_impl(on, rung, positions, first);
+    index_t const rungs = first.extent(1) - 1;
+    expects(rungs <= 256, "list_slots: first [H, R+1] has R = ", rungs, "; a rung is a byte, so R is at most 256");
+    if constexpr (B::memory_space == space::host)
+    {
+        for (index_t h = 0; h < heads && !detail::dry_run(on); ++h)
+        {
+            for (index_t i = 0; i < tokens; ++i)
+            {
+                expects(rung(h, i) < rungs, "list_slots: rung of head ", h, ", token ", i, " is ", int{rung(h, i)},
+                    "; it must be below ", rungs);
+            }
+        }
+    }
+    run(on, detail::sort_slots<B>{rung, positions, first}, heads);
 }
 
 } // namespace mdkv

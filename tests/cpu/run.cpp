@@ -1,8 +1,7 @@
-#include <mdkv/cpu/run.hpp>
+#include <mdkv/cpu/backend.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/counting_job.hpp"

@@ -1,12 +1,12 @@
-#include <mdkv/gpu/append.cuh>
-
 #include <mdkv/append.hpp>
+
 #include <mdkv/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
 
 #include "gpu/support/device.hpp"

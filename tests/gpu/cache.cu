@@ -1,10 +1,11 @@
 #include <mdkv/gpu/cache.cuh>
 
+#include <mdkv/append.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/gpu/memory.cuh>
 

@@ -1,13 +1,21 @@
-#include <mdkv/gpu/compress.cuh>
+#include <mdkv/compress.hpp>
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/compress.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/attend.cuh>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/basis.cuh>
+#include <mdkv/gpu/score.cuh>
+#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
 
 #include "gpu/support/device.hpp"
@@ -102,7 +110,7 @@ outcome<T> on_gpu(layer<T> const& x, ratio_set<> const& ratios, options choice)
     choice.rungs = rungs.out();
     compress_report report;
     support::run_on_device([&](gpu::backend const& on) {
-        gpu::compressed_layer<T> to{stored.view(), chosen.data_handle()};
+        compressed_layer<T, space::device> to{stored.view(), chosen.data_handle()};
         report = compress(on, from.view(), ratios, choice, to);
     });
     device_tensor<float, 2> const q{last_queries(x)};
@@ -208,7 +216,7 @@ TEST_CASE("every head with a quota has a report of its own on the GPU, also of a
         options choice{.limit = budget::fraction(1, whole ? 1 : 2), .quotas = quotas.in()};
         choice.on_non_finite = non_finite::unchecked;
         support::run_on_device([&](gpu::backend const& on) {
-            gpu::compressed_layer<half> to{stored.view(), reports.data_handle()};
+            compressed_layer<half, space::device> to{stored.view(), reports.data_handle()};
             static_cast<void>(compress(on, from.view(), ratios, choice, to));
         });
         auto const told = reports.elements();
@@ -239,7 +247,7 @@ TEST_CASE("a layer without heads is compressed to nothing, with one limit and wi
         if (!shared) { choice.quotas = quotas.in(); }
         compress_report got;
         support::run_on_device([&](gpu::backend const& on) {
-            gpu::compressed_layer<half> to{stored.view(), reports.data_handle()};
+            compressed_layer<half, space::device> to{stored.view(), reports.data_handle()};
             got = compress(on, layer, ratios, choice, to);
         });
         CHECK(got.status == compress_status::uncompressed);
@@ -257,7 +265,7 @@ TEST_CASE("what only the device could tell is refused by name on the GPU, and so
         support::device_cache<half> const stored{room.view()};
         return support::error_text<invalid_argument>([&] {
             support::run_on_device([&](gpu::backend const& on) {
-                gpu::compressed_layer<half> to{stored.view()};
+                compressed_layer<half, space::device> to{stored.view()};
                 static_cast<void>(compress(on, from.view(), ratios, choice, to));
             });
         });

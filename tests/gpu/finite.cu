@@ -1,8 +1,9 @@
-#include <mdkv/gpu/finite.cuh>
+#include <mdkv/finite.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/finite.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 #include "gpu/support/device.hpp"
 #include "support/host.hpp"

@@ -1,7 +1,8 @@
-#include <mdkv/gpu/merge.cuh>
+#include <mdkv/merge.hpp>
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/merge.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 #include "gpu/support/device.hpp"
 #include "support/compare.hpp"

@@ -1,4 +1,4 @@
-#include <mdkv/gpu/pack.cuh>
+#include <mdkv/pack.hpp>
 
 #include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
@@ -7,6 +7,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_packed.hpp"

@@ -1,9 +1,10 @@
-#include <mdkv/gpu/pool.cuh>
+#include <mdkv/pool.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/pool.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 #include "gpu/support/device.hpp"
 #include "support/compare.hpp"

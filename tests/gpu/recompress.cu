@@ -1,17 +1,21 @@
-#include <mdkv/gpu/recompress.cuh>
+#include <mdkv/recompress.hpp>
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/recompress.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/gpu/allocate.cuh>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
+#include <mdkv/gpu/score.cuh>
+#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/recompress.hpp>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_packed.hpp"

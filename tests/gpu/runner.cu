@@ -6,9 +6,12 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/compress.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
 
 #include "examples/policies/layer_cache.hpp"

@@ -1,8 +1,9 @@
-#include <mdkv/gpu/slots.cuh>
+#include <mdkv/slots.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/slots.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 #include "gpu/support/device.hpp"
 #include "support/compare.hpp"

@@ -13,7 +13,12 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/compress.hpp>
+#include <mdkv/cpu/allocate.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
 
 #include "policies/packed_cache.hpp"
 #include "support/host.hpp"

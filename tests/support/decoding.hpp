@@ -1,8 +1,8 @@
 /// \file decoding.hpp: what a decode step brings to a packed cache: queries, and tokens to append
 #pragma once
 
+#include <mdkv/append.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 

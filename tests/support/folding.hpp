@@ -5,7 +5,6 @@
 #include <mdkv/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/append.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 

@@ -7,7 +7,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/pack.hpp>
+#include <mdkv/pack.hpp>
 
 #include "support/host.hpp"
 #include "support/random.hpp"
@@ -21,6 +21,7 @@
 #include <cstring>
 #include <limits>
 #include <memory_resource>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -254,8 +255,8 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
 }
 
 /// The tokens of a quantised run. Codes of vectors' own coordinates stand for rotated ones.
-template <class T>
-void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
+template <class T, class V>
+void read_coded_run(mdkv::cache_view<V, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
     std::vector<stored_token<T>>& into)
 {
     mdkv::cache_layout const& layout = cache.layout;
@@ -279,8 +280,8 @@ void read_coded_run(mdkv::cache_view<T, mdkv::space::host> const& cache, mdkv::r
 }
 
 /// Every token of head h, in the order in which they are stored.
-template <class T>
-[[nodiscard]] std::vector<stored_token<T>> stored_tokens(mdkv::cache_view<T, mdkv::space::host> const& cache, index_t h)
+template <class V, class T = std::remove_const_t<V>>
+[[nodiscard]] std::vector<stored_token<T>> stored_tokens(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h)
 {
     std::vector<stored_token<T>> all;
     mdkv::cache_layout const& layout = cache.layout;
@@ -315,9 +316,9 @@ struct whole_token
     std::vector<double> value;
 };
 
-template <class T>
+template <class V, class T = std::remove_const_t<V>>
 [[nodiscard]] std::vector<whole_token> reconstructed_tokens(
-    mdkv::cache_view<T, mdkv::space::host> const& cache, index_t h)
+    mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h)
 {
     mdkv::head_entry const& entry = cache.heads[h];
     auto const [dim, value_dim]   = cache.layout.dims;

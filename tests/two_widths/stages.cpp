@@ -1,12 +1,13 @@
 // Compiled for two machines by cmake/two_widths.py.
-#include <mdkv/cpu/append.hpp>
+#include <mdkv/append.hpp>
 #include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/finite.hpp>
-#include <mdkv/cpu/merge.hpp>
-#include <mdkv/cpu/pool.hpp>
-#include <mdkv/cpu/slots.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/finite.hpp>
+#include <mdkv/merge.hpp>
+#include <mdkv/pool.hpp>
+#include <mdkv/slots.hpp>
 
 namespace
 {

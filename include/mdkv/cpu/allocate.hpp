@@ -4,7 +4,6 @@
 #include <mdkv/allocate.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/run.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/allocate/solve.hpp>
 

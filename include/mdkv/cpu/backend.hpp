@@ -1,11 +1,17 @@
-/// \file backend.hpp: the CPU backend: whose threads to use and where scratch memory lies.
+/// \file backend.hpp: the CPU backend: whose threads to use, where scratch memory lies, and how it runs jobs: every item is one thread's.
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/team.hpp>
 #include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
@@ -37,5 +43,28 @@ struct backend
         });
     }
 };
+
+/// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only
+/// counts the scratch memory.
+/// \throws insufficient_workspace   naming the job and the size needed
+template <class Job>
+void run(backend const& on, Job const& job, index_t items)
+{
+    constexpr auto line = static_cast<index_t>(workspace::alignment);
+    index_t const bytes = (mdkv::detail::scratch_bytes_of(job) + line - 1) / line * line;
+    workspace::frame frame{*on.scratch, Job::name};
+    std::byte* const memory = frame.take<std::byte>(on.slots(items) * bytes);
+    if (!frame.ready()) { return; }
+    on.for_each(items, [&](index_t item, index_t slot) { job(team{memory + slot * bytes}, item); });
+}
+
+/// Copies n objects of the backend's memory to the host's. Nothing in a dry run.
+template <class V>
+void fetch(backend const& on, V const* from, V* to, index_t n)
+{
+    static_assert(std::is_trivially_copyable_v<V>);
+    if (on.scratch->counting() || n == 0) { return; }
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V));
+}
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

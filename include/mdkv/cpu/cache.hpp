@@ -4,16 +4,37 @@
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/cpu/memory.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
+#include <span>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
+
+/// Host memory out of a memory resource, aligned to a cache line; what a cache's owner asks of the host.
+struct host_memory
+{
+    static constexpr std::size_t alignment = 64;
+
+    std::pmr::memory_resource* resource = std::pmr::get_default_resource();
+
+    [[nodiscard]] void* allocate(std::size_t bytes) const { return resource->allocate(bytes, alignment); }
+    void release(void* data, std::size_t bytes) const noexcept { resource->deallocate(data, bytes, alignment); }
+
+    template <class Job>
+    void run(Job const& job, index_t items) const
+    {
+        workspace none{std::span<std::byte>{}};
+        mdkv::cpu::run(backend{&none}, job, items);
+    }
+    static void wait() noexcept {}
+};
 
 /// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
 /// comes from the resource given at construction, which must outlive the cache. A const cache may be read from any number

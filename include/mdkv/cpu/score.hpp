@@ -12,7 +12,6 @@
 #include <mdkv/cpu/block.hpp>
 #include <mdkv/cpu/detail/score_block.hpp>
 #include <mdkv/cpu/detail/score_values.hpp>
-#include <mdkv/cpu/run.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>

@@ -5,6 +5,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/owned_bytes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -14,23 +15,6 @@
 
 namespace mdkv::detail
 {
-
-/// A directory without tokens, as one has it before pack.
-struct clear_directory
-{
-    static constexpr char const* name = "clear_directory";
-
-    head_entry* heads; // [H]
-    index_t count;     // H
-    index_t* appended; // [1]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
-    {
-        for (index_t h = t.rank(); h < count; h += t.size()) { heads[h] = head_entry{}; }
-        if (t.rank() == 0) { *appended = 0; }
-    }
-};
 
 /// Appended tokens into a tail of another capacity: one item a tile of a head. The last tile may have another width. Where
 /// more tokens were appended than the old tail holds, the count falls to its capacity.
@@ -66,35 +50,46 @@ struct move_tail
     }
 };
 
-/// Owns arena, directory and tail. `Memory` is a backend's: `bytes(n)` makes an owner of n bytes with data() and size(),
-/// `run(job, items)` runs a job where the bytes lie, `wait()` waits for the stream they were taken on. The default-made and the moved-from owner have no heads and no memory.
+/// Owns arena, directory and tail. `Memory` is a backend's: `allocate(bytes)` and `release(data, bytes)`, `run(job, items)`
+/// runs a job where the bytes lie, `wait()` waits for the stream they were taken on. The default-made and the moved-from
+/// owner have no heads and no memory.
 template <element T, space S, class Memory>
 class cache_owner
 {
 public:
-    using view_type = cache_view<T, S>;
-
     cache_owner() noexcept = default;
 
     /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
     /// \throws whatever the memory throws
     cache_owner(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, Memory memory)
-        : layout_{layout}
-        , memory_{memory}
-        , arena_{memory_.bytes(checked(arena_bytes, "arena_bytes"))}
-        , directory_{memory_.bytes(directory_size(layout))}
-        , tail_{memory_.bytes(tail_size(layout, checked(tail_tokens, "tail_tokens")))}
-        , tail_capacity_{tail_tokens}
+        : memory_{memory}
+        , arena_{checked(arena_bytes, "arena_bytes"), memory}
+        , directory_{directory_size(layout), memory}
+        , tail_{tail_size(layout, checked(tail_tokens, "tail_tokens")), memory}
     {
-        memory_.run(clear_directory{heads(), layout.heads, count()}, 1);
+        auto* const heads    = reinterpret_cast<head_entry*>(directory_.data());
+        auto* const appended = reinterpret_cast<index_t*>(heads + layout.heads);
+        view_                = {layout, arena_.data(), arena_bytes, heads, tail_.data(), tail_tokens, appended};
+        fill<head_entry> const clear{heads, {}, layout.heads};
+        memory_.run(clear, clear.items());
+        memory_.run(fill<index_t>{appended, 0, 1}, 1);
     }
 
-    cache_owner(cache_owner&& other) noexcept { swap(other); }
+    cache_owner(cache_owner&& other) noexcept
+        : memory_{other.memory_}
+        , arena_{std::move(other.arena_)}
+        , directory_{std::move(other.directory_)}
+        , tail_{std::move(other.tail_)}
+        , view_{std::exchange(other.view_, {})}
+    {}
     cache_owner& operator=(cache_owner&& other) noexcept
     {
-        cache_owner taken{std::move(other)};
-        swap(taken);
+        memory_    = other.memory_;
+        arena_     = std::move(other.arena_);
+        directory_ = std::move(other.directory_);
+        tail_      = std::move(other.tail_);
+        view_      = std::exchange(other.view_, {});
         return *this;
     }
     cache_owner(cache_owner const&)            = delete;
@@ -102,16 +97,16 @@ public:
     ~cache_owner()                             = default;
 
     /// For the stages that write.
-    [[nodiscard]] view_type view() noexcept { return make_view(); }
+    [[nodiscard]] cache_view<T, S> view() noexcept { return view_; }
     /// For reading only.
-    [[nodiscard]] view_type view() const noexcept { return make_view(); }
+    [[nodiscard]] cache_view<T const, S> view() const noexcept { return view_; }
 
-    [[nodiscard]] cache_layout const& layout() const noexcept { return layout_; }
+    [[nodiscard]] cache_layout const& layout() const noexcept { return view_.layout; }
     [[nodiscard]] Memory const& memory() const noexcept { return memory_; }
     [[nodiscard]] index_t arena_bytes() const noexcept { return arena_.size(); }
     [[nodiscard]] index_t directory_bytes() const noexcept { return directory_.size(); }
     [[nodiscard]] index_t tail_bytes() const noexcept { return tail_.size(); }
-    [[nodiscard]] index_t tail_capacity() const noexcept { return tail_capacity_; }
+    [[nodiscard]] index_t tail_capacity() const noexcept { return view_.tail_capacity; }
 
     /// Makes room for at least `tokens` appended tokens in all, keeping those that are there; on a GPU without waiting, on
     /// the cache's stream. Views made before are stale afterwards. If it throws, nothing has changed.
@@ -119,17 +114,16 @@ public:
     /// \throws whatever the memory throws
     void reserve_tail(index_t tokens)
     {
-        if (checked(tokens, "tokens") <= tail_capacity_) { return; }
+        if (checked(tokens, "tokens") <= view_.tail_capacity) { return; }
         expects(directory_.size() > 0, "cache: a cache without a layout has no room for ", tokens, " tokens");
-        auto larger         = memory_.bytes(tail_size(layout_, tokens));
-        view_type const old = make_view();
-        view_type grown     = old;
-        grown.tail          = larger.data();
-        grown.tail_capacity = tokens;
-        move_tail<T, S> const job{old, grown};
+        owned_bytes<Memory> larger{tail_size(view_.layout, tokens), memory_};
+        cache_view<T, S> grown = view_;
+        grown.tail             = larger.data();
+        grown.tail_capacity    = tokens;
+        move_tail<T, S> const job{view_, grown};
         memory_.run(job, job.items());
-        tail_          = std::move(larger);
-        tail_capacity_ = tokens;
+        tail_ = std::move(larger);
+        view_ = grown;
     }
 
     /// On a GPU waits for the cache's stream: work on other streams may then use it. Nothing on a CPU.
@@ -162,36 +156,11 @@ private:
         return checked_multiply(checked_multiply(layout.heads, token_bytes), tokens);
     }
 
-    [[nodiscard]] head_entry* heads() const noexcept { return reinterpret_cast<head_entry*>(directory_.data()); }
-    [[nodiscard]] index_t* count() const noexcept
-    {
-        return reinterpret_cast<index_t*>(directory_.data() + layout_.heads * index_t{sizeof(head_entry)});
-    }
-
-    [[nodiscard]] view_type make_view() const noexcept
-    {
-        if (directory_.size() == 0) { return {}; }
-        return {layout_, arena_.data(), arena_.size(), heads(), tail_.data(), tail_capacity_, count()};
-    }
-
-    void swap(cache_owner& other) noexcept
-    {
-        std::swap(layout_, other.layout_);
-        std::swap(memory_, other.memory_);
-        std::swap(arena_, other.arena_);
-        std::swap(directory_, other.directory_);
-        std::swap(tail_, other.tail_);
-        std::swap(tail_capacity_, other.tail_capacity_);
-    }
-
-    using owned = decltype(std::declval<Memory&>().bytes(index_t{}));
-
-    cache_layout layout_;
     Memory memory_{};
-    owned arena_;
-    owned directory_;
-    owned tail_;
-    index_t tail_capacity_ = 0;
+    owned_bytes<Memory> arena_;
+    owned_bytes<Memory> directory_; // [H] entries, then the number of appended tokens
+    owned_bytes<Memory> tail_;
+    cache_view<T, S> view_; // of all of it
 };
 
 } // namespace mdkv::detail

@@ -1,32 +1,37 @@
-/// \file element.hpp: reading and writing elements: at any address of the host, aligned in device memory (detail::check sees to it).
+/// \file element.hpp: reading and writing values at any address.
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 
-#include <cstddef>
-#include <cstring>
+#include <cstdint>
+
+// On the host keys, values and queries may lie at any address, and so may all that an arena holds: there is no padding.
 
 namespace mdkv::detail
 {
 
-template <backend B, element T>
-[[nodiscard]] MDKV_HD T read_element(T const* from) noexcept
+template <class V>
+[[nodiscard]] MDKV_HD inline V load_at(void const* from) noexcept
 {
-    if constexpr (B::memory_space == space::device) { return *from; }
-    else
-    {
-        T value;
-        std::memcpy(static_cast<void*>(&value), static_cast<void const*>(from), sizeof value);
-        return value;
-    }
+#if defined(__CUDA_ARCH__)
+    if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *static_cast<V const*>(from); }
+#endif
+    V value;
+    __builtin_memcpy(static_cast<void*>(&value), from, sizeof value);
+    return value;
 }
 
-template <backend B, element T>
-MDKV_HD void write_element(T value, std::byte* to) noexcept
+template <class V>
+MDKV_HD inline void store_at(void* to, V value) noexcept
 {
-    if constexpr (B::memory_space == space::device) { *reinterpret_cast<T*>(to) = value; }
-    else { std::memcpy(to, static_cast<void const*>(&value), sizeof value); }
+#if defined(__CUDA_ARCH__)
+    if (reinterpret_cast<std::uintptr_t>(to) % alignof(V) == 0)
+    {
+        *static_cast<V*>(to) = value;
+        return;
+    }
+#endif
+    __builtin_memcpy(to, static_cast<void const*>(&value), sizeof value);
 }
 
 } // namespace mdkv::detail

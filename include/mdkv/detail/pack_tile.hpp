@@ -5,11 +5,11 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/pack.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -48,27 +48,25 @@ struct pack_tiles
     static constexpr int piece        = quantised_group; ///< coordinates at a time
     static constexpr int sums         = 8;               ///< of products that grow side by side
 
-    pack_call<T, B> call;
+    in_view<T, 3, B> keys;            // [H, N, D]
+    in_view<T, 3, B> values;          // [H, N, Dv]
+    in_view<T, 3, B> window_keys;     // [H, W, D]
+    in_view<T, 3, B> window_values;   // [H, W, Dv]
+    in_view<float, 3, B> key_basis;   // [H, D, D]    both, or neither is read
+    in_view<float, 3, B> value_basis; // [H, Dv, Dv]
+    cache_view<T, B::memory_space> cache;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
 
     struct scratch
     {
-        T const** row;    // [16]              the tile's tokens; places beyond the last repeat it
-        float* columns;   // [D or Dv, 16]     of tokens to project
-        float* x;         // [piece, 16]       coordinates
-        float* minimum;   // [16]
-        float* inverse;   // [16]
-        std::byte* image; // [piece, 16] elements: what is gathered, then what is stored
-
-        MDKV_HD scratch(carver& cut, index_t projected)
-            : row{cut.take<T const*>(tile)}
-            , columns{cut.take<float>(projected * tile)}
-            , x{cut.take<float>(piece * tile)}
-            , minimum{cut.take<float>(tile)}
-            , inverse{cut.take<float>(tile)}
-            , image{cut.take<std::byte>(piece * tile * index_t{sizeof(float)})}
-        {}
+        carver& cut;
+        index_t projected;                                  ///< D or Dv of tokens to project, or 0
+        T const** row  = cut.take<T const*>(tile);          // [16]  the tile's tokens; places beyond the last repeat it
+        float* columns = cut.take<float>(projected * tile); // [projected, 16]
+        float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
+        float* minimum = cut.take<float>(tile);             // [16]
+        float* inverse = cut.take<float>(tile);             // [16]
     };
 
     /// The keys or the values of one tile.
@@ -80,59 +78,51 @@ struct pack_tiles
         run_basis basis;
         index_t first; ///< token of the run
         int width;
-        bool of_values;
     };
 
-    [[nodiscard]] MDKV_HD index_t widest() const noexcept
+    [[nodiscard]] MDKV_HD index_t projected() const noexcept
     {
-        cache_layout const& layout = call.cache.layout;
-        bool projected             = false;
-        for (std::size_t r = 0; r < layout.rungs; ++r) { projected = projected || layout.projected(r); }
-        index_t const dim = layout.dims.keys > layout.dims.values ? layout.dims.keys : layout.dims.values;
-        return projected ? dim : 0;
+        auto const [dim, value_dim] = cache.layout.dims;
+        return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
     }
     [[nodiscard]] index_t scratch_bytes() const noexcept
     {
         carver cut;
-        static_cast<void>(scratch{cut, widest()});
+        static_cast<void>(scratch{cut, projected()});
         return cut.bytes();
     }
     /// Strips of a head, at the most.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
     {
-        cache_layout const& layout = call.cache.layout;
-        return (call.keys.extent(1) + layout.window) / strip + static_cast<index_t>(layout.rungs) + 1;
+        cache_layout const& layout = cache.layout;
+        return (keys.extent(1) + layout.window) / strip + static_cast<index_t>(layout.rungs) + 1;
     }
-    [[nodiscard]] index_t items() const noexcept { return call.cache.layout.heads * (2 * strips() + 1); }
+    [[nodiscard]] index_t items() const noexcept { return cache.layout.heads * (2 * strips() + 1); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        cache_layout const& layout = call.cache.layout;
-        index_t const h            = item / (2 * strips() + 1);
-        index_t const i            = item % (2 * strips() + 1);
-        bool const of_values       = i % 2 != 0;
-        index_t n                  = i / 2;
+        index_t const h      = item / (2 * strips() + 1);
+        index_t const i      = item % (2 * strips() + 1);
+        bool const of_values = i % 2 != 0;
+        index_t n            = i / 2;
         if (n == strips()) { return write_projections(t, h); }
-        head_entry const& entry = call.cache.heads[h];
-        for (std::size_t r = 0; r <= layout.rungs; ++r)
+        for (std::size_t r = 0; r <= cache.layout.rungs; ++r)
         {
-            if (r < layout.rungs && !layout.own_run(r)) { continue; }
-            index_t const tokens = (r < layout.rungs ? entry.runs[r] : entry.exact).tokens;
-            index_t const here   = (tokens + strip - 1) / strip;
+            stored_run const run = run_of_head(cache, h, r);
+            index_t const here   = (run.tokens + strip - 1) / strip;
             if (n >= here)
             {
                 n -= here;
                 continue;
             }
             carver cut = t.scratch();
-            scratch const mine{cut, widest()};
-            stored_run const run = run_of_head(call.cache, h, r);
-            index_t const end    = (n + 1) * strip < tokens ? (n + 1) * strip : tokens;
+            scratch const mine{cut, projected()};
+            run_rows const& rows = run.rows(of_values);
+            index_t const end    = (n + 1) * strip < run.tokens ? (n + 1) * strip : run.tokens;
             for (index_t from = n * strip; from < end; from += tile)
             {
-                run_rows const& rows = run.rows(of_values);
-                write_tile(t, mine, place{h, r, rows, run.basis, from, rows.width(from), of_values});
+                write_tile(t, mine, place{h, r, rows, run.basis, from, rows.width(from)});
             }
             return;
         }
@@ -142,18 +132,18 @@ private:
     template <team Team>
     MDKV_HD void write_projections(Team const& t, index_t h) const
     {
-        head_entry const& entry = call.cache.heads[h];
-        head_dims const dims    = call.cache.layout.dims;
+        head_entry const& entry = cache.heads[h];
+        head_dims const dims    = cache.layout.dims;
         auto const write        = [&](index_t begin, index_t i, float x) {
-            store_at(call.cache.arena + begin + i * index_t{sizeof(T)}, narrow<T>(x));
+            store_at(cache.arena + begin + i * index_t{sizeof(T)}, narrow<T>(x));
         };
         for (index_t i = t.rank(); i < dims.keys * entry.key_columns; i += t.size())
         {
-            write(entry.key_projection, i, call.key_basis(h, i % entry.key_columns, i / entry.key_columns));
+            write(entry.key_projection, i, key_basis(h, i % entry.key_columns, i / entry.key_columns));
         }
         for (index_t i = t.rank(); i < entry.value_columns * dims.values; i += t.size())
         {
-            write(entry.value_projection, i, call.value_basis(h, i / dims.values, i % dims.values));
+            write(entry.value_projection, i, value_basis(h, i / dims.values, i % dims.values));
         }
     }
 
@@ -166,43 +156,16 @@ private:
             mine.row[i] = row_of(at, at.first + (i < at.width ? i : at.width - 1));
         }
         t.sync();
-        bool const exact = at.r == call.cache.layout.rungs;
-        if (exact && at.of_values)
-        {
-            for (int i = 0; i < at.width; ++i)
-            {
-                copy_bytes(t, reinterpret_cast<std::byte const*>(mine.row[i]),
-                    at.rows.begin + at.rows.coordinate(at.first + i, 0), at.rows.token_bytes);
-            }
-            return;
-        }
-        auto const dim = static_cast<int>(at.of_values ? call.cache.layout.dims.values : call.cache.layout.dims.keys);
-        auto* const image = reinterpret_cast<T*>(mine.image);
-        for (int c = 0; at.basis == run_basis::projected && c < dim; c += piece)
-        {
-            gather(t, mine, c, dim - c < piece ? dim - c : piece, tile, image);
-            widen_columns(t, image, dim - c < piece ? dim - c : piece, mine.columns + c * tile);
-        }
+        if (at.r == cache.layout.rungs) { return copy_exact(t, mine, at); }
+        bool const in_basis = at.basis == run_basis::projected;
+        auto const dim      = static_cast<int>(at.rows.by_token ? cache.layout.dims.values : cache.layout.dims.keys);
+        if (in_basis) { load(t, mine, 0, dim, mine.columns); }
         for (int c = 0; c < at.rows.coordinates; c += piece)
         {
             int const n = at.rows.coordinates - c < piece ? at.rows.coordinates - c : piece;
-            if (exact)
-            {
-                gather(t, mine, c, n, at.width, image);
-                write_elements(t, mine, at, c, n);
-                continue;
-            }
-            if (at.basis == run_basis::projected) { project(t, mine, at, c, n, dim); }
-            else
-            {
-                gather(t, mine, c, n, tile, image);
-                widen_columns(t, image, n, mine.x);
-            }
-            if (at.rows.kind == storage::plain)
-            {
-                narrow_columns(t, mine, at, n);
-                write_elements(t, mine, at, c, n);
-            }
+            if (in_basis) { project(t, mine, at, c, n, dim); }
+            else { load(t, mine, c, n, mine.x); }
+            if (at.rows.kind == storage::plain) { write_elements(t, mine, at, c, n); }
             else { write_codes(t, mine, at, c, n); }
         }
     }
@@ -210,40 +173,49 @@ private:
     /// Token i of the run, where the caller keeps it.
     [[nodiscard]] MDKV_HD T const* row_of(place const& at, index_t i) const
     {
-        cache_layout const& layout = call.cache.layout;
-        index_t const window       = call.cache.heads[at.h].exact.tokens - layout.window;
+        cache_layout const& layout = cache.layout;
+        index_t const window       = cache.heads[at.h].exact.tokens - layout.window;
         if (at.r == layout.rungs && i >= window)
         {
-            return (at.of_values ? call.window_values : call.window_keys).row(at.h, i - window);
+            return (at.rows.by_token ? window_values : window_keys).row(at.h, i - window);
         }
         auto const r = static_cast<index_t>(at.r == layout.rungs ? layout.full_rung : at.r);
-        return (at.of_values ? call.values : call.keys).row(at.h, positions(at.h, first(at.h, r) + i));
+        return (at.rows.by_token ? values : keys).row(at.h, positions(at.h, first(at.h, r) + i));
     }
 
-    /// to[c][i] = row[i][from + c] for c < n and i < width, rows of `width`.
     template <team Team>
-    MDKV_HD static void gather(Team const& t, scratch const& mine, int from, int n, int width, T* to)
+    MDKV_HD static void copy_exact(Team const& t, scratch const& mine, place const& at)
     {
-        constexpr int wide = Team::lanes > 1 ? 1 : 32; // members that read neighbours of one row
-        auto const rank    = member(t);
+        std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, 0);
+        for (int i = 0; at.rows.by_token && i < at.width; ++i)
+        {
+            copy_bytes(
+                t, reinterpret_cast<std::byte const*>(mine.row[i]), to + i * at.rows.token_bytes, at.rows.token_bytes);
+        }
+        if (at.rows.by_token) { return; }
+        each(t, at.width, at.rows.coordinates,
+            [&](int i, int c) { store_at(to + (c * at.width + i) * at.rows.unit, load_at<T>(mine.row[i] + c)); });
+    }
+
+    /// to[c][i] = row[i][from + c] for c < n and all of the tile's places.
+    template <team Team>
+    MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
+    {
         t.sync(); // what was there may still be read
-        for (int i = rank / wide; i < width; i += members(t) / wide)
-        {
-            auto const* const row = reinterpret_cast<std::byte const*>(mine.row[i] + from);
-            for (int c = rank % wide; c < n; c += wide) { to[c * width + i] = load_at<T>(row + c * int{sizeof(T)}); }
-        }
+        each(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
         t.sync();
     }
 
-    template <team Team>
-    MDKV_HD static void widen_columns(Team const& t, T const* from, int n, float* to)
+    /// Calls body(token, coordinate). One thread goes along the tokens' rows; members of a block take neighbouring tokens,
+    /// which are neighbours where they go.
+    template <team Team, class Body>
+    MDKV_HD static void each(Team const& t, int tokens, int coordinates, Body const& body)
     {
-        constexpr int lanes = Team::lanes;
-        for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
+        constexpr int across = Team::lanes > 1 ? 1 : tile;
+        for (int i = member(t) % across; i < tokens; i += across)
         {
-            for (int l = 0; l < lanes; ++l) { to[i + l] = widen(from[i + l]); }
+            for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
         }
-        t.sync();
     }
 
     /// x[j][i] = sum over d, ascending, of columns[d][i] * basis[c + j][d] for j < n.
@@ -252,7 +224,7 @@ private:
     {
         constexpr int lanes = Team::lanes;
         constexpr int parts = tile / lanes; // of a column
-        auto const& basis   = at.of_values ? call.value_basis : call.key_basis;
+        auto const& basis   = at.rows.by_token ? value_basis : key_basis;
         t.sync(); // x may still be read
         for (int i = member(t); i < (n + sums - 1) / sums * parts; i += members(t))
         {
@@ -270,42 +242,45 @@ private:
         t.sync();
     }
 
-    /// Values at `line` of tokens i, i + 1, ... to their places among n rows of what is stored.
-    template <class V, int Lanes>
-    MDKV_HD static void put(V const (&line)[Lanes], place const& at, int j, int i, int n, V* to)
+    /// A row of x and a place in it, for step i over `rows` rows. Neighbouring members write neighbours of what is stored.
+    struct cell
     {
-        int const count = at.width - i < Lanes ? at.width - i : Lanes;
-        if (!at.of_values && count == Lanes)
+        int row;
+        int token;
+
+        template <team Team>
+        MDKV_HD cell(Team const&, place const& at, int i, int rows)
+            : row{Team::lanes == 1 && at.rows.by_token ? i % rows : i / tile}
+            , token{Team::lanes == 1 && at.rows.by_token ? i / rows : i % tile}
+        {}
+    };
+
+    /// Stores the first `count` of neighbouring tokens, `step` bytes apart.
+    template <class V, int Lanes>
+    MDKV_HD static void put(V const (&line)[Lanes], int count, std::byte* to, int step)
+    {
+        if (Lanes > 1 && count >= Lanes && step == int{sizeof(V)})
         {
-            for (int l = 0; l < Lanes; ++l) { to[j * at.width + i + l] = line[l]; }
+            __builtin_memcpy(to, line, sizeof line);
             return;
         }
-        V* const begin = to + (at.of_values ? i * n + j : j * at.width + i);
-        for (int l = 0; l < count; ++l) { begin[at.of_values ? l * n : l] = line[l]; }
+        for (int l = 0; l < Lanes && l < count; ++l) { store_at(to + l * step, line[l]); }
     }
 
-    template <team Team>
-    MDKV_HD static void narrow_columns(Team const& t, scratch const& mine, place const& at, int n)
-    {
-        constexpr int lanes = Team::lanes;
-        for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
-        {
-            T line[lanes];
-            for (int l = 0; l < lanes; ++l) { line[l] = narrow<T>(mine.x[i + l]); }
-            put(line, at, i / tile, i % tile, n, reinterpret_cast<T*>(mine.image));
-        }
-        t.sync();
-    }
-
-    /// The image's n coordinates from c on.
+    /// n plain coordinates from c on.
     template <team Team>
     MDKV_HD static void write_elements(Team const& t, scratch const& mine, place const& at, int c, int n)
     {
-        int const rows  = at.of_values ? at.width : 1; // that are neighbours in the run, too
-        int const bytes = (at.of_values ? n : n * at.width) * at.rows.unit;
-        for (int i = 0; i < rows; ++i)
+        constexpr int lanes = Team::lanes;
+        std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, c);
+        int const apart     = at.rows.by_token ? at.rows.token_bytes : at.rows.unit; // tokens
+        for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
         {
-            copy_bytes(t, mine.image + i * bytes, at.rows.begin + at.rows.coordinate(at.first + i, c), bytes);
+            cell const from{t, at, i, n};
+            float const* const x = mine.x + from.row * tile + from.token;
+            T line[lanes];
+            for (int l = 0; l < lanes; ++l) { line[l] = narrow<T>(x[l]); }
+            put(line, at.width - from.token, to + from.row * at.rows.step(at.first) + from.token * apart, apart);
         }
     }
 
@@ -316,8 +291,7 @@ private:
         constexpr int lanes     = Team::lanes;
         storage const kind      = at.rows.kind;
         coded_group const group = at.rows.group(at.first, c / piece);
-        auto* const halves      = reinterpret_cast<half*>(mine.image); // scales, minima
-        auto* const codes       = reinterpret_cast<std::uint8_t*>(mine.image + group.codes - group.scales);
+        std::byte* const to     = at.rows.begin + at.rows.tile(at.first);
         int const most          = most_code(kind);
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
@@ -347,32 +321,28 @@ private:
                 mine.minimum[i + l] = q.minimum;
                 mine.inverse[i + l] = q.inverse;
                 if (i + l >= at.width) { continue; }
-                halves[i + l]            = narrow<half>(q.scale);
-                halves[at.width + i + l] = narrow<half>(q.minimum);
+                store_at(to + group.scale(i + l), narrow<half>(q.scale));
+                store_at(to + group.minimum(i + l), narrow<half>(q.minimum));
             }
         }
         t.sync();
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
-            int const j             = i / tile;
-            int const token         = i % tile;
-            bool const both         = kind == storage::int4 && j + group.bytes < n;
-            float const* const low  = mine.x + i;
+            cell const from{t, at, i, group.bytes};
+            bool const both         = kind == storage::int4 && from.row + group.bytes < n;
+            float const* const low  = mine.x + from.row * tile + from.token;
             float const* const high = both ? low + group.bytes * tile : low;
             std::uint8_t line[lanes];
             for (int l = 0; l < lanes; ++l)
             {
                 quantiser q;
-                q.minimum       = mine.minimum[token + l];
-                q.inverse       = mine.inverse[token + l];
+                q.minimum       = mine.minimum[from.token + l];
+                q.inverse       = mine.inverse[from.token + l];
                 int const upper = both ? q.code(high[l], most) << 4 : 0;
                 line[l]         = static_cast<std::uint8_t>(q.code(low[l], most) + upper);
             }
-            put(line, at, j, token, group.bytes, codes);
+            put(line, at.width - from.token, to + group.code(from.token, from.row), at.rows.by_token ? group.bytes : 1);
         }
-        t.sync();
-        copy_bytes(t, mine.image, at.rows.begin + at.rows.tile(at.first) + group.scales,
-            group.codes - group.scales + at.width * group.bytes);
     }
 };
 

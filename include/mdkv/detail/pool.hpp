@@ -1,10 +1,9 @@
-/// \file pool.hpp: pool, written once over run and team: windows of neighbours, and losses that fade over the row.
+/// \file pool.hpp: the jobs of pool: windows of neighbours, and losses that fade over the row.
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/pool.hpp>
 
 #include <cmath>
 
@@ -227,24 +226,5 @@ struct pool_fading
         }
     }
 };
-
-template <backend B>
-void pool_impl(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
-{
-    if (options.kind == pooling::adaptive)
-    {
-        run(on, pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
-    }
-    else if (options.kind == pooling::mean)
-    {
-        pool_windows<B, true> const job{loss, pooled, options.width};
-        run(on, job, job.items());
-    }
-    else
-    {
-        pool_windows<B, false> const job{loss, pooled, options.width};
-        run(on, job, job.items());
-    }
-}
 
 } // namespace mdkv::detail

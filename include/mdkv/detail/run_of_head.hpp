@@ -5,6 +5,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstddef>
@@ -14,32 +15,6 @@
 
 namespace mdkv::detail
 {
-
-/// Reads a value at any address: the bytes before it in the arena may end anywhere.
-template <class V>
-[[nodiscard]] MDKV_HD inline V load_at(std::byte const* from) noexcept
-{
-#if defined(__CUDA_ARCH__)
-    if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *reinterpret_cast<V const*>(from); }
-#endif
-    V value;
-    __builtin_memcpy(static_cast<void*>(&value), from, sizeof value);
-    return value;
-}
-
-/// Writes a value at any address.
-template <class V>
-MDKV_HD inline void store_at(std::byte* to, V value) noexcept
-{
-#if defined(__CUDA_ARCH__)
-    if (reinterpret_cast<std::uintptr_t>(to) % alignof(V) == 0)
-    {
-        *reinterpret_cast<V*>(to) = value;
-        return;
-    }
-#endif
-    __builtin_memcpy(to, static_cast<void const*>(&value), sizeof value);
-}
 
 /// One group of coordinates in one tile of codes. Offsets are bytes from the tile's beginning.
 struct coded_group
@@ -130,6 +105,9 @@ struct run_rows
         return (by_token ? t * coordinates + c : first * coordinates + c * width(t) + t - first) * unit;
     }
 
+    /// Bytes from one coordinate of token t of a plain run to the next.
+    [[nodiscard]] MDKV_HD constexpr int step(index_t t) const noexcept { return by_token ? unit : width(t) * unit; }
+
     [[nodiscard]] MDKV_HD constexpr int groups() const noexcept
     {
         return (coordinates + int{quantised_group} - 1) / int{quantised_group};
@@ -198,6 +176,18 @@ struct stored_run
     return layout.rungs + 2;
 }
 
+/// The keys, or the values, of head h's tail.
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr run_rows tail_rows(cache_view<T, S> const& cache, index_t h, bool of_values) noexcept
+{
+    constexpr int unit    = sizeof(T);
+    head_dims const dims  = cache.layout.dims;
+    auto const dim        = static_cast<int>(of_values ? dims.values : dims.keys);
+    std::byte* const tail = cache.tail + h * cache.tail_head_bytes();
+    return {of_values ? tail + cache.tail_capacity * dims.keys * unit : tail, cache.tail_capacity, dim, dim * unit,
+        unit, storage::plain, of_values};
+}
+
 /// Run i of head h; without tokens where there is none. Of a tail that was asked to hold more than its capacity, the tokens
 /// it holds.
 template <element T, space S>
@@ -205,30 +195,26 @@ template <element T, space S>
 {
     constexpr int unit         = sizeof(T);
     cache_layout const& layout = cache.layout;
-    head_entry const& entry    = cache.heads[h];
-    if (i < layout.rungs && !layout.own_run(i)) { return {}; }
-    bool const own     = i < layout.rungs;
-    storage const kind = own ? layout.kinds[i] : storage::plain;
-    auto const rows    = [&](std::byte* begin, index_t stored, index_t coordinates, bool of_values) {
-        return run_rows{begin, stored, static_cast<int>(coordinates),
+    bool const own             = i < layout.rungs;
+    if (own && !layout.own_run(i)) { return {}; }
+    if (i > layout.rungs)
+    {
+        if (cache.tail_capacity == 0) { return {}; }
+        return {tail_rows(cache, h, false), tail_rows(cache, h, true),
+            *cache.appended < cache.tail_capacity ? *cache.appended : cache.tail_capacity, run_basis::original};
+    }
+    storage const kind   = own ? layout.kinds[i] : storage::plain;
+    run_entry const& run = own ? cache.heads[h].runs[i] : cache.heads[h].exact;
+    auto const rows      = [&](index_t begin, index_t coordinates, bool of_values) {
+        return run_rows{cache.arena + begin, run.tokens, static_cast<int>(coordinates),
             static_cast<int>(stored_bytes(kind, coordinates, unit)), unit, kind, of_values};
     };
-    if (i <= layout.rungs)
-    {
-        run_entry const& run = own ? entry.runs[i] : entry.exact;
-        return {rows(cache.arena + run.keys, run.tokens, own ? layout.key_coordinates[i] : layout.dims.keys, false),
-            rows(cache.arena + run.values, run.tokens, own ? layout.value_coordinates[i] : layout.dims.values, true),
-            run.tokens,
-            !own                  ? run_basis::original
-            : layout.projected(i) ? run_basis::projected
-            : layout.rotated(i)   ? run_basis::rotated
-                                  : run_basis::original};
-    }
-    if (cache.tail_capacity == 0) { return {}; }
-    std::byte* const tail = cache.tail + h * cache.tail_head_bytes();
-    return {rows(tail, cache.tail_capacity, layout.dims.keys, false),
-        rows(tail + cache.tail_capacity * layout.dims.keys * unit, cache.tail_capacity, layout.dims.values, true),
-        *cache.appended < cache.tail_capacity ? *cache.appended : cache.tail_capacity, run_basis::original};
+    return {rows(run.keys, own ? layout.key_coordinates[i] : layout.dims.keys, false),
+        rows(run.values, own ? layout.value_coordinates[i] : layout.dims.values, true), run.tokens,
+        !own                  ? run_basis::original
+        : layout.projected(i) ? run_basis::projected
+        : layout.rotated(i)   ? run_basis::rotated
+                              : run_basis::original};
 }
 
 /// A token in its run.

@@ -42,13 +42,12 @@ struct host_directory
     host_directory& operator=(host_directory const&) = delete;
 };
 
-/// Tokens of a head in its first `runs` runs; only the directory is read.
+/// Tokens of a head, window and tail included; only the directory is read.
 template <element T, space S>
-[[nodiscard]] MDKV_HD constexpr index_t tokens_in_runs(
-    cache_view<T, S> const& cache, index_t h, std::size_t runs) noexcept
+[[nodiscard]] MDKV_HD constexpr index_t tokens_of_head(cache_view<T, S> const& cache, index_t h) noexcept
 {
     index_t tokens = 0;
-    for (std::size_t i = 0; i < runs; ++i) { tokens += run_of_head(cache, h, i).tokens; }
+    for (std::size_t i = 0; i < most_runs(cache.layout); ++i) { tokens += run_of_head(cache, h, i).tokens; }
     return tokens;
 }
 
@@ -80,7 +79,7 @@ struct stored_slots
     /// Tokens of head h before its new window.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h) const noexcept
     {
-        return tokens_in_runs(cache, h, cache.layout.rungs + 2) - layout.window;
+        return tokens_of_head(cache, h) - layout.window;
     }
 
     /// Whether head h stores all that is needed to read rung r.
@@ -128,74 +127,59 @@ struct stored_slots
     }
 };
 
-/// What jobs have in common that go over all slots [H, M], tokens and padding; one item is some neighbours.
-template <element T, space S>
-struct each_slot
-{
-    static constexpr index_t piece = 1024;
-
-    stored_slots<T, S> slots;
-
-    [[nodiscard]] MDKV_HD index_t all() const { return slots.layout.heads * slots.most; }
-    [[nodiscard]] index_t items() const { return (all() + piece - 1) / piece; }
-
-    /// Calls body(h, slot).
-    template <team Team, class Body>
-    MDKV_HD void for_slots(Team const& t, index_t item, Body const& body) const
-    {
-        index_t const end = (item + 1) * piece < all() ? (item + 1) * piece : all();
-        for (index_t i = item * piece + t.rank(); i < end; i += t.size()) { body(i / slots.most, i % slots.most); }
-    }
-};
-
 /// 0 where a token stays as it is, and at every rung of what pads a head. A rung above a token's own, or one that its head
-/// stores no projection for, loses as much as dropping, so that no bytes are spent on it.
+/// stores no projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
 template <element T, space S>
-struct mask_losses : each_slot<T, S>
+struct mask_losses
 {
     static constexpr char const* name = "recompress_mask_losses";
 
+    stored_slots<T, S> slots;
     view<float const, 3, S> pooled; // [H, R, M]  may be `loss` itself
     view<float, 3, S> loss;         // [H, R, M]
 
     template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        this->for_slots(t, item, [&](index_t h, index_t slot) {
-            auto const p        = this->slots.at(h, slot);
+        for (index_t slot = t.rank(); slot < slots.most; slot += t.size())
+        {
+            auto const p        = slots.at(h, slot);
             float const dropped = p.token ? pooled(h, 0, slot) : 0.0F;
-            for (std::size_t r = 0; r < this->slots.layout.rungs; ++r)
+            for (std::size_t r = 0; r < slots.layout.rungs; ++r)
             {
                 auto const i     = static_cast<index_t>(r);
-                bool const zero  = !p.token || this->slots.stays(p, r);
-                loss(h, i, slot) = zero ? 0.0F : this->slots.reaches(h, p, r) ? pooled(h, i, slot) : dropped;
+                bool const zero  = !p.token || slots.stays(p, r);
+                loss(h, i, slot) = zero ? 0.0F : slots.reaches(h, p, r) ? pooled(h, i, slot) : dropped;
             }
-        });
+        }
     }
 };
 
 /// The rungs at which tokens are stored anew: all as they are, or as allocate has chosen. A rung that a token cannot reach
-/// stands for dropping it, as its loss does; what pads a head is dropped. Counts the tokens that stay bit for bit.
+/// stands for dropping it, as its loss does; what pads a head is dropped. Counts the tokens that stay bit for bit. An item
+/// is a head.
 template <element T, space S>
-struct settle_rungs : each_slot<T, S>
+struct settle_rungs
 {
     static constexpr char const* name = "recompress_settle_rungs";
 
+    stored_slots<T, S> slots;
     view<std::uint8_t, 2, S> rung; // [H, M]
     bool as_stored;
     index_t* kept; // [1]  0 before
 
     template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t stay = 0;
-        this->for_slots(t, item, [&](index_t h, index_t slot) {
-            auto const p             = this->slots.at(h, slot);
+        for (index_t slot = t.rank(); slot < slots.most; slot += t.size())
+        {
+            auto const p             = slots.at(h, slot);
             std::size_t const wanted = as_stored ? p.own : std::size_t{rung(h, slot)};
-            std::size_t const r      = this->slots.reaches(h, p, wanted) ? wanted : 0;
+            std::size_t const r      = slots.reaches(h, p, wanted) ? wanted : 0;
             rung(h, slot)            = static_cast<std::uint8_t>(r);
-            stay += this->slots.stays(p, r) ? 1 : 0;
-        });
+            stay += slots.stays(p, r) ? 1 : 0;
+        }
         stay = t.sum(stay);
         if (t.rank() == 0) { t.add_across(kept, stay); }
     }

@@ -4,7 +4,6 @@
 #include <mdkv/allocate.hpp>
 #include <mdkv/detail/allocate/solve.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/run.cuh>
 
 namespace mdkv::gpu
 {

@@ -1,24 +1,58 @@
-/// \file backend.cuh: the CUDA backend: which stream to work on and where scratch memory lies.
+/// \file backend.cuh: the CUDA backend, and how it runs jobs: every item is one block's, enqueued on the stream.
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/gpu/detail/backend.cuh>
+#include <mdkv/gpu/device.cuh>
+#include <mdkv/gpu/launch.cuh>
+#include <mdkv/gpu/team.cuh>
 
-#include <driver_types.h>
+#include <type_traits>
 
 namespace mdkv::gpu
 {
 
-/// Passed first to every stage. A stage enqueues its kernels on `stream` and returns: views and scratch, all of them device
-/// memory, must live until the stream has reached the end of that work. Nothing is allocated, nothing waits for the device
-/// and nothing depends on what the device holds, so every call can be recorded into a CUDA graph.
-struct backend
+namespace kernels
 {
-    static constexpr space memory_space = space::device;
 
-    cudaStream_t stream = nullptr;
-    workspace* scratch  = nullptr; ///< over device memory; its addresses are only computed with
+/// A job as a kernel.
+template <class Job>
+struct job_of_teams
+{
+    static constexpr char const* name = Job::name;
+    static constexpr int threads      = mdkv::detail::threads_of<Job>();
+
+    Job job;
+
+    [[nodiscard]] index_t shared_bytes() const
+    {
+        return team<threads>::reserved_bytes + mdkv::detail::scratch_bytes_of(job);
+    }
+    __device__ void operator()() const { job(team<threads>{}, device::block()); }
 };
+
+} // namespace kernels
+
+/// Enqueues one block for every item. Nothing in a dry run.
+/// \throws invalid_argument   the job needs more shared memory than the device gives a block
+/// \throws cuda_error         the start failed
+template <class Job>
+void run(backend const& on, Job const& job, index_t items)
+{
+    if (on.scratch->counting()) { return; }
+    launch(on, kernels::job_of_teams<Job>{job}, items);
+}
+
+/// Copies n objects to the host and waits for them, and so for all that was enqueued before. Nothing in a dry run.
+/// \throws cuda_error   the copy failed, or work before it did
+template <class V>
+void fetch(backend const& on, V const* from, V* to, index_t n)
+{
+    static_assert(std::is_trivially_copyable_v<V>);
+    if (on.scratch->counting()) { return; }
+    read_back(on, from, to, n * index_t{sizeof(V)});
+}
 
 } // namespace mdkv::gpu

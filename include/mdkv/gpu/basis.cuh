@@ -12,7 +12,6 @@
 #include <mdkv/gpu/detail/gram.cuh>
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/launch.cuh>
-#include <mdkv/gpu/run.cuh>
 
 // Nothing here looks at what the device holds, so a Gram matrix that is not finite is not refused: its head gets a basis of
 // unit vectors and energies that are NaN.

@@ -2,43 +2,21 @@
 #pragma once
 
 #include <mdkv/cache.hpp>
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
-#include <mdkv/gpu/run.cuh>
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <memory_resource>
-#include <span>
 
 namespace mdkv::gpu
 {
-
-/// What a cache's owner asks of a device: bytes in the order of a stream.
-template <memory_resource Resource>
-struct stream_memory
-{
-    cudaStream_t stream = nullptr;
-    Resource* resource  = nullptr;
-
-    [[nodiscard]] device_bytes<Resource> bytes(index_t n) const { return {n, stream, *resource}; }
-
-    template <class Job>
-    void run(Job const& job, index_t items) const
-    {
-        workspace none{std::span<std::byte>{}};
-        mdkv::gpu::run(backend{stream, &none}, job, items);
-    }
-    void wait() const { read_back(backend{stream, nullptr}, nullptr, nullptr, 0); }
-};
 
 /// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
 /// comes from the resource, in the order of the stream, both given at construction; both must outlive the cache, and work

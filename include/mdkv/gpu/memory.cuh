@@ -3,13 +3,17 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/owned_bytes.hpp>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/error.cuh>
+#include <mdkv/gpu/launch.cuh>
 
 #include <concepts>
 #include <cstddef>
 #include <memory>
 #include <new>
-#include <utility>
+#include <span>
 
 #include <cuda_runtime_api.h>
 
@@ -52,68 +56,50 @@ public:
     }
 };
 
+/// Device memory in the order of a stream, out of a resource; what a cache's owner asks of a GPU.
+template <memory_resource Resource>
+struct stream_memory
+{
+    static constexpr std::size_t alignment = 256;
+
+    cudaStream_t stream = nullptr;
+    Resource* resource  = nullptr;
+
+    [[nodiscard]] void* allocate(std::size_t bytes) const
+    {
+        return resource->allocate_async(bytes, std::size_t{alignment}, stream);
+    }
+    void release(void* data, std::size_t bytes) const noexcept
+    {
+        resource->deallocate_async(data, bytes, std::size_t{alignment}, stream);
+    }
+
+    template <class Job>
+    void run(Job const& job, index_t items) const
+    {
+        workspace none{std::span<std::byte>{}};
+        mdkv::gpu::run(backend{stream, &none}, job, items);
+    }
+    void wait() const { read_back(backend{stream, nullptr}, nullptr, nullptr, 0); }
+};
+
 /// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
 /// on another stream must be over by then, or be waited for by that stream. Empty ones ask for nothing.
 template <memory_resource Resource>
-class device_bytes
+class device_bytes : public mdkv::detail::owned_bytes<stream_memory<Resource>>
 {
 public:
-    static constexpr std::size_t alignment = 256;
+    static constexpr std::size_t alignment = stream_memory<Resource>::alignment;
 
     device_bytes() noexcept = default;
 
     /// \throws invalid_argument   the size is negative
     /// \throws whatever the resource throws
     device_bytes(index_t size, cudaStream_t stream, Resource& resource)
-        : resource_{std::addressof(resource)}
-        , stream_{stream}
-        , size_{size}
+        : mdkv::detail::owned_bytes<stream_memory<Resource>>{size, {stream, std::addressof(resource)}}
     {
         expects(size >= 0, "device_bytes: size is ", size, "; it must not be negative");
-        if (size > 0)
-        {
-            data_ = static_cast<std::byte*>(
-                resource.allocate_async(static_cast<std::size_t>(size), std::size_t{alignment}, stream));
-        }
     }
-
-    ~device_bytes()
-    {
-        if (data_ != nullptr)
-        {
-            resource_->deallocate_async(data_, static_cast<std::size_t>(size_), std::size_t{alignment}, stream_);
-        }
-    }
-
-    device_bytes(device_bytes&& other) noexcept { swap(other); }
-    device_bytes& operator=(device_bytes&& other) noexcept
-    {
-        device_bytes taken{std::move(other)};
-        swap(taken);
-        return *this;
-    }
-    device_bytes(device_bytes const&)            = delete;
-    device_bytes& operator=(device_bytes const&) = delete;
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] index_t size() const noexcept { return size_; }
-    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
-    /// That of bytes that were asked for.
-    [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
-
-private:
-    void swap(device_bytes& other) noexcept
-    {
-        std::swap(resource_, other.resource_);
-        std::swap(stream_, other.stream_);
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-    }
-
-    Resource* resource_{};
-    cudaStream_t stream_{};
-    std::byte* data_{};
-    index_t size_{};
 };
 
 } // namespace mdkv::gpu

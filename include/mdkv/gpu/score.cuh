@@ -17,7 +17,6 @@
 #include <mdkv/gpu/detail/score_tile.cuh>
 #include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/launch.cuh>
-#include <mdkv/gpu/run.cuh>
 
 #include <algorithm>
 #include <cstdint>

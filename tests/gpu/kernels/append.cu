@@ -1,4 +1,5 @@
-#include <mdkv/gpu/append.cuh>
+#include <mdkv/append.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::gpu::kernels
 {
@@ -6,7 +7,9 @@ namespace mdkv::gpu::kernels
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, float, float>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, half, half>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, half, float>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, bfloat16>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, float>> const);
+template __global__ void entry(
+    __grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, bfloat16>> const);
+template __global__ void entry(
+    __grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, float>> const);
 
 } // namespace mdkv::gpu::kernels

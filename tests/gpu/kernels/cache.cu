@@ -3,7 +3,7 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::clear_directory> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::fill<head_entry>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<float, space::device>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<half, space::device>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<bfloat16, space::device>> const);

@@ -1,5 +1,5 @@
 #include <mdkv/compress.hpp>
-#include <mdkv/gpu/run.cuh>
+#include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::gpu::kernels
 {

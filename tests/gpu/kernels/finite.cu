@@ -1,4 +1,5 @@
-#include <mdkv/gpu/finite.cuh>
+#include <mdkv/finite.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::gpu::kernels
 {

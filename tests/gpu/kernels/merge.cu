@@ -1,4 +1,5 @@
-#include <mdkv/gpu/merge.cuh>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/merge.hpp>
 
 namespace mdkv::gpu::kernels
 {

@@ -1,6 +1,7 @@
-#include <mdkv/gpu/pack.cuh>
+#include <mdkv/pack.hpp>
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::gpu::kernels
 {

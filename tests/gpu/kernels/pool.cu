@@ -1,4 +1,5 @@
-#include <mdkv/gpu/pool.cuh>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/pool.hpp>
 
 namespace mdkv::gpu::kernels
 {

@@ -1,4 +1,5 @@
-#include <mdkv/gpu/slots.cuh>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/slots.hpp>
 
 namespace mdkv::gpu::kernels
 {

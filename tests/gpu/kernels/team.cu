@@ -1,4 +1,4 @@
-#include <mdkv/gpu/run.cuh>
+#include <mdkv/gpu/backend.cuh>
 
 #include "../../support/counting_job.hpp"
 

@@ -18,7 +18,7 @@ template <class T>
 class device_cache
 {
 public:
-    explicit device_cache(mdkv::cache_view<T, mdkv::space::host> const& host)
+    explicit device_cache(mdkv::cache_view<T const, mdkv::space::host> const& host)
         : arena_{bytes(host.arena, host.arena_bytes), 0}
         , heads_{bytes(host.heads, host.layout.heads * mdkv::index_t{sizeof(mdkv::head_entry)}), 0}
         , tail_{bytes(host.tail, host.layout.heads * host.tail_head_bytes()), 0}

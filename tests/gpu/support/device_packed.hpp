@@ -5,8 +5,9 @@
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/gpu/pack.cuh>
+#include <mdkv/pack.hpp>
 
 #include <device_memory.hpp>
 

@@ -1,16 +1,14 @@
-/// \file run.hpp: run and fetch on the CPU: every item of a job is one thread's, with scratch memory out of the caller's workspace.
+/// \file team.hpp: the team of the CPU: one thread, which goes over 16 neighbours at a time.
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstring>
-#include <type_traits>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
@@ -72,27 +70,43 @@ private:
     std::byte* memory_;
 };
 
-/// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only
-/// counts the scratch memory.
-/// \throws insufficient_workspace   naming the job and the size needed
-template <class Job>
-void run(backend const& on, Job const& job, index_t items)
+/// Sums that pack's job asks of its team (detail/pack_tile.hpp), in registers: plain loops take several times as long.
+template <int Sums>
+MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
+    float (&sum)[Sums][team::lanes]) noexcept
 {
-    constexpr auto line = static_cast<index_t>(workspace::alignment);
-    index_t const bytes = (mdkv::detail::scratch_bytes_of(job) + line - 1) / line * line;
-    workspace::frame frame{*on.scratch, Job::name};
-    std::byte* const memory = frame.take<std::byte>(on.slots(items) * bytes);
-    if (!frame.ready()) { return; }
-    on.for_each(items, [&](index_t item, index_t slot) { job(team{memory + slot * bytes}, item); });
-}
-
-/// Copies n objects of the backend's memory to the host's. Nothing in a dry run.
-template <class V>
-void fetch(backend const& on, V const* from, V* to, index_t n)
-{
-    static_assert(std::is_trivially_copyable_v<V>);
-    if (on.scratch->counting() || n == 0) { return; }
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V));
+#if !defined(__CUDA_ARCH__)
+    using floats          = float __attribute__((vector_size(sizeof(float) * vector_lanes)));
+    constexpr int vectors = team::lanes / vector_lanes;
+    constexpr int step    = Sums / vectors; // eight sums keep the multiply-add units busy
+    for (int k = 0; k < Sums; k += step)
+    {
+        floats acc[step][vectors]{};
+        for (int d = 0; d < dim; ++d)
+        {
+            MDKV_UNROLL
+            for (int i = 0; i < step; ++i)
+            {
+                MDKV_UNROLL
+                for (int v = 0; v < vectors; ++v)
+                {
+                    floats x;
+                    std::memcpy(&x, column + d * team::lanes + v * vector_lanes, sizeof x);
+                    acc[i][v] += direction[k + i][d] * x;
+                }
+            }
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < step; ++i)
+        {
+            MDKV_UNROLL
+            for (int v = 0; v < vectors; ++v)
+            {
+                std::memcpy(sum[k + i] + v * vector_lanes, &acc[i][v], sizeof(floats));
+            }
+        }
+    }
+#endif
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
