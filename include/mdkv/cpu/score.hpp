@@ -9,9 +9,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/block.hpp>
 #include <mdkv/cpu/detail/score_block.hpp>
-#include <mdkv/cpu/detail/score_values.hpp>
 #include <mdkv/cpu/run.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
@@ -42,7 +40,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     mdkv::detail::score_operands operands{plan};
 
     // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
-    constexpr index_t block = score_slot::block;
+    constexpr index_t block = tile::block;
     index_t const parts     = std::clamp<index_t>(tokens / (8 * block), 1, 8);
     index_t const piece     = 8 * block;
     index_t const pieces    = (tokens + piece - 1) / piece;
@@ -69,10 +67,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         return score_slot{room, plan};
     };
     run(on, mdkv::detail::score_queries<backend, T>{queries, plan, operands}, heads * plan.rows);
-    mdkv::detail::score_bases<backend> const bases{
-        {{key_basis, operands.key_basis, plan.latent, plan.key_columns()},
-            {value_basis, operands.value_basis, plan.value_latent, plan.value_columns()}},
-        operands};
+    mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan, operands};
     run(on, bases, heads * bases.per_head());
     on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, operands.of(head)); });
 
@@ -90,16 +85,16 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         mdkv::detail::score_head const h = operands.of(head);
         for (int i = 0; i < plan.softmaxes; ++i)
         {
-            std::fill_n(states.at(head, part, i).largest, plan.rows, mdkv::detail::lowest_logit);
-            std::fill_n(states.at(head, part, i).sum, plan.rows, 0.0F);
+            std::fill_n(states.largest(head, part, i), plan.rows, mdkv::detail::lowest_logit);
+            std::fill_n(states.sum(head, part, i), plan.rows, 0.0F);
         }
         for (index_t t = begin; t < end && !mask.none_sees(offset + t); t += block)
         {
             index_t const count = std::min(block, end - t);
             detail::score_block const here{slot, plan, h, mask, offset + t, count};
-            read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
+            tile::read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
             if (!in_window) { here.prepare_keys(); }
-            here.add_states(exact_needed, in_window, states.at(head, part, 0));
+            here.add_states(exact_needed, in_window, states, head, part);
         }
     });
     mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
@@ -117,13 +112,12 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = std::min(block, end - t);
             detail::score_block const here{slot, plan, h, mask, t, count};
-            read_block(keys, head, t, count, slot.rows);
+            tile::read_block(keys, head, t, count, slot.rows);
             here.prepare_keys();
             here.add_losses();
 
-            read_block(values, head, t, count, slot.rows);
-            detail::prepare_values(slot, count, plan, h);
-            detail::write_losses(slot, t, count, value_basis, head, plan, loss);
+            tile::read_block(values, head, t, count, slot.rows);
+            here.write_losses(value_basis, head, loss);
         }
     });
 }

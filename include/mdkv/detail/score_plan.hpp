@@ -1,4 +1,4 @@
-/// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums, the causal mask, where prepared operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
+/// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where prepared operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
 #include <mdkv/score.hpp>
@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 namespace mdkv::detail
 {
@@ -19,29 +20,53 @@ namespace mdkv::detail
 struct score_rung
 {
     int index;   ///< in the ratio set
-    int keys;    ///< coordinates
-    int values;  ///< coordinates
+    int values;  ///< coordinates of a value that it stores
     int softmax; ///< which of the softmaxes is its P'; 0: its loss has no first term
-    int again;   ///< of a quantised rung with a softmax: key coordinates of such rungs before it
     storage kind;
-    bool projected; ///< its coordinates are those in the basis
-
-    // |v - v'|: the squares of its coordinates from kept_from on are added to those of the rung before it, unless that is 0.
-    int kept_from   = 0;
-    bool leaves_out = false; ///< it leaves out coordinates, and not only rounds them
+    bool projected;  ///< its coordinates are those in the basis
+    bool leaves_out; ///< it leaves out coordinates, and not only rounds them
+    int kept_from;   ///< the coordinates before are those of the rung before it, or there are none
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
     /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
     [[nodiscard]] MDKV_HD bool rotated() const noexcept { return quantised() && !projected; }
+    /// |v'|^2 before rounding: from that of the rung before it, and the squares of the coordinates from kept_from on.
+    [[nodiscard]] MDKV_HD float kept(float before, float squares) const noexcept
+    {
+        return (kept_from == 0 ? 0.0F : before) + squares;
+    }
+};
+
+/// Where the keys of a softmax are.
+enum class score_operand : std::uint8_t
+{
+    keys,    ///< as they are
+    latents, ///< in the basis
+    again    ///< read again from codes
+};
+
+/// The products that are the logits of one softmax.
+struct score_logits
+{
+    score_operand of;
+    int first; ///< coordinate of the operand
+    int count; ///< coordinates
+    bool in_basis;
+    storage kind; ///< of codes
+
+    /// Because bases nest, a wider plain rung goes on from the sums of the softmax before.
+    [[nodiscard]] MDKV_HD bool goes_on() const noexcept { return of == score_operand::latents && first > 0; }
+    /// Coordinate of the queries that `first` is multiplied with.
+    [[nodiscard]] MDKV_HD int first_of_query() const noexcept { return of == score_operand::latents ? first : 0; }
 };
 
 /// The rungs, plain ones first, each holding the coordinates of the one before it; and the sizes that follow.
 struct score_plan
 {
     score_rung rungs[max_rungs];
+    score_logits logits[max_rungs + 1]; ///< of every softmax: the exact one, then one of each rung that needs P'
     int count     = 0;
-    int plain     = 0;
-    int softmaxes = 1;  ///< the exact one, then one of each rung that needs P'
+    int softmaxes = 1;
     int dropped   = -1; ///< index in the ratio set, or none
     int full      = -1;
 
@@ -49,8 +74,9 @@ struct score_plan
     int value_dim    = 0;
     int latent       = 0; ///< coordinates in the key basis that are multiplied with queries
     int value_latent = 0;
-    int again        = 0; ///< coordinates of quantised keys, of all rungs together
-    int rotated      = 0; ///< the most coordinates of a value that are rotated
+    int again        = 0;     ///< coordinates of quantised keys, of all softmaxes together
+    int value_again  = 0;     ///< the most coordinates of a quantised value
+    bool rotates     = false; ///< some values
 
     int per_head   = 0; ///< Q
     int query_rows = 0; ///< G*Q
@@ -71,6 +97,7 @@ struct score_plan
         , unit{unit_}
         , to_log2{(options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim))) * log2_e}
     {
+        logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves, whatever stands between them
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
@@ -81,9 +108,11 @@ struct score_plan
                 if (u.dropped() || u.full() || u.quantised() != quantised) { continue; }
                 bool const values_only =
                     quantised && !u.projected() && options.quantisation == quantisation_loss::value_only;
-                add({static_cast<int>(r), static_cast<int>(ratios.coordinates(r, dim)),
-                    static_cast<int>(ratios.coordinates(r, value_dim)), values_only ? 0 : softmaxes, again, u.kind,
-                    u.projected()});
+                auto const keys   = static_cast<int>(ratios.coordinates(r, dim));
+                auto const values = static_cast<int>(ratios.coordinates(r, value_dim));
+                add_values({static_cast<int>(r), values, values_only ? 0 : softmaxes, u.kind, u.projected(),
+                    !quantised || values < value_dim, quantised || count == 0 ? 0 : rungs[count - 1].values});
+                if (!values_only) { add_softmax(u.kind, u.projected(), keys); }
             }
         }
     }
@@ -93,8 +122,6 @@ struct score_plan
     [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
 
 private:
-    int kept_ = 0; ///< coordinates of values that the last rung keeps, of those that leave some out
-
     [[nodiscard]] MDKV_HD static constexpr int round_up(int n, int step) noexcept
     {
         return (n + step - 1) / step * step;
@@ -106,20 +133,28 @@ private:
         return static_cast<int>(n);
     }
 
-    void add(score_rung u) noexcept
+    static void raise(int& most, int n) noexcept { most = most < n ? n : most; }
+
+    void add_values(score_rung const& u) noexcept
     {
-        auto const raise = [](int& most, int n) { most = most < n ? n : most; };
-        u.leaves_out     = !u.quantised() || u.values < value_dim;
-        u.kept_from      = u.leaves_out && u.values >= kept_ ? kept_ : 0;
-        kept_            = u.leaves_out ? u.values : kept_;
-        rungs[count++]   = u;
-        plain += u.quantised() ? 0 : 1;
+        rungs[count++] = u;
+        rotates        = rotates || u.rotated();
         if (u.projected) { raise(value_latent, u.values); }
-        if (u.rotated()) { raise(rotated, u.values); }
-        if (u.softmax == 0) { return; }
-        ++softmaxes;
-        if (u.projected) { raise(latent, u.keys); }
-        again += u.quantised() ? u.keys : 0;
+        if (u.quantised()) { raise(value_again, u.values); }
+    }
+
+    void add_softmax(storage kind, bool projected, int keys) noexcept
+    {
+        if (kind == storage::plain)
+        {
+            logits[softmaxes++] = {score_operand::latents, latent, keys - latent, true, kind};
+        }
+        else
+        {
+            logits[softmaxes++] = {score_operand::again, again, keys, projected, kind};
+            again += keys;
+        }
+        if (projected) { raise(latent, keys); }
     }
 };
 
@@ -178,14 +213,8 @@ struct score_operands
     }
 };
 
-/// Largest logit and sum of 2^(logit - largest) of every row.
-struct score_state
-{
-    float* largest; // [rows]
-    float* sum;     // [rows]
-};
-
-/// What sweep one leaves of every softmax, for each part of each head's tokens: [H, parts, softmaxes, 2, rows].
+/// What sweep one leaves of every softmax, for each part of each head's tokens: the largest logit of every row, then the sum
+/// of 2^(logit - largest) of every row: [H, parts, softmaxes, 2, rows].
 struct score_states
 {
     float* memory;
@@ -194,10 +223,13 @@ struct score_states
     int rows;
 
     [[nodiscard]] MDKV_HD index_t per_part() const noexcept { return index_t{2} * softmaxes * rows; }
-    [[nodiscard]] MDKV_HD score_state at(index_t head, index_t part, int softmax) const noexcept
+    [[nodiscard]] MDKV_HD float* largest(index_t head, index_t part, int softmax) const noexcept
     {
-        float* const first = memory + (head * parts + part) * per_part() + index_t{2} * softmax * rows;
-        return {first, first + rows};
+        return memory + (head * parts + part) * per_part() + index_t{2} * softmax * rows;
+    }
+    [[nodiscard]] MDKV_HD float* sum(index_t head, index_t part, int softmax) const noexcept
+    {
+        return largest(head, part, softmax) + rows;
     }
 };
 

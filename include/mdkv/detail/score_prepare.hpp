@@ -47,51 +47,42 @@ struct score_queries
     }
 };
 
-/// Leading directions of every head's basis, as rows or as columns, zero-padded.
-template <backend B>
-struct score_basis_copy
-{
-    in_view<float, 3, B> from;
-    index_t to     = 0; ///< in a head's operands
-    int directions = 0;
-    int width      = 0; ///< of a row of the copy
-    bool columns   = true;
-
-    [[nodiscard]] MDKV_HD index_t rows() const noexcept
-    {
-        return directions == 0 ? 0 : columns ? from.extent(2) : index_t{directions};
-    }
-};
-
-/// An item is a row of one copy of a head.
+/// Leading directions of every head's bases as columns, zero-padded. An item is a row of one of them.
 template <backend B>
 struct score_bases
 {
     static constexpr char const* name = "score_bases";
     static constexpr int threads      = 128;
 
-    score_basis_copy<B> copies[3];
+    in_view<float, 3, B> key_basis;
+    in_view<float, 3, B> value_basis;
+    score_plan plan;
     score_operands operands;
 
+    [[nodiscard]] MDKV_HD index_t key_rows() const noexcept { return plan.latent > 0 ? plan.dim : 0; }
     [[nodiscard]] MDKV_HD index_t per_head() const noexcept
     {
-        return copies[0].rows() + copies[1].rows() + copies[2].rows();
+        return key_rows() + (plan.value_latent > 0 ? plan.value_dim : 0);
     }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const head            = item / per_head();
-        index_t row                   = item % per_head();
-        score_basis_copy<B> const* at = copies;
-        for (; row >= at->rows(); ++at) { row -= at->rows(); }
-        float* const to = operands.memory + head * operands.per_head + at->to + row * at->width;
-        for (index_t i = t.rank(); i < at->width; i += t.size())
+        score_head const h = operands.of(item / per_head());
+        index_t const d    = item % per_head();
+        if (d < key_rows()) { copy(t, key_basis, item / per_head(), d, plan.latent, h.key_basis); }
+        else { copy(t, value_basis, item / per_head(), d - key_rows(), plan.value_latent, h.value_basis); }
+    }
+
+private:
+    template <team Team>
+    MDKV_HD void copy(
+        Team const& t, in_view<float, 3, B> const& from, index_t head, index_t d, int directions, float* to) const
+    {
+        index_t const width = plan.padded(directions);
+        for (index_t i = t.rank(); i < width; i += t.size())
         {
-            index_t const direction = at->columns ? i : row;
-            index_t const d         = at->columns ? row : i;
-            bool const inside       = direction < at->directions && d < at->from.extent(2);
-            to[i]                   = inside ? at->from(head, direction, d) : 0.0F;
+            to[d * width + i] = i < directions ? from(head, i, d) : 0.0F;
         }
     }
 };
@@ -144,14 +135,14 @@ private:
         float largest = lowest_logit;
         for (index_t part = 0; part < states.parts; ++part)
         {
-            float const here = states.at(head, part, softmax).largest[row];
+            float const here = states.largest(head, part, softmax)[row];
             largest          = here > largest ? here : largest;
         }
         float total = 0;
         for (index_t part = 0; part < states.parts; ++part)
         {
-            score_state const s = states.at(head, part, softmax);
-            total += s.sum[row] * exp2f(s.largest[row] - largest);
+            float const here = states.largest(head, part, softmax)[row];
+            total += states.sum(head, part, softmax)[row] * exp2f(here - largest);
         }
         return largest + log2f(total) - weight;
     }

@@ -20,72 +20,52 @@
 namespace mdkv::gpu::detail
 {
 
-/// Rows that can be read 16 bytes at a time.
+using kernels::token_rows;
+
+/// Rows of a head's tokens from `first` on, `count` of them, then zeros: to floats [dim, tile] and, pair by pair, to
+/// [tile, dim / 2 + 1], either of which may be null. Two neighbouring lanes read 32 bytes of a row.
 template <element T>
-[[nodiscard]] bool wide_rows(in_view<T, 3, backend> const& from)
+__device__ void read_rows(token_rows<T> const& from, index_t head, index_t first, int count, score_tiling const& tiling,
+    float* floats, std::uint32_t* pairs)
 {
-    return from.extent(2) % kernels::piece_of<T> == 0 && kernels::rows_begin_at(from, 16);
-}
-
-/// Width neighbours of a row, of which `count` are there; the others are 0.
-template <int Width, element T>
-struct score_piece
-{
-    T x[Width];
-    std::uint32_t pairs[(Width + 1) / 2]; ///< the same, of elements of 16 bits
-
-    __device__ score_piece(T const* from, int count)
+    constexpr int width = kernels::piece_of<T>;
+    int const tile      = tiling.tokens();
+    int const t         = device::thread() / 2 & (tile - 1);
+    auto const dim      = static_cast<int>(from.view.extent(2));
+    T const* const row  = from.view.data_handle() + from.view.offset(head, first, index_t{0}) + t * from.view.stride(1);
+    for (int d = (tiling.share() / 2 * 2 + device::thread() % 2) * width; d < dim; d += tiling.shares() * width)
     {
-        if constexpr (Width * sizeof(T) == 16)
+        T x[width];
+        if (from.wide && t < count && d + width <= dim)
         {
-            uint4 const bits = count > 0 ? *reinterpret_cast<uint4 const*>(from) : uint4{0, 0, 0, 0};
-            std::memcpy(static_cast<void*>(x), &bits, sizeof bits);
+            auto const piece = *reinterpret_cast<uint4 const*>(row + d);
+            std::memcpy(static_cast<void*>(x), &piece, sizeof x);
         }
         else
         {
-            for (int i = 0; i < Width; ++i) { x[i] = i < count ? from[i] : narrow<T>(0.0F); }
+            for (int i = 0; i < width; ++i) { x[i] = t < count && d + i < dim ? row[d + i] : narrow<T>(0.0F); }
         }
-        if constexpr (sizeof(T) == 2) { std::memcpy(pairs, x, sizeof pairs); }
-    }
-};
-
-/// Rows of `dim` elements from `from`, `step` apart, to floats [dim, tile] and, pair by pair, to rows [tile, dim / 2 + 1],
-/// either of which may be null; zeros after the first `count`. Two neighbouring lanes read up to 32 bytes of a row.
-template <int Width, element T>
-__device__ void read_rows(
-    T const* from, index_t step, int count, int dim, score_tiling const& tiling, float* floats, std::uint32_t* rows)
-{
-    int const tile   = tiling.tokens();
-    int const pieces = (dim + Width - 1) / Width;
-    int const t      = device::thread() / 2 & (tile - 1);
-    for (int piece = tiling.share() / 2 * 2 + device::thread() % 2; piece < pieces; piece += tiling.shares())
-    {
-        int const d    = piece * Width;
-        int const left = dim - d < Width ? dim - d : Width;
-        score_piece<Width, T> const here{from + t * step + d, t < count ? left : 0};
         if constexpr (sizeof(T) == 2)
         {
-            for (int i = 0; rows != nullptr && i < Width / 2; ++i)
-            {
-                rows[t * (dim / 2 + 1) + d / 2 + i] = here.pairs[i];
-            }
+            std::uint32_t two[width / 2];
+            std::memcpy(two, x, sizeof two);
+            for (int i = 0; pairs != nullptr && i < width / 2; ++i) { pairs[t * (dim / 2 + 1) + d / 2 + i] = two[i]; }
         }
-        for (int i = 0; floats != nullptr && i < Width; ++i)
+        for (int i = 0; floats != nullptr && i < width; ++i)
         {
-            if (i < left) { floats[(d + i) * tile + t] = widen(here.x[i]); }
+            if (d + i < dim) { floats[(d + i) * tile + t] = widen(x[i]); }
         }
     }
 }
 
+/// The keys of a tile, as they are.
 template <element T>
-__device__ void read_rows(in_view<T, 3, backend> const& from, bool wide, index_t head, index_t first, int count,
-    score_tiling const& tiling, float* floats, std::uint32_t* rows)
+__device__ void read_keys(token_rows<T> const& keys, index_t head, index_t first, int count, score_tiling const& tiling,
+    score_tile const& tile)
 {
-    constexpr int width = 16 / static_cast<int>(sizeof(T));
-    T const* const at   = from.data_handle() + from.offset(head, first, index_t{0});
-    int const dim       = static_cast<int>(from.extent(2));
-    if (wide) { read_rows<width>(at, from.stride(1), count, dim, tiling, floats, rows); }
-    else { read_rows<2>(at, from.stride(1), count, dim, tiling, floats, rows); }
+    read_rows(keys, head, first, count, tiling, tiling.plain_keys ? tile.rows : nullptr,
+        tiling.tensor ? tile.pairs : nullptr);
+    device::sync();
 }
 
 /// Coordinates of the tile's tokens in a basis: to [count, tile]; `basis` is [dim, columns].
@@ -128,47 +108,42 @@ __device__ inline void project(
 /// x' is x as it would be read again.
 template <class Use>
 __device__ __forceinline__ void for_each_read_again(
-    float const* from, int n, int step, score_rung const& u, float* work, Use const& use)
+    float const* from, int n, int step, storage kind, bool rotated, float* work, Use const& use)
 {
-    if (u.rotated())
+    if (rotated)
     {
         for (int i = 0; i < n; ++i) { work[i * step] = from[i * step]; }
         mdkv::detail::hadamard(work, n, step);
         from = work;
     }
-    mdkv::detail::quantiser const codes = quantiser_of(from, n, step, u.kind);
-    int const most                      = mdkv::detail::most_code(u.kind);
+    mdkv::detail::quantiser const codes = quantiser_of(from, n, step, kind);
+    int const most                      = mdkv::detail::most_code(kind);
     for (int i = 0; i < n; ++i) { use(i, from[i * step], codes.value(codes.code(from[i * step], most))); }
 }
 
-/// Of a tile of keys, all that is multiplied with the queries. The block waits at the end, and not at the beginning.
-template <element T>
-__device__ void prepare_keys(in_view<T, 3, backend> const& keys, bool wide, index_t head, index_t first, int count,
+/// All that is made of a tile's keys to be multiplied with the queries. The block waits at the end, and not at the beginning.
+__device__ inline void prepare_keys(
     score_plan const& p, score_tiling const& tiling, score_head const& h, score_tile const& tile)
 {
     constexpr int group = static_cast<int>(quantised_group);
     int const step      = tiling.tokens();
-    read_rows(keys, wide, head, first, count, tiling, tiling.plain_keys ? tile.keys : nullptr,
-        tiling.tensor ? tile.rows : nullptr);
-    device::sync();
     if (p.latent > 0)
     {
-        project(tile.keys, p.dim, h.key_basis, p.key_columns(), p.latent, tiling, tile.latents);
+        project(tile.rows, p.dim, h.key_basis, p.key_columns(), p.latent, tiling, tile.latents);
         device::sync();
     }
     if (p.again == 0) { return; }
-    int const token = tiling.token();
-    for (int r = p.plain; r < p.count; ++r)
+    for (int i = 1; i < p.softmaxes; ++i)
     {
-        score_rung const& u = p.rungs[r];
-        if (u.softmax == 0) { continue; }
-        for (int c = tiling.share() * group; c < u.keys; c += tiling.shares() * group)
+        score_logits const& l = p.logits[i];
+        for (int c = tiling.share() * group; l.of == score_operand::again && c < l.count; c += tiling.shares() * group)
         {
-            float const* const from = (u.projected ? tile.latents : tile.keys) + c * step + token;
-            float* const to         = tile.again + (u.again + c) * step + token;
-            int const n             = u.keys - c < group ? u.keys - c : group;
-            for_each_read_again(from, n, step, u, to, [=](int i, float, float read) { to[i * step] = read; });
-            if (u.rotated()) { mdkv::detail::hadamard(to, n, step); } // back, so that queries can stay as they are
+            float const* const from = (l.in_basis ? tile.latents : tile.rows) + c * step + tiling.token();
+            float* const to         = tile.again + (l.first + c) * step + tiling.token();
+            int const n             = l.count - c < group ? l.count - c : group;
+            for_each_read_again(
+                from, n, step, l.kind, !l.in_basis, to, [=](int j, float, float read) { to[j * step] = read; });
+            if (!l.in_basis) { mdkv::detail::hadamard(to, n, step); } // back, so that queries can stay as they are
         }
     }
     device::sync();
