@@ -103,8 +103,10 @@ inline void read_block(
     std::fill_n(to + count * dim, (block - count) * dim, 0.0F);
 }
 
-/// out [block, columns] = from [block, depth] * matrix [depth, columns]; columns a multiple of simd::lanes.
-inline void multiply_block(float const* from, index_t depth, float const* matrix, index_t columns, float* out) noexcept
+/// out [block, columns] = from [block, depth] * matrix [depth, columns]; columns a multiple of simd::lanes. Not inlined,
+/// because in a larger function g++ 12 keeps the sums in memory.
+[[gnu::noinline]] inline void multiply_block(
+    float const* from, index_t depth, float const* matrix, index_t columns, float* out) noexcept
 {
     for (index_t t = 0; t < block; t += rows)
     {

@@ -1,4 +1,4 @@
-/// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where prepared operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
+/// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
 #include <mdkv/score.hpp>
@@ -60,7 +60,19 @@ struct score_logits
     [[nodiscard]] MDKV_HD int first_of_query() const noexcept { return of == score_operand::latents ? first : 0; }
 };
 
-/// The rungs, plain ones first, each holding the coordinates of the one before it; and the sizes that follow.
+/// A head's prepared operands.
+struct score_head
+{
+    float* queries;     // [rows / panel, dim, panel]     scaled, in units of log2
+    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, likewise
+    float* key_basis;   // [dim, key_columns]             transposed, zero-padded
+    float* value_basis; // [value_dim, value_columns]
+    float* lse;         // [softmaxes, rows]              log2, weights of the queries folded in; the exact one first
+    float* more;        // a backend's own
+};
+
+/// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token that
+/// each query sees; and where operands lie.
 struct score_plan
 {
     score_rung rungs[max_rungs];
@@ -85,8 +97,13 @@ struct score_plan
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
 
+    index_t first_query = 0;       ///< place of query 0
+    index_t more        = 0;       ///< floats of a head's operands that are a backend's own
+    float* memory       = nullptr; ///< operands of all heads, one after another
+
+    /// Queries [G, Q] of a head; `tokens` with the window's.
     template <backend B>
-    score_plan(ratio_set<> const& ratios, head_dims dims, index_t group, index_t queries,
+    score_plan(ratio_set<> const& ratios, head_dims dims, index_t group, index_t queries, index_t tokens,
         score_options<B> const& options, int panel_, int unit_)
         : dim{narrowed(dims.keys, "D")}
         , value_dim{narrowed(dims.values, "Dv")}
@@ -96,8 +113,10 @@ struct score_plan
         , panel{panel_}
         , unit{unit_}
         , to_log2{(options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim))) * log2_e}
+        , first_query{options.first_query.value_or(tokens - queries)}
     {
-        logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
+        first_query = first_query < tokens ? first_query : tokens;
+        logits[0]   = {score_operand::keys, 0, dim, false, storage::plain};
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves, whatever stands between them
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
@@ -106,13 +125,9 @@ struct score_plan
                 if (u.dropped()) { dropped = static_cast<int>(r); }
                 if (u.full()) { full = static_cast<int>(r); }
                 if (u.dropped() || u.full() || u.quantised() != quantised) { continue; }
-                bool const values_only =
-                    quantised && !u.projected() && options.quantisation == quantisation_loss::value_only;
-                auto const keys   = static_cast<int>(ratios.coordinates(r, dim));
-                auto const values = static_cast<int>(ratios.coordinates(r, value_dim));
-                add_values({static_cast<int>(r), values, values_only ? 0 : softmaxes, u.kind, u.projected(),
-                    !quantised || values < value_dim, quantised || count == 0 ? 0 : rungs[count - 1].values});
-                if (!values_only) { add_softmax(u.kind, u.projected(), keys); }
+                add(r, u, static_cast<int>(ratios.coordinates(r, dim)),
+                    static_cast<int>(ratios.coordinates(r, value_dim)),
+                    quantised && !u.projected() && options.quantisation == quantisation_loss::value_only);
             }
         }
     }
@@ -120,6 +135,30 @@ struct score_plan
     [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
     [[nodiscard]] MDKV_HD int key_columns() const noexcept { return padded(latent); }
     [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
+
+    /// The first token that a row does not see.
+    [[nodiscard]] MDKV_HD index_t end_of(index_t row) const noexcept { return first_query + row % per_head + 1; }
+    /// Every row sees tokens up to this one.
+    [[nodiscard]] MDKV_HD bool all_see(index_t last_token) const noexcept { return last_token <= first_query; }
+    [[nodiscard]] MDKV_HD bool none_sees(index_t first_token) const noexcept
+    {
+        return first_token >= end_of(per_head - 1);
+    }
+
+    [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
+    {
+        return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
+               + index_t{value_dim} * value_columns() + more;
+    }
+    [[nodiscard]] MDKV_HD score_head head(index_t h) const noexcept
+    {
+        float* const queries     = memory + h * head_floats();
+        float* const latents     = queries + index_t{dim} * rows;
+        float* const key_basis   = latents + index_t{key_columns()} * rows;
+        float* const value_basis = key_basis + index_t{dim} * key_columns();
+        float* const lse         = value_basis + index_t{value_dim} * value_columns();
+        return {queries, latents, key_basis, value_basis, lse, lse + index_t{softmaxes} * rows};
+    }
 
 private:
     [[nodiscard]] MDKV_HD static constexpr int round_up(int n, int step) noexcept
@@ -133,83 +172,20 @@ private:
         return static_cast<int>(n);
     }
 
-    static void raise(int& most, int n) noexcept { most = most < n ? n : most; }
-
-    void add_values(score_rung const& u) noexcept
+    void add(std::size_t r, rung const& u, int keys, int values, bool values_only) noexcept
     {
-        rungs[count++] = u;
-        rotates        = rotates || u.rotated();
-        if (u.projected) { raise(value_latent, u.values); }
-        if (u.quantised()) { raise(value_again, u.values); }
-    }
-
-    void add_softmax(storage kind, bool projected, int keys) noexcept
-    {
-        if (kind == storage::plain)
-        {
-            logits[softmaxes++] = {score_operand::latents, latent, keys - latent, true, kind};
-        }
-        else
-        {
-            logits[softmaxes++] = {score_operand::again, again, keys, projected, kind};
-            again += keys;
-        }
-        if (projected) { raise(latent, keys); }
-    }
-};
-
-/// The last token each query sees.
-struct causal_mask
-{
-    index_t first_query; ///< place of query 0
-    int per_head;        ///< Q
-
-    template <backend B>
-    causal_mask(score_options<B> const& options, index_t queries, index_t tokens) noexcept
-        : first_query{options.first_query.value_or(tokens - queries)}
-        , per_head{static_cast<int>(queries)}
-    {
-        first_query = first_query < tokens ? first_query : tokens;
-    }
-
-    /// Every row sees tokens up to this one.
-    [[nodiscard]] MDKV_HD bool all_see(index_t last_token) const noexcept { return last_token <= first_query; }
-    [[nodiscard]] MDKV_HD bool none_sees(index_t first_token) const noexcept
-    {
-        return first_token > first_query + per_head - 1;
-    }
-};
-
-/// A head's prepared operands.
-struct score_head
-{
-    float* queries;     // [rows / panel, dim, panel]     scaled, in units of log2
-    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, likewise
-    float* key_basis;   // [dim, key_columns]             transposed, zero-padded
-    float* value_basis; // [value_dim, value_columns]
-    float* lse;         // [softmaxes, rows]              log2, weights of the queries folded in; the exact one first
-    float* more;        // a backend's own
-};
-
-/// All heads' operands, one after another.
-struct score_operands
-{
-    float* memory = nullptr;
-    index_t latents, key_basis, value_basis, lse, more, per_head; // floats
-
-    explicit score_operands(score_plan const& p, index_t more_floats = 0) noexcept
-        : latents{index_t{p.dim} * p.rows}
-        , key_basis{latents + index_t{p.key_columns()} * p.rows}
-        , value_basis{key_basis + index_t{p.dim} * p.key_columns()}
-        , lse{value_basis + index_t{p.value_dim} * p.value_columns()}
-        , more{lse + index_t{p.softmaxes} * p.rows}
-        , per_head{more + more_floats}
-    {}
-
-    [[nodiscard]] MDKV_HD score_head of(index_t head) const noexcept
-    {
-        float* const at = memory + head * per_head;
-        return {at, at + latents, at + key_basis, at + value_basis, at + lse, at + more};
+        auto const raise = [](int& most, int n) { most = most < n ? n : most; };
+        int const kept   = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
+        rungs[count++]   = {static_cast<int>(r), values, values_only ? 0 : softmaxes, u.kind, u.projected(),
+              !u.quantised() || values < value_dim, kept};
+        rotates          = rotates || (u.quantised() && !u.projected());
+        if (u.projected()) { raise(value_latent, values); }
+        if (u.quantised()) { raise(value_again, values); }
+        if (values_only) { return; }
+        logits[softmaxes++] = u.quantised() ? score_logits{score_operand::again, again, keys, u.projected(), u.kind}
+                                            : score_logits{score_operand::latents, latent, keys - latent, true, u.kind};
+        again += u.quantised() ? keys : 0;
+        if (u.projected()) { raise(latent, keys); }
     }
 };
 

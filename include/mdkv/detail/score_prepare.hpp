@@ -26,7 +26,6 @@ struct score_queries
 
     in_view<T, 3, B> queries;
     score_plan plan;
-    score_operands operands;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -37,7 +36,7 @@ struct score_queries
         index_t const from = padding ? 0
                                      : queries.offset(head * (plan.query_rows / plan.per_head) + row / plan.per_head,
                                          row % plan.per_head, index_t{0});
-        float* const to    = operands.of(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
+        float* const to    = plan.head(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
         for (index_t d = t.rank(); d < plan.dim; d += t.size())
         {
             T value{}; // from any address
@@ -57,7 +56,6 @@ struct score_bases
     in_view<float, 3, B> key_basis;
     in_view<float, 3, B> value_basis;
     score_plan plan;
-    score_operands operands;
 
     [[nodiscard]] MDKV_HD index_t key_rows() const noexcept { return plan.latent > 0 ? plan.dim : 0; }
     [[nodiscard]] MDKV_HD index_t per_head() const noexcept
@@ -68,7 +66,7 @@ struct score_bases
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        score_head const h = operands.of(item / per_head());
+        score_head const h = plan.head(item / per_head());
         index_t const d    = item % per_head();
         if (d < key_rows()) { copy(t, key_basis, item / per_head(), d, plan.latent, h.key_basis); }
         else { copy(t, value_basis, item / per_head(), d - key_rows(), plan.value_latent, h.value_basis); }
@@ -95,13 +93,10 @@ struct score_join
     static constexpr char const* name = "score_join";
     static constexpr index_t per_item = 256;
 
-    in_view<float, 2, B> lse;     // [H*G, Q]  natural logarithm, if given
-    in_view<float, 1, B> weights; // [Q]       if given
+    in_view<float, 2, B> lse;     // [H*G, Q]  natural logarithm, or empty
+    in_view<float, 1, B> weights; // [Q]       or empty
     score_plan plan;
-    score_operands operands;
     score_states states;
-    bool lse_given;
-    bool weighted;
 
     [[nodiscard]] MDKV_HD index_t per_head() const noexcept
     {
@@ -116,7 +111,7 @@ struct score_join
         for (index_t i = begin + t.rank(); i < begin + per_item && i < index_t{plan.softmaxes} * plan.rows;
              i += t.size())
         {
-            operands.of(head).lse[i] = joined(head, static_cast<int>(i / plan.rows), static_cast<int>(i % plan.rows));
+            plan.head(head).lse[i] = joined(head, static_cast<int>(i / plan.rows), static_cast<int>(i % plan.rows));
         }
     }
 
@@ -125,8 +120,8 @@ private:
     {
         if (row >= plan.query_rows) { return -lowest_logit; } // weighs nothing
         int const query    = row % plan.per_head;
-        float const weight = weighted ? log2f(weights(query)) : 0.0F;
-        if (softmax == 0 && lse_given)
+        float const weight = weights.empty() ? 0.0F : log2f(weights(query));
+        if (softmax == 0 && !lse.empty())
         {
             float const given = lse(head * (plan.query_rows / plan.per_head) + row / plan.per_head, query);
             // An infinite one would make all probabilities 0, and every token free to drop.

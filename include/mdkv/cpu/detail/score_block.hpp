@@ -27,7 +27,6 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-using mdkv::detail::causal_mask;
 using mdkv::detail::score_head;
 using mdkv::detail::score_logits;
 using mdkv::detail::score_operand;
@@ -90,7 +89,7 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
 }
 
 /// Adds |P' - P| of one tile to its tokens' sums [tile::rows, lanes], from logits and log-sum-exps of P'; with `is_exact` these
-/// are P's, `exact` is 0, and becomes P.
+/// are P's, and `exact` becomes P.
 inline void add_differences(
     score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
@@ -102,7 +101,7 @@ inline void add_differences(
             // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
             simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
             simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
-            total += simd::abs(p - exact[i][v]);
+            total += is_exact ? p : simd::abs(p - exact[i][v]);
             if (is_exact) { exact[i][v] = p; }
         }
         simd::store(sums + i * simd::lanes, total);
@@ -154,7 +153,6 @@ struct score_block
     score_slot const& slot;
     score_plan const& plan;
     score_head const& head;
-    causal_mask const& mask;
     index_t first; ///< token
     index_t count;
 
@@ -291,7 +289,7 @@ private:
         if (!l.goes_on()) { std::memset(sums, 0, sizeof sums); }
         tile::multiply_add<tile::vectors>(
             keys + t * step, step, 1, queries + l.first_of_query() * tile::width, tile::width, l.count, sums);
-        if (mask.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return sums; }
+        if (plan.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return sums; }
         hide(t, p, sums, shown);
         return shown;
     }
@@ -305,7 +303,7 @@ private:
             for (int lane = 0; lane < simd::lanes; ++lane)
             {
                 index_t const row = panel * tile::width + v * simd::lanes + lane;
-                index_t const see = mask.first_query + row % mask.per_head + 1 - first;
+                index_t const see = plan.end_of(row) - first;
                 end[lane]         = static_cast<float>(std::clamp<index_t>(std::min(see, count) - t, 0, tile::rows));
             }
             for (int i = 0; i < tile::rows; ++i)

@@ -39,14 +39,6 @@ struct score_place
     return *reinterpret_cast<float4 const*>(from);
 }
 
-__device__ __forceinline__ void clear(score_products& products)
-{
-    for (auto& of_token : products)
-    {
-        for (float& product : of_token) { product = 0; }
-    }
-}
-
 /// products += tokens [depth, tile] of rows [depth, row_step].
 __device__ __forceinline__ void multiply_add(
     score_products& products, float const* tokens, int tile, float const* rows, int row_step, int depth)
@@ -114,7 +106,7 @@ __device__ __forceinline__ void multiply_queries(score_products& logits, int i, 
     if (l.of == score_operand::again) { tokens = tile.again; }
     float const* const queries = l.in_basis ? h.latents + index_t{panel} * p.key_columns() * score_panel
                                             : h.queries + index_t{panel} * p.dim * score_panel;
-    if (!l.goes_on()) { clear(logits); }
+    for (int k = 0; !l.goes_on() && k < 16; ++k) { logits[k / 4][k % 4] = 0; }
     multiply_add(logits, tokens + l.first * tiling.tokens() + at.token, tiling.tokens(),
         queries + l.first_of_query() * score_panel + at.row, score_panel, l.count);
 }
@@ -130,19 +122,19 @@ __device__ __forceinline__ void multiply_queries(score_products& logits, int i, 
     return (l ? b : a) + device::shuffle_xor(l ? a : b, low);
 }
 
-/// The causal mask for one tile: `count` of its tokens exist, and row 0 sees those up to `last`.
+/// The causal mask for one tile: the `count` tokens from `first` on.
 struct score_shade
 {
-    index_t count;
-    index_t last;
-    int per_head;
+    score_plan const& plan;
+    index_t first;
+    int count;
     bool nothing; ///< is hidden
 
-    __device__ score_shade(causal_mask const& mask, index_t first, int count_, score_tiling const& tiling)
-        : count{count_}
-        , last{mask.first_query - first}
-        , per_head{mask.per_head}
-        , nothing{count == tiling.tokens() && mask.all_see(first + tiling.tokens() - 1)}
+    __device__ score_shade(score_plan const& p, index_t first_, int count_, score_tiling const& tiling)
+        : plan{p}
+        , first{first_}
+        , count{count_}
+        , nothing{count == tiling.tokens() && p.all_see(first + count - 1)}
     {}
 
     /// Which of a lane's products are hidden, bit 4 * token + row.
@@ -151,7 +143,7 @@ struct score_shade
         unsigned bits = 0;
         for (int j = 0; !nothing && j < 4; ++j)
         {
-            index_t const seen = last + (row + j) % per_head + 1;
+            index_t const seen = plan.end_of(row + j) - first;
             index_t const end  = seen < count ? seen : count;
             for (int i = 0; i < 4; ++i) { bits |= token + i < end ? 0U : 1U << (4 * i + j); }
         }
@@ -181,7 +173,6 @@ struct score_panels
     in_view<T, 3, backend> queries;
     in_view<float, 3, backend> basis; // [H, D, D]  of keys
     detail::score_plan plan;
-    detail::score_operands operands;
     bool tensor;
 
     __device__ void operator()() const
@@ -189,7 +180,7 @@ struct score_panels
         int const panels           = plan.rows / panel;
         index_t const head         = device::block() / panels;
         auto const at              = static_cast<int>(device::block() % panels);
-        detail::score_head const h = operands.of(head);
+        detail::score_head const h = plan.head(head);
         // Queries in the key basis: one thread a query and direction.
         float const* const rows = h.queries + index_t{at} * plan.dim * panel;
         float* const latents    = h.latents + index_t{at} * plan.key_columns() * panel;

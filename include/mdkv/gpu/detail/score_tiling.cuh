@@ -12,11 +12,9 @@
 namespace mdkv::gpu::detail
 {
 
-using mdkv::detail::causal_mask;
 using mdkv::detail::score_head;
 using mdkv::detail::score_logits;
 using mdkv::detail::score_operand;
-using mdkv::detail::score_operands;
 using mdkv::detail::score_plan;
 using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
