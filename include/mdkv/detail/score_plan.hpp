@@ -137,7 +137,7 @@ struct score_plan
     [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
 
     /// The first token that a row does not see.
-    [[nodiscard]] MDKV_HD index_t end_of(index_t row) const noexcept { return first_query + row % per_head + 1; }
+    [[nodiscard]] MDKV_HD index_t end_of(int row) const noexcept { return first_query + row % per_head + 1; }
     /// Every row sees tokens up to this one.
     [[nodiscard]] MDKV_HD bool all_see(index_t last_token) const noexcept { return last_token <= first_query; }
     [[nodiscard]] MDKV_HD bool none_sees(index_t first_token) const noexcept

@@ -249,8 +249,12 @@ struct score_block
             {
                 float const* const x = from + i * step;
                 float* const again   = slot.again + i * u.values;
-                for (int c = 0; u.quantised() && c < u.values; ++c) { again[c] = x[c] - again[c]; }
-                float missing = u.quantised() ? tile::sum_of_squares(again, u.values) : 0.0F;
+                float missing        = 0;
+                if (u.quantised())
+                {
+                    for (int c = 0; c < u.values; ++c) { again[c] = x[c] - again[c]; }
+                    missing = tile::sum_of_squares(again, u.values);
+                }
                 if (u.leaves_out)
                 {
                     kept[i] = u.kept(kept[i], tile::sum_of_squares(x + u.kept_from, u.values - u.kept_from));
@@ -302,7 +306,7 @@ private:
             simd::floats end; // counted from token t, so that it is small enough for float
             for (int lane = 0; lane < simd::lanes; ++lane)
             {
-                index_t const row = panel * tile::width + v * simd::lanes + lane;
+                int const row     = static_cast<int>(panel) * tile::width + v * simd::lanes + lane;
                 index_t const see = plan.end_of(row) - first;
                 end[lane]         = static_cast<float>(std::clamp<index_t>(std::min(see, count) - t, 0, tile::rows));
             }

@@ -1,4 +1,4 @@
-/// \file score_products.cuh: products of tokens with queries in a warp of score, for every softmax, the queries as these take them, and the causal mask of a tile.
+/// \file score_products.cuh: products of tokens with queries in a warp of score, and the queries as these take them (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -18,25 +18,14 @@ namespace mdkv::gpu::detail
 /// [token][row]: a lane's part of a product.
 using score_products = float[4][4];
 
-/// Where a lane works: its four tokens in the tile, its four rows in a panel, and which panels its warp takes.
-struct score_place
-{
-    int token;
-    int row;
-    int first_panel;
-    int panel_step;
-
-    explicit __device__ score_place(score_tiling const& tiling)
-        : token{device::warp() % tiling.token_warps() * score_warp_tokens + device::lane() / 4 * 4}
-        , row{device::lane() % 4 * 4}
-        , first_panel{tiling.share()}
-        , panel_step{tiling.shares()}
-    {}
-};
-
 [[nodiscard]] __device__ __forceinline__ float4 load4(float const* from)
 {
     return *reinterpret_cast<float4 const*>(from);
+}
+
+__device__ __forceinline__ void clear(score_products& products)
+{
+    for (int k = 0; k < 16; ++k) { products[k / 4][k % 4] = 0; }
 }
 
 /// products += tokens [depth, tile] of rows [depth, row_step].
@@ -85,32 +74,6 @@ __device__ __forceinline__ void multiply_exact(
     }
 }
 
-/// Logits of softmax i of a lane's tokens and rows; `logits` hold those of the softmax before.
-template <element T>
-__device__ __forceinline__ void multiply_queries(score_products& logits, int i, score_tile const& tile,
-    score_place const& at, int panel, score_plan const& p, score_tiling const& tiling, score_head const& h)
-{
-    if constexpr (sizeof(T) == 2)
-    {
-        if (tiling.tensor && i == 0)
-        {
-            multiply_exact<T>(logits, tile.pairs + at.token * (p.dim / 2 + 1),
-                reinterpret_cast<uint4 const*>(h.more) + index_t{panel} * (p.dim / score_depth) * device::warp_size,
-                p.dim, p.to_log2);
-            return;
-        }
-    }
-    score_logits const& l = p.logits[i];
-    float const* tokens   = tile.rows;
-    if (l.of == score_operand::latents) { tokens = tile.latents; }
-    if (l.of == score_operand::again) { tokens = tile.again; }
-    float const* const queries = l.in_basis ? h.latents + index_t{panel} * p.key_columns() * score_panel
-                                            : h.queries + index_t{panel} * p.dim * score_panel;
-    for (int k = 0; !l.goes_on() && k < 16; ++k) { logits[k / 4][k % 4] = 0; }
-    multiply_add(logits, tokens + l.first * tiling.tokens() + at.token, tiling.tokens(),
-        queries + l.first_of_query() * score_panel + at.row, score_panel, l.count);
-}
-
 /// Sums of four numbers over the lanes that differ in the bits `high` and `low`; a lane gets that of the number which those
 /// two bits of its own say.
 [[nodiscard]] __device__ __forceinline__ float fold4(float const (&x)[4], int high, int low)
@@ -121,35 +84,6 @@ __device__ __forceinline__ void multiply_queries(score_products& logits, int i, 
     float const b = (h ? x[3] : x[1]) + device::shuffle_xor(h ? x[1] : x[3], high);
     return (l ? b : a) + device::shuffle_xor(l ? a : b, low);
 }
-
-/// The causal mask for one tile: the `count` tokens from `first` on.
-struct score_shade
-{
-    score_plan const& plan;
-    index_t first;
-    int count;
-    bool nothing; ///< is hidden
-
-    __device__ score_shade(score_plan const& p, index_t first_, int count_, score_tiling const& tiling)
-        : plan{p}
-        , first{first_}
-        , count{count_}
-        , nothing{count == tiling.tokens() && p.all_see(first + count - 1)}
-    {}
-
-    /// Which of a lane's products are hidden, bit 4 * token + row.
-    [[nodiscard]] __device__ unsigned hidden(int token, int row) const
-    {
-        unsigned bits = 0;
-        for (int j = 0; !nothing && j < 4; ++j)
-        {
-            index_t const seen = plan.end_of(row + j) - first;
-            index_t const end  = seen < count ? seen : count;
-            for (int i = 0; i < 4; ++i) { bits |= token + i < end ? 0U : 1U << (4 * i + j); }
-        }
-        return bits;
-    }
-};
 
 /// A logit, or -infinity where it is hidden.
 [[nodiscard]] __device__ __forceinline__ float shown(float logit, unsigned hidden, int i, int j)

@@ -8,8 +8,8 @@
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/score_block.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
-#include <mdkv/gpu/detail/score_tile.cuh>
 #include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
@@ -109,9 +109,8 @@ struct score_sums
         index_t const tiles  = tiling.tiles(tokens);
         index_t const offset = in_window ? keys.view.extent(1) : 0;
         index_t const end    = in_window ? tiles : tiles * (part + 1) / parts;
-        auto const h         = plan.head(head);
         mdkv::detail::carver memory{device::shared_memory()};
-        detail::score_tile const tile{memory, plan, tiling};
+        detail::score_block const block{plan, tiling, head, memory};
         clear();
         for (index_t i = in_window ? 0 : tiles * part / parts; i < end; ++i)
         {
@@ -119,9 +118,9 @@ struct score_sums
             if (plan.none_sees(offset + t)) { return; }
             int const count = tiling.count(tokens, t);
             device::sync(); // the tile before may still be read, and states be cleared
-            detail::read_keys(from, head, t, count, tiling, tile);
-            if (!in_window) { detail::prepare_keys(plan, tiling, h, tile); }
-            add_tile(head, part, {plan, offset + t, count, tiling}, in_window, h, tile);
+            block.read(from, t, count, true);
+            if (!in_window) { block.prepare_keys(); }
+            add_tile(block, part, offset + t, count, in_window);
         }
     }
 
@@ -136,23 +135,19 @@ private:
     }
 
     /// With `whole` the tile's keys are stored as they are at every rung (the window).
-    __device__ void add_tile(index_t head, index_t part, detail::score_shade const& shade, bool whole,
-        detail::score_head const& h, detail::score_tile const& tile) const
+    __device__ void add_tile(detail::score_block const& block, index_t part, index_t first, int count, bool whole) const
     {
-        detail::score_place const at{tiling};
         index_t const own = part * tiling.token_warps() + device::warp() % tiling.token_warps();
-        for (int p = at.first_panel; p * detail::score_panel < plan.rows; p += at.panel_step)
+        for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
-            int const row         = p * detail::score_panel + at.row;
-            unsigned const hidden = shade.hidden(at.token, row);
+            int const row         = p * detail::score_panel + block.row;
+            unsigned const hidden = block.hidden(first, count, row);
             detail::score_products logits;
             for (int i = exact || whole ? 0 : 1; i < plan.softmaxes; ++i)
             {
-                if (i == 0 || !whole) { detail::multiply_queries<T>(logits, i, tile, at, p, plan, tiling, h); }
-                if (i > 0 || exact)
-                {
-                    detail::add_to_state(states.largest(head, own, i) + row, plan.rows, logits, hidden);
-                }
+                if (i == 0 || !whole) { block.template multiply<T>(logits, i, p); }
+                if (i == 0 && !exact) { continue; }
+                detail::add_to_state(states.largest(block.head, own, i) + row, plan.rows, logits, hidden);
             }
         }
     }
@@ -181,46 +176,41 @@ struct score_losses
         index_t const head  = device::block() / tiles_per_head;
         index_t const first = device::block() % tiles_per_head * tiling.tokens();
         int const count     = tiling.count(keys.view.extent(1), first);
-        auto const h        = plan.head(head);
         mdkv::detail::carver memory{device::shared_memory()};
-        detail::score_tile const tile{memory, plan, tiling};
+        detail::score_block const block{plan, tiling, head, memory};
         detail::score_thread_sums const sums{memory, plan, tiling};
-        detail::read_keys(keys, head, first, count, tiling, tile);
-        detail::prepare_keys(plan, tiling, h, tile);
-        add_differences({plan, first, count, tiling}, h, tile, sums);
+        block.read(keys, first, count, true);
+        block.prepare_keys();
+        add_differences(block, first, count, sums);
         device::sync();
-        detail::read_rows(values, head, first, count, tiling, tile.rows, nullptr);
-        device::sync();
+        block.read(values, first, count, false);
         if (plan.value_latent > 0)
         {
-            detail::project(tile.rows, plan.value_dim, h.value_basis, plan.value_columns(), plan.value_latent, tiling,
-                tile.latents);
-            device::sync();
+            block.project(plan.value_dim, block.operands.value_basis, plan.value_columns(), plan.value_latent);
         }
-        square(tile, sums);
+        square(block.tile, sums);
         device::sync();
-        add_rests(head, tile, sums);
+        add_rests(head, block.tile, sums);
         device::sync();
         if (device::thread() < count) { write(head, first + device::thread(), sums); }
     }
 
 private:
     /// Adds up P and |P' - P| over the rows.
-    __device__ void add_differences(detail::score_shade const& shade, detail::score_head const& h,
-        detail::score_tile const& tile, detail::score_thread_sums const& sums) const
+    __device__ void add_differences(
+        detail::score_block const& block, index_t first, int count, detail::score_thread_sums const& sums) const
     {
-        detail::score_place const at{tiling};
         for (int i = 0; i < plan.softmaxes; ++i) { sums.probabilities[i * threads + device::thread()] = 0; }
-        for (int p = at.first_panel; p * detail::score_panel < plan.rows; p += at.panel_step)
+        for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
-            int const row                = p * detail::score_panel + at.row;
-            unsigned const hidden        = shade.hidden(at.token, row);
+            int const row                = p * detail::score_panel + block.row;
+            unsigned const hidden        = block.hidden(first, count, row);
             detail::score_products exact = {}; // probabilities, once they are known
             detail::score_products logits;
             for (int softmax = 0; softmax < plan.softmaxes; ++softmax)
             {
-                detail::multiply_queries<T>(logits, softmax, tile, at, p, plan, tiling, h);
-                float4 const of_rows = detail::load4(h.lse + index_t{softmax} * plan.rows + row);
+                block.template multiply<T>(logits, softmax, p);
+                float4 const of_rows = detail::load4(block.operands.lse + index_t{softmax} * plan.rows + row);
                 float const lse[4]{of_rows.x, of_rows.y, of_rows.z, of_rows.w};
                 float moved[4] = {};
                 for (int i = 0; i < 4; ++i)
