@@ -147,6 +147,21 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     return total;
 }
 
+/// |x - y|^2
+[[nodiscard]] inline float squared_distance(float const* x, float const* y, index_t n) noexcept
+{
+    simd::floats wide = simd::broadcast(0.0F);
+    float rest        = 0;
+    index_t i         = 0;
+    for (; i + simd::lanes <= n; i += simd::lanes)
+    {
+        simd::floats const d = simd::load(x + i) - simd::load(y + i);
+        wide += d * d;
+    }
+    for (; i < n; ++i) { rest += (x[i] - y[i]) * (x[i] - y[i]); }
+    return simd::sum(wide) + rest;
+}
+
 /// A block of tokens of a head, multiplied with its queries tile by tile.
 struct score_block
 {
@@ -248,13 +263,7 @@ struct score_block
             for (index_t i = 0; i < count; ++i)
             {
                 float const* const x = from + i * step;
-                float* const again   = slot.again + i * u.values;
-                float missing        = 0;
-                if (u.quantised())
-                {
-                    for (int c = 0; c < u.values; ++c) { again[c] = x[c] - again[c]; }
-                    missing = tile::sum_of_squares(again, u.values);
-                }
+                float missing        = u.quantised() ? squared_distance(x, slot.again + i * u.values, u.values) : 0.0F;
                 if (u.leaves_out)
                 {
                     kept[i] = u.kept(kept[i], tile::sum_of_squares(x + u.kept_from, u.values - u.kept_from));
