@@ -66,24 +66,6 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
     eigenbasis_impl(on, gram, basis, energy);
 }
 
-/// The coordinates that keys are stored in and queries are brought to: (row i of `of_keys` . k) and (row i of `of_queries`
-/// . q), such that over all D rows the products of the two sum up to q . k. An orthonormal basis is its own partner.
-template <backend B>
-struct key_bases
-{
-    in_view<float, 3, B> of_keys;    // [H, D, D]
-    in_view<float, 3, B> of_queries; // [H, D, D]
-
-    key_bases(in_view<float, 3, B> orthonormal) // implicit: fit_basis's result serves both
-        : of_keys{orthonormal}
-        , of_queries{orthonormal}
-    {}
-    key_bases(in_view<float, 3, B> keys, in_view<float, 3, B> queries)
-        : of_keys{keys}
-        , of_queries{queries}
-    {}
-};
-
 /// The PCA basis of every head: accumulate_gram from zero, then eigenbasis.
 ///
 /// \param on            backend: threads, scratch

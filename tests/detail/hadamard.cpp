@@ -126,7 +126,10 @@ TEST_CASE("vectors and tiles of them are rotated group by group, to the bit as e
             }
             want.push_back(x);
         }
-        detail::hadamard_groups<sixteen>(&columns[0][0], n);
+        for (index_t first = 0; first < n; first += 64)
+        {
+            detail::hadamard<sixteen>(&columns[first][0], std::min<index_t>(64, n - first));
+        }
         for (std::size_t t = 0; t < 16; ++t)
         {
             cpu::detail::hadamard_row(rows[t].data(), n);

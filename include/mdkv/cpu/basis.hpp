@@ -12,6 +12,7 @@
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
+#include <mdkv/detail/gram.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -57,13 +58,11 @@ inline void expects_finite(in_view<double, 3, backend> gram)
     {
         for (index_t i = 0; i < gram.extent(1); ++i)
         {
-            double const* const row = gram.row(head, i);
-            index_t spoilt          = 0;
-            for (index_t j = 0; j < gram.extent(2); ++j) { spoilt += std::isfinite(row[j]) ? 0 : 1; }
-            if (spoilt == 0) { continue; }
-            index_t j = 0;
-            while (std::isfinite(row[j])) { ++j; }
-            expects(false, "eigenbasis: gram of head ", head, " is not finite at (", i, ", ", j, ")");
+            for (index_t j = 0; j < gram.extent(2); ++j)
+            {
+                expects(std::isfinite(gram(head, i, j)), "eigenbasis: gram of head ", head, " is not finite at (", i,
+                    ", ", j, ")");
+            }
         }
     }
 }
@@ -101,22 +100,7 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
             gram_sums::add_block(block, rows, dim, step, sum);
         }
     });
-    for (index_t head = 0; head < heads; ++head)
-    {
-        for (index_t i = 0; i < dim; ++i)
-        {
-            for (index_t j = i; j < dim; ++j)
-            {
-                double total = 0;
-                for (index_t part = 0; part < parts; ++part)
-                {
-                    total += sums[((head * parts + part) * dim + i) * dim + j];
-                }
-                gram(head, i, j) += total;
-                if (i != j) { gram(head, j, i) += total; }
-            }
-        }
-    }
+    run(on, mdkv::detail::gram_of_parts<space::host>{sums, parts, gram}, heads * dim);
 }
 
 inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram, out_view<float, 3, backend> basis,

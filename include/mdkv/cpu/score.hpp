@@ -9,9 +9,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/block.hpp>
 #include <mdkv/cpu/detail/score_block.hpp>
-#include <mdkv/cpu/detail/score_values.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
@@ -36,12 +34,11 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     index_t const tokens = keys.extent(1);
     index_t const window = window_keys.extent(1);
     if (heads == 0) { return; }
-    detail::score_plan const plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads,
-        queries.extent(1), options, tile::width, simd::lanes};
-    mdkv::detail::score_operands operands{plan};
+    detail::score_plan plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads, queries.extent(1),
+        tokens + window, options, tile::width, simd::lanes};
 
     // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
-    constexpr index_t block = score_slot::block;
+    constexpr index_t block = tile::block;
     index_t const parts     = std::clamp<index_t>(tokens / (8 * block), 1, 8);
     index_t const piece     = 8 * block;
     index_t const pieces    = (tokens + piece - 1) / piece;
@@ -50,7 +47,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     mdkv::detail::score_states states{nullptr, parts + 1, plan.softmaxes, plan.rows};
 
     workspace::frame frame{*on.scratch, "score"};
-    operands.memory        = frame.take<float>(checked_multiply(heads, operands.per_head));
+    plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
     if (!frame.ready() || tokens == 0) { return; }
@@ -62,18 +59,14 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
             "] is ", weight, "; it must be finite and not negative");
     }
 
-    detail::causal_mask const mask{options, queries.extent(1), tokens + window};
     auto const slot_at = [&](index_t slot) {
         mdkv::detail::carver room{rooms + slot * per_slot};
         return score_slot{room, plan};
     };
-    run(on, mdkv::detail::score_queries<backend, T>{queries, plan, operands}, heads * plan.rows);
-    mdkv::detail::score_bases<backend> const bases{
-        {{key_basis, operands.key_basis, plan.latent, plan.key_columns()},
-            {value_basis, operands.value_basis, plan.value_latent, plan.value_columns()}},
-        operands};
+    run(on, mdkv::detail::score_queries<backend, T>{queries, plan}, heads * plan.rows);
+    mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
-    on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, operands.of(head)); });
+    on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });
 
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
@@ -86,24 +79,23 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         index_t const end                = in_window ? window : tokens * (part + 1) / parts;
         index_t const offset             = in_window ? tokens : 0;
         score_slot const slot            = slot_at(slot_index);
-        mdkv::detail::score_head const h = operands.of(head);
+        mdkv::detail::score_head const h = plan.head(head);
         for (int i = 0; i < plan.softmaxes; ++i)
         {
-            std::fill_n(states.at(head, part, i).largest, plan.rows, mdkv::detail::lowest_logit);
-            std::fill_n(states.at(head, part, i).sum, plan.rows, 0.0F);
+            std::fill_n(states.largest(head, part, i), plan.rows, mdkv::detail::lowest_logit);
+            std::fill_n(states.sum(head, part, i), plan.rows, 0.0F);
         }
-        for (index_t t = begin; t < end && !mask.none_sees(offset + t); t += block)
+        for (index_t t = begin; t < end && !plan.none_sees(offset + t); t += block)
         {
             index_t const count = std::min(block, end - t);
-            detail::score_block const here{slot, plan, h, mask, offset + t, count};
-            read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
+            detail::score_block const here{slot, plan, h, offset + t, count};
+            tile::read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
             if (!in_window) { here.prepare_keys(); }
-            here.add_states(exact_needed, in_window, states.at(head, part, 0));
+            here.add_states(exact_needed, in_window, states, head, part);
         }
     });
     mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
-        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, operands, states, options.lse.has_value(),
-        options.query_weights.has_value()};
+        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
     run(on, join, heads * join.per_head());
 
     // Sweep two.
@@ -111,18 +103,17 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         index_t const head               = item / pieces;
         index_t const end                = std::min(tokens, (item % pieces + 1) * piece);
         score_slot const slot            = slot_at(slot_index);
-        mdkv::detail::score_head const h = operands.of(head);
+        mdkv::detail::score_head const h = plan.head(head);
         for (index_t t = item % pieces * piece; t < end; t += block)
         {
             index_t const count = std::min(block, end - t);
-            detail::score_block const here{slot, plan, h, mask, t, count};
-            read_block(keys, head, t, count, slot.rows);
+            detail::score_block const here{slot, plan, h, t, count};
+            tile::read_block(keys, head, t, count, slot.rows);
             here.prepare_keys();
             here.add_losses();
 
-            read_block(values, head, t, count, slot.rows);
-            detail::prepare_values(slot, count, plan, h);
-            detail::write_losses(slot, t, count, value_basis, head, plan, loss);
+            tile::read_block(values, head, t, count, slot.rows);
+            here.write_losses(value_basis, head, loss);
         }
     });
 }

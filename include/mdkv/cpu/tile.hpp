@@ -1,11 +1,14 @@
-/// \file tile.hpp: the one matrix product of the CPU kernels: a few rows times a few vectors, kept in registers.
+/// \file tile.hpp: the one matrix product of the CPU kernels: a few rows times a few vectors, kept in registers; and blocks of token rows, read as floats and multiplied while they are in cache.
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::tile
@@ -82,6 +85,38 @@ inline void widen_row(T const* from, float* to, index_t n) noexcept
     }
     for (; i < n; ++i) { total += x[i] * x[i]; }
     return total;
+}
+
+/// Tokens of a block: at 256 floats each they fill half of a second-level cache's smallest common size.
+inline constexpr index_t block = 64;
+
+/// Reads rows [first, first + count) of a head into [block, D] and zeroes the rest.
+template <element T>
+inline void read_block(
+    in_view<T, 3, backend> const& from, index_t head, index_t first, index_t count, float* to) noexcept
+{
+    index_t const dim = from.extent(2);
+    for (index_t t = 0; t < count; ++t)
+    {
+        widen_row(from.data_handle() + from.offset(head, first + t, index_t{0}), to + t * dim, dim);
+    }
+    std::fill_n(to + count * dim, (block - count) * dim, 0.0F);
+}
+
+/// out [block, columns] = from [block, depth] * matrix [depth, columns]; columns a multiple of simd::lanes. Not inlined,
+/// because in a larger function g++ 12 keeps the sums in memory.
+[[gnu::noinline]] inline void multiply_block(
+    float const* from, index_t depth, float const* matrix, index_t columns, float* out) noexcept
+{
+    for (index_t t = 0; t < block; t += rows)
+    {
+        for (index_t c = 0; c < columns; c += simd::lanes)
+        {
+            accumulators<1> acc{};
+            multiply_add<1>(from + t * depth, depth, 1, matrix + c, columns, depth, acc);
+            for (int i = 0; i < rows; ++i) { simd::store(out + (t + i) * columns + c, acc[i][0]); }
+        }
+    }
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::tile

@@ -148,37 +148,33 @@ struct eigenvectors
         return {first, last};
     }
 
-    /// Makes the tridiagonal matrix diagonal and turns the rows of `basis` with it. False if it did not converge.
+    /// Makes the tridiagonal matrix diagonal and turns the rows of `a` with it. False if it did not converge.
     template <team Team>
-    [[nodiscard]] MDKV_HD bool diagonalise(Team const& t, index_t head, work const& w) const
+    [[nodiscard]] MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
     {
-        index_t const n      = gram.extent(2);
-        float* const matrix  = basis.row(head, 0);
-        index_t const stride = basis.stride(1);
-        for (index_t sweeps = 0; sweeps <= sweeps_a_row * n; ++sweeps)
+        for (index_t sweeps = 0; sweeps <= sweeps_a_row * a.size; ++sweeps)
         {
-            if (t.rank() == 0) { *w.next = rotate(w, n); }
+            if (t.rank() == 0) { *w.next = rotate(w, a.size); }
             t.sync();
             sweep const now = *w.next;
             if (now.first == now.last) { return true; }
-            for_columns(t, n, n, [&](index_t k, auto width) {
-                constexpr int most = decltype(width)::most;
-                int const count    = width.count();
-                float carried[most];
-                float* row = matrix + now.last * stride + k;
-                for (int l = 0; l < count; ++l) { carried[l] = row[l]; }
-                for (index_t i = now.last - 1; i >= now.first; --i, row -= stride)
+            for_columns(t, a.size, a.size, [&](index_t k, auto columns) {
+                constexpr int width = decltype(columns)::value;
+                float carried[width];
+                float* row = a.row(now.last) + k;
+                for (int l = 0; l < width; ++l) { carried[l] = row[l]; }
+                for (index_t i = now.last - 1; i >= now.first; --i, row -= a.stride)
                 {
                     float const c = w.cosine[i];
                     float const s = w.sine[i];
-                    for (int l = 0; l < count; ++l)
+                    for (int l = 0; l < width; ++l)
                     {
-                        float const x = (row - stride)[l];
+                        float const x = (row - a.stride)[l];
                         row[l]        = s * x + c * carried[l];
                         carried[l]    = c * x - s * carried[l];
                     }
                 }
-                for (int l = 0; l < count; ++l) { row[l] = carried[l]; }
+                for (int l = 0; l < width; ++l) { row[l] = carried[l]; }
             });
             t.sync();
         }
@@ -187,38 +183,29 @@ struct eigenvectors
 
     /// Puts the largest first, and energies back to the matrix's scale.
     template <team Team>
-    MDKV_HD void sort(Team const& t, index_t head, work const& w, double unit) const
+    MDKV_HD void sort(Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const
     {
-        index_t const n      = gram.extent(2);
-        float* const matrix  = basis.row(head, 0);
-        index_t const stride = basis.stride(1);
-        if (t.rank() == 0)
+        for (index_t i = 0; t.rank() == 0 && i < a.size; ++i)
         {
-            for (index_t i = 0; i < n; ++i)
-            {
-                index_t most = i;
-                for (index_t j = i + 1; j < n; ++j) { most = w.diagonal[j] > w.diagonal[most] ? j : most; }
-                double const value = w.diagonal[most];
-                w.diagonal[most]   = w.diagonal[i];
-                w.other[i]         = static_cast<std::int32_t>(most);
-                energy(head, i)    = static_cast<float>(value > 0 ? value * unit : 0.0);
-            }
+            index_t most = i;
+            for (index_t j = i + 1; j < a.size; ++j) { most = w.diagonal[j] > w.diagonal[most] ? j : most; }
+            double const value = w.diagonal[most];
+            w.diagonal[most]   = w.diagonal[i];
+            w.other[i]         = static_cast<std::int32_t>(most);
+            energy(head, i)    = static_cast<float>(value > 0 ? value * unit : 0.0);
         }
         t.sync();
-        for_columns(t, n, n, [&](index_t k, auto width) {
-            for (index_t i = 0; i < n; ++i)
+        for (index_t i = 0; i < a.size; ++i)
+        {
+            float* const to   = a.row(i);
+            float* const from = a.row(w.other[i]);
+            for (index_t k = t.rank(); k < a.size; k += t.size())
             {
-                float* const a = matrix + i * stride + k;
-                float* const b = matrix + w.other[i] * stride + k;
-                if (a == b) { continue; }
-                for (int l = 0; l < width.count(); ++l)
-                {
-                    float const x = a[l];
-                    a[l]          = b[l];
-                    b[l]          = x;
-                }
+                float const x = to[k];
+                to[k]         = from[k];
+                from[k]       = x;
             }
-        });
+        }
     }
 
     template <team Team>
@@ -227,21 +214,17 @@ struct eigenvectors
         index_t const n = gram.extent(2);
         carver cut      = t.scratch();
         work const w{cut, n};
+        square_matrix const a{basis.row(head, 0), basis.stride(1), n};
         double const unit = scale(t, head);
         bool good         = unit < infinite;
         if (good)
         {
-            square_matrix const a{basis.row(head, 0), basis.stride(1), n};
             t.sync();
             w.steps.tridiagonalise(t, a, w.diagonal, w.beside);
             w.steps.multiply(t, a);
-            good = diagonalise(t, head, w);
+            good = diagonalise(t, a, w);
         }
-        if (good)
-        {
-            sort(t, head, w, unit);
-            return;
-        }
+        if (good) { return sort(t, head, a, w, unit); }
         for (index_t i = 0; i < n; ++i)
         {
             for (index_t k = t.rank(); k < n; k += t.size()) { basis(head, i, k) = i == k ? 1.0F : 0.0F; }

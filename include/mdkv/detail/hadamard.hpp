@@ -1,7 +1,6 @@
 /// \file hadamard.hpp: the rotation of coordinates before they become codes, so that no single one sets the scale.
 #pragma once
 
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 
 namespace mdkv::detail
@@ -55,16 +54,6 @@ MDKV_HD constexpr void hadamard(float* x, index_t n, index_t stride = Team::lane
     for (index_t i = 0; i < n; ++i)
     {
         for (int l = 0; l < Team::lanes; ++l) { x[i * stride + l] *= factor; }
-    }
-}
-
-/// A vector of n coordinates, group by group.
-template <class Team = one_lane>
-MDKV_HD constexpr void hadamard_groups(float* x, index_t n, index_t stride = Team::lanes) noexcept
-{
-    for (index_t first = 0; first < n; first += quantised_group)
-    {
-        hadamard<Team>(x + first * stride, n - first < quantised_group ? n - first : quantised_group, stride);
     }
 }
 

@@ -5,30 +5,23 @@
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <type_traits>
 
 namespace mdkv::detail
 {
 
-/// How many columns a loop body handles: as many as its type says, or fewer.
-template <int Most, bool All>
-struct columns
-{
-    static constexpr int most = Most;
-    int fewer;
-
-    [[nodiscard]] MDKV_HD constexpr int count() const { return All ? Most : fewer; }
-};
-
-/// Calls body(first, columns) until columns 0 to n - 1 of a matrix of `all` columns are covered; it may touch columns up to
-/// `all`. (A block of 32 and not of `lanes`: g++ 12 unrolls loops of 16 before it looks for vectors, and finds none.)
+/// Calls body(first, width), width a constant, until columns 0 to n - 1 of a matrix of `all` columns are covered; it may
+/// touch columns up to `all`. (Blocks of 32 and not of `lanes`: g++ 12 unrolls loops of 16 before it looks for vectors, and
+/// finds none.)
 template <team Team, class Body>
 MDKV_HD void for_columns(Team const& t, index_t n, index_t all, Body const& body)
 {
-    constexpr int most = Team::lanes == 1 ? 1 : 2 * Team::lanes;
-    for (index_t k = t.rank() * most; k < n; k += t.size() * most)
+    constexpr int width = Team::lanes == 1 ? 1 : 2 * Team::lanes;
+    index_t k           = t.rank() * width;
+    for (; k < n && k + width <= all; k += t.size() * width) { body(k, std::integral_constant<int, width>{}); }
+    if constexpr (width > 1) // a single thread
     {
-        if (most == 1 || k + most <= all) { body(k, columns<most, true>{most}); }
-        else { body(k, columns<most, false>{static_cast<int>(n - k)}); }
+        for (; k < n; ++k) { body(k, std::integral_constant<int, 1>{}); }
     }
 }
 
@@ -49,37 +42,33 @@ class reflections
 public:
     /// `size` is the matrix's, D.
     MDKV_HD reflections(carver& cut, index_t size)
-        : partial_{cut.take<double>(sums)}
-    {
-        index_t const padded = (size + sums - 1) / sums * sums;
-        for (auto& array : u_) { array = cut.take<float>(padded); }
-        for (auto& array : q_) { array = cut.take<float>(padded); }
-    }
+        : padded_{(size + sums - 1) / sums * sums}
+        , partial_{cut.take<double>(sums)}
+        , u_{cut.take<float>(2 * padded_)}
+        , q_{cut.take<float>(2 * padded_)}
+    {}
 
     /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only what is beside the
     /// diagonal, and is kept in that row. Writes the diagonal [D] and what is beside it [D], entry i between rows i and i + 1.
     template <team Team>
     MDKV_HD void tridiagonalise(Team const& t, square_matrix const& a, double* diagonal, double* beside) const
     {
-        index_t const n      = a.size;
-        index_t const padded = (n + sums - 1) / sums * sums;
-        for (index_t k = t.rank(); k < padded; k += t.size()) { u_[0][k] = u_[1][k] = q_[0][k] = q_[1][k] = 0.0F; }
-        t.sync();
-        float* u_last = u_[0];
-        float* q_last = q_[0];
-        float* u      = u_[1];
-        float* q      = q_[1];
-        for (index_t i = n - 1; i > 0; --i)
+        clear(t);
+        for (index_t i = a.size - 1; i > 0; --i)
         {
             // The last reflection is yet to be applied to rows 0 to i.
-            float* const row = a.row(i);
-            float const u_i  = u_last[i];
-            float const q_i  = q_last[i];
+            float* const u      = of(u_, i);
+            float* const q      = of(q_, i);
+            float const* u_last = of(u_, i + 1);
+            float const* q_last = of(q_, i + 1);
+            float* const row    = a.row(i);
+            float const u_i     = u_last[i];
+            float const q_i     = q_last[i];
             for (index_t k = t.rank(); k < i - 1; k += t.size())
             {
                 u[k] = row[k] - (u_i * q_last[k] + q_i * u_last[k]);
             }
-            for (index_t k = i - 1 + t.rank(); k < padded; k += t.size()) { u[k] = 0.0F; }
+            for (index_t k = i - 1 + t.rank(); k < padded_; k += t.size()) { u[k] = 0.0F; }
             double const pivot = static_cast<double>(row[i - 1] - (u_i * q_last[i - 1] + q_i * u_last[i - 1]));
             double const rest  = dot(t, u, u, i - 1);
             double const size  = sqrt(rest + pivot * pivot);
@@ -102,10 +91,8 @@ public:
             reflect_and_multiply<true>(t, a, i, u_last, q_last, u, q);
             float const half = static_cast<float>(0.5 * dot(t, u, q, i));
             for (index_t k = t.rank(); k < i; k += t.size()) { q[k] -= half * u[k]; }
-            for (index_t k = i + t.rank(); k < padded; k += t.size()) { q[k] = 0.0F; }
+            for (index_t k = i + t.rank(); k < padded_; k += t.size()) { q[k] = 0.0F; }
             t.sync();
-            exchange(u, u_last);
-            exchange(q, q_last);
         }
         if (t.rank() == 0) { diagonal[0] = static_cast<double>(*a.data); }
     }
@@ -115,13 +102,11 @@ public:
     MDKV_HD void multiply(Team const& t, square_matrix const& a) const
     {
         index_t const n = a.size;
-        float* u        = u_[0];
-        float* g        = q_[0];
-        float* u_next   = u_[1];
-        float* g_next   = q_[1];
-        for (index_t k = t.rank(); k < n; k += t.size()) { u[k] = g[k] = 0.0F; }
+        clear(t);
         for (index_t i = 0; i < n; ++i)
         {
+            float* const u_next = of(u_, i + 1);
+            float* const g_next = of(q_, i + 1);
             // Rows and columns below i hold the product before the reflection that row i kept, which is now in u; g is
             // the product of u and them. One pass applies the reflection and finds the same for row i + 1.
             if (i + 1 < n)
@@ -129,7 +114,7 @@ public:
                 for (index_t k = t.rank(); k <= i; k += t.size()) { u_next[k] = a.row(i + 1)[k]; }
             }
             t.sync();
-            reflect_and_multiply<false>(t, a, i, u, g, u_next, g_next);
+            reflect_and_multiply<false>(t, a, i, of(u_, i), of(q_, i), u_next, g_next);
             t.sync();
             for (index_t k = t.rank(); k <= i; k += t.size())
             {
@@ -137,8 +122,6 @@ public:
                 a.row(i)[k] = k == i ? 1.0F : 0.0F;
             }
             if (t.rank() == 0) { g_next[i] = u_next[i]; }
-            exchange(u, u_next);
-            exchange(g, g_next);
         }
         t.sync();
         constexpr index_t side = 16; // tiles, for the sake of caches
@@ -163,11 +146,14 @@ public:
 private:
     static constexpr index_t sums = 16; // running sums of one dot product
 
-    MDKV_HD static void exchange(float*& a, float*& b)
+    /// Of two arrays that of row i, and of the row before and the row after the other.
+    [[nodiscard]] MDKV_HD float* of(float* arrays, index_t i) const { return arrays + i % 2 * padded_; }
+
+    template <team Team>
+    MDKV_HD void clear(Team const& t) const
     {
-        float* const kept = a;
-        a                 = b;
-        b                 = kept;
+        for (index_t k = t.rank(); k < 2 * padded_; k += t.size()) { u_[k] = q_[k] = 0.0F; }
+        t.sync();
     }
 
     /// The sum of a[k] b[k], k < n, in 16 running sums of double; a is 0 from n on. The same in every member.
@@ -201,13 +187,12 @@ private:
     MDKV_HD static void reflect_and_multiply(Team const& t, square_matrix const& a, index_t n, float const* u_last,
         float const* q_last, float const* u, float* product)
     {
-        for_columns(t, n, a.size, [&](index_t k, auto width) {
-            constexpr int most = decltype(width)::most;
-            int const count    = width.count();
-            float u_k[most];
-            float q_k[most];
-            float sum[most];
-            for (int l = 0; l < count; ++l)
+        for_columns(t, n, a.size, [&](index_t k, auto columns) {
+            constexpr int width = decltype(columns)::value;
+            float u_k[width];
+            float q_k[width];
+            float sum[width];
+            for (int l = 0; l < width; ++l)
             {
                 u_k[l] = u_last[k + l];
                 q_k[l] = q_last[k + l];
@@ -219,20 +204,21 @@ private:
                 float const u_j  = u_last[j];
                 float const q_j  = q_last[j];
                 float const v_j  = u[j];
-                for (int l = 0; l < count; ++l)
+                for (int l = 0; l < width; ++l)
                 {
                     float const x = row[l] - (BothSides ? u_j * q_k[l] + q_j * u_k[l] : u_j * q_k[l]);
                     row[l]        = x;
                     sum[l] += x * v_j;
                 }
             }
-            for (int l = 0; l < count; ++l) { product[k + l] = sum[l]; }
+            for (int l = 0; l < width; ++l) { product[k + l] = sum[l]; }
         });
     }
 
+    index_t padded_;  ///< columns
     double* partial_; // [sums]
-    float* u_[2];     // [2, D] this and the last reflection, I - u u'; 0 behind the rows that it touches
-    float* q_[2];     // [2, D] A - u q' - q u' is the matrix reflected from both sides
+    float* u_;        // [2, padded]  this and the last reflection, I - u u'; 0 behind the rows that it touches
+    float* q_;        // [2, padded]  A - u q' - q u' is the matrix reflected from both sides
 };
 
 } // namespace mdkv::detail

@@ -1,4 +1,4 @@
-/// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums, the causal mask, where prepared operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
+/// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
 #include <mdkv/score.hpp>
@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 namespace mdkv::detail
 {
@@ -19,130 +20,44 @@ namespace mdkv::detail
 struct score_rung
 {
     int index;   ///< in the ratio set
-    int keys;    ///< coordinates
-    int values;  ///< coordinates
+    int values;  ///< coordinates of a value that it stores
     int softmax; ///< which of the softmaxes is its P'; 0: its loss has no first term
-    int again;   ///< of a quantised rung with a softmax: key coordinates of such rungs before it
     storage kind;
-    bool projected; ///< its coordinates are those in the basis
-
-    // |v - v'|: the squares of its coordinates from kept_from on are added to those of the rung before it, unless that is 0.
-    int kept_from   = 0;
-    bool leaves_out = false; ///< it leaves out coordinates, and not only rounds them
+    bool projected;  ///< its coordinates are those in the basis
+    bool leaves_out; ///< it leaves out coordinates, and not only rounds them
+    int kept_from;   ///< the coordinates before are those of the rung before it, or there are none
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
     /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
     [[nodiscard]] MDKV_HD bool rotated() const noexcept { return quantised() && !projected; }
-};
-
-/// The rungs, plain ones first, each holding the coordinates of the one before it; and the sizes that follow.
-struct score_plan
-{
-    score_rung rungs[max_rungs];
-    int count     = 0;
-    int plain     = 0;
-    int softmaxes = 1;  ///< the exact one, then one of each rung that needs P'
-    int dropped   = -1; ///< index in the ratio set, or none
-    int full      = -1;
-
-    int dim          = 0;
-    int value_dim    = 0;
-    int latent       = 0; ///< coordinates in the key basis that are multiplied with queries
-    int value_latent = 0;
-    int again        = 0; ///< coordinates of quantised keys, of all rungs together
-    int rotated      = 0; ///< the most coordinates of a value that are rotated
-
-    int per_head   = 0; ///< Q
-    int query_rows = 0; ///< G*Q
-    int rows       = 0; ///< the same in whole panels; those beyond weigh nothing
-    int panel      = 0; ///< rows that are multiplied together
-    int unit       = 0; ///< copies of bases are padded to whole units of coordinates
-    float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
-
-    template <backend B>
-    score_plan(ratio_set<> const& ratios, head_dims dims, index_t group, index_t queries,
-        score_options<B> const& options, int panel_, int unit_)
-        : dim{narrowed(dims.keys, "D")}
-        , value_dim{narrowed(dims.values, "Dv")}
-        , per_head{narrowed(queries, "Q")}
-        , query_rows{narrowed(checked_multiply(group, queries), "G*Q")}
-        , rows{round_up(query_rows, panel_)}
-        , panel{panel_}
-        , unit{unit_}
-        , to_log2{(options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim))) * log2_e}
+    /// |v'|^2 before rounding: from that of the rung before it, and the squares of the coordinates from kept_from on.
+    [[nodiscard]] MDKV_HD float kept(float before, float squares) const noexcept
     {
-        for (bool const quantised : {false, true}) // plain rungs ascend among themselves, whatever stands between them
-        {
-            for (std::size_t r = 0; r < ratios.size(); ++r)
-            {
-                rung const& u = ratios[r];
-                if (u.dropped()) { dropped = static_cast<int>(r); }
-                if (u.full()) { full = static_cast<int>(r); }
-                if (u.dropped() || u.full() || u.quantised() != quantised) { continue; }
-                bool const values_only =
-                    quantised && !u.projected() && options.quantisation == quantisation_loss::value_only;
-                add({static_cast<int>(r), static_cast<int>(ratios.coordinates(r, dim)),
-                    static_cast<int>(ratios.coordinates(r, value_dim)), values_only ? 0 : softmaxes, again, u.kind,
-                    u.projected()});
-            }
-        }
-    }
-
-    [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
-    [[nodiscard]] MDKV_HD int key_columns() const noexcept { return padded(latent); }
-    [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
-
-private:
-    int kept_ = 0; ///< coordinates of values that the last rung keeps, of those that leave some out
-
-    [[nodiscard]] MDKV_HD static constexpr int round_up(int n, int step) noexcept
-    {
-        return (n + step - 1) / step * step;
-    }
-
-    [[nodiscard]] static int narrowed(index_t n, char const* name)
-    {
-        expects(n <= (1 << 24), "score: ", name, " is ", n, "; it must not exceed ", 1 << 24);
-        return static_cast<int>(n);
-    }
-
-    void add(score_rung u) noexcept
-    {
-        auto const raise = [](int& most, int n) { most = most < n ? n : most; };
-        u.leaves_out     = !u.quantised() || u.values < value_dim;
-        u.kept_from      = u.leaves_out && u.values >= kept_ ? kept_ : 0;
-        kept_            = u.leaves_out ? u.values : kept_;
-        rungs[count++]   = u;
-        plain += u.quantised() ? 0 : 1;
-        if (u.projected) { raise(value_latent, u.values); }
-        if (u.rotated()) { raise(rotated, u.values); }
-        if (u.softmax == 0) { return; }
-        ++softmaxes;
-        if (u.projected) { raise(latent, u.keys); }
-        again += u.quantised() ? u.keys : 0;
+        return (kept_from == 0 ? 0.0F : before) + squares;
     }
 };
 
-/// The last token each query sees.
-struct causal_mask
+/// Where the keys of a softmax are.
+enum class score_operand : std::uint8_t
 {
-    index_t first_query; ///< place of query 0
-    int per_head;        ///< Q
+    keys,    ///< as they are
+    latents, ///< in the basis
+    again    ///< read again from codes
+};
 
-    template <backend B>
-    causal_mask(score_options<B> const& options, index_t queries, index_t tokens) noexcept
-        : first_query{options.first_query.value_or(tokens - queries)}
-        , per_head{static_cast<int>(queries)}
-    {
-        first_query = first_query < tokens ? first_query : tokens;
-    }
+/// The products that are the logits of one softmax.
+struct score_logits
+{
+    score_operand of;
+    int first; ///< coordinate of the operand
+    int count; ///< coordinates
+    bool in_basis;
+    storage kind; ///< of codes
 
-    /// Every row sees tokens up to this one.
-    [[nodiscard]] MDKV_HD bool all_see(index_t last_token) const noexcept { return last_token <= first_query; }
-    [[nodiscard]] MDKV_HD bool none_sees(index_t first_token) const noexcept
-    {
-        return first_token > first_query + per_head - 1;
-    }
+    /// Because bases nest, a wider plain rung goes on from the sums of the softmax before.
+    [[nodiscard]] MDKV_HD bool goes_on() const noexcept { return of == score_operand::latents && first > 0; }
+    /// Coordinate of the queries that `first` is multiplied with.
+    [[nodiscard]] MDKV_HD int first_of_query() const noexcept { return of == score_operand::latents ? first : 0; }
 };
 
 /// A head's prepared operands.
@@ -156,36 +71,126 @@ struct score_head
     float* more;        // a backend's own
 };
 
-/// All heads' operands, one after another.
-struct score_operands
+/// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token that
+/// each query sees; and where operands lie.
+struct score_plan
 {
-    float* memory = nullptr;
-    index_t latents, key_basis, value_basis, lse, more, per_head; // floats
+    score_rung rungs[max_rungs];
+    score_logits logits[max_rungs + 1]; ///< of every softmax: the exact one, then one of each rung that needs P'
+    int count     = 0;
+    int softmaxes = 1;
+    int dropped   = -1; ///< index in the ratio set, or none
+    int full      = -1;
 
-    explicit score_operands(score_plan const& p, index_t more_floats = 0) noexcept
-        : latents{index_t{p.dim} * p.rows}
-        , key_basis{latents + index_t{p.key_columns()} * p.rows}
-        , value_basis{key_basis + index_t{p.dim} * p.key_columns()}
-        , lse{value_basis + index_t{p.value_dim} * p.value_columns()}
-        , more{lse + index_t{p.softmaxes} * p.rows}
-        , per_head{more + more_floats}
-    {}
+    int dim          = 0;
+    int value_dim    = 0;
+    int latent       = 0; ///< coordinates in the key basis that are multiplied with queries
+    int value_latent = 0;
+    int again        = 0;     ///< coordinates of quantised keys, of all softmaxes together
+    int value_again  = 0;     ///< the most coordinates of a quantised value
+    bool rotates     = false; ///< some values
 
-    [[nodiscard]] MDKV_HD score_head of(index_t head) const noexcept
+    int per_head   = 0; ///< Q
+    int query_rows = 0; ///< G*Q
+    int rows       = 0; ///< the same in whole panels; those beyond weigh nothing
+    int panel      = 0; ///< rows that are multiplied together
+    int unit       = 0; ///< copies of bases are padded to whole units of coordinates
+    float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
+
+    index_t first_query = 0;       ///< place of query 0
+    index_t more        = 0;       ///< floats of a head's operands that are a backend's own
+    float* memory       = nullptr; ///< operands of all heads, one after another
+
+    /// Queries [G, Q] of a head; `tokens` with the window's.
+    template <backend B>
+    score_plan(ratio_set<> const& ratios, head_dims dims, index_t group, index_t queries, index_t tokens,
+        score_options<B> const& options, int panel_, int unit_)
+        : dim{narrowed(dims.keys, "D")}
+        , value_dim{narrowed(dims.values, "Dv")}
+        , per_head{narrowed(queries, "Q")}
+        , query_rows{narrowed(checked_multiply(group, queries), "G*Q")}
+        , rows{round_up(query_rows, panel_)}
+        , panel{panel_}
+        , unit{unit_}
+        , to_log2{(options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim))) * log2_e}
+        , first_query{options.first_query.value_or(tokens - queries)}
     {
-        float* const at = memory + head * per_head;
-        return {at, at + latents, at + key_basis, at + value_basis, at + lse, at + more};
+        first_query = first_query < tokens ? first_query : tokens;
+        logits[0]   = {score_operand::keys, 0, dim, false, storage::plain};
+        for (bool const quantised : {false, true}) // plain rungs ascend among themselves, whatever stands between them
+        {
+            for (std::size_t r = 0; r < ratios.size(); ++r)
+            {
+                rung const& u = ratios[r];
+                if (u.dropped()) { dropped = static_cast<int>(r); }
+                if (u.full()) { full = static_cast<int>(r); }
+                if (u.dropped() || u.full() || u.quantised() != quantised) { continue; }
+                add(r, u, static_cast<int>(ratios.coordinates(r, dim)),
+                    static_cast<int>(ratios.coordinates(r, value_dim)),
+                    quantised && !u.projected() && options.quantisation == quantisation_loss::value_only);
+            }
+        }
+    }
+
+    [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
+    [[nodiscard]] MDKV_HD int key_columns() const noexcept { return padded(latent); }
+    [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
+
+    /// The first token that a row does not see.
+    [[nodiscard]] MDKV_HD index_t end_of(int row) const noexcept { return first_query + row % per_head + 1; }
+    /// Every row sees tokens up to this one.
+    [[nodiscard]] MDKV_HD bool all_see(index_t last_token) const noexcept { return last_token <= first_query; }
+    [[nodiscard]] MDKV_HD bool none_sees(index_t first_token) const noexcept
+    {
+        return first_token >= end_of(per_head - 1);
+    }
+
+    [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
+    {
+        return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
+               + index_t{value_dim} * value_columns() + more;
+    }
+    [[nodiscard]] MDKV_HD score_head head(index_t h) const noexcept
+    {
+        float* const queries     = memory + h * head_floats();
+        float* const latents     = queries + index_t{dim} * rows;
+        float* const key_basis   = latents + index_t{key_columns()} * rows;
+        float* const value_basis = key_basis + index_t{dim} * key_columns();
+        float* const lse         = value_basis + index_t{value_dim} * value_columns();
+        return {queries, latents, key_basis, value_basis, lse, lse + index_t{softmaxes} * rows};
+    }
+
+private:
+    [[nodiscard]] MDKV_HD static constexpr int round_up(int n, int step) noexcept
+    {
+        return (n + step - 1) / step * step;
+    }
+
+    [[nodiscard]] static int narrowed(index_t n, char const* name)
+    {
+        expects(n <= (1 << 24), "score: ", name, " is ", n, "; it must not exceed ", 1 << 24);
+        return static_cast<int>(n);
+    }
+
+    void add(std::size_t r, rung const& u, int keys, int values, bool values_only) noexcept
+    {
+        auto const raise = [](int& most, int n) { most = most < n ? n : most; };
+        int const kept   = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
+        rungs[count++]   = {static_cast<int>(r), values, values_only ? 0 : softmaxes, u.kind, u.projected(),
+              !u.quantised() || values < value_dim, kept};
+        rotates          = rotates || (u.quantised() && !u.projected());
+        if (u.projected()) { raise(value_latent, values); }
+        if (u.quantised()) { raise(value_again, values); }
+        if (values_only) { return; }
+        logits[softmaxes++] = u.quantised() ? score_logits{score_operand::again, again, keys, u.projected(), u.kind}
+                                            : score_logits{score_operand::latents, latent, keys - latent, true, u.kind};
+        again += u.quantised() ? keys : 0;
+        if (u.projected()) { raise(latent, keys); }
     }
 };
 
-/// Largest logit and sum of 2^(logit - largest) of every row.
-struct score_state
-{
-    float* largest; // [rows]
-    float* sum;     // [rows]
-};
-
-/// What sweep one leaves of every softmax, for each part of each head's tokens: [H, parts, softmaxes, 2, rows].
+/// What sweep one leaves of every softmax, for each part of each head's tokens: the largest logit of every row, then the sum
+/// of 2^(logit - largest) of every row: [H, parts, softmaxes, 2, rows].
 struct score_states
 {
     float* memory;
@@ -194,10 +199,13 @@ struct score_states
     int rows;
 
     [[nodiscard]] MDKV_HD index_t per_part() const noexcept { return index_t{2} * softmaxes * rows; }
-    [[nodiscard]] MDKV_HD score_state at(index_t head, index_t part, int softmax) const noexcept
+    [[nodiscard]] MDKV_HD float* largest(index_t head, index_t part, int softmax) const noexcept
     {
-        float* const first = memory + (head * parts + part) * per_part() + index_t{2} * softmax * rows;
-        return {first, first + rows};
+        return memory + (head * parts + part) * per_part() + index_t{2} * softmax * rows;
+    }
+    [[nodiscard]] MDKV_HD float* sum(index_t head, index_t part, int softmax) const noexcept
+    {
+        return largest(head, part, softmax) + rows;
     }
 };
 

@@ -26,7 +26,6 @@ struct score_queries
 
     in_view<T, 3, B> queries;
     score_plan plan;
-    score_operands operands;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -37,7 +36,7 @@ struct score_queries
         index_t const from = padding ? 0
                                      : queries.offset(head * (plan.query_rows / plan.per_head) + row / plan.per_head,
                                          row % plan.per_head, index_t{0});
-        float* const to    = operands.of(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
+        float* const to    = plan.head(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
         for (index_t d = t.rank(); d < plan.dim; d += t.size())
         {
             T value{}; // from any address
@@ -47,51 +46,41 @@ struct score_queries
     }
 };
 
-/// Leading directions of every head's basis, as rows or as columns, zero-padded.
-template <backend B>
-struct score_basis_copy
-{
-    in_view<float, 3, B> from;
-    index_t to     = 0; ///< in a head's operands
-    int directions = 0;
-    int width      = 0; ///< of a row of the copy
-    bool columns   = true;
-
-    [[nodiscard]] MDKV_HD index_t rows() const noexcept
-    {
-        return directions == 0 ? 0 : columns ? from.extent(2) : index_t{directions};
-    }
-};
-
-/// An item is a row of one copy of a head.
+/// Leading directions of every head's bases as columns, zero-padded. An item is a row of one of them.
 template <backend B>
 struct score_bases
 {
     static constexpr char const* name = "score_bases";
     static constexpr int threads      = 128;
 
-    score_basis_copy<B> copies[3];
-    score_operands operands;
+    in_view<float, 3, B> key_basis;
+    in_view<float, 3, B> value_basis;
+    score_plan plan;
 
+    [[nodiscard]] MDKV_HD index_t key_rows() const noexcept { return plan.latent > 0 ? plan.dim : 0; }
     [[nodiscard]] MDKV_HD index_t per_head() const noexcept
     {
-        return copies[0].rows() + copies[1].rows() + copies[2].rows();
+        return key_rows() + (plan.value_latent > 0 ? plan.value_dim : 0);
     }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const head            = item / per_head();
-        index_t row                   = item % per_head();
-        score_basis_copy<B> const* at = copies;
-        for (; row >= at->rows(); ++at) { row -= at->rows(); }
-        float* const to = operands.memory + head * operands.per_head + at->to + row * at->width;
-        for (index_t i = t.rank(); i < at->width; i += t.size())
+        score_head const h = plan.head(item / per_head());
+        index_t const d    = item % per_head();
+        if (d < key_rows()) { copy(t, key_basis, item / per_head(), d, plan.latent, h.key_basis); }
+        else { copy(t, value_basis, item / per_head(), d - key_rows(), plan.value_latent, h.value_basis); }
+    }
+
+private:
+    template <team Team>
+    MDKV_HD void copy(
+        Team const& t, in_view<float, 3, B> const& from, index_t head, index_t d, int directions, float* to) const
+    {
+        index_t const width = plan.padded(directions);
+        for (index_t i = t.rank(); i < width; i += t.size())
         {
-            index_t const direction = at->columns ? i : row;
-            index_t const d         = at->columns ? row : i;
-            bool const inside       = direction < at->directions && d < at->from.extent(2);
-            to[i]                   = inside ? at->from(head, direction, d) : 0.0F;
+            to[d * width + i] = i < directions ? from(head, i, d) : 0.0F;
         }
     }
 };
@@ -104,13 +93,10 @@ struct score_join
     static constexpr char const* name = "score_join";
     static constexpr index_t per_item = 256;
 
-    in_view<float, 2, B> lse;     // [H*G, Q]  natural logarithm, if given
-    in_view<float, 1, B> weights; // [Q]       if given
+    in_view<float, 2, B> lse;     // [H*G, Q]  natural logarithm, or empty
+    in_view<float, 1, B> weights; // [Q]       or empty
     score_plan plan;
-    score_operands operands;
     score_states states;
-    bool lse_given;
-    bool weighted;
 
     [[nodiscard]] MDKV_HD index_t per_head() const noexcept
     {
@@ -125,7 +111,7 @@ struct score_join
         for (index_t i = begin + t.rank(); i < begin + per_item && i < index_t{plan.softmaxes} * plan.rows;
              i += t.size())
         {
-            operands.of(head).lse[i] = joined(head, static_cast<int>(i / plan.rows), static_cast<int>(i % plan.rows));
+            plan.head(head).lse[i] = joined(head, static_cast<int>(i / plan.rows), static_cast<int>(i % plan.rows));
         }
     }
 
@@ -134,8 +120,8 @@ private:
     {
         if (row >= plan.query_rows) { return -lowest_logit; } // weighs nothing
         int const query    = row % plan.per_head;
-        float const weight = weighted ? log2f(weights(query)) : 0.0F;
-        if (softmax == 0 && lse_given)
+        float const weight = weights.empty() ? 0.0F : log2f(weights(query));
+        if (softmax == 0 && !lse.empty())
         {
             float const given = lse(head * (plan.query_rows / plan.per_head) + row / plan.per_head, query);
             // An infinite one would make all probabilities 0, and every token free to drop.
@@ -144,14 +130,14 @@ private:
         float largest = lowest_logit;
         for (index_t part = 0; part < states.parts; ++part)
         {
-            float const here = states.at(head, part, softmax).largest[row];
+            float const here = states.largest(head, part, softmax)[row];
             largest          = here > largest ? here : largest;
         }
         float total = 0;
         for (index_t part = 0; part < states.parts; ++part)
         {
-            score_state const s = states.at(head, part, softmax);
-            total += s.sum[row] * exp2f(s.largest[row] - largest);
+            float const here = states.largest(head, part, softmax)[row];
+            total += states.sum(head, part, softmax)[row] * exp2f(here - largest);
         }
         return largest + log2f(total) - weight;
     }

@@ -8,6 +8,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
+#include <mdkv/detail/gram.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/gram.cuh>
 #include <mdkv/gpu/detail/rows.cuh>
@@ -23,14 +24,13 @@ template <element T>
 void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out_view<double, 3, backend> gram)
 {
     index_t const heads = samples.extent(0);
-    kernels::gram_cut const cut{samples.extent(1), samples.extent(2)};
-    index_t const blocks = checked_multiply(heads * cut.parts, cut.tiles);
+    index_t const dim   = samples.extent(2);
+    kernels::gram_cut const cut{samples.extent(1), dim};
     workspace::frame frame{*on.scratch, "accumulate_gram"};
-    double* const sums = frame.take<double>(
-        checked_multiply(blocks, kernels::gram_of_parts::tile_elements)); // [H * parts, tiles, 64, 64]
+    double* const sums = frame.take<double>(checked_multiply(heads * cut.parts, dim * dim));
     if (!frame.ready() || samples.empty()) { return; }
-    launch(on, kernels::gram_products<T>{samples, sums, cut, kernels::rows_begin_at(samples, 16)}, blocks);
-    launch(on, kernels::gram_of_parts{sums, gram, cut}, heads * cut.tiles * kernels::gram_of_parts::per_tile);
+    launch(on, kernels::gram_products<T>{kernels::token_rows<T>{samples}, sums, cut}, heads * cut.parts * cut.tiles);
+    run(on, mdkv::detail::gram_of_parts<space::device>{sums, cut.parts, gram}, heads * dim);
 }
 
 inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram, out_view<float, 3, backend> basis,

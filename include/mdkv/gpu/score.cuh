@@ -11,15 +11,13 @@
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/score_losses.cuh>
-#include <mdkv/gpu/detail/score_prepare.cuh>
-#include <mdkv/gpu/detail/score_sums.cuh>
-#include <mdkv/gpu/detail/score_tile.cuh>
+#include <mdkv/gpu/detail/rows.cuh>
+#include <mdkv/gpu/detail/score_products.cuh>
+#include <mdkv/gpu/detail/score_sweeps.cuh>
 #include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
-#include <cstdint>
 
 namespace mdkv::gpu
 {
@@ -44,60 +42,46 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     index_t const tokens = keys.extent(1);
     index_t const window = window_keys.extent(1);
     if (heads == 0) { return; }
-    detail::score_plan const plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads,
-        queries.extent(1), options, detail::score_panel, detail::score_panel};
+    detail::score_plan plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads, queries.extent(1),
+        tokens + window, options, detail::score_panel, detail::score_panel};
     detail::score_tiling const tiling{plan, sizeof(T) == 2};
-    detail::score_operands operands{plan, detail::score_extra::floats(plan, tiling)};
+    plan.more = tiling.tensor ? index_t{plan.dim} * plan.rows / 2 : 0;
 
-    index_t const tiles        = tiling.tiles(tokens); // of a head
-    index_t const window_tiles = tiling.tiles(window);
-    index_t const parts        = std::clamp<index_t>(tiles / 4, 1, (detail::score_parts + heads - 1) / heads);
-    index_t const sums         = checked_multiply(heads, parts + 1);
-    index_t const items        = checked_multiply(heads, tiles);
+    index_t const tiles = tiling.tiles(tokens); // of a head
+    index_t const parts = std::clamp<index_t>(tiles / 4, 1, (detail::score_parts + heads - 1) / heads);
     detail::score_states states{nullptr, (parts + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
-    expects(std::max({sums, items, window_tiles}) < INT32_MAX, "score: ", heads, " heads of ", tokens,
-        " tokens and a window of ", window, " are more than a grid may have blocks for");
-    auto const narrow = [](index_t n) { return static_cast<int>(n); };
 
     workspace::frame frame{*on.scratch, "score"};
-    operands.memory = frame.take<float>(checked_multiply(heads, operands.per_head));
-    states.memory   = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
+    plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
+    states.memory = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
     if (!frame.ready() || tokens == 0) { return; }
     index_t const most = most_shared_memory();
-    expects(tiling.bytes <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
-        tiling.bytes, " bytes of a block's shared memory at these rungs; this GPU has ", most);
+    expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
+        tiling.all, " bytes of a block's shared memory at these rungs; this GPU has ", most);
 
-    run(on, mdkv::detail::score_queries<backend, T>{queries, plan, operands}, heads * plan.rows);
-    mdkv::detail::score_bases<backend> const bases{
-        {{key_basis, operands.key_basis, plan.latent, plan.key_columns()},
-            {value_basis, operands.value_basis, plan.value_latent, plan.value_columns()},
-            {value_basis, operands.more, plan.value_latent, plan.padded(plan.value_dim), false}},
-        operands};
+    run(on, mdkv::detail::score_queries<backend, T>{queries, plan}, heads * plan.rows);
+    mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
     if (plan.latent > 0 || tiling.tensor)
     {
-        launch(on, kernels::score_panels<T>{queries, key_basis, plan, operands, tiling.tensor},
+        launch(on, kernels::score_panels<T>{queries, key_basis, plan, tiling.tensor},
             heads * (plan.rows / detail::score_panel));
     }
 
-    detail::causal_mask const mask{options, queries.extent(1), tokens + window};
-    bool const keys_wide = detail::wide_rows(keys);
+    detail::token_rows<T> const key_rows{keys};
     if (!options.lse || plan.softmaxes > 1)
     {
         launch(on,
-            kernels::score_sums<T>{keys, window_keys, plan, tiling, operands, mask, states, narrow(parts),
-                narrow(tiles), narrow(window_tiles), keys_wide, detail::wide_rows(window_keys),
-                !options.lse.has_value()},
-            sums);
+            kernels::score_sums<T>{
+                key_rows, detail::token_rows<T>{window_keys}, plan, tiling, states, parts, !options.lse.has_value()},
+            heads * (parts + 1));
     }
     mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
-        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, operands, states, options.lse.has_value(),
-        options.query_weights.has_value()};
+        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
     run(on, join, heads * join.per_head());
     launch(on,
-        kernels::score_losses<T>{
-            keys, values, loss, plan, tiling, operands, mask, narrow(tiles), keys_wide, detail::wide_rows(values)},
-        items);
+        kernels::score_losses<T>{key_rows, detail::token_rows<T>{values}, value_basis, loss, plan, tiling, tiles},
+        checked_multiply(heads, tiles));
 }
 
 } // namespace mdkv::gpu

@@ -9,7 +9,6 @@
 #include <mdkv/detail/quantiser.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
@@ -39,8 +38,8 @@ struct quantisers
                 lows                 = simd::min(lows, v);
                 highs                = simd::max(highs, v);
             }
-            low  = -largest_lane<simd::lanes>(-lows);
-            high = largest_lane<simd::lanes>(highs);
+            low  = -simd::max_lane(-lows);
+            high = simd::max_lane(highs);
         }
         for (; i < n; ++i)
         {
@@ -89,21 +88,6 @@ struct quantisers
     }
 
 private:
-    /// By halves of the vector.
-    template <int N>
-    [[nodiscard]] static float largest_lane(simd::floats_of<N> v) noexcept
-    {
-        float part[N];
-        std::memcpy(part, &v, sizeof v);
-        if constexpr (N == 4) { return std::max(std::max(part[0], part[1]), std::max(part[2], part[3])); }
-        else
-        {
-            auto const a = simd::load<N / 2>(part);
-            auto const b = simd::load<N / 2>(part + N / 2);
-            return largest_lane<N / 2>(a > b ? a : b);
-        }
-    }
-
     /// Cut to half's range.
     [[nodiscard]] static simd::floats within(simd::floats x) noexcept
     {
@@ -121,28 +105,20 @@ private:
 /// Writes the leading n coordinates of `count` rows, `step` apart, as they would be read again: to [count, n].
 inline void read_again(float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
 {
-    struct group
-    {
-        float const* x;
-        index_t n;
-        float* to;
-    };
     int const most = mdkv::detail::most_code(kind);
-    group groups[simd::lanes];
-    quantisers all;
-    int waiting = 0;
-    for (index_t row = 0; row < count; ++row)
+    for (index_t c = 0; c < n; c += quantised_group)
     {
-        for (index_t c = 0; c < n; c += quantised_group)
+        index_t const size = std::min(n - c, quantised_group);
+        for (index_t row = 0; row < count; row += simd::lanes)
         {
-            group const& g =
-                groups[waiting] = {from + row * step + c, std::min(n - c, quantised_group), to + row * n + c};
-            all.find_bounds(waiting, g.x, g.n);
-            bool const last = row + 1 == count && c + quantised_group >= n;
-            if (++waiting < simd::lanes && !last) { continue; }
-            all.fit(kind);
-            for (int i = 0; i < waiting; ++i) { all.read_again(i, groups[i].x, groups[i].n, most, groups[i].to); }
-            waiting = 0;
+            auto const rows = static_cast<int>(std::min<index_t>(simd::lanes, count - row));
+            quantisers groups;
+            for (int i = 0; i < rows; ++i) { groups.find_bounds(i, from + (row + i) * step + c, size); }
+            groups.fit(kind);
+            for (int i = 0; i < rows; ++i)
+            {
+                groups.read_again(i, from + (row + i) * step + c, size, most, to + (row + i) * n + c);
+            }
         }
     }
 }

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/block.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
@@ -11,6 +12,7 @@
 #include <mdkv/detail/team.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -25,34 +27,29 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-using mdkv::detail::causal_mask;
 using mdkv::detail::score_head;
+using mdkv::detail::score_logits;
+using mdkv::detail::score_operand;
 using mdkv::detail::score_plan;
 using mdkv::detail::score_rung;
-using mdkv::detail::score_state;
+using mdkv::detail::score_states;
 
 /// The working set of a thread: a block of tokens and all that is made of it.
 struct score_slot
 {
-    static constexpr index_t block = block_rows;
-
     float* rows;    // [block, dim or value_dim]
     float* rotated; // [block, dim or value_dim]              the same, rotated
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
-    float* again;   // [block, u.keys] of every quantised rung u with a softmax: keys read again; or values of one rung
+    float* again;   // [block, count] for each softmax of keys read again; or values of one rung
     float* sums;    // [softmaxes, block, lanes]              sum P, then sum |P' - P|
-    float* roundings; // [quantised rungs, block]  squared distance of a value's coordinates from those read again
 
     score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
-    {
-        index_t const width = std::max(plan.dim, plan.value_dim);
-        rows                = memory.take<float>(block * width);
-        rotated             = memory.take<float>(plan.rotated > 0 ? block * width : 0);
-        latents             = memory.take<float>(block * std::max(plan.key_columns(), plan.value_columns()));
-        again     = memory.take<float>(block * std::max(plan.again, plan.plain < plan.count ? plan.value_dim : 0));
-        sums      = memory.take<float>(sum_floats(plan));
-        roundings = memory.take<float>((plan.count - plan.plain) * block);
-    }
+        : rows{memory.take<float>(tile::block * std::max(plan.dim, plan.value_dim))}
+        , rotated{memory.take<float>(plan.rotates ? tile::block * std::max(plan.dim, plan.value_dim) : 0)}
+        , latents{memory.take<float>(tile::block * std::max(plan.key_columns(), plan.value_columns()))}
+        , again{memory.take<float>(tile::block * std::max(plan.again, plan.value_again))}
+        , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
+    {}
 
     [[nodiscard]] static index_t bytes(score_plan const& plan) noexcept
     {
@@ -60,25 +57,21 @@ struct score_slot
         static_cast<void>(score_slot{counting, plan});
         return counting.bytes();
     }
-    [[nodiscard]] static index_t sum_floats(score_plan const& plan) noexcept
-    {
-        return plan.softmaxes * block * simd::lanes;
-    }
     [[nodiscard]] float* sum(index_t softmax, index_t token) const noexcept
     {
-        return sums + (softmax * block + token) * simd::lanes;
+        return sums + (softmax * tile::block + token) * simd::lanes;
     }
 };
 
 using score_tile = tile::accumulators<tile::vectors>; // [tokens][vectors of rows]
 
-/// Adds logits of one panel to the running largest logit and sum of 2^(logit - largest) of its rows.
-inline void add_to_state(score_state const& state, index_t panel, score_tile const& logits) noexcept
+/// Adds logits of one panel to its rows' running largest logits and sums of 2^(logit - largest).
+inline void add_to_state(float* largest_logits, float* sums, score_tile const& logits) noexcept
 {
     for (int v = 0; v < tile::vectors; ++v)
     {
-        float* const at_largest = state.largest + panel * tile::width + v * simd::lanes;
-        float* const at_sum     = state.sum + panel * tile::width + v * simd::lanes;
+        float* const at_largest = largest_logits + v * simd::lanes;
+        float* const at_sum     = sums + v * simd::lanes;
         simd::floats largest    = simd::load(at_largest);
         simd::floats highest    = logits[0][v];
         for (int i = 1; i < tile::rows; ++i) { highest = simd::max(highest, logits[i][v]); }
@@ -95,8 +88,10 @@ inline void add_to_state(score_state const& state, index_t panel, score_tile con
     }
 }
 
-/// Makes logits probabilities, and adds these to their tokens' sums [tile::rows, lanes].
-inline void add_probabilities(score_tile& exact, float const* lse, float* sums) noexcept
+/// Adds |P' - P| of one tile to its tokens' sums [tile::rows, lanes], from logits and log-sum-exps of P'; with `is_exact` these
+/// are P's, and `exact` becomes P.
+inline void add_differences(
+    score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
     for (int i = 0; i < tile::rows; ++i)
     {
@@ -104,23 +99,10 @@ inline void add_probabilities(score_tile& exact, float const* lse, float* sums) 
         for (int v = 0; v < tile::vectors; ++v)
         {
             // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
-            simd::floats const power = exact[i][v] - simd::load(lse + v * simd::lanes);
-            exact[i][v]              = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
-            total += exact[i][v];
-        }
-        simd::store(sums + i * simd::lanes, total);
-    }
-}
-
-/// Adds |P' - P| of one tile to its tokens' sums, from logits and log-sum-exps of P'.
-inline void add_differences(score_tile const& logits, float const* lse, score_tile const& exact, float* sums) noexcept
-{
-    for (int i = 0; i < tile::rows; ++i)
-    {
-        simd::floats total = simd::load(sums + i * simd::lanes);
-        for (int v = 0; v < tile::vectors; ++v)
-        {
-            total += simd::abs(simd::exp2(logits[i][v] - simd::load(lse + v * simd::lanes)) - exact[i][v]);
+            simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
+            simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
+            total += is_exact ? p : simd::abs(p - exact[i][v]);
+            if (is_exact) { exact[i][v] = p; }
         }
         simd::store(sums + i * simd::lanes, total);
     }
@@ -142,13 +124,50 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     }
 }
 
-/// A block of tokens times the queries, tile by tile.
+/// |v - v'|^2, v' being v's leading coordinates in the basis, whose squares add up to `kept`.
+[[nodiscard]] inline float squared_rest(float const* value, float squared, float kept, float const* coordinates,
+    in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
+{
+    float const missing = squared - kept;
+    if (!mdkv::detail::cancels(missing, squared)) [[likely]] { return missing; }
+    index_t const dim = basis.extent(2);
+    float total       = 0;
+    for (index_t d = 0; d < dim; d += tile::block)
+    {
+        index_t const n = std::min(tile::block, dim - d);
+        float rest[tile::block];
+        std::copy_n(value + d, n, rest);
+        for (index_t c = 0; c < count; ++c)
+        {
+            float const* const direction = basis.row(head, c) + d;
+            for (index_t i = 0; i < n; ++i) { rest[i] -= coordinates[c] * direction[i]; }
+        }
+        total += tile::sum_of_squares(rest, n);
+    }
+    return total;
+}
+
+/// |x - y|^2
+[[nodiscard]] inline float squared_distance(float const* x, float const* y, index_t n) noexcept
+{
+    simd::floats wide = simd::broadcast(0.0F);
+    float rest        = 0;
+    index_t i         = 0;
+    for (; i + simd::lanes <= n; i += simd::lanes)
+    {
+        simd::floats const d = simd::load(x + i) - simd::load(y + i);
+        wide += d * d;
+    }
+    for (; i < n; ++i) { rest += (x[i] - y[i]) * (x[i] - y[i]); }
+    return simd::sum(wide) + rest;
+}
+
+/// A block of tokens of a head, multiplied with its queries tile by tile.
 struct score_block
 {
     score_slot const& slot;
     score_plan const& plan;
     score_head const& head;
-    causal_mask const& mask;
     index_t first; ///< token
     index_t count;
 
@@ -156,41 +175,43 @@ struct score_block
     /// block, for any number of queries.
     void prepare_keys() const noexcept
     {
-        if (plan.latent > 0) { multiply_block(slot.rows, plan.dim, head.key_basis, plan.key_columns(), slot.latents); }
+        if (plan.latent > 0)
+        {
+            tile::multiply_block(slot.rows, plan.dim, head.key_basis, plan.key_columns(), slot.latents);
+        }
         index_t const rows = tile::round_up(count, tile::rows);
         bool rotated_yet   = false;
-        for (int j = plan.plain; j < plan.count; ++j)
+        for (int i = 1; i < plan.softmaxes; ++i)
         {
-            score_rung const& u = plan.rungs[j];
-            if (u.softmax == 0) { continue; }
-            if (u.rotated() && !rotated_yet) { hadamard_rows(slot.rows, rows, plan.dim, slot.rotated); }
-            rotated_yet        = rotated_yet || u.rotated();
-            float* const again = slot.again + u.again * score_slot::block;
-            read_again(u.rotated() ? slot.rotated : slot.latents, rows, u.rotated() ? plan.dim : plan.key_columns(),
-                u.keys, u.kind, again);
-            if (u.rotated()) { hadamard_rows(again, rows, plan.dim, again); }
+            score_logits const& l = plan.logits[i];
+            float* const again    = slot.again + l.first * tile::block;
+            if (l.of != score_operand::again) { continue; }
+            if (l.in_basis)
+            {
+                read_again(slot.latents, rows, plan.key_columns(), l.count, l.kind, again);
+                continue;
+            }
+            if (!rotated_yet) { hadamard_rows(slot.rows, rows, plan.dim, slot.rotated); }
+            rotated_yet = true;
+            read_again(slot.rotated, rows, plan.dim, plan.dim, l.kind, again);
+            hadamard_rows(again, rows, plan.dim, again);
         }
     }
 
-    /// Sweep one: adds to the states of the softmaxes, the first of which is at `states`. With `whole` the block's keys are
-    /// stored as they are at every rung (the window).
-    void add_states(bool exact_needed, bool whole, score_state const& states) const noexcept
+    /// Sweep one: adds to the states of a head's part, of the exact softmax only if that is needed. With `whole` the block's
+    /// keys are stored as they are at every rung (the window).
+    void add_states(bool exact_needed, bool whole, score_states const& states, index_t of, index_t part) const noexcept
     {
-        int const begin = exact_needed || whole ? exact : 0;
-        int const end   = whole ? 0 : plan.count;
+        int const begin = exact_needed ? 0 : 1;
         for_each_tile([&](index_t t, index_t p) {
             score_tile sums;
             score_tile shown;
-            for (int j = begin; j < end; ++j)
+            score_tile const* exact = whole ? &multiply(0, t, p, sums, shown) : nullptr;
+            for (int i = begin; i < plan.softmaxes; ++i)
             {
-                if (j != exact && plan.rungs[j].softmax == 0) { continue; }
-                score_tile const& logits = multiply(j, t, p, sums, shown);
-                int const own            = j == exact ? 0 : plan.rungs[j].softmax;
-                for (int i = whole && !exact_needed ? 1 : own; i < (whole ? plan.softmaxes : own + 1); ++i)
-                {
-                    index_t const at = index_t{2} * i * plan.rows;
-                    add_to_state({states.largest + at, states.sum + at}, p, logits);
-                }
+                score_tile const& logits = whole ? *exact : multiply(i, t, p, sums, shown);
+                add_to_state(
+                    states.largest(of, part, i) + p * tile::width, states.sum(of, part, i) + p * tile::width, logits);
             }
         });
     }
@@ -199,26 +220,63 @@ struct score_block
     /// parts.
     void add_losses() const noexcept
     {
-        std::fill_n(slot.sums, score_slot::sum_floats(plan), 0.0F);
+        std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);
         for_each_tile([&](index_t t, index_t p) {
-            float const* const lse = head.lse + p * tile::width;
-            score_tile probabilities;
+            score_tile exact{};
             score_tile sums;
             score_tile shown;
-            std::memcpy(probabilities, multiply(exact, t, p, sums, shown), sizeof probabilities);
-            add_probabilities(probabilities, lse, slot.sum(0, t));
-            for (int j = 0; j < plan.count; ++j)
+            for (int i = 0; i < plan.softmaxes; ++i)
             {
-                index_t const i = plan.rungs[j].softmax;
-                if (i == 0) { continue; }
-                add_differences(multiply(j, t, p, sums, shown), lse + i * plan.rows, probabilities, slot.sum(i, t));
+                score_tile const& logits = multiply(i, t, p, sums, shown);
+                add_differences(logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
             }
         });
     }
 
-private:
-    static constexpr int exact = -1; ///< as the number of a rung
+    /// Writes the losses of the block's tokens at every rung, from slot.sums and the values in slot.rows. A rotation keeps
+    /// lengths, so rotated values are compared as they are.
+    void write_losses(
+        in_view<float, 3, backend> const& basis, index_t of, out_view<float, 3, backend> const& loss) const noexcept
+    {
+        index_t const columns = plan.value_columns();
+        if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
+        if (plan.rotates) { hadamard_rows(slot.rows, count, plan.value_dim, slot.rotated); }
+        auto const total = [&](int softmax, index_t i) { return simd::sum(simd::load(slot.sum(softmax, i))); };
+        float mass[tile::block];
+        float squared[tile::block]; // |v|^2
+        float norm[tile::block];
+        float kept[tile::block]{}; // of |v|^2, by the coordinates of the rung before
+        for (index_t i = 0; i < count; ++i)
+        {
+            mass[i]    = total(0, i);
+            squared[i] = tile::sum_of_squares(slot.rows + i * plan.value_dim, plan.value_dim);
+            norm[i]    = std::sqrt(squared[i]);
+            if (plan.dropped >= 0) { loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], norm[i]); }
+            if (plan.full >= 0) { loss(of, plan.full, first + i) = 0.0F; }
+        }
+        for (int r = 0; r < plan.count; ++r)
+        {
+            score_rung const& u     = plan.rungs[r];
+            float const* const from = u.rotated() ? slot.rotated : slot.latents;
+            index_t const step      = u.rotated() ? plan.value_dim : columns;
+            if (u.quantised()) { read_again(from, count, step, u.values, u.kind, slot.again); }
+            for (index_t i = 0; i < count; ++i)
+            {
+                float const* const x = from + i * step;
+                float missing        = u.quantised() ? squared_distance(x, slot.again + i * u.values, u.values) : 0.0F;
+                if (u.leaves_out)
+                {
+                    kept[i] = u.kept(kept[i], tile::sum_of_squares(x + u.kept_from, u.values - u.kept_from));
+                    missing +=
+                        squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
+                }
+                loss(of, u.index, first + i) = mdkv::detail::stored_loss(
+                    u.softmax > 0 ? total(u.softmax, i) : 0.0F, mass[i], norm[i], std::sqrt(missing));
+            }
+        }
+    }
 
+private:
     template <class Body>
     void for_each_tile(Body const& body) const noexcept
     {
@@ -228,35 +286,25 @@ private:
         }
     }
 
-    /// Logits of the tokens from t of the block with panel p as rung j sees the keys. They are in `sums`, which hold
-    /// those of rung j - 1 before, or in `shown` where some are hidden.
+    /// Logits of softmax i of the tokens from t of the block with panel p. They are in `sums`, which hold those of softmax
+    /// i - 1 before, or in `shown` where some are hidden.
     [[nodiscard]] score_tile const& multiply(
-        int j, index_t t, index_t p, score_tile& sums, score_tile& shown) const noexcept
+        int i, index_t t, index_t p, score_tile& sums, score_tile& shown) const noexcept
     {
-        float const* const queries = head.queries + p * plan.dim * tile::width;
-        float const* const latents = head.latents + p * plan.key_columns() * tile::width;
-        if (j <= 0 || j >= plan.plain) { std::memset(sums, 0, sizeof sums); }
-        if (j == exact) { multiply(slot.rows + t * plan.dim, plan.dim, queries, plan.dim, sums); }
-        else if (score_rung const& u = plan.rungs[j]; u.quantised())
-        {
-            multiply(slot.again + u.again * score_slot::block + t * u.keys, u.keys, u.projected ? latents : queries,
-                u.keys, sums);
-        }
-        else
-        {
-            index_t const done = j > 0 ? plan.rungs[j - 1].keys : 0;
-            multiply(slot.latents + t * plan.key_columns() + done, plan.key_columns(), latents + done * tile::width,
-                u.keys - done, sums);
-        }
-        if (mask.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return sums; }
+        score_logits const& l = plan.logits[i];
+        index_t const columns = plan.key_columns();
+        float const* queries =
+            l.in_basis ? head.latents + p * columns * tile::width : head.queries + p * plan.dim * tile::width;
+        float const* keys = slot.rows;
+        index_t step      = plan.dim;
+        if (l.of == score_operand::latents) { keys = slot.latents + l.first, step = columns; }
+        if (l.of == score_operand::again) { keys = slot.again + l.first * tile::block, step = l.count; }
+        if (!l.goes_on()) { std::memset(sums, 0, sizeof sums); }
+        tile::multiply_add<tile::vectors>(
+            keys + t * step, step, 1, queries + l.first_of_query() * tile::width, tile::width, l.count, sums);
+        if (plan.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return sums; }
         hide(t, p, sums, shown);
         return shown;
-    }
-
-    static void multiply(
-        float const* keys, index_t step, float const* queries, index_t depth, score_tile& sums) noexcept
-    {
-        tile::multiply_add<tile::vectors>(keys, step, 1, queries, tile::width, depth, sums);
     }
 
     /// Copies logits, with -infinity where there is no token or a row may not see it.
@@ -267,8 +315,8 @@ private:
             simd::floats end; // counted from token t, so that it is small enough for float
             for (int lane = 0; lane < simd::lanes; ++lane)
             {
-                index_t const row = panel * tile::width + v * simd::lanes + lane;
-                index_t const see = mask.first_query + row % mask.per_head + 1 - first;
+                int const row     = static_cast<int>(panel) * tile::width + v * simd::lanes + lane;
+                index_t const see = plan.end_of(row) - first;
                 end[lane]         = static_cast<float>(std::clamp<index_t>(std::min(see, count) - t, 0, tile::rows));
             }
             for (int i = 0; i < tile::rows; ++i)

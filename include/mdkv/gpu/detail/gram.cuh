@@ -1,4 +1,4 @@
-/// \file gram.cuh: kernels of accumulate_gram: X'X of every head in tiles, on tensor cores where elements are half as wide.
+/// \file gram.cuh: the kernel of accumulate_gram: X'X of every head in tiles, on tensor cores where elements are half as wide (arXiv 2603.20616, section 4.1).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -7,6 +7,7 @@
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/device.cuh>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -15,45 +16,11 @@
 namespace mdkv::gpu::kernels
 {
 
-/// A block's tile of a matrix product in float: 64 x 64 results in the registers of 128 threads.
-/// Both factors lie in shared memory with the index that is summed over first: [depth, pitch]. A thread holds the results
-/// acc[k][e] of row `row(k)` and column `column(k, e)`: four rows, and eight columns that four threads of its warp share.
-struct float_tile
-{
-    static constexpr int threads = 128;
-    static constexpr int side    = 64;
-    static constexpr int pitch   = side + 4; // rows begin at 16 bytes; what lies below each other is in other banks
-
-    [[nodiscard]] __device__ static int row(int k) { return device::thread() / 8 * 4 + k / 2; }
-    [[nodiscard]] __device__ static int column(int k, int e)
-    {
-        return k % 2 * (side / 2) + device::thread() % 8 * 4 + e;
-    }
-
-    __device__ static void multiply_add(float const* a, float const* b, int depth, float (&acc)[8][4])
-    {
-        a += row(0);
-        b += column(0, 0);
-        for (int d = 0; d < depth; ++d)
-        {
-            auto const x      = *reinterpret_cast<float4 const*>(a + d * pitch);
-            auto const y      = *reinterpret_cast<float4 const*>(b + d * pitch);
-            auto const z      = *reinterpret_cast<float4 const*>(b + d * pitch + side / 2);
-            float const xs[4] = {x.x, x.y, x.z, x.w};
-            float const ys[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
-            for (int k = 0; k < 8; ++k)
-            {
-                for (int e = 0; e < 4; ++e) { acc[k][e] = fmaf(xs[k / 2], ys[k % 2 * 4 + e], acc[k][e]); }
-            }
-        }
-    }
-};
-
 /// How a Gram matrix is cut: into tiles, of which those on and above the diagonal are summed, and its samples into parts
 /// that blocks sum side by side. From extents only, so that every run adds in the same order.
 struct gram_cut
 {
-    static constexpr index_t side        = float_tile::side;
+    static constexpr int side            = 64;   // of a tile
     static constexpr index_t most_parts  = 32;   // bounds the scratch
     static constexpr index_t least_share = 1024; // samples that make a part worth its own sum
 
@@ -64,44 +31,80 @@ struct gram_cut
     gram_cut(index_t samples, index_t dim)
         : across{(dim + side - 1) / side}
         , tiles{across * (across + 1) / 2}
-        , parts{samples < 2 * least_share            ? 1
-                : samples / least_share > most_parts ? most_parts
-                                                     : samples / least_share}
+        , parts{std::clamp<index_t>(samples / least_share, 1, most_parts)}
     {}
-
-    struct place
-    {
-        index_t row;    ///< of the tile, in dimensions
-        index_t column; ///< >= row
-    };
-    [[nodiscard]] __device__ place place_of(index_t tile) const
-    {
-        index_t i = 0;
-        for (; tile >= across - i; ++i) { tile -= across - i; }
-        return {i * side, (i + tile) * side};
-    }
 };
 
-/// One tile of one part of one head's samples.
+/// One tile of one part of one head's samples: 64 x 64 sums in the registers of 128 threads. A thread has acc[k][e] of row
+/// `row(k, e)` and column `column(k, e)` of the tile.
 template <element T>
 struct gram_products
 {
     static constexpr char const* name              = "gram_products";
-    static constexpr int threads                   = float_tile::threads;
+    static constexpr int threads                   = 128;
     static constexpr int blocks_per_multiprocessor = 3;
-    static constexpr int side                      = float_tile::side;
+    static constexpr int side                      = gram_cut::side;
+    static constexpr bool tensor                   = sizeof(T) == 2;
     static constexpr int piece                     = piece_of<T>;
-    static constexpr int pitch                     = side + piece;             // banks apart, for either product
-    static constexpr int rows                      = sizeof(T) == 2 ? 64 : 32; // samples in shared memory at once
-    static constexpr int in_float = 256 / rows; // of these, summed in float before they are added in double
+    static constexpr int pitch = side + piece; // rows begin at 16 bytes; what lies below each other is in other banks
+    static constexpr int rows  = tensor ? 64 : 32; // samples in shared memory at once
+    static constexpr int in_float = 256 / rows;    // of these, summed in float before they are added in double
     static constexpr int stages   = 2;
 
-    in_view<T, 3, backend> samples;
-    double* sums; // [H * parts, tiles, side, side]
+    token_rows<T> samples;
+    double* sums; // [H, parts, D, D]  on and above the diagonal, and what else its tiles hold
     gram_cut cut;
-    bool wide; ///< rows of samples can be read in pieces of 16 bytes
 
     [[nodiscard]] index_t shared_bytes() const { return index_t{stages} * 2 * rows * pitch * int{sizeof(T)}; }
+
+    __device__ void operator()() const
+    {
+        index_t const item = device::block() / cut.tiles; // head and part
+        index_t const part = item % cut.parts;
+        index_t i          = 0; // the tile's place, in tiles
+        index_t j          = device::block() % cut.tiles;
+        for (; j >= cut.across - i; ++i) { j -= cut.across - i; }
+        j += i;
+        index_t const begin  = samples.view.extent(1) * part / cut.parts;
+        index_t const end    = samples.view.extent(1) * (part + 1) / cut.parts;
+        index_t const rounds = (end - begin + rows - 1) / rows;
+        auto const fetch     = [&](index_t round) {
+            if (round < rounds)
+            {
+                fill(strip(round, 0), item / cut.parts, begin + round * rows, end, i * side);
+                if (i != j) { fill(strip(round, 1), item / cut.parts, begin + round * rows, end, j * side); }
+            }
+            device::copy_async_commit();
+        };
+        float acc[8][4]    = {};
+        double total[8][4] = {};
+        fetch(0);
+        for (index_t round = 0; round < rounds; ++round)
+        {
+            fetch(round + 1);
+            device::copy_async_wait<1>();
+            device::sync();
+            index_t const left = end - begin - round * rows;
+            multiply_add(
+                strip(round, 0), strip(round, i == j ? 0 : 1), static_cast<int>(left < rows ? left : rows), acc);
+            if (round % in_float == in_float - 1) { move(acc, total); }
+            device::sync();
+        }
+        device::copy_async_wait<0>();
+        move(acc, total);
+        index_t const dim = samples.view.extent(2);
+        for (int k = 0; k < 8; ++k)
+        {
+            for (int e = 0; e < 4; ++e)
+            {
+                index_t const r = i * side + row(k, e);
+                index_t const c = j * side + column(k, e);
+                if (r < dim && c < dim) { sums[(item * dim + r) * dim + c] = total[k][e]; }
+            }
+        }
+    }
+
+private:
     /// Shared memory: [stages, 2, rows, pitch].
     [[nodiscard]] __device__ static T* strip(index_t stage, int which)
     {
@@ -113,20 +116,35 @@ struct gram_products
     {
         for (int i = device::thread(); i < rows * (side / piece); i += threads)
         {
-            int const row       = i / (side / piece);
-            int const at        = i % (side / piece) * piece;
-            index_t const t     = first + row;
-            T* const to         = strip + row * pitch + at;
-            T const* const from = samples.data_handle() + samples.offset(head, t < end ? t : index_t{0}, column + at);
-            if (wide && t < end && column + at + piece <= samples.extent(2)) { device::copy_async(to, from); }
+            int const row   = i / (side / piece);
+            int const at    = i % (side / piece) * piece;
+            index_t const t = first + row;
+            T* const to     = strip + row * pitch + at;
+            T const* const from =
+                samples.view.data_handle() + samples.view.offset(head, t < end ? t : index_t{0}, column + at);
+            if (samples.wide && t < end && column + at + piece <= samples.view.extent(2))
+            {
+                device::copy_async(to, from);
+            }
             else
             {
                 for (int e = 0; e < piece; ++e)
                 {
-                    to[e] = t < end && column + at + e < samples.extent(2) ? from[e] : narrow<T>(0.0F);
+                    to[e] = t < end && column + at + e < samples.view.extent(2) ? from[e] : narrow<T>(0.0F);
                 }
             }
         }
+    }
+
+    [[nodiscard]] __device__ static int row(int k, int e)
+    {
+        if constexpr (tensor) { return device::warp() / 2 * 32 + device::lane() / 4 * 4 + k / 4 * 2 + e / 2; }
+        else { return device::thread() / 8 * 4 + k / 2; }
+    }
+    [[nodiscard]] __device__ static int column(int k, int e)
+    {
+        if constexpr (tensor) { return device::warp() % 2 * 32 + device::lane() % 4 * 8 + e % 2 * 4 + k % 4; }
+        else { return k % 2 * (side / 2) + device::thread() % 8 * 4 + e; }
     }
 
     /// Four neighbouring columns of a strip as a lane holds them for multiply_tile: of each, rows 2p and 2p+1, then 2p+8 and
@@ -144,24 +162,11 @@ struct gram_products
         }
     }
 
-    [[nodiscard]] __device__ static int row(int k, int e)
-    {
-        if constexpr (sizeof(T) == 4) { return float_tile::row(k); }
-        else { return device::warp() / 2 * 32 + device::lane() / 4 * 4 + k / 4 * 2 + e / 2; }
-    }
-    [[nodiscard]] __device__ static int column(int k, int e)
-    {
-        if constexpr (sizeof(T) == 4) { return float_tile::column(k, e); }
-        else { return device::warp() % 2 * 32 + device::lane() % 4 * 8 + e % 2 * 4 + k % 4; }
-    }
-
-    /// Of so many samples; tensor cores take them all, zeros included.
+    /// acc += a'b over so many samples; tensor cores take all rows, zeros included.
     __device__ static void multiply_add(T const* a, T const* b, int samples_there, float (&acc)[8][4])
     {
-        if constexpr (sizeof(T) == 4) { float_tile::multiply_add(a, b, samples_there, acc); }
-        else
+        if constexpr (tensor)
         {
-            static_cast<void>(samples_there);
             int const at = device::lane() % 4 * 2 * pitch + device::lane() / 4 * 4;
             a += at + device::warp() / 2 * 32;
             b += at + device::warp() % 2 * 32;
@@ -179,6 +184,21 @@ struct gram_products
                 }
             }
         }
+        else
+        {
+            for (int t = 0; t < samples_there; ++t)
+            {
+                auto const x      = *reinterpret_cast<float4 const*>(a + t * pitch + row(0, 0));
+                auto const y      = *reinterpret_cast<float4 const*>(b + t * pitch + column(0, 0));
+                auto const z      = *reinterpret_cast<float4 const*>(b + t * pitch + column(1, 0));
+                float const xs[4] = {x.x, x.y, x.z, x.w};
+                float const ys[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
+                for (int k = 0; k < 8; ++k)
+                {
+                    for (int e = 0; e < 4; ++e) { acc[k][e] = fmaf(xs[k / 2], ys[k % 2 * 4 + e], acc[k][e]); }
+                }
+            }
+        }
     }
 
     __device__ static void move(float (&acc)[8][4], double (&total)[8][4])
@@ -191,79 +211,6 @@ struct gram_products
                 acc[k][e] = 0.0F;
             }
         }
-    }
-
-    __device__ void operator()() const
-    {
-        index_t const item   = device::block() / cut.tiles; // head and part
-        index_t const head   = item / cut.parts;
-        index_t const part   = item % cut.parts;
-        auto const place     = cut.place_of(device::block() % cut.tiles);
-        bool const diagonal  = place.row == place.column;
-        index_t const begin  = samples.extent(1) * part / cut.parts;
-        index_t const end    = samples.extent(1) * (part + 1) / cut.parts;
-        index_t const rounds = (end - begin + rows - 1) / rows;
-        auto const fetch     = [&](index_t round) {
-            if (round < rounds)
-            {
-                index_t const first = begin + round * rows;
-                fill(strip(round, 0), head, first, end, place.row);
-                if (!diagonal) { fill(strip(round, 1), head, first, end, place.column); }
-            }
-            device::copy_async_commit();
-        };
-        float acc[8][4]    = {};
-        double total[8][4] = {};
-        fetch(0);
-        for (index_t round = 0; round < rounds; ++round)
-        {
-            fetch(round + 1);
-            device::copy_async_wait<1>();
-            device::sync();
-            index_t const left = end - begin - round * rows;
-            multiply_add(
-                strip(round, 0), strip(round, diagonal ? 0 : 1), static_cast<int>(left < rows ? left : rows), acc);
-            if (round % in_float == in_float - 1) { move(acc, total); }
-            device::sync();
-        }
-        device::copy_async_wait<0>();
-        move(acc, total);
-        double* const to = sums + device::block() * (side * side);
-        for (int k = 0; k < 8; ++k)
-        {
-            for (int e = 0; e < 4; ++e) { to[row(k, e) * side + column(k, e)] = total[k][e]; }
-        }
-    }
-};
-
-/// Adds the parts, one after another, to both triangles of the Gram matrices.
-struct gram_of_parts
-{
-    static constexpr char const* name      = "gram_of_parts";
-    static constexpr int threads           = 256;
-    static constexpr index_t tile_elements = gram_cut::side * gram_cut::side;
-    static constexpr index_t per_tile      = tile_elements / threads; // blocks
-
-    double const* sums; // [H * parts, tiles, side, side]
-    out_view<double, 3, backend> gram;
-    gram_cut cut;
-
-    __device__ void operator()() const
-    {
-        index_t const at   = device::block() % per_tile * threads + device::thread();
-        index_t const tile = device::block() / per_tile % cut.tiles;
-        index_t const head = device::block() / per_tile / cut.tiles;
-        auto const place   = cut.place_of(tile);
-        index_t const i    = place.row + at / gram_cut::side;
-        index_t const j    = place.column + at % gram_cut::side;
-        if (j >= gram.extent(1) || i > j) { return; }
-        double sum = 0;
-        for (index_t part = 0; part < cut.parts; ++part)
-        {
-            sum += sums[((head * cut.parts + part) * cut.tiles + tile) * tile_elements + at];
-        }
-        gram(head, i, j) += sum;
-        if (i != j) { gram(head, j, i) += sum; }
     }
 };
 

@@ -5,7 +5,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace mdkv::gpu::kernels
@@ -15,18 +14,20 @@ namespace mdkv::gpu::kernels
 template <element T>
 inline constexpr int piece_of = 16 / static_cast<int>(sizeof(T));
 
-/// True when every row begins at a multiple of `bytes`.
-template <class View>
-[[nodiscard]] bool rows_begin_at(View const& rows, index_t bytes)
+/// A layer's tokens.
+template <element T>
+struct token_rows
 {
-    constexpr std::size_t rank = View::rank();
-    constexpr index_t size     = sizeof(typename View::element_type);
-    bool even = reinterpret_cast<std::uintptr_t>(rows.data_handle()) % static_cast<std::uintptr_t>(bytes) == 0;
-    for (std::size_t i = 0; i + 1 < rank; ++i)
-    {
-        even = even && (rows.extent(i) <= 1 || rows.stride(i) * size % bytes == 0);
-    }
-    return even;
-}
+    in_view<T, 3, backend> view; // [H, N, D]
+    bool wide;                   ///< every row begins at a multiple of 16 bytes
+
+    explicit token_rows(in_view<T, 3, backend> const& tokens)
+        : view{tokens}
+        , wide{reinterpret_cast<std::uintptr_t>(tokens.data_handle()) % 16 == 0 && even(0) && even(1)}
+    {}
+
+private:
+    [[nodiscard]] bool even(std::size_t i) const { return view.extent(i) <= 1 || view.stride(i) % piece_of<T> == 0; }
+};
 
 } // namespace mdkv::gpu::kernels

@@ -1,11 +1,14 @@
-/// \file score_products.cuh: products of tokens with queries in a warp of score, exactly and at every rung, and the causal mask of a tile.
+/// \file score_products.cuh: products of tokens with queries in a warp of score, and the queries as these take them (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cstdint>
+#include <cstring>
 
 #include <vector_types.h>
 
@@ -15,22 +18,6 @@ namespace mdkv::gpu::detail
 /// [token][row]: a lane's part of a product.
 using score_products = float[4][4];
 
-/// Where a lane works: its four tokens in the tile, its four rows in a panel, and which panels its warp takes.
-struct score_place
-{
-    int token;
-    int row;
-    int first_panel;
-    int panel_step;
-
-    explicit __device__ score_place(score_tiling const& tiling)
-        : token{device::warp() % tiling.token_warps() * score_warp_tokens + device::lane() / 4 * 4}
-        , row{device::lane() % 4 * 4}
-        , first_panel{tiling.share()}
-        , panel_step{tiling.shares()}
-    {}
-};
-
 [[nodiscard]] __device__ __forceinline__ float4 load4(float const* from)
 {
     return *reinterpret_cast<float4 const*>(from);
@@ -38,10 +25,7 @@ struct score_place
 
 __device__ __forceinline__ void clear(score_products& products)
 {
-    for (auto& of_token : products)
-    {
-        for (float& product : of_token) { product = 0; }
-    }
+    for (int k = 0; k < 16; ++k) { products[k / 4][k % 4] = 0; }
 }
 
 /// products += tokens [depth, tile] of rows [depth, row_step].
@@ -65,15 +49,15 @@ __device__ __forceinline__ void multiply_add(
 
 /// The same by tensor cores: row g of product i is token 4 g + 2 i, row g + 8 the one after it; column n of product j is
 /// row 4 (n / 2) + 2 j + n % 2: a lane then ends with the four by four it has elsewhere. `tokens` is the first of the
-/// lane's in [tile, step], `fragments` the panel's. Queries are as they came, the sum is scaled: products of two numbers of
-/// 16 bits are exact in float and summed in float, though cut instead of rounded.
+/// lane's in [tile, dim / 2 + 1], `fragments` the panel's. Queries are as they came, the sum is scaled: products of two
+/// numbers of 16 bits are exact in float and summed in float, though cut instead of rounded.
 template <element T>
 __device__ __forceinline__ void multiply_exact(
-    score_products& products, std::uint32_t const* tokens, int step, uint4 const* fragments, int dim, float to_log2)
+    score_products& products, std::uint32_t const* tokens, uint4 const* fragments, int dim, float to_log2)
 {
     int const p      = device::lane() % 4;
     float d[2][2][4] = {};
-    auto const pair  = [&](int token, int coordinate) { return tokens[token * step + coordinate / 2 + p]; };
+    auto const pair  = [&](int token, int coordinate) { return tokens[token * (dim / 2 + 1) + coordinate / 2 + p]; };
     for (int k = 0; k < dim; k += score_depth)
     {
         uint4 const f = fragments[k / score_depth * device::warp_size + device::lane()];
@@ -101,101 +85,74 @@ __device__ __forceinline__ void multiply_exact(
     return (l ? b : a) + device::shuffle_xor(l ? a : b, low);
 }
 
-/// Adds a lane's parts of its four tokens to their sums over all rows of this warp; sums [score_threads].
-__device__ __forceinline__ void add_to_tokens(float const (&x)[4], score_place const& at, int tile, float* sums)
-{
-    float const mine = fold4(x, 2, 1);
-    sums[at.first_panel * tile + at.token + device::lane() % 4] += mine;
-}
-
-/// The causal mask for one tile: `count` of its tokens exist, and row 0 sees those up to `last`.
-struct score_shade
-{
-    int count;
-    int last;
-    int per_head;
-    bool nothing; ///< is hidden
-
-    __device__ score_shade(causal_mask const& mask, index_t first, int count_, score_tiling const& tiling)
-        : count{count_}
-        , last{within(mask.first_query - first, -index_t{mask.per_head}, tiling.tokens())}
-        , per_head{mask.per_head}
-        , nothing{count == tiling.tokens() && mask.all_see(first + tiling.tokens() - 1)}
-    {}
-
-    /// Which of a lane's products are hidden, bit 4 * token + row.
-    [[nodiscard]] __device__ unsigned hidden(int token, int row) const
-    {
-        if (nothing) { return 0; }
-        unsigned bits = 0;
-        for (int j = 0; j < 4; ++j)
-        {
-            int const end = last + (row + j) % per_head + 1;
-            for (int i = 0; i < 4; ++i) { bits |= token + i < count && token + i < end ? 0U : 1U << (4 * i + j); }
-        }
-        return bits;
-    }
-
-private:
-    [[nodiscard]] static __device__ int within(index_t x, index_t low, index_t high)
-    {
-        return static_cast<int>(x < low ? low : x > high ? high : x);
-    }
-};
-
 /// A logit, or -infinity where it is hidden.
 [[nodiscard]] __device__ __forceinline__ float shown(float logit, unsigned hidden, int i, int j)
 {
     return (hidden >> (4 * i + j) & 1U) != 0 ? -__builtin_huge_valf() : logit;
 }
 
-/// Exact logits of a lane's tokens and rows.
-template <element T>
-__device__ __forceinline__ void multiply_queries(score_products& logits, score_tile const& tile, score_place const& at,
-    int panel, score_plan const& p, score_tiling const& tiling, score_head const& h)
+} // namespace mdkv::gpu::detail
+
+namespace mdkv::gpu::kernels
 {
-    if constexpr (sizeof(T) == 2)
+
+/// Queries in the key basis, and in the order of tensor cores. One block a head and panel of rows.
+template <element T>
+struct score_panels
+{
+    static constexpr char const* name = "score_panels";
+    static constexpr int threads      = 256;
+    static constexpr int panel        = detail::score_panel;
+
+    in_view<T, 3, backend> queries;
+    in_view<float, 3, backend> basis; // [H, D, D]  of keys
+    detail::score_plan plan;
+    bool tensor;
+
+    __device__ void operator()() const
     {
-        if (tiling.tensor)
+        int const panels           = plan.rows / panel;
+        index_t const head         = device::block() / panels;
+        auto const at              = static_cast<int>(device::block() % panels);
+        detail::score_head const h = plan.head(head);
+        // Queries in the key basis: one thread a query and direction.
+        float const* const rows = h.queries + index_t{at} * plan.dim * panel;
+        float* const latents    = h.latents + index_t{at} * plan.key_columns() * panel;
+        for (int i = device::thread(); i < plan.latent * panel; i += threads)
         {
-            uint4 const* const fragments =
-                score_extra{h, p}.fragments + index_t{panel} * (p.dim / score_depth) * device::warp_size;
-            multiply_exact<T>(
-                logits, tile.rows + at.token * (p.dim / 2 + 1), p.dim / 2 + 1, fragments, p.dim, p.to_log2);
-            return;
+            float const* const direction = basis.row(head, i / panel);
+            float sum                    = 0;
+            for (int d = 0; d < plan.dim; ++d) { sum += direction[d] * rows[d * panel + i % panel]; }
+            latents[i] = sum;
+        }
+        if constexpr (sizeof(T) == 2)
+        {
+            int const fragments = plan.dim / detail::score_depth * device::warp_size; // of a panel
+            uint4* const to     = reinterpret_cast<uint4*>(h.more) + index_t{at} * fragments;
+            for (int i = device::thread(); tensor && i < fragments; i += threads)
+            {
+                write_fragment(head, at * panel, i, to + i);
+            }
         }
     }
-    clear(logits);
-    multiply_add(logits, tile.keys + at.token, tiling.tokens(),
-        h.queries + index_t{panel} * p.dim * score_panel + at.row, score_panel, p.dim);
-}
 
-/// Puts the logits of each rung that has a softmax into `logits`, and calls use(softmax). Because bases nest, a wider plain
-/// rung goes on from the sums of the narrower one; quantised ones multiply all they hold.
-template <class Use>
-__device__ __forceinline__ void for_each_rung(score_plan const& p, score_tile const& tile, score_place const& at,
-    int panel, int step, score_head const& h, score_products& logits, Use const& use)
-{
-    float const* const latents = h.latents + index_t{panel} * p.key_columns() * score_panel + at.row;
-    int done                   = 0;
-    clear(logits);
-    for (int r = 0; r < p.plain; ++r)
+private:
+    /// Queries as they are, in the order in which tensor cores take them (see multiply_exact).
+    __device__ void write_fragment(index_t head, int first_row, int i, uint4* to) const
     {
-        int const end = p.rungs[r].keys;
-        multiply_add(
-            logits, tile.latents + done * step + at.token, step, latents + done * score_panel, score_panel, end - done);
-        done = end;
-        use(p.rungs[r].softmax);
+        int const lane = i % device::warp_size;
+        T pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
+        for (int j = 0; j < 8; ++j)
+        {
+            int const row = first_row + lane / 8 * 4 + j / 4 * 2 + lane / 4 % 2;
+            int const d   = i / device::warp_size * detail::score_depth + lane % 4 * 2 + j / 2 % 2 * 8 + j % 2;
+            pairs[j / 4][j / 2 % 2][j % 2] =
+                row >= plan.query_rows
+                    ? narrow<T>(0.0F)
+                    : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
+        }
+        std::memcpy(to, pairs, sizeof pairs);
     }
-    for (int r = p.plain; r < p.count; ++r)
-    {
-        score_rung const& u = p.rungs[r];
-        if (u.softmax == 0) { continue; }
-        float const* const queries = u.projected ? latents : h.queries + index_t{panel} * p.dim * score_panel + at.row;
-        clear(logits);
-        multiply_add(logits, tile.again + u.again * step + at.token, step, queries, score_panel, u.keys);
-        use(u.softmax);
-    }
-}
+};
 
-} // namespace mdkv::gpu::detail
+} // namespace mdkv::gpu::kernels

@@ -1,0 +1,201 @@
+/// \file score_block.cuh: a block of score and its tile of tokens: read as floats, projected, read again from codes, and multiplied with the queries (arXiv 2603.20616, section 4.2).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/quantiser.hpp>
+#include <mdkv/detail/score_plan.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/gpu/detail/rows.cuh>
+#include <mdkv/gpu/detail/score_products.cuh>
+#include <mdkv/gpu/detail/score_tiling.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cstdint>
+#include <cstring>
+
+#include <vector_types.h>
+
+namespace mdkv::gpu::detail
+{
+
+using kernels::token_rows;
+
+/// How a group of n coordinates, `step` apart, is quantised. One that holds a NaN or an infinity is read as NaN.
+[[nodiscard]] __device__ inline mdkv::detail::quantiser quantiser_of(float const* x, int n, int step, storage kind)
+{
+    float least   = x[0];
+    float most    = x[0];
+    float nothing = 0;
+    for (int i = 0; i < n; ++i)
+    {
+        float const v = x[i * step];
+        least         = v < least ? v : least;
+        most          = v > most ? v : most;
+        nothing += v * 0.0F;
+    }
+    return {nothing == 0.0F ? least : nothing, most, kind};
+}
+
+/// use(i, x, x') for the n coordinates x of a group, `step` apart, rotated first if they are coded so (a copy at `work`):
+/// x' is x as it would be read again.
+template <class Use>
+__device__ __forceinline__ void for_each_read_again(
+    float const* from, int n, int step, storage kind, bool rotated, float* work, Use const& use)
+{
+    if (rotated)
+    {
+        for (int i = 0; i < n; ++i) { work[i * step] = from[i * step]; }
+        mdkv::detail::hadamard(work, n, step);
+        from = work;
+    }
+    mdkv::detail::quantiser const codes = quantiser_of(from, n, step, kind);
+    int const most                      = mdkv::detail::most_code(kind);
+    for (int i = 0; i < n; ++i) { use(i, from[i * step], codes.value(codes.code(from[i * step], most))); }
+}
+
+/// A tile of a head's tokens, and this lane's share of its products: four tokens by four rows of a panel.
+struct score_block
+{
+    score_plan const& plan;
+    score_tiling const& tiling;
+    index_t head;
+    score_head operands;
+    score_tile tile;
+    int token; ///< the lane's first in the tile
+    int row;   ///< the lane's first in a panel
+
+    __device__ score_block(score_plan const& p, score_tiling const& t, index_t h, mdkv::detail::carver& memory)
+        : plan{p}
+        , tiling{t}
+        , head{h}
+        , operands{p.head(h)}
+        , tile{memory, p, t}
+        , token{device::warp() % t.token_warps() * score_warp_tokens + device::lane() / 4 * 4}
+        , row{device::lane() % 4 * 4}
+    {}
+
+    /// Reads the `count` tokens from `first` on to tile.rows, keys also to tile.pairs, and zeros for those that the tile lacks.
+    /// Two neighbouring lanes read 32 bytes of a row.
+    template <element T>
+    __device__ void read(token_rows<T> const& from, index_t first, int count, bool keys) const
+    {
+        constexpr int width  = kernels::piece_of<T>;
+        bool const as_pairs  = keys && tiling.tensor;
+        bool const as_floats = !keys || tiling.plain_keys;
+        int const size       = tiling.tokens();
+        int const t          = device::thread() / 2 & (size - 1);
+        auto const dim       = static_cast<int>(from.view.extent(2));
+        T const* const at =
+            from.view.data_handle() + from.view.offset(head, first, index_t{0}) + t * from.view.stride(1);
+        for (int d = (tiling.share() / 2 * 2 + device::thread() % 2) * width; d < dim; d += tiling.shares() * width)
+        {
+            T x[width];
+            if (from.wide && t < count && d + width <= dim)
+            {
+                auto const piece = *reinterpret_cast<uint4 const*>(at + d);
+                std::memcpy(static_cast<void*>(x), &piece, sizeof x);
+            }
+            else
+            {
+                for (int i = 0; i < width; ++i) { x[i] = t < count && d + i < dim ? at[d + i] : narrow<T>(0.0F); }
+            }
+            if constexpr (sizeof(T) == 2)
+            {
+                std::uint32_t two[width / 2];
+                std::memcpy(two, x, sizeof two);
+                for (int i = 0; as_pairs && i < width / 2; ++i) { tile.pairs[t * (dim / 2 + 1) + d / 2 + i] = two[i]; }
+            }
+            for (int i = 0; as_floats && i < width; ++i)
+            {
+                if (d + i < dim) { tile.rows[(d + i) * size + t] = widen(x[i]); }
+            }
+        }
+        device::sync();
+    }
+
+    /// Coordinates of the tokens in a basis [dim, columns]: tile.latents [count, tokens].
+    __device__ void project(int dim, float const* basis, int columns, int count) const
+    {
+        int const step = tiling.tokens();
+        for (int p = tiling.share(); p * score_panel < count; p += tiling.shares())
+        {
+            int const c             = p * score_panel + row;
+            score_products products = {};
+            multiply_add(products, tile.rows + token, step, basis + c, columns, dim);
+            for (int j = 0; j < 4; ++j)
+            {
+                if (c + j >= count) { continue; }
+                *reinterpret_cast<float4*>(tile.latents + (c + j) * step + token) =
+                    float4{products[0][j], products[1][j], products[2][j], products[3][j]};
+            }
+        }
+        device::sync();
+    }
+
+    /// All that is made of the tile's keys to be multiplied with the queries.
+    __device__ void prepare_keys() const
+    {
+        constexpr int group = static_cast<int>(quantised_group);
+        int const step      = tiling.tokens();
+        if (plan.latent > 0) { project(plan.dim, operands.key_basis, plan.key_columns(), plan.latent); }
+        for (int i = 1; i < plan.softmaxes; ++i)
+        {
+            score_logits const& l = plan.logits[i];
+            if (l.of != score_operand::again) { continue; }
+            for (int c = tiling.share() * group; c < l.count; c += tiling.shares() * group)
+            {
+                float const* const from = (l.in_basis ? tile.latents : tile.rows) + c * step + tiling.token();
+                float* const to         = tile.again + (l.first + c) * step + tiling.token();
+                int const n             = l.count - c < group ? l.count - c : group;
+                for_each_read_again(
+                    from, n, step, l.kind, !l.in_basis, to, [=](int j, float, float read) { to[j * step] = read; });
+                if (!l.in_basis) { mdkv::detail::hadamard(to, n, step); } // back, so that queries can stay as they are
+            }
+        }
+        device::sync();
+    }
+
+    /// The lane's logits of softmax i; `logits` hold those of the softmax before.
+    template <element T>
+    __device__ __forceinline__ void multiply(score_products& logits, int i, int panel) const
+    {
+        if constexpr (sizeof(T) == 2)
+        {
+            if (tiling.tensor && i == 0)
+            {
+                index_t const fragments = index_t{panel} * (plan.dim / score_depth) * device::warp_size;
+                multiply_exact<T>(logits, tile.pairs + token * (plan.dim / 2 + 1),
+                    reinterpret_cast<uint4 const*>(operands.more) + fragments, plan.dim, plan.to_log2);
+                return;
+            }
+        }
+        score_logits const& l = plan.logits[i];
+        float const* tokens   = tile.rows;
+        if (l.of == score_operand::latents) { tokens = tile.latents; }
+        if (l.of == score_operand::again) { tokens = tile.again; }
+        float const* const queries = l.in_basis ? operands.latents + index_t{panel} * plan.key_columns() * score_panel
+                                                : operands.queries + index_t{panel} * plan.dim * score_panel;
+        if (!l.goes_on()) { clear(logits); }
+        multiply_add(logits, tokens + l.first * tiling.tokens() + token, tiling.tokens(),
+            queries + l.first_of_query() * score_panel + row, score_panel, l.count);
+    }
+
+    /// Which of the lane's products are hidden, bit 4 * token + row: of the `count` tokens from `first` on, and rows from
+    /// `first_row` on.
+    [[nodiscard]] __device__ unsigned hidden(index_t first, int count, int first_row) const
+    {
+        if (count == tiling.tokens() && plan.all_see(first + count - 1)) { return 0; }
+        unsigned bits = 0;
+        for (int j = 0; j < 4; ++j)
+        {
+            index_t const seen = plan.end_of(first_row + j) - first;
+            index_t const end  = seen < count ? seen : count;
+            for (int i = 0; i < 4; ++i) { bits |= token + i < end ? 0U : 1U << (4 * i + j); }
+        }
+        return bits;
+    }
+};
+
+} // namespace mdkv::gpu::detail

@@ -1,0 +1,313 @@
+/// \file score_sweeps.cuh: score's two sweeps: the log-sum-exp of every query in every softmax, then the loss of every token at every rung (arXiv 2603.20616, section 4.2).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/score_plan.hpp>
+#include <mdkv/detail/score_prepare.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/score_block.cuh>
+#include <mdkv/gpu/detail/score_products.cuh>
+#include <mdkv/gpu/detail/score_tiling.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cmath>
+
+#include <vector_types.h>
+
+namespace mdkv::gpu::detail
+{
+
+/// Makes `top` the rows' largest logits so far, and says whether any has grown: rare once the first tiles are past.
+[[nodiscard]] __device__ inline bool raise(score_products const& logits, unsigned hidden, float (&top)[4])
+{
+    bool raised = false;
+    float here[4];
+    for (int j = 0; j < 4; ++j)
+    {
+        here[j] = top[j];
+        for (int i = 0; i < 4; ++i)
+        {
+            float const x = shown(logits[i][j], hidden, i, j);
+            here[j]       = x > here[j] ? x : here[j];
+        }
+        raised = raised || here[j] > top[j];
+    }
+    if (device::ballot(raised) == 0) { return false; }
+    for (int j = 0; j < 4; ++j)
+    {
+        for (int step = 4; step < device::warp_size; step *= 2)
+        {
+            float const other = device::shuffle_xor(here[j], step);
+            here[j]           = other > here[j] ? other : here[j];
+        }
+        top[j] = here[j];
+    }
+    return true;
+}
+
+/// Adds a lane's logits of a panel to the state of its rows: largest logits, and `step` after them the sums. A warp reads here
+/// only what it wrote itself.
+__device__ inline void add_to_state(float* largest, int step, score_products const& logits, unsigned hidden)
+{
+    float4 const before = load4(largest);
+    float top[4]{before.x, before.y, before.z, before.w};
+    // Of a row, the lanes that differ in their tokens share a sum; of those, the lanes with bit 4 unset keep it.
+    int const lane  = device::lane();
+    int const which = (lane & 16) / 8 + (lane & 8) / 8;
+    bool const mine = (lane & 4) == 0;
+    float& sum      = largest[step + which];
+    if (raise(logits, hidden, top) && mine)
+    {
+        float const new_top = which == 0 ? top[0] : which == 1 ? top[1] : which == 2 ? top[2] : top[3];
+        sum *= exp2f(largest[which] - new_top);
+        largest[which] = new_top;
+    }
+    float sums[4] = {};
+    for (int j = 0; j < 4; ++j)
+    {
+        for (int i = 0; i < 4; ++i) { sums[j] += exp2f(shown(logits[i][j], hidden, i, j) - top[j]); }
+    }
+    float total = fold4(sums, 16, 8);
+    total += device::shuffle_xor(total, 4);
+    if (mine) { sum += total; }
+    device::sync_warp();
+}
+
+} // namespace mdkv::gpu::detail
+
+namespace mdkv::gpu::kernels
+{
+
+/// Sweep one: one block a head and part of its tokens, the window being one part more.
+template <element T>
+struct score_sums
+{
+    static constexpr char const* name              = "score_sums";
+    static constexpr int threads                   = detail::score_threads;
+    static constexpr int blocks_per_multiprocessor = 2;
+
+    detail::token_rows<T> keys;
+    detail::token_rows<T> window_keys;
+    detail::score_plan plan;
+    detail::score_tiling tiling;
+    detail::score_states states; // a part of a head for every warp of tokens
+    index_t parts;               // without the window
+    bool exact;                  ///< the exact softmax is wanted
+
+    [[nodiscard]] index_t shared_bytes() const { return tiling.keys; }
+
+    __device__ void operator()() const
+    {
+        index_t const head   = device::block() / (parts + 1);
+        index_t const part   = device::block() % (parts + 1);
+        bool const in_window = part == parts;
+        auto const& from     = in_window ? window_keys : keys;
+        index_t const tokens = from.view.extent(1);
+        index_t const tiles  = tiling.tiles(tokens);
+        index_t const offset = in_window ? keys.view.extent(1) : 0;
+        index_t const end    = in_window ? tiles : tiles * (part + 1) / parts;
+        mdkv::detail::carver memory{device::shared_memory()};
+        detail::score_block const block{plan, tiling, head, memory};
+        clear();
+        for (index_t i = in_window ? 0 : tiles * part / parts; i < end; ++i)
+        {
+            index_t const t = i * tiling.tokens();
+            if (plan.none_sees(offset + t)) { return; }
+            int const count = tiling.count(tokens, t);
+            device::sync(); // the tile before may still be read, and states be cleared
+            block.read(from, t, count, true);
+            if (!in_window) { block.prepare_keys(); }
+            add_tile(block, part, offset + t, count, in_window);
+        }
+    }
+
+private:
+    __device__ void clear() const
+    {
+        index_t const size = states.per_part() * tiling.token_warps();
+        for (index_t i = device::thread(); i < size; i += threads)
+        {
+            states.memory[device::block() * size + i] = i / plan.rows % 2 == 0 ? mdkv::detail::lowest_logit : 0.0F;
+        }
+    }
+
+    /// With `whole` the tile's keys are stored as they are at every rung (the window).
+    __device__ void add_tile(detail::score_block const& block, index_t part, index_t first, int count, bool whole) const
+    {
+        index_t const own = part * tiling.token_warps() + device::warp() % tiling.token_warps();
+        for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
+        {
+            int const row         = p * detail::score_panel + block.row;
+            unsigned const hidden = block.hidden(first, count, row);
+            detail::score_products logits;
+            for (int i = exact || whole ? 0 : 1; i < plan.softmaxes; ++i)
+            {
+                if (i == 0 || !whole) { block.template multiply<T>(logits, i, p); }
+                if (i == 0 && !exact) { continue; }
+                detail::add_to_state(states.largest(block.head, own, i) + row, plan.rows, logits, hidden);
+            }
+        }
+    }
+};
+
+/// Sweep two: one block a head and tile.
+template <element T>
+struct score_losses
+{
+    static constexpr char const* name              = "score_losses";
+    static constexpr int threads                   = detail::score_threads;
+    static constexpr int blocks_per_multiprocessor = 2;
+
+    detail::token_rows<T> keys;
+    detail::token_rows<T> values;
+    in_view<float, 3, backend> value_basis;
+    out_view<float, 3, backend> loss;
+    detail::score_plan plan;
+    detail::score_tiling tiling;
+    index_t tiles_per_head;
+
+    [[nodiscard]] index_t shared_bytes() const { return tiling.all; }
+
+    __device__ void operator()() const
+    {
+        index_t const head  = device::block() / tiles_per_head;
+        index_t const first = device::block() % tiles_per_head * tiling.tokens();
+        int const count     = tiling.count(keys.view.extent(1), first);
+        mdkv::detail::carver memory{device::shared_memory()};
+        detail::score_block const block{plan, tiling, head, memory};
+        detail::score_thread_sums const sums{memory, plan, tiling};
+        block.read(keys, first, count, true);
+        block.prepare_keys();
+        add_differences(block, first, count, sums);
+        device::sync();
+        block.read(values, first, count, false);
+        if (plan.value_latent > 0)
+        {
+            block.project(plan.value_dim, block.operands.value_basis, plan.value_columns(), plan.value_latent);
+        }
+        square(block.tile, sums);
+        device::sync();
+        add_rests(head, block.tile, sums);
+        device::sync();
+        if (device::thread() < count) { write(head, first + device::thread(), sums); }
+    }
+
+private:
+    /// Adds up P and |P' - P| over the rows.
+    __device__ void add_differences(
+        detail::score_block const& block, index_t first, int count, detail::score_thread_sums const& sums) const
+    {
+        for (int i = 0; i < plan.softmaxes; ++i) { sums.probabilities[i * threads + device::thread()] = 0; }
+        for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
+        {
+            int const row                = p * detail::score_panel + block.row;
+            unsigned const hidden        = block.hidden(first, count, row);
+            detail::score_products exact = {}; // probabilities, once they are known
+            detail::score_products logits;
+            for (int softmax = 0; softmax < plan.softmaxes; ++softmax)
+            {
+                block.template multiply<T>(logits, softmax, p);
+                float4 const of_rows = detail::load4(block.operands.lse + index_t{softmax} * plan.rows + row);
+                float const lse[4]{of_rows.x, of_rows.y, of_rows.z, of_rows.w};
+                float moved[4] = {};
+                for (int i = 0; i < 4; ++i)
+                {
+                    for (int j = 0; j < 4; ++j)
+                    {
+                        float const probability = exp2f(detail::shown(logits[i][j], hidden, i, j) - lse[j]);
+                        moved[i] += fabsf(probability - exact[i][j]);
+                        if (softmax == 0) { exact[i][j] = probability; }
+                    }
+                }
+                sums.probabilities[softmax * threads + device::thread()] += detail::fold4(moved, 2, 1);
+            }
+        }
+    }
+
+    /// This thread's parts of its token's sums of squares.
+    __device__ void square(detail::score_tile const& tile, detail::score_thread_sums const& sums) const
+    {
+        constexpr int group = static_cast<int>(quantised_group);
+        int const step      = tiling.tokens();
+        int const share     = tiling.share();
+        int const shares    = tiling.shares();
+        auto const squares  = [&](float const* x, int begin, int end) {
+            float sum = 0;
+            for (int c = begin + share; c < end; c += shares) { sum += x[c * step] * x[c * step]; }
+            return sum;
+        };
+        float const* const value       = tile.rows + tiling.token();
+        float const* const latents     = tile.latents + tiling.token();
+        sums.squares[device::thread()] = squares(value, 0, plan.value_dim);
+        for (int r = 0; r < plan.count; ++r)
+        {
+            detail::score_rung const& u = plan.rungs[r];
+            float rounding              = 0;
+            for (int c = share * group; u.quantised() && c < u.values; c += shares * group)
+            {
+                detail::for_each_read_again((u.projected ? latents : value) + c * step,
+                    u.values - c < group ? u.values - c : group, step, u.kind, u.rotated(),
+                    tile.again + c * step + tiling.token(),
+                    [&](int, float before, float read) { rounding += (before - read) * (before - read); });
+            }
+            sums.roundings[r * threads + device::thread()] = rounding;
+            sums.kept[r * threads + device::thread()] =
+                squares(latents, u.kept_from, u.leaves_out ? u.values : u.kept_from);
+        }
+    }
+
+    /// Where squares nearly cancel, this thread's part of the squared difference between its token's value and what a rung
+    /// keeps of it.
+    __device__ void add_rests(index_t head, detail::score_tile const& tile, detail::score_thread_sums const& sums) const
+    {
+        int const step      = tiling.tokens();
+        int const token     = tiling.token();
+        float const squared = sums.joined(sums.squares, 0, token);
+        float kept          = 0;
+        for (int r = 0; r < plan.count; ++r)
+        {
+            detail::score_rung const& u = plan.rungs[r];
+            if (!u.leaves_out) { continue; }
+            kept = u.kept(kept, sums.joined(sums.kept, r, token));
+            if (!mdkv::detail::cancels(squared - kept, squared)) { continue; }
+            float rest = 0;
+            for (int d = tiling.share(); d < plan.value_dim; d += tiling.shares())
+            {
+                float x = tile.rows[d * step + token];
+                for (int c = 0; c < u.values; ++c) { x -= tile.latents[c * step + token] * value_basis(head, c, d); }
+                rest += x * x;
+            }
+            sums.rests[r * threads + device::thread()] = rest;
+        }
+    }
+
+    /// The losses of a token, that of this thread, at every rung.
+    __device__ void write(index_t head, index_t at, detail::score_thread_sums const& sums) const
+    {
+        int const token     = device::thread();
+        float const squared = sums.joined(sums.squares, 0, token);
+        float const norm    = sqrtf(squared);
+        float const mass    = sums.joined(sums.probabilities, 0, token);
+        float kept          = 0;
+        if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, norm); }
+        if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
+        for (int r = 0; r < plan.count; ++r)
+        {
+            detail::score_rung const& u = plan.rungs[r];
+            float missing               = sums.joined(sums.roundings, r, token);
+            if (u.leaves_out)
+            {
+                kept = u.kept(kept, sums.joined(sums.kept, r, token));
+                missing +=
+                    mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
+            }
+            float const moved       = u.softmax > 0 ? sums.joined(sums.probabilities, u.softmax, token) : 0.0F;
+            loss(head, u.index, at) = mdkv::detail::stored_loss(moved, mass, norm, sqrtf(missing));
+        }
+    }
+};
+
+} // namespace mdkv::gpu::kernels
