@@ -8,9 +8,9 @@
 #include <mdkv/cpu/width.hpp>
 
 #include <cstddef>
+#include <memory>
 #include <memory_resource>
 #include <span>
-#include <utility>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
@@ -25,42 +25,27 @@ public:
 
     /// \throws whatever the resource throws
     owned_bytes(index_t size, std::pmr::memory_resource* resource)
-        : resource_{resource}
-        , size_{size}
+        : data_{nullptr, give_back{resource, static_cast<std::size_t>(size)}}
     {
         if (size > 0)
         {
-            data_ = static_cast<std::byte*>(resource->allocate(static_cast<std::size_t>(size), alignment));
+            data_.reset(static_cast<std::byte*>(resource->allocate(static_cast<std::size_t>(size), alignment)));
         }
     }
-    ~owned_bytes()
-    {
-        if (data_ != nullptr) { resource_->deallocate(data_, static_cast<std::size_t>(size_), alignment); }
-    }
 
-    owned_bytes(owned_bytes&& other) noexcept
-        : resource_{std::exchange(other.resource_, nullptr)}
-        , data_{std::exchange(other.data_, nullptr)}
-        , size_{std::exchange(other.size_, 0)}
-    {}
-    owned_bytes& operator=(owned_bytes&& other) noexcept
-    {
-        owned_bytes taken{std::move(other)};
-        std::swap(resource_, taken.resource_);
-        std::swap(data_, taken.data_);
-        std::swap(size_, taken.size_);
-        return *this;
-    }
-    owned_bytes(owned_bytes const&)            = delete;
-    owned_bytes& operator=(owned_bytes const&) = delete;
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] index_t size() const noexcept { return size_; }
+    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+    [[nodiscard]] index_t size() const noexcept { return data_ ? static_cast<index_t>(data_.get_deleter().size) : 0; }
 
 private:
-    std::pmr::memory_resource* resource_{};
-    std::byte* data_{};
-    index_t size_{};
+    struct give_back
+    {
+        std::pmr::memory_resource* resource = nullptr;
+        std::size_t size                    = 0;
+
+        void operator()(std::byte* data) const noexcept { resource->deallocate(data, size, alignment); }
+    };
+
+    std::unique_ptr<std::byte, give_back> data_;
 };
 
 /// What a cache's owner asks of the host.

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <memory>
 #include <new>
-#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -65,55 +64,36 @@ public:
     /// \throws invalid_argument   the size is negative
     /// \throws whatever the resource throws
     device_bytes(index_t size, cudaStream_t stream, Resource& resource)
-        : resource_{std::addressof(resource)}
-        , stream_{stream}
-        , size_{size}
+        : data_{nullptr, give_back{std::addressof(resource), stream, static_cast<std::size_t>(size)}}
     {
         expects(size >= 0, "device_bytes: size is ", size, "; it must not be negative");
         if (size > 0)
         {
-            data_ = static_cast<std::byte*>(
-                resource.allocate_async(static_cast<std::size_t>(size), std::size_t{alignment}, stream));
+            data_.reset(static_cast<std::byte*>(
+                resource.allocate_async(static_cast<std::size_t>(size), std::size_t{alignment}, stream)));
         }
     }
 
-    ~device_bytes()
-    {
-        if (data_ != nullptr)
-        {
-            resource_->deallocate_async(data_, static_cast<std::size_t>(size_), std::size_t{alignment}, stream_);
-        }
-    }
-
-    device_bytes(device_bytes&& other) noexcept { swap(other); }
-    device_bytes& operator=(device_bytes&& other) noexcept
-    {
-        device_bytes taken{std::move(other)};
-        swap(taken);
-        return *this;
-    }
-    device_bytes(device_bytes const&)            = delete;
-    device_bytes& operator=(device_bytes const&) = delete;
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] index_t size() const noexcept { return size_; }
-    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+    [[nodiscard]] index_t size() const noexcept { return data_ ? static_cast<index_t>(data_.get_deleter().size) : 0; }
+    [[nodiscard]] cudaStream_t stream() const noexcept { return data_.get_deleter().stream; }
     /// That of bytes that were asked for.
-    [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
+    [[nodiscard]] Resource& resource() const noexcept { return *data_.get_deleter().resource; }
 
 private:
-    void swap(device_bytes& other) noexcept
+    struct give_back
     {
-        std::swap(resource_, other.resource_);
-        std::swap(stream_, other.stream_);
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-    }
+        Resource* resource  = nullptr;
+        cudaStream_t stream = nullptr;
+        std::size_t size    = 0;
 
-    Resource* resource_{};
-    cudaStream_t stream_{};
-    std::byte* data_{};
-    index_t size_{};
+        void operator()(std::byte* data) const noexcept
+        {
+            resource->deallocate_async(data, size, std::size_t{alignment}, stream);
+        }
+    };
+
+    std::unique_ptr<std::byte, give_back> data_;
 };
 
 } // namespace mdkv::gpu

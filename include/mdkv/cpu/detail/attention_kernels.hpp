@@ -50,6 +50,20 @@ inline void with_stored(storage kind, Body const& body)
     else { body(int4_codes{}); }
 }
 
+/// A vector of stored units as numbers: to[0] elements, codes or low halves, to[1] high halves. High halves of `Whole` units
+/// are not taken out of their bytes, which are 16 times the high half plus the low one.
+template <class Stored, bool Whole = false>
+[[gnu::always_inline]] inline void unpack(std::byte const* from, simd::floats* to) noexcept
+{
+    if constexpr (!coded<Stored>) { to[0] = simd::load(reinterpret_cast<Stored const*>(from)); }
+    else
+    {
+        simd::ints const bytes = simd::load_bytes(from);
+        to[0]                  = per_unit<Stored> == 2 ? simd::low_nibbles(bytes) : simd::to_floats(bytes);
+        if constexpr (per_unit<Stored> == 2) { to[1] = simd::to_floats(Whole ? bytes : bytes >> 4); }
+    }
+}
+
 /// Tokens in a block of codes, whose sums have more to finish at its end; their bytes come from the second-level cache.
 inline constexpr index_t quantised_block_tokens = 128;
 
@@ -72,14 +86,14 @@ inline auto heads_of_pass(index_t left, Body const& body)
     return left >= 2 ? body(std::integral_constant<int, 2>{}) : body(std::integral_constant<int, 1>{});
 }
 
-/// Kernels of one pass: of as many vectors or tiles as registers allow, of one, and of columns, between them, of two.
+/// Kernels of one pass: of as many vectors or tiles as registers allow, of columns two, and of one.
 template <class Kernel>
 struct pass_kernels
 {
     index_t heads;
     Kernel* wide;
+    Kernel* two;
     Kernel* one;
-    Kernel* two = nullptr;
 };
 
 /// An address read a little later, asked for into the second-level cache: the hardware does not look beyond a page, and
@@ -113,10 +127,7 @@ struct query_rows
     float const* sums = nullptr; ///< [G, groups] of coordinates, for keys that are codes
     index_t groups    = 0;
 
-    [[nodiscard]] query_rows from(index_t g, index_t k = 0) const noexcept
-    {
-        return {x + g * step + k * quantised_group, step, sums == nullptr ? nullptr : sums + g * groups + k, groups};
-    }
+    [[nodiscard]] query_rows from(index_t g) const noexcept { return {x + g * step, step, sums + g * groups, groups}; }
 };
 
 /// What grows by the product, for each head of a group.
@@ -137,16 +148,25 @@ struct sum_rows
     return simd::load(reinterpret_cast<half const*>(p));
 }
 
-/// Rows of a tile of fewer than 16 tokens, with zeros for the missing ones. Returns where the next row would be.
-[[gnu::noinline]] inline std::byte* widen_rows(
-    std::byte const* from, index_t rows, index_t width, index_t unit, std::byte* to) noexcept
+/// The tile of token t, of fewer than 16 tokens, as one of 16 with zeros for the missing ones.
+[[gnu::noinline]] inline void widen_tile(run_rows const& rows, index_t t, std::byte* to) noexcept
 {
-    for (index_t i = 0; i < rows; ++i, to += tile_tokens * unit)
+    std::byte const* from = rows.begin + rows.tile(t);
+    index_t const width   = rows.width(t);
+    auto const widen_rows = [&](index_t count, index_t bytes) {
+        for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
+        {
+            std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
+            std::memcpy(to, from, static_cast<std::size_t>(width * bytes));
+        }
+    };
+    if (rows.kind == storage::plain) { widen_rows(rows.coordinates, rows.unit); }
+    for (int k = 0; k < rows.groups() && rows.kind != storage::plain; ++k)
     {
-        std::memset(to, 0, static_cast<std::size_t>(tile_tokens * unit));
-        std::memcpy(to, from + i * width * unit, static_cast<std::size_t>(width * unit));
+        index_t const bytes = rows.group(t, k).bytes;
+        widen_rows(2, sizeof(half)); // scales, minima
+        widen_rows(rows.by_token ? 1 : bytes, rows.by_token ? bytes : 1);
     }
-    return to;
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

@@ -15,23 +15,6 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Lane i of the vector is lane i ^ Half of x. Spelled out, because nvcc expands no pack in the builtin.
-template <int Half, class Floats>
-[[nodiscard]] inline Floats swap_lanes(Floats x) noexcept
-{
-    constexpr int H = Half;
-    if constexpr (sizeof(Floats) == 64)
-    {
-        return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H, 9 ^ H,
-            10 ^ H, 11 ^ H, 12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
-    }
-    else if constexpr (sizeof(Floats) == 32)
-    {
-        return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H);
-    }
-    else { return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H); }
-}
-
 /// One step inside a vector: lanes i and i + Half become their sum and their difference.
 template <int Half>
 [[nodiscard]] inline simd::floats hadamard_lanes(simd::floats x) noexcept
@@ -41,7 +24,7 @@ template <int Half>
         for (std::size_t i = 0; i < all.size(); ++i) { all[i] = (i & Half) != 0 ? -1.0F : 1.0F; }
         return all;
     }();
-    return swap_lanes<Half>(x) + x * simd::load(signs.data());
+    return simd::swap_lanes<Half>(x) + x * simd::load(signs.data());
 }
 
 /// One group of 64 neighbours, in registers.

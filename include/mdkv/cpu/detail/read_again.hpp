@@ -9,7 +9,6 @@
 #include <mdkv/detail/quantiser.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
@@ -39,8 +38,8 @@ struct quantisers
                 lows                 = simd::min(lows, v);
                 highs                = simd::max(highs, v);
             }
-            low  = -largest_lane<simd::lanes>(-lows);
-            high = largest_lane<simd::lanes>(highs);
+            low  = -simd::max_lane(-lows);
+            high = simd::max_lane(highs);
         }
         for (; i < n; ++i)
         {
@@ -89,21 +88,6 @@ struct quantisers
     }
 
 private:
-    /// By halves of the vector.
-    template <int N>
-    [[nodiscard]] static float largest_lane(simd::floats_of<N> v) noexcept
-    {
-        float part[N];
-        std::memcpy(part, &v, sizeof v);
-        if constexpr (N == 4) { return std::max(std::max(part[0], part[1]), std::max(part[2], part[3])); }
-        else
-        {
-            auto const a = simd::load<N / 2>(part);
-            auto const b = simd::load<N / 2>(part + N / 2);
-            return largest_lane<N / 2>(a > b ? a : b);
-        }
-    }
-
     /// Cut to half's range.
     [[nodiscard]] static simd::floats within(simd::floats x) noexcept
     {

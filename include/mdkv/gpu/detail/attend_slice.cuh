@@ -5,6 +5,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -27,7 +28,9 @@
 namespace mdkv::gpu::kernels
 {
 
+using mdkv::detail::attend_sizes;
 using mdkv::detail::coded_group;
+using mdkv::detail::run_basis;
 using mdkv::detail::run_rows;
 using mdkv::detail::stored_run;
 
@@ -36,10 +39,10 @@ struct attend_slice
 {
     // Inside a block everything is counted in int: 64-bit division takes as long as a row.
     static constexpr char const* name              = "attend_slice";
-    static constexpr int threads                   = attend_sizes::threads;
+    static constexpr int threads                   = attend_threads;
     static constexpr int blocks_per_multiprocessor = 4;
-    static constexpr int most_queries              = attend_sizes::most_queries;
-    static constexpr int most_tokens               = attend_sizes::most_tokens;
+    static constexpr int most_queries              = attend_queries;
+    static constexpr int most_tokens               = attend_tokens;
     static constexpr int chunk                     = 4; ///< queries whose sums a thread holds
     static constexpr int group_size                = quantised_group;
 
@@ -114,38 +117,25 @@ struct attend_slice
         mdkv::detail::carver memory{device::shared_memory()};
         room const mine = carve(memory);
         begin(at, mine);
-        index_t total = 0;
-        for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
-        {
-            stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
-            total += run.tokens * run.token_bytes();
-        }
-        index_t run_begin = 0;
-        bool projected    = false;
+        index_t const total = mdkv::detail::bytes_of_head(cache, at.head);
+        index_t run_begin   = 0;
+        bool projected      = false;
         for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
         {
             stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
             if (run.tokens == 0) { continue; }
-            index_t const begin_token = token_at(run, run_begin, total * at.slice / slices);
-            index_t const end_token   = token_at(run, run_begin, total * (at.slice + 1) / slices);
+            index_t const first = cut_run(run, run_begin, total * at.slice / slices);
+            index_t const end   = cut_run(run, run_begin, total * (at.slice + 1) / slices);
             run_begin += run.tokens * run.token_bytes();
-            if (begin_token >= end_token) { continue; }
+            if (first == end) { continue; }
             if (run.basis == run_basis::projected && !projected)
             {
                 project_queries(at, mine);
                 projected = true;
             }
-            attend_run(run, begin_token, end_token, at, mine);
+            attend_run(run, first, end, at, mine);
         }
         finish(at, mine);
-    }
-
-    /// First token of a run whose block of tokens begins at or behind byte `at` of the head.
-    [[nodiscard]] __device__ static index_t token_at(stored_run const& run, index_t run_begin, index_t at)
-    {
-        index_t const bytes  = most_tokens * run.token_bytes();
-        index_t const blocks = at <= run_begin ? 0 : (at - run_begin + bytes - 1) / bytes;
-        return blocks * most_tokens < run.tokens ? blocks * most_tokens : run.tokens;
     }
 
     /// Queries, scaled, in the original basis and rotated; rows past the group's are zero and are not read back.
