@@ -28,10 +28,6 @@ inline constexpr int warp_size = 32;
 {
     return static_cast<index_t>(blockIdx.x);
 }
-[[nodiscard]] __device__ __forceinline__ index_t blocks()
-{
-    return static_cast<index_t>(gridDim.x);
-}
 [[nodiscard]] __device__ __forceinline__ int lane()
 {
     return thread() % warp_size;

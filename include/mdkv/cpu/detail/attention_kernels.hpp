@@ -71,19 +71,11 @@ inline constexpr index_t quantised_block_tokens = 128;
 inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 : 2;
 
 /// body(constant) for as many of the `left` query heads as one pass serves: 8, 4, 3, 2 or 1.
-template <class Body>
+template <int G = most_group, class Body>
 inline auto heads_of_pass(index_t left, Body const& body)
 {
-    if constexpr (most_group >= 8)
-    {
-        if (left >= 8) { return body(std::integral_constant<int, 8>{}); }
-    }
-    if constexpr (most_group >= 4)
-    {
-        if (left >= 4) { return body(std::integral_constant<int, 4>{}); }
-        if (left == 3) { return body(std::integral_constant<int, 3>{}); }
-    }
-    return left >= 2 ? body(std::integral_constant<int, 2>{}) : body(std::integral_constant<int, 1>{});
+    if constexpr (G == 1) { return body(std::integral_constant<int, 1>{}); }
+    else { return left >= G ? body(std::integral_constant<int, G>{}) : heads_of_pass<G == 8 ? 4 : G - 1>(left, body); }
 }
 
 /// Kernels of one pass: of as many vectors or tiles as registers allow, of columns two, and of one.

@@ -61,6 +61,7 @@ template <class Join>
 
 /// Adds logits [shares, most_queries, block_tokens] of `count` tokens to the softmax [most_queries, 2] of every query, and
 /// leaves the weights where the logits of share 0 were and in factor [most_queries] what the sums before are multiplied by.
+/// Rows past `queries`, whose logits are zero, stay as they are: their sums are not read back.
 __device__ inline void soften(
     float* logits, int shares, int count, int block_tokens, int queries, float* softmax, float* factor)
 {
@@ -103,14 +104,6 @@ __device__ inline void soften(
             softmax[2 * g + 1] = softmax[2 * g + 1] * factor[g] + sum;
         }
         device::sync_warp();
-    }
-    for (int g = queries + device::warp(); g < attend_queries; g += warps)
-    {
-        for (int token = device::lane(); token < count; token += device::warp_size)
-        {
-            logits[g * block_tokens + token] = 0.0F;
-        }
-        if (device::lane() == 0) { factor[g] = 1.0F; }
     }
 }
 

@@ -101,13 +101,6 @@ struct attend_slice
         index_t slice;
     };
 
-    /// A block of tokens of one run.
-    struct piece
-    {
-        index_t first; ///< of the run
-        int count;
-    };
-
     __device__ void operator()() const
     {
         index_t const item = device::block() / slices;
@@ -194,40 +187,37 @@ struct attend_slice
         stored_run const& run, index_t first, index_t end, place const& at, room const& mine) const
     {
         if (run.keys.kind != storage::plain) { sum_groups(run, mine); }
-        auto const block = [&](index_t t) {
-            return piece{t, end - t < block_tokens ? static_cast<int>(end - t) : block_tokens};
-        };
-        stage(run, block(first), mine.staged);
+        stage(run, first, end, mine.staged);
         int current = 0;
         for (index_t t = first; t < end; t += block_tokens)
         {
             index_t const next = t + block_tokens;
             if (stages == 2 && next < end)
             {
-                stage(run, block(next), mine.staged + (1 - current) * staged_bytes());
+                stage(run, next, end, mine.staged + (1 - current) * staged_bytes());
                 device::copy_async_wait<1>();
             }
             else { device::copy_async_wait<0>(); }
             device::sync();
             std::byte* const staged = mine.staged + current * staged_bytes();
-            int const count         = block(t).count;
+            int const count         = next < end ? block_tokens : static_cast<int>(end - t);
             logits(staged_rows(run.keys, t, staged), run.basis, count, mine);
             device::sync();
             soften(mine.logits, shares(), count, block_tokens, at.queries, mine.softmax, mine.factor);
             device::sync();
             add_values(staged_rows(run.values, t, staged + staged_keys()), run.basis, count, mine);
             if (stages == 2) { current = 1 - current; }
-            else if (next < end) { stage(run, block(next), mine.staged); }
+            else if (next < end) { stage(run, next, end, mine.staged); }
         }
     }
 
-    /// Copies the bytes of a block of tokens to shared memory; one group of asynchronous copies.
-    __device__ void stage(stored_run const& run, piece const& part, std::byte* to) const
+    /// Copies the bytes of the block of tokens from t on, those before `end`, to shared memory; one group of asynchronous
+    /// copies.
+    __device__ void stage(stored_run const& run, index_t t, index_t end, std::byte* to) const
     {
-        index_t const tokens = run.keys.whole_tiles(part.first + part.count) - part.first;
-        stage_bytes(run.keys.begin + part.first * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
-        stage_bytes(run.values.begin + part.first * run.values.token_bytes, tokens * run.values.token_bytes,
-            to + staged_keys());
+        index_t const tokens = run.keys.whole_tiles(t + block_tokens < end ? t + block_tokens : end) - t;
+        stage_bytes(run.keys.begin + t * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
+        stage_bytes(run.values.begin + t * run.values.token_bytes, tokens * run.values.token_bytes, to + staged_keys());
         device::copy_async_commit();
     }
 

@@ -28,10 +28,6 @@ inline constexpr int warp_size = 32;
 {
     return emulation::current().block->number;
 }
-[[nodiscard]] inline index_t blocks()
-{
-    return emulation::current().block->blocks;
-}
 [[nodiscard]] inline int lane()
 {
     return thread() % warp_size;
