@@ -39,8 +39,8 @@ public:
 private:
     struct give_back
     {
-        std::pmr::memory_resource* resource = nullptr;
-        std::size_t size                    = 0;
+        std::pmr::memory_resource* resource;
+        std::size_t size;
 
         void operator()(std::byte* data) const noexcept { resource->deallocate(data, size, alignment); }
     };

@@ -83,9 +83,9 @@ public:
 private:
     struct give_back
     {
-        Resource* resource  = nullptr;
-        cudaStream_t stream = nullptr;
-        std::size_t size    = 0;
+        Resource* resource;
+        cudaStream_t stream;
+        std::size_t size;
 
         void operator()(std::byte* data) const noexcept
         {
