@@ -64,6 +64,18 @@ template <class Stored, bool Whole = false>
     }
 }
 
+/// Coordinate `high` of one unit.
+template <class Stored>
+[[nodiscard]] inline float number(Stored unit, index_t high) noexcept
+{
+    if constexpr (!coded<Stored>) { return widen(unit); }
+    else
+    {
+        auto const byte = static_cast<unsigned>(unit);
+        return static_cast<float>(per_unit<Stored> == 1 ? byte : high > 0 ? byte >> 4U : byte & 15U);
+    }
+}
+
 /// Tokens in a block of codes, whose sums have more to finish at its end; their bytes come from the second-level cache.
 inline constexpr index_t quantised_block_tokens = 128;
 
@@ -75,7 +87,10 @@ template <int G = most_group, class Body>
 inline auto heads_of_pass(index_t left, Body const& body)
 {
     if constexpr (G == 1) { return body(std::integral_constant<int, 1>{}); }
-    else { return left >= G ? body(std::integral_constant<int, G>{}) : heads_of_pass<G == 8 ? 4 : G - 1>(left, body); }
+    else
+    {
+        return left >= G ? body(std::integral_constant<int, G>{}) : heads_of_pass < G == 8 ? 4 : G - 1 > (left, body);
+    }
 }
 
 /// Kernels of one pass: of as many vectors or tiles as registers allow, of columns two, and of one.

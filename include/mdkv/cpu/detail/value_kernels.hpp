@@ -124,41 +124,58 @@ template <class Stored, int G, int Vectors>
 using column_kernel = index_t(
     query_rows const&, token_rows const&, index_t, sum_rows const&, index_t, read_ahead&) noexcept;
 
-/// The columns of fewer units than a vector has, `coordinates` in all, from copies of the rows that are a vector wide.
+/// The columns of fewer units than a vector has, `high` of them with a high half: by fours from copies of the rows that are a
+/// vector wide, the rest one by one.
 template <class Stored>
 [[gnu::noinline]] void last_columns(pass_kernels<column_kernel> const& pass, query_rows const& weights,
-    token_rows const& rows, index_t units, index_t coordinates, sum_rows const& sums, index_t apart) noexcept
+    token_rows const& rows, index_t units, index_t high, sum_rows const& sums, index_t apart) noexcept
 {
     constexpr int lanes     = simd::lanes;
-    constexpr index_t bytes = lanes * sizeof(Stored);
+    constexpr int halves    = per_unit<Stored>;
+    constexpr index_t size  = sizeof(Stored);
+    constexpr index_t bytes = lanes * size;
     constexpr index_t most  = 256; // rows copied at a time
-    for (index_t first = 0; first < rows.tokens; first += most)
+    index_t const fours     = high / 4 * 4;
+    auto const row          = [&](index_t t) {
+        return rows.begin + t / tile_tokens * rows.tile_bytes + t % tile_tokens * rows.row_bytes;
+    };
+    for (index_t first = 0; first < rows.tokens && fours > 0; first += most)
     {
         std::byte copy[most * bytes];
-        float narrow[most_group * 2 * lanes]{};
+        float narrow[most_group * halves * lanes]{};
         index_t const n = std::min(most, rows.tokens - first);
-        for (index_t t = first; t < first + n; ++t)
+        for (index_t t = 0; t < n; ++t)
         {
-            std::byte* const to = copy + (t - first) * bytes;
-            std::memset(to, 0, bytes);
-            std::memcpy(to, rows.begin + t / tile_tokens * rows.tile_bytes + t % tile_tokens * rows.row_bytes,
-                static_cast<std::size_t>(units) * sizeof(Stored));
+            std::memset(copy + t * bytes, 0, bytes);
+            std::memcpy(copy + t * bytes, row(first + t), static_cast<std::size_t>(fours * size));
         }
         auto const move = [&](auto const& one) {
-            for (index_t i = 0; i < pass.heads * per_unit<Stored>; ++i)
+            for (index_t i = 0; i < pass.heads * halves; ++i)
             {
-                index_t const g     = i / per_unit<Stored>;
-                index_t const high  = i % per_unit<Stored>;
-                index_t const count = high > 0 ? coordinates - units : units;
-                float* const from   = sums.x + g * sums.step + high * apart;
-                for (index_t c = 0; c < count; ++c) { one(from[c], narrow[(2 * g + high) * lanes + c]); }
+                float* const from = sums.x + i / halves * sums.step + i % halves * apart;
+                for (index_t c = 0; c < fours; ++c) { one(from[c], narrow[i * lanes + c]); }
             }
         };
         move([](float& sum, float& in_vector) { in_vector = sum; });
         read_ahead none{copy};
-        pass.one({weights.x + first, weights.step}, {copy, bytes, tile_tokens * bytes, n}, lanes, {narrow, 2 * lanes},
-            lanes, none);
+        pass.one({weights.x + first, weights.step}, {copy, bytes, tile_tokens * bytes, n}, lanes,
+            {narrow, halves * lanes}, lanes, none);
         move([](float& sum, float& in_vector) { sum = in_vector; });
+    }
+    for (index_t i = 0; i < pass.heads * halves; ++i)
+    {
+        index_t const g = i / halves;
+        index_t const h = i % halves;
+        for (index_t c = fours; c < (h == 0 ? units : high); ++c)
+        {
+            float sum = 0;
+            for (index_t t = 0; t < rows.tokens; ++t)
+            {
+                auto const stored = mdkv::detail::load_at<Stored>(row(t) + c * size);
+                sum += weights.x[g * weights.step + t] * number(stored, h);
+            }
+            sums.x[g * sums.step + h * apart + c] += sum;
+        }
     }
 }
 
@@ -178,7 +195,7 @@ template <class Stored>
         rows.begin += done * index_t{sizeof(Stored)};
         sums.x += done;
     }
-    if (units > 0) { last_columns<Stored>(pass, weights, rows, units, units * per_unit<Stored> - odd, sums, low); }
+    if (units > 0) { last_columns<Stored>(pass, weights, rows, units, units - odd, sums, low); }
 }
 
 /// Of n tokens in whole tiles from `scales` on: scaled[i][t] = weights[i][t] * scale[t], and bias[i] grows by the sum of
