@@ -153,30 +153,16 @@ inline void narrow_to(T* p, floats v) noexcept
     }
 }
 
-/// The larger of each pair; the second where one is NaN.
+/// The larger of each pair; the second where one is NaN. Both compilers make one instruction of it.
 [[nodiscard]] inline floats max(floats a, floats b) noexcept
 {
-#if defined(__AVX512F__)
-    return (floats)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (floats)_mm256_max_ps((__m256)a, (__m256)b);
-#else
     return a > b ? a : b;
-#endif
 }
-
 /// The smaller of each pair; the second where one is NaN.
 [[nodiscard]] inline floats min(floats a, floats b) noexcept
 {
-#if defined(__AVX512F__)
-    return (floats)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (floats)_mm256_min_ps((__m256)a, (__m256)b);
-#else
     return a < b ? a : b;
-#endif
 }
-
 [[nodiscard]] inline floats abs(floats a) noexcept
 {
     return bits_as<floats>(bits_as<ints>(a) & 0x7fffffff);

@@ -61,7 +61,6 @@ struct attend_slice
     struct room
     {
         float* q;          // [most_queries, sizes.queries()]
-        float* q_sums;     // [most_queries, groups]: of the run being read
         float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
         float* softmax;    // [most_queries, 2]: largest, sum
         float* factor;     // [most_queries]
@@ -80,10 +79,10 @@ struct attend_slice
 
     [[nodiscard]] MDKV_HD room carve(mdkv::detail::carver& memory) const
     {
-        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(most_queries * groups()),
-            memory.take<float>(threads * most_queries), memory.take<float>(most_queries * 2),
-            memory.take<float>(most_queries), memory.take<float>(most_queries * sizes.sums()),
-            memory.take<float>(threads * chunk), memory.take<std::byte>(stages * staged_bytes())};
+        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(threads * most_queries),
+            memory.take<float>(most_queries * 2), memory.take<float>(most_queries),
+            memory.take<float>(most_queries * sizes.sums()), memory.take<float>(threads * chunk),
+            memory.take<std::byte>(stages * staged_bytes())};
     }
     [[nodiscard]] index_t shared_bytes() const
     {
@@ -186,7 +185,6 @@ struct attend_slice
     __device__ void attend_run(
         stored_run const& run, index_t first, index_t end, place const& at, room const& mine) const
     {
-        if (run.keys.kind != storage::plain) { sum_groups(run, mine); }
         stage(run, first, end, mine.staged);
         int current = 0;
         for (index_t t = first; t < end; t += block_tokens)
@@ -229,25 +227,6 @@ struct attend_slice
         return rows;
     }
 
-    /// Sums of the queries over the groups of coordinates: what a group's minimum is multiplied by.
-    __device__ void sum_groups(stored_run const& run, room const& mine) const
-    {
-        device::sync(); // those of the run before may still be read
-        float const* const q = mine.q + sizes.queries_of(run.basis);
-        int const in_run     = (run.keys.coordinates + group_size - 1) / group_size;
-        for (int i = device::thread(); i < most_queries * in_run; i += threads)
-        {
-            int const g     = i / in_run;
-            int const first = i % in_run * group_size;
-            float sum       = 0.0F;
-            for (int d = first; d < run.keys.coordinates && d < first + group_size; ++d)
-            {
-                sum += q[g * sizes.queries() + d];
-            }
-            mine.q_sums[g * groups() + i % in_run] = sum;
-        }
-    }
-
     /// Shares that a token's coordinates are cut into, one a thread.
     [[nodiscard]] __device__ int shares() const { return threads / block_tokens; }
 
@@ -261,38 +240,28 @@ struct attend_slice
         float const* const q        = mine.q + sizes.queries_of(basis);
         std::byte const* const rows = keys.begin + keys.tile(token);
         int const width             = keys.width(token);
+        bool const coded            = keys.kind != storage::plain;
         for (int g = 0; g < most_queries; g += chunk)
         {
             float sum[chunk]{};
-            if (there && keys.kind == storage::plain)
+            auto const add = [&](int d, float k) {
+                for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
+            };
+            if (there && !coded)
             {
                 int const each        = (keys.coordinates + shares() - 1) / shares();
                 int const end         = (share + 1) * each < keys.coordinates ? (share + 1) * each : keys.coordinates;
                 auto const* const key = reinterpret_cast<T const*>(rows) + place;
-                for (int d = share * each; d < end; ++d)
-                {
-                    float const k = widen(key[d * width]);
-                    for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
-                }
+                for (int d = share * each; d < end; ++d) { add(d, widen(key[d * width])); }
             }
-            else if (there)
+            for (int d = share * group_size; there && coded && d < keys.coordinates; d += shares() * group_size)
             {
-                for (int number = share; number * group_size < keys.coordinates; number += shares())
+                coded_group const codes = keys.group(token, d / group_size);
+                float const scale_of    = half_at(rows, codes.scale(place));
+                float const minimum     = half_at(rows, codes.minimum(place));
+                for (int j = 0; j < codes.coordinates; ++j)
                 {
-                    coded_group const codes     = keys.group(token, number);
-                    float const* const of_group = q + g * sizes.queries() + number * group_size;
-                    float coded[chunk]{};
-                    for (int j = 0; j < codes.coordinates; ++j)
-                    {
-                        auto const k = static_cast<float>(codes.code_of(rows, place, j));
-                        for (int i = 0; i < chunk; ++i) { coded[i] += of_group[i * sizes.queries() + j] * k; }
-                    }
-                    float const scale_of = half_at(rows, codes.scale(place));
-                    float const minimum  = half_at(rows, codes.minimum(place));
-                    for (int i = 0; i < chunk; ++i)
-                    {
-                        sum[i] += scale_of * coded[i] + minimum * mine.q_sums[(g + i) * groups() + number];
-                    }
+                    add(d + j, minimum + scale_of * static_cast<float>(codes.code_of(rows, place, j)));
                 }
             }
             for (int i = 0; i < chunk; ++i)
