@@ -17,8 +17,9 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Adds to the logits of `tiles` neighbouring whole tiles, `Tiles` at a time and as far as that goes, for G queries; returns
-/// the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is ever summed across lanes.
+/// Writes the logits of `tiles` neighbouring whole tiles (of codes adds to them, group by group) for G queries, `Tiles` at a
+/// time and as far as that goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is
+/// ever summed across lanes.
 template <class Stored, int G, int Tiles>
 [[gnu::noinline]] index_t tile_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
@@ -47,17 +48,9 @@ template <class Stored, int G, int Tiles>
             index_t const coordinates     = coded<Stored> ? in_group(keys, k) : keys.coordinates;
             index_t const rows            = (coordinates + units - 1) / units;
             float const* query[G]; // one register each
-            simd::floats acc[G][vectors];
+            simd::floats acc[G][vectors]{};
             MDKV_UNROLL
-            for (int g = 0; g < G; ++g)
-            {
-                query[g] = q.x + g * q.step + k * quantised_group;
-                MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v)
-                {
-                    acc[g][v] = coded<Stored> ? simd::broadcast(0.0F) : simd::load(to + g * logits.step + v * lanes);
-                }
-            }
+            for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step + k * quantised_group; }
             if (coded<Stored>) { next.fetch(2 * halves * Tiles); }
             for (index_t c = 0; c < rows; ++c, at += row)
             {

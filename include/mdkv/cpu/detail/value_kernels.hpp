@@ -45,22 +45,16 @@ template <class Stored, int G, int Vectors>
     index_t done          = 0;
     for (; units - done >= Vectors * lanes; done += Vectors * lanes)
     {
-        simd::floats acc[parts][G][columns];
+        simd::floats acc[parts][G][columns]{};
         float const* weight[G]; // one register each
         MDKV_UNROLL
-        for (int g = 0; g < G; ++g) { weight[g] = weights.x + g * weights.step; }
-        MDKV_UNROLL
-        for (int part = 0; part < parts; ++part)
+        for (int g = 0; g < G; ++g)
         {
+            weight[g] = weights.x + g * weights.step;
             MDKV_UNROLL
-            for (int g = 0; g < G; ++g)
+            for (int c = 0; c < columns && !coded<Stored>; ++c)
             {
-                MDKV_UNROLL
-                for (int c = 0; c < columns; ++c)
-                {
-                    acc[part][g][c] = coded<Stored> || part > 0 ? simd::broadcast(0.0F)
-                                                                : simd::load(sums.x + g * sums.step + done + c * lanes);
-                }
+                acc[0][g][c] = simd::load(sums.x + g * sums.step + done + c * lanes);
             }
         }
         auto const add_row = [&](int part, std::byte const* row, index_t t) __attribute__((always_inline))
