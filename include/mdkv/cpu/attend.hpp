@@ -34,11 +34,9 @@ using mdkv::detail::run_basis;
 using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
-/// Below this many bytes, waking other threads costs more than they save.
-inline constexpr index_t serial_bytes = index_t{1} << 20;
-
-/// Smallest piece of work, and the most pieces a cache is cut into (apart from one a head): parts depend on what the
-/// cache holds and never on the number of threads, so that results do not either.
+/// Smallest piece of work: below this many bytes, waking other threads costs more than they save. And the most pieces a
+/// cache is cut into (apart from one a head): parts depend on what the cache holds and never on the number of threads, so
+/// that results do not either.
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
 
@@ -180,8 +178,10 @@ struct attend_job
             index_t const end   = cut_run(run, run_begin, (number + 1) * part_bytes);
             run_begin += run.tokens * run.token_bytes();
             if (begin == end) { continue; }
-            with_stored<T>(
-                run.keys.kind, [&](auto stored) { attend_tokens<decltype(stored)>(run, begin, end, mine, part); });
+            auto const attend_as = run.keys.kind == storage::plain  ? &attend_job::attend_tokens<T>
+                                   : run.keys.kind == storage::int8 ? &attend_job::attend_tokens<int8_code>
+                                                                    : &attend_job::attend_tokens<int4_codes>;
+            (this->*attend_as)(run, begin, end, mine, part);
         }
     }
 
@@ -270,7 +270,7 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     expects<mismatch>(
         parts <= capacity, "attend: the cache's directory names ", stored, " bytes, its memory has ", room);
     auto const body = [&](index_t part, index_t slot) { job(part, memory + slot * own_bytes); };
-    if (stored < detail::serial_bytes) { backend{on.scratch}.for_each(parts, body); }
+    if (stored < detail::least_part_bytes) { backend{on.scratch}.for_each(parts, body); }
     else { on.for_each(parts, body); }
 }
 

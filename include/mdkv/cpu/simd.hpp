@@ -122,35 +122,18 @@ inline void store(float* p, floats v) noexcept
     std::memcpy(p, &v, sizeof v);
 }
 
-/// Stores lanes rounded to T, as narrow<T> rounds each.
-template <element T>
-inline void narrow_to(T* p, floats v) noexcept
+/// Stores lanes rounded to half, as narrow<half> rounds each.
+inline void narrow_to(half* p, floats v) noexcept
 {
-    if constexpr (std::same_as<T, float>) { store(p, v); }
-    else if constexpr (std::same_as<T, bfloat16>)
-    {
-        // One NaN, and no overflow in what follows.
-        ints const bits    = v == v ? bits_as<ints>(v) : ints{} + 0x7fff0000;
-        ints const rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        auto const halves  = __builtin_convertvector(rounded, shorts);
-        std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
-    }
-    else
-    {
 #if defined(__AVX512F__)
-        auto const halves = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
+    auto const halves = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__AVX2__) && defined(__F16C__)
-        auto const halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
+    auto const halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-        for (int i = 0; i < lanes; ++i)
-        {
-            T const one = narrow<T>(v[i]);
-            std::memcpy(static_cast<void*>(p + i), &one, sizeof one);
-        }
+    half halves[lanes];
+    for (int i = 0; i < lanes; ++i) { halves[i] = narrow<half>(v[i]); }
 #endif
-    }
+    std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
 }
 
 /// The larger of each pair; the second where one is NaN. Both compilers make one instruction of it.

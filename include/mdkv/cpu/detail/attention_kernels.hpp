@@ -8,7 +8,6 @@
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -40,15 +39,6 @@ template <class Stored>
 inline constexpr bool coded = !element<Stored>;
 template <class Stored>
 inline constexpr int per_unit = std::same_as<Stored, int4_codes> ? 2 : 1; ///< coordinates
-
-/// Calls body with a value of the type that stands for a run's storage.
-template <element T, class Body>
-inline void with_stored(storage kind, Body const& body)
-{
-    if (kind == storage::plain) { body(T{}); }
-    else if (kind == storage::int8) { body(int8_code{}); }
-    else { body(int4_codes{}); }
-}
 
 /// A vector of stored units as numbers: to[0] elements, codes or low halves, to[1] high halves. High halves of `Whole` units
 /// are not taken out of their bytes, which are 16 times the high half plus the low one.
@@ -143,12 +133,6 @@ struct sum_rows
     float* x;
     index_t step;
 };
-
-/// Coordinates of group k.
-[[nodiscard]] inline index_t in_group(run_rows const& rows, index_t k) noexcept
-{
-    return std::min(quantised_group, rows.coordinates - k * quantised_group);
-}
 
 [[nodiscard]] inline simd::floats load_halves(std::byte const* p) noexcept
 {

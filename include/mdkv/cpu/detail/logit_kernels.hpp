@@ -45,7 +45,8 @@ template <class Stored, int G, int Tiles>
             std::byte const* const scales = tile + done * tile_bytes + k * group_bytes;
             std::byte const* at           = coded<Stored> ? scales + 2 * halves : scales;
             float* const to               = logits.x + done * tile_tokens;
-            index_t const coordinates     = coded<Stored> ? in_group(keys, k) : keys.coordinates;
+            index_t const left            = keys.coordinates - k * quantised_group;
+            index_t const coordinates     = coded<Stored> ? std::min(quantised_group, left) : left;
             index_t const rows            = (coordinates + units - 1) / units;
             float const* query[G]; // one register each
             simd::floats acc[G][vectors]{};
