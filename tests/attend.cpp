@@ -307,7 +307,7 @@ TEST_CASE("a cache of many parts is attended like one of a single part, and any 
 {
     packed_layer<float> const layer{{.heads = 2, .tokens = 9000, .window = 33, .dims = {128, 96}}};
     auto const cache = layer.packed();
-    REQUIRE(cache.arena_bytes() > 4 * cpu::detail::part_bytes);
+    REQUIRE(cache.arena_bytes() > 4 * cpu::detail::least_part_bytes);
     auto const q   = random_queries<float>(6, 128);
     auto const one = attended<float, float>(cache.view(), q);
     expects_definition<float, float>(cache.view(), q, one, 1.0 / std::sqrt(128.0));
@@ -328,7 +328,7 @@ TEST_CASE("a cache of many parts of codes gives the same bits for any number of 
         .dims                              = {128, 128},
         .rungs                             = {drop, part(3, 4).as(storage::int8), full_int8, full}}};
     auto const cache = layer.packed();
-    REQUIRE(cache.arena_bytes() > 3 * cpu::detail::part_bytes);
+    REQUIRE(cache.arena_bytes() > 3 * cpu::detail::least_part_bytes);
     auto const q   = random_queries<float>(6, 128);
     auto const one = attended<half, float>(cache.view(), q);
     for (int const threads : {2, 3, 8})

@@ -74,7 +74,7 @@ template <class T>
 [[nodiscard]] device_array<T> to_device(std::vector<T> const& from)
 {
     device_array<T> made{static_cast<index_t>(from.size())};
-    gpu::upload(gpu::backend{stream(), nullptr}, from.data(), made.data(), made.bytes());
+    gpu::copy(gpu::backend{stream(), nullptr}, from.data(), made.data(), made.bytes());
     return made;
 }
 
@@ -83,7 +83,7 @@ template <class T>
 [[nodiscard]] T first_of(device_array<T> const& from)
 {
     T value{};
-    gpu::read_back(gpu::backend{stream(), nullptr}, from.data(), &value, sizeof(T));
+    gpu::copy(gpu::backend{stream(), nullptr}, from.data(), &value, sizeof(T));
     return value;
 }
 

@@ -79,7 +79,7 @@ public:
     [[nodiscard]] bytes copied(V const* host, mdkv::index_t count)
     {
         bytes made = allocated(count * mdkv::index_t{sizeof(V)});
-        mdkv::gpu::upload(backend(), host, made.data(), made.size());
+        mdkv::gpu::copy(backend(), host, made.data(), made.size());
         return made;
     }
 
@@ -128,7 +128,7 @@ public:
         std::copy_n(value, values, std::copy_n(key, keys, std::copy_n(query, queries, step_.data())));
         float* const rows    = scratch_->rows(in_rows + out_rows + query_heads_);
         float* const results = rows + in_rows;
-        mdkv::gpu::upload(scratch_->backend(), step_.data(), rows, in_rows * std::int64_t{sizeof(float)});
+        mdkv::gpu::copy(scratch_->backend(), step_.data(), rows, in_rows * std::int64_t{sizeof(float)});
         scratch_->run([&](mdkv::gpu::backend const& on) {
             using mdkv::in;
             using mdkv::out;
@@ -138,7 +138,7 @@ public:
             mdkv::attend(on, in(on, given, query_heads_, D), cache_.view(), {}, out(on, results, query_heads_, Dv),
                 out(on, results + out_rows, query_heads_));
         });
-        mdkv::gpu::read_back(scratch_->backend(), results, output, out_rows * std::int64_t{sizeof(float)});
+        mdkv::gpu::copy(scratch_->backend(), results, output, out_rows * std::int64_t{sizeof(float)});
         ++appended_;
     }
 
@@ -183,11 +183,11 @@ public:
                 cache.view(), reinterpret_cast<mdkv::allocation*>(chosen.data())};
             report = mdkv::compress(on, from.view(on, layer), ratios, options, to);
         });
-        mdkv::gpu::read_back(scratch_.backend(), chosen.data(), &report.chosen, chosen.size());
+        mdkv::gpu::copy(scratch_.backend(), chosen.data(), &report.chosen, chosen.size());
         expects_held(report, mdkv::rung_costs{ratios, dims, shape.element_bytes});
         if (request.rungs != nullptr)
         {
-            mdkv::gpu::read_back(scratch_.backend(), rungs.data(), request.rungs, rungs.size());
+            mdkv::gpu::copy(scratch_.backend(), rungs.data(), request.rungs, rungs.size());
         }
         scratch_.run([&](mdkv::gpu::backend const& on) {
             auto const given      = mdkv::in(on, reinterpret_cast<std::uint8_t const*>(rungs.data()), H, layer.past());
@@ -208,8 +208,8 @@ private:
         packed made{from.layout(), arena_bytes, tail_tokens, scratch_.backend().stream, scratch_.memory()};
         auto const copy = [&](void const* source, void* target, std::int64_t size) {
             std::vector<std::byte> host(static_cast<std::size_t>(size));
-            mdkv::gpu::read_back(scratch_.backend(), source, host.data(), size);
-            mdkv::gpu::upload(scratch_.backend(), host.data(), target, size);
+            mdkv::gpu::copy(scratch_.backend(), source, host.data(), size);
+            mdkv::gpu::copy(scratch_.backend(), host.data(), target, size);
         };
         copy(from.view().arena, made.view().arena, arena_bytes);
         copy(from.view().heads, made.view().heads, from.layout().heads * std::int64_t{sizeof(mdkv::head_entry)});

@@ -58,7 +58,7 @@ TEST_CASE("a barrier that some threads never reach is told of by kernel, block a
 TEST_CASE("a warp function without all lanes of the warp, or two at once, are told of")
 {
     CHECK(has(told_of([] {
-        if (device::thread() < 7) { static_cast<void>(device::shuffle(1, 0)); }
+        if (device::thread() < 7) { static_cast<void>(device::shuffle_xor(1, 1)); }
     }),
         "of its warp has ended"));
     CHECK(has(told_of([] {

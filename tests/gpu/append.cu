@@ -109,7 +109,7 @@ TEST_CASE("a full tail keeps what it has and counts what it refused")
             if (t + 1 == capacity) { filled = tail_of(gpu::to_host(cache, nullptr)); }
         }
         index_t counted = 0;
-        gpu::read_back({}, cache.view().appended, &counted, sizeof counted);
+        gpu::copy({}, cache.view().appended, &counted, sizeof counted);
         CHECK(counted == 9);
         auto const got = gpu::to_host(cache, nullptr);
         CHECK(got.appended() == capacity); // what a reader may read

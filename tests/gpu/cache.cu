@@ -189,10 +189,10 @@ TEST_CASE("growing a tail that refused tokens forgets that they were counted")
     device_resource memory;
     owned_cache<half> cache{layer.layout, 0, 3, nullptr, memory};
     index_t const counted = 5;
-    gpu::upload({}, &counted, cache.view().appended, sizeof counted);
+    gpu::copy({}, &counted, cache.view().appended, sizeof counted);
     cache.reserve_tail(20);
     index_t after = 0;
-    gpu::read_back({}, cache.view().appended, &after, sizeof after);
+    gpu::copy({}, cache.view().appended, &after, sizeof after);
     CHECK(after == 3);
     memory.fail_after(0);
     CHECK_THROWS_AS(cache.reserve_tail(30), std::bad_alloc);

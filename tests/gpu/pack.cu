@@ -217,7 +217,7 @@ TEST_CASE("where tokens do not fit or have no basis nothing is written, no head 
         });
         auto const got = gpu::to_host(cache, nullptr);
         outcome result{arena_of(got), directory_of(got), 0};
-        gpu::read_back(gpu::backend{nullptr, nullptr}, needed, &result.needed, index_t{sizeof(index_t)});
+        gpu::copy(gpu::backend{nullptr, nullptr}, needed, &result.needed, index_t{sizeof(index_t)});
         return result;
     };
     CHECK(packed(bytes).needed == bytes);

@@ -300,7 +300,7 @@ TEST_CASE("a tail that was asked to hold more than it can is folded on the GPU a
     device_resource memory;
     auto there            = gpu::to_device(g.cache, nullptr, memory);
     index_t const counted = 11;
-    gpu::upload({}, &counted, there.view().appended, sizeof counted);
+    gpu::copy({}, &counted, there.view().appended, sizeof counted);
     CHECK(most_slots(device{}, there.view()) == most_slots(g.view()));
     device_tensor<half, 3> const queries{asked};
     recompress_report report;

@@ -5,28 +5,23 @@
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/detail/attend_parts.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/hadamard.hpp>
 #include <mdkv/cpu/detail/logit_kernels.hpp>
 #include <mdkv/cpu/detail/value_kernels.hpp>
-#include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/team.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstddef>
-#include <type_traits>
-#include <utility>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
@@ -34,10 +29,35 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 namespace detail
 {
 
+using mdkv::detail::attend_sizes;
 using mdkv::detail::run_basis;
+using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
-/// One call of attend, over its scratch.
+/// Smallest piece of work: below this many bytes, waking other threads costs more than they save. And the most pieces a
+/// cache is cut into (apart from one a head): parts depend on what the cache holds and never on the number of threads, so
+/// that results do not either.
+inline constexpr index_t least_part_bytes = index_t{1} << 20;
+inline constexpr index_t most_parts       = 512;
+
+/// Tokens attended at a time: their logits and their rows stay in the nearest cache.
+inline constexpr index_t most_block_tokens  = 256;
+inline constexpr index_t most_block_bytes   = index_t{1} << 15;
+inline constexpr index_t least_block_tokens = 64;
+
+/// to = to * by + from * from_by, over n coordinates.
+[[gnu::noinline]] inline void combine(float* to, float by, float const* from, float from_by, index_t n) noexcept
+{
+    for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by + from[c] * from_by; }
+}
+
+[[gnu::noinline]] inline void multiply_by(float factor, float* x, index_t n) noexcept
+{
+    for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
+}
+
+/// One call of attend, over its scratch. A part leaves, for each query of the head, the softmax state and the sums of values
+/// in every basis.
 template <element T, element U>
 struct attend_job
 {
@@ -45,222 +65,167 @@ struct attend_job
     cache_view<T, space::host> cache;
     out_view<U, 2, backend> output;
     out_view<float, 1, backend> lse;
+    attend_sizes sizes;
     float scale; // of the logits, in base 2
     index_t group;
-    index_t key_latents    = 0; // widest projected rung of the layout
-    index_t value_latents  = 0;
-    index_t rotated_keys   = 0; // D where a rung of the layout is rotated
-    index_t rotated_values = 0; // Dv where one is
-    index_t state_floats   = 0;
-    attend_cut cut{0};
+    index_t part_bytes = 0;
 
     // scratch
-    index_t* first_part = nullptr; // [H + 1]
-    index_t* finished   = nullptr; // [H] parts done
-    float* states       = nullptr; // [parts, state_floats]
-    float* own          = nullptr; // [slots, own_floats]
+    index_t* first_part    = nullptr; // [H + 1]
+    index_t* unfinished    = nullptr; // [H] parts
+    softmax_state* softmax = nullptr; // [parts, G]
+    float* sums            = nullptr; // [parts, G, sizes.sums()]
 
     /// A thread's part of the scratch.
-    struct own_memory
+    struct room
     {
-        float* q;           // [G, D]
-        float* q_rotated;   // [G, rotated_keys]
-        float* q_projected; // [G, key_latents]
-        float* q_sums;      // [G, groups]: sums over the groups of the run being read
-        float* logits;      // [G, most_block_tokens]
+        float* logits;   // [G, most_block_tokens]
+        float* q;        // [G, sizes.queries()]
+        float* q_sums;   // [G, groups]: sums over the groups of the run being read
+        std::byte* tile; // of the longest keys or values
     };
-
-    [[nodiscard]] index_t most_groups() const
+    [[nodiscard]] room carve(mdkv::detail::carver& memory) const
     {
-        return tile::round_up(cache.layout.dims.keys, quantised_group) / quantised_group;
+        index_t const groups = (sizes.keys + quantised_group - 1) / quantised_group;
+        return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
+            memory.take<float>(group * groups),
+            memory.take<std::byte>(tile_tokens * std::max(sizes.key_bytes, sizes.value_bytes))};
     }
 
-    [[nodiscard]] index_t own_floats() const
-    {
-        return tile::round_up(
-            group * (cache.layout.dims.keys + rotated_keys + key_latents + most_groups() + most_block_tokens), 16);
-    }
+    [[nodiscard]] float* sums_of(index_t part) const { return sums + part * group * sizes.sums(); }
 
-    [[nodiscard]] own_memory own_of(index_t slot) const
-    {
-        float* const q           = own + slot * own_floats();
-        float* const q_rotated   = q + group * cache.layout.dims.keys;
-        float* const q_projected = q_rotated + group * rotated_keys;
-        float* const q_sums      = q_projected + group * key_latents;
-        return {q, q_rotated, q_projected, q_sums, q_sums + group * most_groups()};
-    }
-
-    [[nodiscard]] attend_state state(index_t part) const
-    {
-        return {states + part * state_floats, group, cache.layout.dims.values, rotated_values, value_latents};
-    }
-
-    /// Scaled queries of head h as floats. A row that is not finite poisons its state: vector comparisons would hide it.
-    void load_queries(index_t h, float* q, attend_state const& to) const
-    {
-        index_t const dim = cache.layout.dims.keys;
-        for (index_t g = 0; g < group; ++g)
-        {
-            float* const row = q + g * dim;
-            tile::widen_row(queries.data_handle() + queries.offset(h * group + g, 0), row, dim);
-            simd::floats zeros = simd::broadcast(0.0F);
-            index_t d          = 0;
-            for (; d + simd::lanes <= dim; d += simd::lanes)
-            {
-                simd::floats const x = simd::load(row + d) * simd::broadcast(scale);
-                simd::store(row + d, x);
-                zeros += x * simd::broadcast(0.0F);
-            }
-            float zero = simd::sum(zeros);
-            for (; d < dim; ++d)
-            {
-                row[d] *= scale;
-                zero += row[d] * 0.0F;
-            }
-            to.softmax[g].sum += zero;
-        }
-    }
-
-    /// out[g] += x[g] * matrix, the matrix [n, columns] in the cache's element type.
-    void multiply(
-        float const* x, index_t x_step, index_t offset, index_t n, index_t columns, float* out, index_t out_step) const
+    /// out[g] += x[g] * matrix, the matrix [n, columns] in the cache's element type; rows of x and of out `step` apart.
+    void multiply(float const* x, index_t offset, index_t n, index_t columns, float* out, index_t step) const
     {
         run_rows matrix;
         matrix.begin       = cache.arena + offset;
         matrix.coordinates = static_cast<int>(columns);
         matrix.token_bytes = static_cast<int>(columns * index_t{sizeof(T)});
-        block_values<T>({x, x_step}, group, matrix, 0, n, {out, out_step}, read_ahead{matrix.begin});
+        block_values<T>({x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin}, nullptr);
     }
 
-    /// The queries in the basis of a run, and where its sums grow.
-    struct query_basis
+    /// Scaled queries of head h as floats, in every basis.
+    void load_queries(index_t h, float* q) const
     {
-        query_rows queries;
-        sum_rows sums;
-    };
+        head_entry const& entry = cache.heads[h];
+        std::fill_n(q, group * sizes.queries(), 0.0F);
+        for (index_t g = 0; g < group; ++g)
+        {
+            float* const row     = q + g * sizes.queries();
+            float* const rotated = row + sizes.queries_of(run_basis::rotated);
+            tile::widen_row(queries.row(h * group + g), row, sizes.keys);
+            multiply_by(scale, row, sizes.keys);
+            if (!sizes.rotated) { continue; }
+            std::copy_n(row, sizes.keys, rotated);
+            hadamard_row(rotated, sizes.keys);
+        }
+        if (entry.key_columns > 0)
+        {
+            multiply(q, entry.key_projection, sizes.keys, entry.key_columns, q + sizes.queries_of(run_basis::projected),
+                sizes.queries());
+        }
+    }
 
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
     /// asked for, and while its values are read the next keys, at last those of the run that follows.
-    void attend_tokens(stored_run const& run, index_t begin, index_t end, query_basis in, own_memory const& mine,
-        attend_state const& to, std::byte const* following) const
+    template <class Stored>
+    void attend_tokens(stored_run const& run, index_t begin, index_t end, room const& mine, index_t part) const
     {
-        index_t const block = block_tokens(run);
         sum_rows const logits{mine.logits, most_block_tokens};
-        if (run.keys.kind != storage::plain)
+        sum_rows const to{sums_of(part) + sizes.sums_of(run.basis), sizes.sums()};
+        query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
+        index_t block = quantised_block_tokens;
+        if constexpr (coded<Stored>)
         {
-            sum_groups(in.queries.x, in.queries.step, group, run.keys.coordinates, mine.q_sums);
-            in.queries.sums   = mine.q_sums;
-            in.queries.groups = run.keys.groups();
+            sum_groups(q.x, q.step, group, run.keys.coordinates, mine.q_sums);
+            q.sums   = mine.q_sums;
+            q.groups = run.keys.groups();
         }
+        else
+        {
+            block = std::clamp(most_block_bytes / run.token_bytes() / least_block_tokens * least_block_tokens,
+                least_block_tokens, most_block_tokens);
+        }
+        std::byte const* const following = run.values.begin + run.tokens * run.values.token_bytes;
         for (index_t t = begin; t < end; t += block)
         {
             index_t const n = std::min(block, end - t);
             read_ahead const values{run.values.begin + t * run.values.token_bytes};
-            with_stored<T>(run.keys.kind, [&](auto stored) {
-                block_logits<decltype(stored)>(in.queries, group, run.keys, t, n, logits, values);
-            });
+            read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : following};
+            block_logits<Stored>(q, group, run.keys, t, n, logits, values, mine.tile);
             for (index_t g = 0; g < group; ++g)
             {
                 float const factor =
-                    soften(mine.logits + g * most_block_tokens, tile::round_up(n, tile_tokens), to.softmax[g]);
-                if (factor != 1.0F) { to.scale(g, factor); }
+                    soften(logits.x + g * logits.step, tile::round_up(n, tile_tokens), softmax[part * group + g]);
+                if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
             }
-            read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : following};
-            with_stored<T>(run.values.kind, [&](auto stored) {
-                block_values<decltype(stored)>({logits.x, logits.step}, group, run.values, t, n, in.sums, keys);
-            });
+            block_values<Stored>({logits.x, logits.step}, group, run.values, t, n, to, keys, mine.tile);
         }
     }
 
-    void project_queries(head_entry const& entry, own_memory const& mine) const
+    /// Attends a part of head h, number `number` of its own: of every run the pieces that begin inside the part's bytes.
+    void attend_part(index_t h, index_t part, index_t number, room const& mine) const
     {
-        index_t const dim = cache.layout.dims.keys;
-        std::fill_n(mine.q_projected, group * key_latents, 0.0F);
-        multiply(mine.q, dim, entry.key_projection, dim, entry.key_columns, mine.q_projected, key_latents);
-    }
-
-    void rotate_queries(own_memory const& mine) const
-    {
-        std::copy_n(mine.q, group * rotated_keys, mine.q_rotated);
-        for (index_t g = 0; g < group; ++g) { hadamard_row(mine.q_rotated + g * rotated_keys, rotated_keys); }
-    }
-
-    /// Attends part p of head h: of every run the pieces of 64 tokens that begin inside the part's bytes.
-    void attend_part(index_t h, index_t part, index_t parts, own_memory const& mine) const
-    {
-        attend_head const head{cache, h};
-        bool projected_yet = false;
-        bool rotated_yet   = false;
-
-        attend_state const to = state(first_part[h] + part);
-        to.clear(group);
-        load_queries(h, mine.q, to);
+        std::fill_n(softmax + part * group, group, softmax_state{});
+        std::fill_n(sums_of(part), group * sizes.sums(), 0.0F);
+        load_queries(h, mine.q);
         index_t run_begin = 0;
-        for (std::size_t r = 0; r < head.count; ++r)
+        for (std::size_t r = 0; r < mdkv::detail::most_runs(cache.layout); ++r)
         {
-            stored_run const& run     = head.runs[r];
-            index_t const piece_bytes = part_tokens * run.token_bytes();
-            auto const token_at       = [&](index_t bytes) {
-                index_t const pieces = bytes <= run_begin ? 0 : (bytes - run_begin + piece_bytes - 1) / piece_bytes;
-                return std::min(pieces * part_tokens, run.tokens);
-            };
-            index_t const begin = token_at(part * cut.part);
-            index_t const end   = part + 1 == parts ? run.tokens : token_at((part + 1) * cut.part);
+            stored_run const run = mdkv::detail::run_of_head(cache, h, r);
+            if (run.tokens == 0) { continue; }
+            index_t const begin = cut_run(run, run_begin, number * part_bytes);
+            index_t const end   = cut_run(run, run_begin, (number + 1) * part_bytes);
             run_begin += run.tokens * run.token_bytes();
             if (begin == end) { continue; }
-            if (run.basis == run_basis::projected && !std::exchange(projected_yet, true))
-            {
-                project_queries(cache.heads[h], mine);
-            }
-            if (run.basis == run_basis::rotated && !std::exchange(rotated_yet, true)) { rotate_queries(mine); }
-            query_basis const in = run.basis == run_basis::projected
-                                       ? query_basis{{mine.q_projected, key_latents}, {to.latent, to.latent_step}}
-                                   : run.basis == run_basis::rotated
-                                       ? query_basis{{mine.q_rotated, rotated_keys}, {to.rotated, to.rotated_step}}
-                                       : query_basis{{mine.q, cache.layout.dims.keys}, {to.sums, to.value_step}};
-            attend_tokens(
-                run, begin, end, in, mine, to, r + 1 < head.count ? head.runs[r + 1].keys.begin : run.values.begin);
+            auto const attend_as = run.keys.kind == storage::plain  ? &attend_job::attend_tokens<T>
+                                   : run.keys.kind == storage::int8 ? &attend_job::attend_tokens<int8_code>
+                                                                    : &attend_job::attend_tokens<int4_codes>;
+            (this->*attend_as)(run, begin, end, mine, part);
         }
     }
 
     /// Joins a head's parts in their order and writes its rows.
     void finish(index_t h) const
     {
-        head_entry const& entry = cache.heads[h];
-        attend_state const all  = state(first_part[h]);
-        for (index_t p = first_part[h] + 1; p < first_part[h + 1]; ++p) { all.merge(state(p), group); }
+        head_entry const& entry    = cache.heads[h];
+        softmax_state* const state = softmax + first_part[h] * group;
+        float* const all           = sums_of(first_part[h]);
+        for (index_t i = group; i < (first_part[h + 1] - first_part[h]) * group; ++i)
+        {
+            auto const [by, other_by] = state[i % group].merge(state[i]);
+            combine(all + i % group * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
+        }
         if (entry.value_columns > 0)
         {
-            multiply(all.latent, all.latent_step, entry.value_projection, entry.value_columns, cache.layout.dims.values,
-                all.sums, all.value_step);
-        }
-        for (index_t g = 0; g < group && all.rotated_step > 0; ++g)
-        {
-            float* const rotated = all.rotated + g * all.rotated_step;
-            float* const sums    = all.sums + g * all.value_step;
-            hadamard_row(rotated, all.rotated_step); // back
-            combine(sums, 1.0F, rotated, 1.0F, all.rotated_step);
+            multiply(all + sizes.sums_of(run_basis::projected), entry.value_projection, entry.value_columns,
+                sizes.values, all, sizes.sums());
         }
         for (index_t g = 0; g < group; ++g)
         {
             index_t const row    = h * group + g;
-            float const weight   = all.softmax[g].empty() ? 0.0F : 1.0F / all.softmax[g].sum;
-            U* const to          = output.data_handle() + output.offset(row, 0);
-            float const* const x = all.sums + g * all.value_step;
-            for (index_t c = 0; c < all.value_step; ++c) { to[c] = narrow<U>(x[c] * weight); }
-            lse(row) = all.softmax[g].lse();
+            float* const x       = all + g * sizes.sums();
+            float* const rotated = x + sizes.sums_of(run_basis::rotated);
+            if (sizes.rotated)
+            {
+                hadamard_row(rotated, sizes.values); // back
+                combine(x, 1.0F, rotated, 1.0F, sizes.values);
+            }
+            float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
+            U* const to        = output.row(row);
+            for (index_t c = 0; c < sizes.values; ++c) { to[c] = narrow<U>(x[c] * weight); }
+            lse(row) = state[g].lse();
         }
     }
 
-    /// Work item i: a part; whoever completes a head's last one finishes the head.
-    void run_item(index_t i, index_t slot) const
+    /// Whoever completes a head's last part finishes the head.
+    void operator()(index_t part, std::byte* memory) const
     {
         index_t const heads = cache.layout.heads;
-        index_t const h     = std::upper_bound(first_part, first_part + heads + 1, i) - first_part - 1;
-        index_t const parts = first_part[h + 1] - first_part[h];
-        attend_part(h, i - first_part[h], parts, own_of(slot));
-        std::atomic_ref<index_t> const done{finished[h]};
-        if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) { finish(h); }
+        index_t const h     = std::upper_bound(first_part, first_part + heads + 1, part) - first_part - 1;
+        mdkv::detail::carver own{memory};
+        attend_part(h, part, part - first_part[h], carve(own));
+        if (__atomic_sub_fetch(&unfinished[h], 1, __ATOMIC_ACQ_REL) == 0) { finish(h); }
     }
 };
 
@@ -273,43 +238,39 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
     if (heads == 0) { return; }
-    float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(layout.dims.keys));
-    detail::attend_job<T, U> job{queries, cache, output, lse, scale * mdkv::detail::log2_e, queries.extent(0) / heads};
-    for (std::size_t r = 0; r < layout.rungs; ++r)
-    {
-        if (!layout.projected(r)) { continue; }
-        job.key_latents   = std::max(job.key_latents, layout.key_coordinates[r]);
-        job.value_latents = std::max(job.value_latents, layout.value_coordinates[r]);
-    }
-    job.rotated_keys   = layout.any_rotated() ? layout.dims.keys : 0;
-    job.rotated_values = layout.any_rotated() ? layout.dims.values : 0;
-    job.state_floats =
-        detail::attend_state::floats(job.group, layout.dims.values, job.rotated_values, job.value_latents);
+    detail::attend_job<T, U> job{queries, cache, output, lse, {layout, sizeof(T)},
+        mdkv::detail::attend_scale(options, layout.dims.keys), queries.extent(0) / heads};
 
     // The directory may not exist yet in a dry run, so room is made for what the arena and the tail could hold.
     index_t const room     = cache.arena_bytes + heads * cache.tail_head_bytes();
-    index_t const capacity = heads + std::min(room / detail::part_bytes, detail::most_parts);
+    index_t const capacity = heads + std::min(room / detail::least_part_bytes, detail::most_parts);
+    mdkv::detail::carver own;
+    static_cast<void>(job.carve(own));
+    index_t const own_bytes = tile::round_up(own.bytes(), workspace::alignment);
     workspace::frame frame{*on.scratch, "attend"};
-    job.first_part = frame.take<index_t>(heads + 1);
-    job.finished   = frame.take<index_t>(heads);
-    job.states     = frame.take<float>(checked_multiply(capacity, job.state_floats));
-    job.own        = frame.take<float>(on.slots(capacity) * job.own_floats());
+    job.first_part          = frame.take<index_t>(heads + 1);
+    job.unfinished          = frame.take<index_t>(heads);
+    job.softmax             = frame.take<mdkv::detail::softmax_state>(capacity * job.group);
+    job.sums                = frame.take<float>(checked_multiply(capacity, job.group * job.sizes.sums()));
+    std::byte* const memory = frame.take<std::byte>(on.slots(capacity) * own_bytes);
     if (!frame.ready()) { return; }
 
     index_t stored = 0;
-    for (index_t h = 0; h < heads; ++h) { stored += detail::attend_head{cache, h}.bytes; }
-    job.cut           = detail::attend_cut{stored};
+    for (index_t h = 0; h < heads; ++h) { stored += mdkv::detail::bytes_of_head(cache, h); }
+    job.part_bytes    = std::max(detail::least_part_bytes, (stored + detail::most_parts - 1) / detail::most_parts);
     job.first_part[0] = 0;
     for (index_t h = 0; h < heads; ++h)
     {
-        job.first_part[h + 1] = job.first_part[h] + job.cut.parts(detail::attend_head{cache, h}.bytes);
-        job.finished[h]       = 0;
+        index_t const bytes = mdkv::detail::bytes_of_head(cache, h);
+        // An empty head is one part, too: it has rows to write.
+        job.unfinished[h]     = std::max<index_t>((bytes + job.part_bytes - 1) / job.part_bytes, 1);
+        job.first_part[h + 1] = job.first_part[h] + job.unfinished[h];
     }
     index_t const parts = job.first_part[heads];
     expects<mismatch>(
         parts <= capacity, "attend: the cache's directory names ", stored, " bytes, its memory has ", room);
-    auto const body = [&](index_t i, index_t slot) { job.run_item(i, slot); };
-    if (stored < detail::serial_bytes) { backend{on.scratch}.for_each(parts, body); }
+    auto const body = [&](index_t part, index_t slot) { job(part, memory + slot * own_bytes); };
+    if (stored < detail::least_part_bytes) { backend{on.scratch}.for_each(parts, body); }
     else { on.for_each(parts, body); }
 }
 

@@ -53,18 +53,17 @@ public:
         {
             (*static_cast<Body const*>(context))(i);
         };
-        void* const context = const_cast<Body*>(&body);
-        if (run_ != nullptr && count > 1)
-        {
-            run_(target_, count, call, context);
-            return;
-        }
-        for (index_t i = 0; i < count; ++i) { call(context, i); }
+        (count > 1 ? run_ : serially)(target_, count, call, const_cast<Body*>(&body));
     }
 
 private:
+    static void serially(void*, index_t count, task_function task, void* context)
+    {
+        for (index_t i = 0; i < count; ++i) { task(context, i); }
+    }
+
     void* target_{};
-    void (*run_)(void*, index_t, task_function, void*){};
+    void (*run_)(void*, index_t, task_function, void*){serially};
     int threads_{1};
 };
 

@@ -7,12 +7,11 @@
 #include <mdkv/cpu/width.hpp>
 
 #include <atomic>
-#include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <mutex>
+#include <stop_token>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
@@ -25,24 +24,21 @@ class thread_pool
 public:
     /// \throws invalid_argument if threads < 1, std::system_error if a thread cannot be started
     explicit thread_pool(int threads)
+        : thread_pool{} // from here on the destructor ends the threads that run, also where the next cannot be started
     {
         expects(threads >= 1, "thread_pool: threads must be at least 1, got ", threads);
-        try
+        while (this->threads() < threads)
         {
-            workers_.reserve(static_cast<std::size_t>(threads - 1));
-            for (int t = 1; t < threads; ++t)
-            {
-                workers_.emplace_back([this] { serve(); });
-            }
-        }
-        catch (...)
-        {
-            stop();
-            throw;
+            workers_.emplace_back([this] { serve(); });
         }
     }
 
-    ~thread_pool() { stop(); }
+    ~thread_pool()
+    {
+        task_ = nullptr;
+        start_loop();
+        for (std::thread& worker : workers_) { worker.join(); }
+    }
     thread_pool(thread_pool const&)            = delete;
     thread_pool& operator=(thread_pool const&) = delete;
 
@@ -51,28 +47,29 @@ public:
     void parallel_for(index_t count, executor_ref::task_function task, void* context)
     {
         std::lock_guard const one_loop_at_a_time{turn_};
-        {
-            std::lock_guard const lock{mutex_};
-            task_    = task;
-            context_ = context;
-            count_   = count;
-            next_.store(0, std::memory_order_relaxed);
-            busy_    = static_cast<int>(workers_.size());
-            failure_ = nullptr;
-            ++generation_;
-        }
-        wake_.notify_all();
+        task_    = task;
+        context_ = context;
+        count_   = count;
+        next_    = 0;
+        busy_    = threads() - 1;
+        start_loop();
         drain();
-        std::unique_lock lock{mutex_};
-        done_.wait(lock, [this] { return busy_ == 0; });
-        if (failure_) { std::rethrow_exception(failure_); }
+        for (int busy = busy_; busy != 0; busy = busy_) { busy_.wait(busy); }
+        if (failure_) { std::rethrow_exception(std::exchange(failure_, nullptr)); }
     }
 
 private:
+    thread_pool() = default;
+
+    void start_loop() noexcept
+    {
+        ++loop_;
+        loop_.notify_all();
+    }
+
     void drain() noexcept
     {
-        for (index_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count_;
-             i         = next_.fetch_add(1, std::memory_order_relaxed))
+        for (index_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;)
         {
             try
             {
@@ -80,52 +77,35 @@ private:
             }
             catch (...)
             {
-                std::lock_guard const lock{mutex_};
+                std::lock_guard const lock{failing_};
                 if (!failure_) { failure_ = std::current_exception(); }
-                next_.store(count_, std::memory_order_relaxed);
+                next_ = count_;
             }
         }
     }
 
-    void serve()
+    /// A worker takes part in every loop: the next one begins when none is busy any more.
+    void serve() noexcept
     {
-        std::uint64_t seen = 0;
-        std::unique_lock lock{mutex_};
-        while (true)
+        for (unsigned seen = 0;; ++seen)
         {
-            wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-            if (stopping_) { return; }
-            seen = generation_;
-            lock.unlock();
+            loop_.wait(seen);
+            if (task_ == nullptr) { return; }
             drain();
-            lock.lock();
-            if (--busy_ == 0) { done_.notify_one(); }
+            if (--busy_ == 0) { busy_.notify_one(); }
         }
-    }
-
-    void stop() noexcept
-    {
-        {
-            std::lock_guard const lock{mutex_};
-            stopping_ = true;
-        }
-        wake_.notify_all();
-        for (std::thread& worker : workers_) { worker.join(); }
     }
 
     std::vector<std::thread> workers_;
     std::mutex turn_;
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::condition_variable done_;
+    std::mutex failing_;
+    std::exception_ptr failure_;
     executor_ref::task_function task_{};
     void* context_{};
     index_t count_{};
     std::atomic<index_t> next_{};
-    int busy_{};
-    std::uint64_t generation_{};
-    bool stopping_{};
-    std::exception_ptr failure_;
+    std::atomic<int> busy_{};
+    std::atomic<unsigned> loop_{}; // number of loops begun
 };
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

@@ -77,12 +77,7 @@ inline void widen_row(T const* from, float* to, index_t n) noexcept
         simd::floats const v = simd::load(x + i);
         wide += v * v;
     }
-    float total = i > 0 ? simd::sum(wide) : 0.0F;
-    for (; i + 4 <= n; i += 4)
-    {
-        auto const v = simd::load<4>(x + i);
-        total += simd::sum<4>(v * v);
-    }
+    float total = simd::sum(wide);
     for (; i < n; ++i) { total += x[i] * x[i]; }
     return total;
 }

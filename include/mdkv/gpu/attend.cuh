@@ -9,6 +9,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -18,7 +19,6 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -115,28 +115,13 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
     if (heads == 0) { return; }
-    auto const to_int = [](index_t n) { return static_cast<int>(n); };
-    kernels::attend_sizes sizes;
-    sizes.keys        = to_int(layout.dims.keys);
-    sizes.values      = to_int(layout.dims.values);
-    sizes.key_bytes   = sizes.keys * int{sizeof(T)};
-    sizes.value_bytes = sizes.values * int{sizeof(T)};
-    for (std::size_t r = 0; r < layout.rungs; ++r)
-    {
-        sizes.key_bytes   = std::max(sizes.key_bytes, to_int(layout.key_bytes(r, sizeof(T))));
-        sizes.value_bytes = std::max(sizes.value_bytes, to_int(layout.value_bytes(r, sizeof(T))));
-        sizes.rotated     = sizes.rotated || layout.rotated(r);
-        if (!layout.projected(r)) { continue; }
-        sizes.key_latents   = std::max(sizes.key_latents, to_int(layout.key_coordinates[r]));
-        sizes.value_latents = std::max(sizes.value_latents, to_int(layout.value_coordinates[r]));
-    }
+    kernels::attend_sizes const sizes{layout, sizeof(T)};
     // What the arena and the tail could hold, not what they do: the launch must not depend on what the device knows.
     constexpr index_t slice_bytes = 32 * 1024;
     constexpr index_t most_slices = 256;
     index_t const room            = cache.arena_bytes / heads + cache.tail_head_bytes();
-    index_t const wanted          = (room + slice_bytes - 1) / slice_bytes;
-    index_t const slices          = wanted < 1 ? 1 : wanted > most_slices ? most_slices : wanted;
-    int const group               = to_int(queries.extent(0) / heads);
+    index_t const slices          = std::clamp<index_t>((room + slice_bytes - 1) / slice_bytes, 1, most_slices);
+    int const group               = static_cast<int>(queries.extent(0) / heads);
     int const query_blocks        = (group + slice_kernel::most_queries - 1) / slice_kernel::most_queries;
     index_t const blocks          = checked_multiply(heads * query_blocks, slices);
 
@@ -151,9 +136,8 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     expects(aligned(queries.data_handle(), alignof(U)), "attend: queries are not aligned to their element of ",
         index_t{sizeof(U)}, " bytes");
 
-    float const scale = options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(sizes.keys));
-    slice_kernel kernel{queries, cache, states, sizes, scale * mdkv::detail::log2_e, group, query_blocks, slices,
-        slice_kernel::most_tokens, 2};
+    slice_kernel kernel{queries, cache, states, sizes, mdkv::detail::attend_scale(options, layout.dims.keys), group,
+        query_blocks, slices, slice_kernel::most_tokens, 2};
     constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
     index_t const most            = most_shared_memory();
     while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens}) { kernel.block_tokens /= 2; }

@@ -52,7 +52,7 @@ void fetch(backend const& on, V const* from, V* to, index_t n)
 {
     static_assert(std::is_trivially_copyable_v<V>);
     if (on.scratch->counting()) { return; }
-    read_back(on, from, to, n * index_t{sizeof(V)});
+    copy(on, from, to, n * index_t{sizeof(V)});
 }
 
 } // namespace mdkv::gpu

@@ -59,7 +59,7 @@ template <element T, class Resource>
     if (from.directory_bytes() == 0) { return {}; }
     cpu::cache<T> made{from.layout(), from.arena_bytes(), from.tail_capacity(), resource};
     from.copy_to(made, [&](std::byte const* there, std::byte* here, index_t bytes) {
-        read_back(backend{stream, nullptr}, there, here, bytes);
+        copy(backend{stream, nullptr}, there, here, bytes);
     });
     index_t& appended = *made.view().appended;
     appended          = std::min(appended, from.tail_capacity());
@@ -74,7 +74,7 @@ template <element T, class Resource>
     if (from.directory_bytes() == 0) { return {}; }
     cache<T, Resource> made{from.layout(), from.arena_bytes(), from.tail_capacity(), stream, resource};
     from.copy_to(made, [&](std::byte const* here, std::byte* there, index_t bytes) {
-        upload(backend{stream, nullptr}, here, there, bytes);
+        copy(backend{stream, nullptr}, here, there, bytes);
     });
     return made;
 }

@@ -28,10 +28,6 @@ inline constexpr int warp_size = 32;
 {
     return static_cast<index_t>(blockIdx.x);
 }
-[[nodiscard]] __device__ __forceinline__ index_t blocks()
-{
-    return static_cast<index_t>(gridDim.x);
-}
 [[nodiscard]] __device__ __forceinline__ int lane()
 {
     return thread() % warp_size;
@@ -51,79 +47,41 @@ __device__ __forceinline__ void sync_warp()
 {
     __syncwarp();
 }
-/// What this thread wrote before is seen by whoever sees what it writes next.
-__device__ __forceinline__ void fence()
-{
-    __threadfence();
-}
 
 inline constexpr unsigned all_lanes = 0xffffffffU;
 
-template <class T>
-[[nodiscard]] __device__ __forceinline__ T shuffle(T value, int from)
-{
-    return __shfl_sync(all_lanes, value, from);
-}
+/// From the lane whose number differs in the bits of `mask`.
 template <class T>
 [[nodiscard]] __device__ __forceinline__ T shuffle_xor(T value, int mask)
 {
     return __shfl_xor_sync(all_lanes, value, mask);
-}
-/// From the lane `delta` below; the lowest lanes keep their own.
-template <class T>
-[[nodiscard]] __device__ __forceinline__ T shuffle_up(T value, int delta)
-{
-    return __shfl_up_sync(all_lanes, value, static_cast<unsigned>(delta));
 }
 /// One bit a lane.
 [[nodiscard]] __device__ __forceinline__ unsigned ballot(bool yes)
 {
     return __ballot_sync(all_lanes, yes);
 }
-[[nodiscard]] __device__ __forceinline__ int count_bits(unsigned bits)
-{
-    return __popc(bits);
-}
 
-/// Returns what was there before. Of whole numbers only: sums of floats would depend on the order.
-template <class T>
-__device__ __forceinline__ T atomic_add(T* to, T value)
-{
-    static_assert(std::integral<T> && (sizeof(T) == 4 || sizeof(T) == 8));
-    if constexpr (sizeof(T) == 4)
-    {
-        return static_cast<T>(atomicAdd(reinterpret_cast<unsigned*>(to), static_cast<unsigned>(value)));
-    }
-    else
-    {
-        return static_cast<T>(
-            atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value)));
-    }
-}
-__device__ __forceinline__ unsigned atomic_max(unsigned* to, unsigned value)
-{
-    return atomicMax(to, value);
-}
-template <class T>
-__device__ __forceinline__ T atomic_min(T* to, T value)
-{
-    static_assert(std::integral<T> && (sizeof(T) == 4 || sizeof(T) == 8));
-    if constexpr (sizeof(T) == 4) { return atomicMin(to, value); }
-    else if constexpr (std::is_signed_v<T>)
-    {
-        return static_cast<T>(atomicMin(reinterpret_cast<long long*>(to), static_cast<long long>(value)));
-    }
-    else
-    {
-        return static_cast<T>(
-            atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value)));
-    }
-}
+/// CUDA's atomic functions know whole numbers of 4 bytes, and of 8 bytes those that are called long long.
+template <std::integral T>
+using atomic_word =
+    std::conditional_t<sizeof(T) == 4, T, std::conditional_t<std::is_signed_v<T>, long long, unsigned long long>>;
 
-/// a + b * c with the product rounded by itself: what the host computes, where the compiler would fuse the two.
-[[nodiscard]] __device__ __forceinline__ double add_product(double a, double b, double c)
+/// Of whole numbers only: sums of floats would depend on the order.
+template <std::integral T>
+__device__ __forceinline__ void atomic_add(T* to, T value)
 {
-    return __dadd_rn(a, __dmul_rn(b, c));
+    using word = atomic_word<std::make_unsigned_t<T>>;
+    atomicAdd(reinterpret_cast<word*>(to), static_cast<word>(value));
+}
+template <std::integral T>
+__device__ __forceinline__ void atomic_min(T* to, T value)
+{
+    atomicMin(reinterpret_cast<atomic_word<T>*>(to), static_cast<atomic_word<T>>(value));
+}
+__device__ __forceinline__ void atomic_max(unsigned* to, unsigned value)
+{
+    atomicMax(to, value);
 }
 
 /// The block's dynamic shared memory, aligned to 16 bytes.

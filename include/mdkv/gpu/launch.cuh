@@ -75,28 +75,15 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
         Kernel::name);
 }
 
-/// Copies `bytes` to the host and waits for them, and so for all that was enqueued before.
+/// Copies `bytes` between host and device, behind all that was enqueued before, and waits for them, and so for all that.
 /// \throws cuda_error   the copy failed, or something before it did
-inline void read_back(backend const& on, void const* device, void* host, index_t bytes)
+inline void copy(backend const& on, void const* from, void* to, index_t bytes)
 {
     if (bytes > 0)
     {
-        check(cudaMemcpyAsync(host, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, on.stream),
-            "read_back");
+        check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, on.stream), "copy");
     }
-    check(cudaStreamSynchronize(on.stream), "read_back");
-}
-
-/// Copies `bytes` to the device, behind all that was enqueued before, and waits for them: the host's may then go.
-/// \throws cuda_error   the copy failed, or something before it did
-inline void upload(backend const& on, void const* host, void* device, index_t bytes)
-{
-    if (bytes > 0)
-    {
-        check(cudaMemcpyAsync(device, host, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, on.stream),
-            "upload");
-    }
-    check(cudaStreamSynchronize(on.stream), "upload");
+    check(cudaStreamSynchronize(on.stream), "copy");
 }
 
 } // namespace mdkv::gpu

@@ -80,7 +80,7 @@ struct stream_memory
         workspace none{std::span<std::byte>{}};
         mdkv::gpu::run(backend{stream, &none}, job, items);
     }
-    void wait() const { read_back(backend{stream, nullptr}, nullptr, nullptr, 0); }
+    void wait() const { copy(backend{stream, nullptr}, nullptr, nullptr, 0); }
 };
 
 /// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work

@@ -15,7 +15,8 @@
 namespace mdkv::gpu
 {
 
-/// A block of `Threads` threads. The host compiles the bodies of jobs as well, and never runs them with this team.
+/// A block of `Threads` threads. The host compiles the bodies of jobs as well, and never runs them with this team: nvcc
+/// is told not to mind that they call a function of the device.
 template <int Threads>
 class team
 {
@@ -23,101 +24,79 @@ public:
     static constexpr int lanes              = 1;
     static constexpr index_t reserved_bytes = 0; ///< of dynamic shared memory, for the collectives
 
-    [[nodiscard]] MDKV_HD static index_t rank()
-    {
-#if defined(__CUDA_ARCH__)
-        return device::thread();
-#else
-        return 0;
-#endif
-    }
+#pragma nv_exec_check_disable
+    [[nodiscard]] MDKV_HD static index_t rank() { return device::thread(); }
     [[nodiscard]] MDKV_HD static constexpr index_t size() { return Threads; }
-    MDKV_HD static void sync()
-    {
-#if defined(__CUDA_ARCH__)
-        device::sync();
-#endif
-    }
+#pragma nv_exec_check_disable
+    MDKV_HD static void sync() { device::sync(); }
 
     /// The same in every thread, summed in a fixed order.
+#pragma nv_exec_check_disable
     template <class V>
     [[nodiscard]] MDKV_HD static V sum(V x)
     {
-#if defined(__CUDA_ARCH__)
-        using reduce = cub::BlockReduce<V, Threads>;
-        __shared__ typename reduce::TempStorage storage;
-        __shared__ V total;
-        device::sync(); // both may still be read
-        V const mine = reduce{storage}.Sum(x);
-        if (device::thread() == 0) { total = mine; }
-        device::sync();
-        return total;
-#else
-        return x;
-#endif
+        return reduce(x, [](V a, V b) { return static_cast<V>(a + b); });
     }
+#pragma nv_exec_check_disable
     template <class V>
     [[nodiscard]] MDKV_HD static V max(V x)
     {
-#if defined(__CUDA_ARCH__)
-        using reduce = cub::BlockReduce<V, Threads>;
-        __shared__ typename reduce::TempStorage storage;
-        __shared__ V largest;
-        device::sync();
-        V const mine = reduce{storage}.Reduce(x, [](V a, V b) { return a < b ? b : a; });
-        if (device::thread() == 0) { largest = mine; }
-        device::sync();
-        return largest;
-#else
-        return x;
-#endif
+        return reduce(x, [](V a, V b) { return a < b ? b : a; });
     }
+#pragma nv_exec_check_disable
     template <class V>
     [[nodiscard]] MDKV_HD static mdkv::detail::prefix_sum<V> prefix(V x)
     {
-#if defined(__CUDA_ARCH__)
-        using scan = cub::BlockScan<V, Threads>;
-        __shared__ typename scan::TempStorage storage;
-        device::sync();
-        mdkv::detail::prefix_sum<V> sums;
-        scan{storage}.ExclusiveSum(x, sums.before, sums.total);
-        return sums;
-#else
-        return {V{}, x};
-#endif
+        return scan(x);
     }
 
+#pragma nv_exec_check_disable
     template <std::integral I>
     MDKV_HD static void add(I* counter, I n)
     {
-#if defined(__CUDA_ARCH__)
         device::atomic_add(counter, n);
-#else
-        *counter += n;
-#endif
     }
+#pragma nv_exec_check_disable
     template <std::integral I>
     MDKV_HD static void add_across(I* counter, I n)
     {
-        add(counter, n);
+        device::atomic_add(counter, n);
     }
+#pragma nv_exec_check_disable
     template <std::integral I>
     MDKV_HD static void min_across(I* least, I n)
     {
-#if defined(__CUDA_ARCH__)
         device::atomic_min(least, n);
-#else
-        *least = n < *least ? n : *least;
-#endif
     }
 
+#pragma nv_exec_check_disable
     [[nodiscard]] MDKV_HD static mdkv::detail::carver scratch()
     {
-#if defined(__CUDA_ARCH__)
         return mdkv::detail::carver{device::shared_memory()};
-#else
-        return {};
-#endif
+    }
+
+private:
+    template <class V, class Join>
+    [[nodiscard]] __device__ static V reduce(V x, Join const& join)
+    {
+        using block = cub::BlockReduce<V, Threads>;
+        __shared__ typename block::TempStorage storage;
+        __shared__ V all;
+        device::sync(); // both may still be read
+        V const mine = block{storage}.Reduce(x, join);
+        if (device::thread() == 0) { all = mine; }
+        device::sync();
+        return all;
+    }
+    template <class V>
+    [[nodiscard]] __device__ static mdkv::detail::prefix_sum<V> scan(V x)
+    {
+        using block = cub::BlockScan<V, Threads>;
+        __shared__ typename block::TempStorage storage;
+        device::sync();
+        mdkv::detail::prefix_sum<V> sums;
+        block{storage}.ExclusiveSum(x, sums.before, sums.total);
+        return sums;
     }
 };
 

@@ -8,7 +8,6 @@
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -41,13 +40,30 @@ inline constexpr bool coded = !element<Stored>;
 template <class Stored>
 inline constexpr int per_unit = std::same_as<Stored, int4_codes> ? 2 : 1; ///< coordinates
 
-/// Calls body with a value of the type that stands for a run's storage.
-template <element T, class Body>
-inline void with_stored(storage kind, Body const& body)
+/// A vector of stored units as numbers: to[0] elements, codes or low halves, to[1] high halves. High halves of `Whole` units
+/// are not taken out of their bytes, which are 16 times the high half plus the low one.
+template <class Stored, bool Whole = false>
+[[gnu::always_inline]] inline void unpack(std::byte const* from, simd::floats* to) noexcept
 {
-    if (kind == storage::plain) { body(T{}); }
-    else if (kind == storage::int8) { body(int8_code{}); }
-    else { body(int4_codes{}); }
+    if constexpr (!coded<Stored>) { to[0] = simd::load(reinterpret_cast<Stored const*>(from)); }
+    else
+    {
+        simd::ints const bytes = simd::load_bytes(from);
+        to[0]                  = per_unit<Stored> == 2 ? simd::low_nibbles(bytes) : simd::to_floats(bytes);
+        if constexpr (per_unit<Stored> == 2) { to[1] = simd::to_floats(Whole ? bytes : bytes >> 4); }
+    }
+}
+
+/// Coordinate `high` of one unit.
+template <class Stored>
+[[nodiscard]] inline float number(Stored unit, index_t high) noexcept
+{
+    if constexpr (!coded<Stored>) { return widen(unit); }
+    else
+    {
+        auto const byte = static_cast<unsigned>(unit);
+        return static_cast<float>(per_unit<Stored> == 1 ? byte : high > 0 ? byte >> 4U : byte & 15U);
+    }
 }
 
 /// Tokens in a block of codes, whose sums have more to finish at its end; their bytes come from the second-level cache.
@@ -57,29 +73,24 @@ inline constexpr index_t quantised_block_tokens = 128;
 inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 : 2;
 
 /// body(constant) for as many of the `left` query heads as one pass serves: 8, 4, 3, 2 or 1.
-template <class Body>
+template <int G = most_group, class Body>
 inline auto heads_of_pass(index_t left, Body const& body)
 {
-    if constexpr (most_group >= 8)
+    if constexpr (G == 1) { return body(std::integral_constant<int, 1>{}); }
+    else
     {
-        if (left >= 8) { return body(std::integral_constant<int, 8>{}); }
+        return left >= G ? body(std::integral_constant<int, G>{}) : heads_of_pass < G == 8 ? 4 : G - 1 > (left, body);
     }
-    if constexpr (most_group >= 4)
-    {
-        if (left >= 4) { return body(std::integral_constant<int, 4>{}); }
-        if (left == 3) { return body(std::integral_constant<int, 3>{}); }
-    }
-    return left >= 2 ? body(std::integral_constant<int, 2>{}) : body(std::integral_constant<int, 1>{});
 }
 
-/// Kernels of one pass: of as many vectors or tiles as registers allow, of one, and of columns, between them, of two.
+/// Kernels of one pass: of as many vectors or tiles as registers allow, of columns two, and of one.
 template <class Kernel>
 struct pass_kernels
 {
     index_t heads;
     Kernel* wide;
+    Kernel* two;
     Kernel* one;
-    Kernel* two = nullptr;
 };
 
 /// An address read a little later, asked for into the second-level cache: the hardware does not look beyond a page, and
@@ -113,10 +124,7 @@ struct query_rows
     float const* sums = nullptr; ///< [G, groups] of coordinates, for keys that are codes
     index_t groups    = 0;
 
-    [[nodiscard]] query_rows from(index_t g, index_t k = 0) const noexcept
-    {
-        return {x + g * step + k * quantised_group, step, sums == nullptr ? nullptr : sums + g * groups + k, groups};
-    }
+    [[nodiscard]] query_rows from(index_t g) const noexcept { return {x + g * step, step, sums + g * groups, groups}; }
 };
 
 /// What grows by the product, for each head of a group.
@@ -126,27 +134,30 @@ struct sum_rows
     index_t step;
 };
 
-/// Coordinates of group k.
-[[nodiscard]] inline index_t in_group(run_rows const& rows, index_t k) noexcept
-{
-    return std::min(quantised_group, rows.coordinates - k * quantised_group);
-}
-
 [[nodiscard]] inline simd::floats load_halves(std::byte const* p) noexcept
 {
     return simd::load(reinterpret_cast<half const*>(p));
 }
 
-/// Rows of a tile of fewer than 16 tokens, with zeros for the missing ones. Returns where the next row would be.
-[[gnu::noinline]] inline std::byte* widen_rows(
-    std::byte const* from, index_t rows, index_t width, index_t unit, std::byte* to) noexcept
+/// The tile of token t, of fewer than 16 tokens, as one of 16 with zeros for the missing ones.
+[[gnu::noinline]] inline void widen_tile(run_rows const& rows, index_t t, std::byte* to) noexcept
 {
-    for (index_t i = 0; i < rows; ++i, to += tile_tokens * unit)
+    std::byte const* from = rows.begin + rows.tile(t);
+    index_t const width   = rows.width(t);
+    auto const widen_rows = [&](index_t count, index_t bytes) {
+        for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
+        {
+            std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
+            std::memcpy(to, from, static_cast<std::size_t>(width * bytes));
+        }
+    };
+    if (rows.kind == storage::plain) { widen_rows(rows.coordinates, rows.unit); }
+    for (int k = 0; k < rows.groups() && rows.kind != storage::plain; ++k)
     {
-        std::memset(to, 0, static_cast<std::size_t>(tile_tokens * unit));
-        std::memcpy(to, from + i * width * unit, static_cast<std::size_t>(width * unit));
+        index_t const bytes = rows.group(t, k).bytes;
+        widen_rows(2, sizeof(half)); // scales, minima
+        widen_rows(rows.by_token ? 1 : bytes, rows.by_token ? bytes : 1);
     }
-    return to;
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

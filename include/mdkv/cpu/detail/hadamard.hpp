@@ -15,25 +15,8 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Lane i of the vector is lane i ^ Half of x. Spelled out, because nvcc expands no pack in the builtin.
-template <int Half, class Floats>
-[[nodiscard]] inline Floats swap_lanes(Floats x) noexcept
-{
-    constexpr int H = Half;
-    if constexpr (sizeof(Floats) == 64)
-    {
-        return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H, 9 ^ H,
-            10 ^ H, 11 ^ H, 12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
-    }
-    else if constexpr (sizeof(Floats) == 32)
-    {
-        return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H);
-    }
-    else { return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H); }
-}
-
-/// One step inside a vector: lanes i and i + Half become their sum and their difference.
-template <int Half>
+/// The steps inside a vector from `Half` on: lanes i and i + Half become their sum and their difference.
+template <int Half = 1>
 [[nodiscard]] inline simd::floats hadamard_lanes(simd::floats x) noexcept
 {
     static constexpr auto signs = [] {
@@ -41,7 +24,9 @@ template <int Half>
         for (std::size_t i = 0; i < all.size(); ++i) { all[i] = (i & Half) != 0 ? -1.0F : 1.0F; }
         return all;
     }();
-    return swap_lanes<Half>(x) + x * simd::load(signs.data());
+    x = simd::swap_lanes<Half>(x) + x * simd::load(signs.data());
+    if constexpr (2 * Half < simd::lanes) { return hadamard_lanes<2 * Half>(x); }
+    else { return x; }
 }
 
 /// One group of 64 neighbours, in registers.
@@ -53,11 +38,7 @@ inline void hadamard_group(float* x) noexcept
     simd::floats v[vectors];
     MDKV_UNROLL for (int i = 0; i < vectors; ++i)
     {
-        simd::floats part = simd::load(x + i * lanes);
-        part              = hadamard_lanes<2>(hadamard_lanes<1>(part));
-        if constexpr (lanes >= 8) { part = hadamard_lanes<4>(part); }
-        if constexpr (lanes >= 16) { part = hadamard_lanes<8>(part); }
-        v[i] = part;
+        v[i] = hadamard_lanes(simd::load(x + i * lanes));
     }
     MDKV_UNROLL for (int half = 1; half < vectors; half *= 2)
     {

@@ -5,6 +5,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -12,13 +13,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Adds to the logits of `tiles` neighbouring whole tiles, `Tiles` at a time and as far as that goes, for G queries; returns
-/// the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is ever summed across lanes.
+/// Writes the logits of `tiles` neighbouring whole tiles (of codes adds to them, group by group) for G queries, `Tiles` at a
+/// time and as far as that goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is
+/// ever summed across lanes.
 template <class Stored, int G, int Tiles>
 [[gnu::noinline]] index_t tile_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
@@ -32,8 +33,11 @@ template <class Stored, int G, int Tiles>
     index_t const tile_bytes  = tile_tokens * keys.token_bytes;
     index_t const groups      = coded<Stored> ? keys.groups() : 1;
     index_t const group_bytes = tile_tokens * stored_bytes(keys.kind, quantised_group, 0);
-    read_ahead next           = ahead;
-    index_t done              = 0;
+    auto const offset         = [&](index_t vector, index_t unit) { // of a vector's units in its row of the tiles
+        return vector * lanes / tile_tokens * tile_bytes + vector * lanes % tile_tokens * unit;
+    };
+    read_ahead next = ahead;
+    index_t done    = 0;
     for (; tiles - done >= Tiles; done += Tiles)
     {
         for (index_t k = 0; k < groups; ++k)
@@ -41,62 +45,43 @@ template <class Stored, int G, int Tiles>
             std::byte const* const scales = tile + done * tile_bytes + k * group_bytes;
             std::byte const* at           = coded<Stored> ? scales + 2 * halves : scales;
             float* const to               = logits.x + done * tile_tokens;
-            index_t const coordinates     = coded<Stored> ? in_group(keys, k) : keys.coordinates;
+            index_t const left            = keys.coordinates - k * quantised_group;
+            index_t const coordinates     = coded<Stored> ? std::min(quantised_group, left) : left;
             index_t const rows            = (coordinates + units - 1) / units;
             float const* query[G]; // one register each
-            simd::floats acc[G][vectors];
-MDKV_UNROLL
-            for (int g = 0; g < G; ++g)
-            {
-                query[g] = q.x + g * q.step + k * quantised_group;
-MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v)
-                {
-                    acc[g][v] = coded<Stored> ? simd::broadcast(0.0F) : simd::load(to + g * logits.step + v * lanes);
-                }
-            }
+            simd::floats acc[G][vectors]{};
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step + k * quantised_group; }
             if (coded<Stored>) { next.fetch(2 * halves * Tiles); }
             for (index_t c = 0; c < rows; ++c, at += row)
             {
                 if (c % few == 0) { next.fetch(few * Tiles * row); }
-                simd::floats key[units][vectors];
-MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v)
-                {
-                    std::byte const* const from =
-                        at + v * lanes / tile_tokens * tile_bytes + v * lanes % tile_tokens * index_t{sizeof(Stored)};
-                    if constexpr (!coded<Stored>) { key[0][v] = simd::load(reinterpret_cast<Stored const*>(from)); }
-                    else
-                    {
-                        simd::ints const bytes = simd::load_bytes(from);
-                        key[0][v]              = units == 2 ? simd::low_nibbles(bytes) : simd::to_floats(bytes);
-                        if constexpr (units == 2) { key[1][v] = simd::to_floats(bytes >> 4); }
-                    }
-                }
-MDKV_UNROLL
+                simd::floats key[vectors][units];
+                MDKV_UNROLL
+                for (int v = 0; v < vectors; ++v) { unpack<Stored>(at + offset(v, sizeof(Stored)), key[v]); }
+                MDKV_UNROLL
                 for (int u = 0; u < units; ++u)
                 {
                     if (u * rows + c >= coordinates) { break; } // of an odd number, the last byte has no high half
-MDKV_UNROLL
+                    MDKV_UNROLL
                     for (int g = 0; g < G; ++g)
                     {
                         simd::floats const factor = simd::broadcast(query[g][u * rows + c]);
-MDKV_UNROLL
-                        for (int v = 0; v < vectors; ++v) { acc[g][v] += factor * key[u][v]; }
+                        MDKV_UNROLL
+                        for (int v = 0; v < vectors; ++v) { acc[g][v] += factor * key[v][u]; }
                     }
                 }
             }
-MDKV_UNROLL
+            MDKV_UNROLL
             for (int v = 0; v < vectors; ++v)
             {
-                index_t const from = v * lanes / tile_tokens * tile_bytes + v * lanes % tile_tokens * 2;
                 simd::floats scale{}, minimum{};
                 if constexpr (coded<Stored>)
                 {
-                    scale   = load_halves(scales + from);
-                    minimum = load_halves(scales + halves + from);
+                    scale   = load_halves(scales + offset(v, sizeof(half)));
+                    minimum = load_halves(scales + halves + offset(v, sizeof(half)));
                 }
-MDKV_UNROLL
+                MDKV_UNROLL
                 for (int g = 0; g < G; ++g)
                 {
                     float* const out = to + g * logits.step + v * lanes;
@@ -118,53 +103,38 @@ using logit_kernel = index_t(
     query_rows const&, run_rows const&, std::byte const*, index_t, sum_rows const&, read_ahead&) noexcept;
 
 /// Logits [group, n] of n tokens of a run from token t on, a multiple of 16; those of a last, incomplete sixteen are followed
-/// by -infinity. Of codes, q.sums as `sum_groups` gives them.
+/// by -infinity. Of codes, q.sums as `sum_groups` gives them. `copy` has room for the keys of a tile.
 template <class Stored>
 void block_logits(query_rows const& q, index_t group, run_rows const& keys, index_t t, index_t n,
-    sum_rows const& logits, read_ahead ahead) noexcept
+    sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
-    index_t const padded = (n + tile_tokens - 1) / tile_tokens * tile_tokens;
-    index_t const whole  = std::min(padded, keys.stored / tile_tokens * tile_tokens - t) / tile_tokens;
-    index_t const left   = t + whole * tile_tokens; // first token of the narrow tile
-    index_t const groups = keys.groups();
-    constexpr int units  = per_unit<Stored>;
+    index_t const padded = tile::round_up(n, tile_tokens);
+    bool const narrow    = keys.width(t + n - 1) < tile_tokens;
+    index_t const whole  = padded / tile_tokens - (narrow ? 1 : 0);
+    if (narrow) { widen_tile(keys, t + n - 1, copy); }
     for (index_t g = 0; g < group; ++g) { std::fill_n(logits.x + g * logits.step, padded, 0.0F); }
     for (index_t g = 0; g < group;)
     {
         auto const pass = heads_of_pass(group - g, [](auto heads) {
             constexpr int G     = heads.value;
             constexpr int tiles = G * 4 <= most_group ? 4 : G * 2 <= most_group || simd::lanes == 16 ? 2 : 1;
-            return pass_kernels<logit_kernel>{G, &tile_logits<Stored, G, tiles>, &tile_logits<Stored, G, 1>};
+            return pass_kernels<logit_kernel>{G, &tile_logits<Stored, G, tiles>, nullptr, &tile_logits<Stored, G, 1>};
         });
         read_ahead next = ahead;
         sum_rows to{logits.x + g * logits.step, logits.step};
-        index_t const done = pass.wide(q.from(g), keys, keys.begin + keys.tile(t), whole, to, next);
-        to.x += done * tile_tokens;
-        pass.one(q.from(g), keys, keys.begin + keys.tile(t + done * tile_tokens), whole - done, to, next);
-        to.x += (whole - done) * tile_tokens;
-        for (index_t k = 0; k < groups && t + n > left; ++k)
+        index_t done = 0;
+        for (logit_kernel* const kernel : {pass.wide, pass.one})
         {
-            std::byte copy[(quantised_group * sizeof(Stored) + 2 * sizeof(half)) * tile_tokens];
-            auto const from     = keys.group(left, static_cast<int>(k));
-            std::byte const* at = keys.begin + keys.tile(left);
-            std::byte* end      = copy;
-            if (coded<Stored>)
-            {
-                end = widen_rows(at + from.scales, 2, from.width, sizeof(half), end);
-                at += from.codes;
-            }
-            else { at += k * quantised_group * from.width * keys.unit; }
-            widen_rows(at, (from.coordinates + units - 1) / units, from.width, sizeof(Stored), end);
-            run_rows narrow    = keys;
-            narrow.coordinates = from.coordinates;
-            pass.one(q.from(g, k), narrow, copy, 1, to, next);
+            index_t const first = t + done * tile_tokens;
+            done += kernel(q.from(g), keys, keys.begin + keys.tile(first), whole - done, to, next);
+            to.x = logits.x + g * logits.step + done * tile_tokens;
         }
+        if (narrow) { pass.one(q.from(g), keys, copy, 1, to, next); }
         g += pass.heads;
     }
     for (index_t g = 0; g < group; ++g)
     {
-        std::fill(logits.x + g * logits.step + n, logits.x + g * logits.step + padded,
-            -std::numeric_limits<float>::infinity());
+        std::fill_n(logits.x + g * logits.step + n, padded - n, mdkv::detail::empty_lse);
     }
 }
 

@@ -45,47 +45,31 @@ template <class Stored, int G, int Vectors>
     index_t done          = 0;
     for (; units - done >= Vectors * lanes; done += Vectors * lanes)
     {
-        simd::floats acc[parts][G][columns];
+        simd::floats acc[parts][G][columns]{};
         float const* weight[G]; // one register each
-MDKV_UNROLL
-        for (int g = 0; g < G; ++g) { weight[g] = weights.x + g * weights.step; }
-MDKV_UNROLL
-        for (int part = 0; part < parts; ++part)
+        MDKV_UNROLL
+        for (int g = 0; g < G; ++g)
         {
-MDKV_UNROLL
-            for (int g = 0; g < G; ++g)
+            weight[g] = weights.x + g * weights.step;
+            MDKV_UNROLL
+            for (int c = 0; c < columns && !coded<Stored>; ++c)
             {
-MDKV_UNROLL
-                for (int c = 0; c < columns; ++c)
-                {
-                    acc[part][g][c] = coded<Stored> || part > 0 ? simd::broadcast(0.0F)
-                                                                : simd::load(sums.x + g * sums.step + done + c * lanes);
-                }
+                acc[0][g][c] = simd::load(sums.x + g * sums.step + done + c * lanes);
             }
         }
         auto const add_row = [&](int part, std::byte const* row, index_t t) __attribute__((always_inline))
         {
             simd::floats value[columns];
-            if constexpr (std::same_as<Stored, int4_codes>)
+            MDKV_UNROLL
+            for (int v = 0; v < Vectors; ++v)
             {
-                simd::ints const bytes = simd::load_bytes(row);
-                value[0]               = simd::low_nibbles(bytes);
-                value[1]               = simd::to_floats(bytes);
+                unpack<Stored, true>(row + v * lanes * size, value + v * per_unit<Stored>);
             }
-            else
-            {
-MDKV_UNROLL
-                for (int c = 0; c < columns; ++c)
-                {
-                    if constexpr (coded<Stored>) { value[c] = simd::to_floats(simd::load_bytes(row + c * lanes)); }
-                    else { value[c] = simd::load(reinterpret_cast<Stored const*>(row + c * lanes * size)); }
-                }
-            }
-MDKV_UNROLL
+            MDKV_UNROLL
             for (int g = 0; g < G; ++g)
             {
                 simd::floats const factor = simd::broadcast(weight[g][t]);
-MDKV_UNROLL
+                MDKV_UNROLL
                 for (int c = 0; c < columns; ++c) { acc[part][g][c] += factor * value[c]; }
             }
         };
@@ -98,7 +82,7 @@ MDKV_UNROLL
             for (; t + parts <= n; t += parts)
             {
                 if (t % few == 0) { next.fetch(few * Vectors * lanes * size); }
-MDKV_UNROLL
+                MDKV_UNROLL
                 for (int part = 0; part < parts; ++part, row += rows.row_bytes)
                 {
                     add_row(part, row, first + t + part);
@@ -106,20 +90,20 @@ MDKV_UNROLL
             }
             for (; t < n; ++t, row += rows.row_bytes) { add_row(0, row, first + t); }
         }
-MDKV_UNROLL
+        MDKV_UNROLL
         for (int g = 0; g < G; ++g)
         {
-MDKV_UNROLL
+            MDKV_UNROLL
             for (int c = 0; c < columns; ++c)
             {
-MDKV_UNROLL
+                MDKV_UNROLL
                 for (int part = 1; part < parts; ++part) { acc[0][g][c] += acc[part][g][c]; }
             }
             if constexpr (std::same_as<Stored, int4_codes>)
             {
                 acc[0][g][1] = (acc[0][g][1] - acc[0][g][0]) * simd::broadcast(0.0625F);
             }
-MDKV_UNROLL
+            MDKV_UNROLL
             for (int c = 0; c < columns; ++c)
             {
                 float* const to = sums.x + g * sums.step + done + c * (per_unit<Stored> == 2 ? apart : index_t{lanes});
@@ -134,130 +118,111 @@ MDKV_UNROLL
 using column_kernel = index_t(
     query_rows const&, token_rows const&, index_t, sum_rows const&, index_t, read_ahead&) noexcept;
 
-/// The columns of fewer units than a vector has: by fours from copies of the rows that are a vector wide, the rest one by one.
-/// The last of an odd number of int4 coordinates has a unit without a high half.
+/// The columns of fewer units than a vector has, `high` of them with a high half: by fours from copies of the rows that are a
+/// vector wide, the rest one by one.
 template <class Stored>
 [[gnu::noinline]] void last_columns(pass_kernels<column_kernel> const& pass, query_rows const& weights,
-    token_rows const& rows, index_t units, bool odd, sum_rows const& sums, index_t apart) noexcept
+    token_rows const& rows, index_t units, index_t high, sum_rows const& sums, index_t apart) noexcept
 {
-    constexpr int lanes    = simd::lanes;
-    constexpr int size     = sizeof(Stored);
-    constexpr index_t most = 256; // rows copied at a time
-    auto const row         = [&](index_t t) {
+    constexpr int lanes     = simd::lanes;
+    constexpr int halves    = per_unit<Stored>;
+    constexpr index_t size  = sizeof(Stored);
+    constexpr index_t bytes = lanes * size;
+    constexpr index_t most  = 256; // rows copied at a time
+    index_t const fours     = high / 4 * 4;
+    auto const row          = [&](index_t t) {
         return rows.begin + t / tile_tokens * rows.tile_bytes + t % tile_tokens * rows.row_bytes;
     };
-    index_t const fours = (units - (odd ? 1 : 0)) / 4 * 4;
     for (index_t first = 0; first < rows.tokens && fours > 0; first += most)
     {
-        std::byte copy[most * lanes * size];
-        float narrow[most_group * 2 * lanes]{};
+        std::byte copy[most * bytes];
+        float narrow[most_group * halves * lanes]{};
         index_t const n = std::min(most, rows.tokens - first);
         for (index_t t = 0; t < n; ++t)
         {
-            std::memset(copy + t * lanes * size, 0, lanes * size);
-            std::memcpy(copy + t * lanes * size, row(first + t), static_cast<std::size_t>(fours * size));
+            std::memset(copy + t * bytes, 0, bytes);
+            std::memcpy(copy + t * bytes, row(first + t), static_cast<std::size_t>(fours * size));
         }
         auto const move = [&](auto const& one) {
-            for (index_t i = 0; i < pass.heads * per_unit<Stored>; ++i)
+            for (index_t i = 0; i < pass.heads * halves; ++i)
             {
-                float* const from = sums.x + i / per_unit<Stored> * sums.step + i % per_unit<Stored> * apart;
-                for (index_t c = 0; c < fours; ++c) { one(from[c], narrow[i * (2 / per_unit<Stored>)*lanes + c]); }
+                float* const from = sums.x + i / halves * sums.step + i % halves * apart;
+                for (index_t c = 0; c < fours; ++c) { one(from[c], narrow[i * lanes + c]); }
             }
         };
         move([](float& sum, float& in_vector) { in_vector = sum; });
         read_ahead none{copy};
-        pass.one({weights.x + first, weights.step}, {copy, lanes * size, tile_tokens * lanes * size, n}, lanes,
-            {narrow, 2 * lanes}, lanes, none);
+        pass.one({weights.x + first, weights.step}, {copy, bytes, tile_tokens * bytes, n}, lanes,
+            {narrow, halves * lanes}, lanes, none);
         move([](float& sum, float& in_vector) { sum = in_vector; });
     }
-    for (index_t c = fours; c < units; ++c)
+    for (index_t i = 0; i < pass.heads * halves; ++i)
     {
-        for (index_t g = 0; g < pass.heads; ++g)
+        index_t const g = i / halves;
+        index_t const h = i % halves;
+        for (index_t c = fours; c < (h == 0 ? units : high); ++c)
         {
-            float low = 0, high = 0;
+            float sum = 0;
             for (index_t t = 0; t < rows.tokens; ++t)
             {
-                float const weight = weights.x[g * weights.step + t];
-                if constexpr (!coded<Stored>)
-                {
-                    low += weight * widen(mdkv::detail::load_at<Stored>(row(t) + c * size));
-                }
-                else
-                {
-                    auto const byte = static_cast<unsigned>(row(t)[c]);
-                    low += weight * static_cast<float>(per_unit<Stored> == 2 ? byte & 15U : byte);
-                    high += weight * static_cast<float>(byte >> 4U);
-                }
+                auto const stored = mdkv::detail::load_at<Stored>(row(t) + c * size);
+                sum += weights.x[g * weights.step + t] * number(stored, h);
             }
-            float* const to = sums.x + g * sums.step + c;
-            *to += low;
-            if (per_unit<Stored> == 2 && !(odd && c + 1 == units)) { to[apart] += high; }
+            sums.x[g * sums.step + h * apart + c] += sum;
         }
     }
 }
 
-/// sums[g][c] += sum over tokens of weights[g][t] * rows[t][c] for all columns of the rows, `coordinates` of them.
+/// sums[g][c] += sum over tokens of weights[g][t] * rows[t][c] for all columns of the rows, `coordinates` of them. The last of
+/// an odd number of int4 coordinates has a unit without a high half, which no kernel may add to the sums.
 template <class Stored>
 [[gnu::noinline]] void weighted_rows(pass_kernels<column_kernel> const& pass, query_rows const& weights,
     token_rows rows, index_t coordinates, sum_rows sums, read_ahead& ahead) noexcept
 {
     index_t units     = (coordinates + per_unit<Stored> - 1) / per_unit<Stored>;
     index_t const low = units;
-    bool const odd    = units * per_unit<Stored> != coordinates;
+    index_t const odd = units * per_unit<Stored> - coordinates;
     for (column_kernel* const kernel : {pass.wide, pass.two, pass.one})
     {
-        index_t const done = kernel(weights, rows, odd ? units - 1 : units, sums, low, ahead);
+        index_t const done = kernel(weights, rows, units - odd, sums, low, ahead);
         units -= done;
         rows.begin += done * index_t{sizeof(Stored)};
         sums.x += done;
     }
-    if (units > 0) { last_columns<Stored>(pass, weights, rows, units, odd, sums, low); }
+    if (units > 0) { last_columns<Stored>(pass, weights, rows, units, units - odd, sums, low); }
 }
 
-/// Scales and minima of n tokens of neighbouring tiles of one width, a narrow one followed by zeros.
-struct token_scales
+/// Of n tokens in whole tiles from `scales` on: scaled[i][t] = weights[i][t] * scale[t], and bias[i] grows by the sum of
+/// weights[i][t] * minimum[t].
+[[gnu::noinline]] inline void scale_weights(query_rows const& weights, index_t heads, std::byte const* scales,
+    index_t tile_bytes, index_t n, float* scaled, float* bias) noexcept
 {
-    float scale[quantised_block_tokens];
-    float minimum[quantised_block_tokens];
-
-    [[gnu::noinline]] token_scales(std::byte const* tile, index_t tile_bytes, index_t n) noexcept
+    simd::floats sum[most_group]{};
+    for (index_t t = 0; t < n; t += simd::lanes)
     {
-        std::byte copy[2 * tile_tokens * sizeof(half)];
-        for (index_t first = 0; first < n; first += tile_tokens, tile += tile_bytes)
+        std::byte const* const at  = scales + t / tile_tokens * tile_bytes + t % tile_tokens * index_t{sizeof(half)};
+        simd::floats const scale   = load_halves(at);
+        simd::floats const minimum = load_halves(at + tile_tokens * index_t{sizeof(half)});
+        for (index_t i = 0; i < heads; ++i)
         {
-            std::byte const* halves = tile;
-            if (n - first < tile_tokens)
-            {
-                widen_rows(tile, 2, n - first, sizeof(half), copy);
-                halves = copy;
-            }
-            cpu::tile::widen_row(reinterpret_cast<half const*>(halves), scale + first, tile_tokens);
-            cpu::tile::widen_row(reinterpret_cast<half const*>(halves) + tile_tokens, minimum + first, tile_tokens);
+            simd::floats const weight = simd::load(weights.x + i * weights.step + t);
+            simd::store(scaled + i * quantised_block_tokens + t, weight * scale);
+            sum[i] += weight * minimum;
         }
     }
-
-    /// scaled[t] = weights[t] * scale[t] for n tokens; returns the sum of weights[t] * minimum[t].
-    [[nodiscard]] float apply(float const* weights, index_t n, float* scaled) const noexcept
-    {
-        simd::floats sum = simd::broadcast(0.0F);
-        for (index_t t = 0; t < n; t += simd::lanes)
-        {
-            simd::floats const weight = simd::load(weights + t);
-            simd::store(scaled + t, weight * simd::load(scale + t));
-            sum += weight * simd::load(minimum + t);
-        }
-        return simd::sum(sum);
-    }
-};
+    for (index_t i = 0; i < heads; ++i) { bias[i] += simd::sum(sum[i]); }
+}
 
 /// sums[g][c] += sum over n tokens from token t on, a multiple of 16, of weights[g][t] * values[t][c]. Weights are followed
-/// by zeros up to a multiple of 16 tokens. Of codes, n <= quantised_block_tokens.
+/// by zeros up to a multiple of 16 tokens. Of codes, n <= quantised_block_tokens, and `copy` has room for the values of a
+/// tile.
 template <class Stored>
 void block_values(query_rows const& weights, index_t group, run_rows const& values, index_t t, index_t n,
-    sum_rows const& sums, read_ahead ahead) noexcept
+    sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const tile_bytes = tile_tokens * values.token_bytes;
-    index_t const left       = n % tile_tokens; // of a narrow tile
+    index_t const whole      = n / tile_tokens * tile_tokens;
+    if (coded<Stored> && whole < n) { widen_tile(values, t + whole, copy); }
     for (index_t g = 0; g < group;)
     {
         auto const pass = heads_of_pass(group - g, [](auto heads) {
@@ -265,8 +230,8 @@ void block_values(query_rows const& weights, index_t group, run_rows const& valu
             constexpr int wide = per_unit<Stored> == 2                                        ? 1
                                  : coded<Stored> || G * simd::lanes >= 64 || simd::lanes == 4 ? 2
                                                                                               : 4;
-            return pass_kernels<column_kernel>{G, &column_sums<Stored, G, wide>, &column_sums<Stored, G, 1>,
-                &column_sums<Stored, G, std::min(wide, 2)>};
+            return pass_kernels<column_kernel>{G, &column_sums<Stored, G, wide>,
+                &column_sums<Stored, G, std::min(wide, 2)>, &column_sums<Stored, G, 1>};
         });
         read_ahead next = ahead;
         auto const from = weights.from(g);
@@ -276,28 +241,24 @@ void block_values(query_rows const& weights, index_t group, run_rows const& valu
             weighted_rows<Stored>(pass, from, {values.begin + values.tile(t), values.token_bytes, tile_bytes, n},
                 values.coordinates, to, next);
         }
-        for (index_t k = 0; k < values.groups() && coded<Stored>; ++k, to.x += quantised_group)
+        for (int k = 0; k < values.groups() && coded<Stored>; ++k, to.x += quantised_group)
         {
             float scaled[most_group * quantised_block_tokens];
             float bias[most_group]{};
-            auto const columns = in_group(values, k);
-            for (index_t begin = 0, tokens = 0; begin < n; begin += tokens) // whole tiles, then the narrow one
-            {
-                tokens                      = begin < n - left ? n - left : left;
-                auto const at               = values.group(t + begin, static_cast<int>(k));
-                std::byte const* const tile = values.begin + values.tile(t + begin);
-                token_scales const scales{tile + at.scales, tile_bytes, tokens};
-                for (index_t i = 0; i < pass.heads; ++i)
-                {
-                    bias[i] +=
-                        scales.apply(from.x + i * from.step + begin, tokens, scaled + i * quantised_block_tokens);
-                }
+            mdkv::detail::coded_group const codes{values.coordinates, k, tile_tokens, true, values.kind};
+            auto const add_tiles = [&](std::byte const* tiles, index_t begin, index_t end) {
+                if (begin == end) { return; }
+                index_t const padded = tile::round_up(end - begin, tile_tokens);
+                scale_weights(
+                    {from.x + begin, from.step}, pass.heads, tiles + codes.scales, tile_bytes, padded, scaled, bias);
                 weighted_rows<Stored>(pass, {scaled, quantised_block_tokens},
-                    {tile + at.codes, at.bytes, tile_bytes, tokens}, columns, to, next);
-            }
+                    {tiles + codes.codes, codes.bytes, tile_bytes, end - begin}, codes.coordinates, to, next);
+            };
+            add_tiles(values.begin + values.tile(t), 0, whole);
+            add_tiles(copy, whole, n);
             for (index_t i = 0; i < pass.heads; ++i)
             {
-                for (index_t c = 0; c < columns; ++c) { to.x[i * to.step + c] += bias[i]; }
+                for (index_t c = 0; c < codes.coordinates; ++c) { to.x[i * to.step + c] += bias[i]; }
             }
         }
         g += pass.heads;

@@ -1,8 +1,8 @@
-/// \file attend_parts.cuh: sizes of a query and of the state that a slice leaves, and how stored bytes get to shared memory (arXiv 2603.20616, section 5).
+/// \file attend_parts.cuh: steps of a block that attends a slice: stored bytes to shared memory, logits to weights (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/device.cuh>
 
@@ -13,39 +13,9 @@
 namespace mdkv::gpu::kernels
 {
 
-using mdkv::detail::run_basis;
-
-/// What one slice leaves, in floats: per query the softmax state (largest, sum), the sums of values in the original basis,
-/// of projected ones, of rotated ones.
-struct attend_sizes
-{
-    static constexpr int threads      = 128; ///< of a block
-    static constexpr int most_queries = 8;   ///< query heads of a block
-    static constexpr int most_tokens  = 64;  ///< of a block of tokens; slices begin at multiples of it
-
-    int keys          = 0; ///< D
-    int values        = 0; ///< Dv
-    int key_latents   = 0; ///< widest projected rung of the layout
-    int value_latents = 0;
-    bool rotated      = false;
-    int key_bytes   = 0; ///< of the longest stored key: one of few coordinates may take more as codes than as elements
-    int value_bytes = 0;
-
-    /// Of one query.
-    [[nodiscard]] MDKV_HD int sums() const { return values + value_latents + (rotated ? values : 0); }
-    [[nodiscard]] MDKV_HD int state() const { return 2 + sums(); }
-    /// Where a basis's sums begin.
-    [[nodiscard]] MDKV_HD int sums_of(run_basis basis) const
-    {
-        return basis == run_basis::original ? 0 : basis == run_basis::projected ? values : values + value_latents;
-    }
-    /// Queries in every basis.
-    [[nodiscard]] MDKV_HD int queries() const { return keys + key_latents + (rotated ? keys : 0); }
-    [[nodiscard]] MDKV_HD int queries_of(run_basis basis) const
-    {
-        return basis == run_basis::original ? 0 : basis == run_basis::projected ? keys : keys + key_latents;
-    }
-};
+inline constexpr int attend_threads = 128;                        ///< of a block
+inline constexpr int attend_queries = 8;                          ///< query heads of a block at most
+inline constexpr int attend_tokens  = mdkv::detail::attend_piece; ///< of a block of tokens at most
 
 /// All threads of the block copy: in asynchronous pieces of 16 bytes where the address allows it, which belong to the group
 /// of copies that is committed next.
@@ -91,11 +61,12 @@ template <class Join>
 
 /// Adds logits [shares, most_queries, block_tokens] of `count` tokens to the softmax [most_queries, 2] of every query, and
 /// leaves the weights where the logits of share 0 were and in factor [most_queries] what the sums before are multiplied by.
+/// Rows past `queries`, whose logits are zero, stay as they are: their sums are not read back.
 __device__ inline void soften(
     float* logits, int shares, int count, int block_tokens, int queries, float* softmax, float* factor)
 {
-    constexpr int warps    = attend_sizes::threads / device::warp_size;
-    constexpr int per_lane = attend_sizes::most_tokens / device::warp_size;
+    constexpr int warps    = attend_threads / device::warp_size;
+    constexpr int per_lane = attend_tokens / device::warp_size;
     for (int g = device::warp(); g < queries; g += warps)
     {
         float x[per_lane];
@@ -108,7 +79,7 @@ __device__ inline void soften(
             float sum = 0.0F;
             for (int share = 0; share < shares; ++share)
             {
-                sum += logits[(share * attend_sizes::most_queries + g) * block_tokens + token];
+                sum += logits[(share * attend_queries + g) * block_tokens + token];
             }
             x[i]    = sum;
             highest = sum > highest ? sum : highest;
@@ -133,14 +104,6 @@ __device__ inline void soften(
             softmax[2 * g + 1] = softmax[2 * g + 1] * factor[g] + sum;
         }
         device::sync_warp();
-    }
-    for (int g = queries + device::warp(); g < attend_sizes::most_queries; g += warps)
-    {
-        for (int token = device::lane(); token < count; token += device::warp_size)
-        {
-            logits[g * block_tokens + token] = 0.0F;
-        }
-        if (device::lane() == 0) { factor[g] = 1.0F; }
     }
 }
 

@@ -5,6 +5,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -27,7 +28,9 @@
 namespace mdkv::gpu::kernels
 {
 
+using mdkv::detail::attend_sizes;
 using mdkv::detail::coded_group;
+using mdkv::detail::run_basis;
 using mdkv::detail::run_rows;
 using mdkv::detail::stored_run;
 
@@ -36,10 +39,10 @@ struct attend_slice
 {
     // Inside a block everything is counted in int: 64-bit division takes as long as a row.
     static constexpr char const* name              = "attend_slice";
-    static constexpr int threads                   = attend_sizes::threads;
+    static constexpr int threads                   = attend_threads;
     static constexpr int blocks_per_multiprocessor = 4;
-    static constexpr int most_queries              = attend_sizes::most_queries;
-    static constexpr int most_tokens               = attend_sizes::most_tokens;
+    static constexpr int most_queries              = attend_queries;
+    static constexpr int most_tokens               = attend_tokens;
     static constexpr int chunk                     = 4; ///< queries whose sums a thread holds
     static constexpr int group_size                = quantised_group;
 
@@ -58,7 +61,6 @@ struct attend_slice
     struct room
     {
         float* q;          // [most_queries, sizes.queries()]
-        float* q_sums;     // [most_queries, groups]: of the run being read
         float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
         float* softmax;    // [most_queries, 2]: largest, sum
         float* factor;     // [most_queries]
@@ -77,10 +79,10 @@ struct attend_slice
 
     [[nodiscard]] MDKV_HD room carve(mdkv::detail::carver& memory) const
     {
-        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(most_queries * groups()),
-            memory.take<float>(threads * most_queries), memory.take<float>(most_queries * 2),
-            memory.take<float>(most_queries), memory.take<float>(most_queries * sizes.sums()),
-            memory.take<float>(threads * chunk), memory.take<std::byte>(stages * staged_bytes())};
+        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(threads * most_queries),
+            memory.take<float>(most_queries * 2), memory.take<float>(most_queries),
+            memory.take<float>(most_queries * sizes.sums()), memory.take<float>(threads * chunk),
+            memory.take<std::byte>(stages * staged_bytes())};
     }
     [[nodiscard]] index_t shared_bytes() const
     {
@@ -98,13 +100,6 @@ struct attend_slice
         index_t slice;
     };
 
-    /// A block of tokens of one run.
-    struct piece
-    {
-        index_t first; ///< of the run
-        int count;
-    };
-
     __device__ void operator()() const
     {
         index_t const item = device::block() / slices;
@@ -114,38 +109,25 @@ struct attend_slice
         mdkv::detail::carver memory{device::shared_memory()};
         room const mine = carve(memory);
         begin(at, mine);
-        index_t total = 0;
-        for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
-        {
-            stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
-            total += run.tokens * run.token_bytes();
-        }
-        index_t run_begin = 0;
-        bool projected    = false;
+        index_t const total = mdkv::detail::bytes_of_head(cache, at.head);
+        index_t run_begin   = 0;
+        bool projected      = false;
         for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
         {
             stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
             if (run.tokens == 0) { continue; }
-            index_t const begin_token = token_at(run, run_begin, total * at.slice / slices);
-            index_t const end_token   = token_at(run, run_begin, total * (at.slice + 1) / slices);
+            index_t const first = cut_run(run, run_begin, total * at.slice / slices);
+            index_t const end   = cut_run(run, run_begin, total * (at.slice + 1) / slices);
             run_begin += run.tokens * run.token_bytes();
-            if (begin_token >= end_token) { continue; }
+            if (first == end) { continue; }
             if (run.basis == run_basis::projected && !projected)
             {
                 project_queries(at, mine);
                 projected = true;
             }
-            attend_run(run, begin_token, end_token, at, mine);
+            attend_run(run, first, end, at, mine);
         }
         finish(at, mine);
-    }
-
-    /// First token of a run whose block of tokens begins at or behind byte `at` of the head.
-    [[nodiscard]] __device__ static index_t token_at(stored_run const& run, index_t run_begin, index_t at)
-    {
-        index_t const bytes  = most_tokens * run.token_bytes();
-        index_t const blocks = at <= run_begin ? 0 : (at - run_begin + bytes - 1) / bytes;
-        return blocks * most_tokens < run.tokens ? blocks * most_tokens : run.tokens;
     }
 
     /// Queries, scaled, in the original basis and rotated; rows past the group's are zero and are not read back.
@@ -203,41 +185,37 @@ struct attend_slice
     __device__ void attend_run(
         stored_run const& run, index_t first, index_t end, place const& at, room const& mine) const
     {
-        if (run.keys.kind != storage::plain) { sum_groups(run, mine); }
-        auto const block = [&](index_t t) {
-            return piece{t, end - t < block_tokens ? static_cast<int>(end - t) : block_tokens};
-        };
-        stage(run, block(first), mine.staged);
+        stage(run, first, end, mine.staged);
         int current = 0;
         for (index_t t = first; t < end; t += block_tokens)
         {
             index_t const next = t + block_tokens;
             if (stages == 2 && next < end)
             {
-                stage(run, block(next), mine.staged + (1 - current) * staged_bytes());
+                stage(run, next, end, mine.staged + (1 - current) * staged_bytes());
                 device::copy_async_wait<1>();
             }
             else { device::copy_async_wait<0>(); }
             device::sync();
             std::byte* const staged = mine.staged + current * staged_bytes();
-            int const count         = block(t).count;
+            int const count         = next < end ? block_tokens : static_cast<int>(end - t);
             logits(staged_rows(run.keys, t, staged), run.basis, count, mine);
             device::sync();
             soften(mine.logits, shares(), count, block_tokens, at.queries, mine.softmax, mine.factor);
             device::sync();
             add_values(staged_rows(run.values, t, staged + staged_keys()), run.basis, count, mine);
             if (stages == 2) { current = 1 - current; }
-            else if (next < end) { stage(run, block(next), mine.staged); }
+            else if (next < end) { stage(run, next, end, mine.staged); }
         }
     }
 
-    /// Copies the bytes of a block of tokens to shared memory; one group of asynchronous copies.
-    __device__ void stage(stored_run const& run, piece const& part, std::byte* to) const
+    /// Copies the bytes of the block of tokens from t on, those before `end`, to shared memory; one group of asynchronous
+    /// copies.
+    __device__ void stage(stored_run const& run, index_t t, index_t end, std::byte* to) const
     {
-        index_t const tokens = run.keys.whole_tiles(part.first + part.count) - part.first;
-        stage_bytes(run.keys.begin + part.first * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
-        stage_bytes(run.values.begin + part.first * run.values.token_bytes, tokens * run.values.token_bytes,
-            to + staged_keys());
+        index_t const tokens = run.keys.whole_tiles(t + block_tokens < end ? t + block_tokens : end) - t;
+        stage_bytes(run.keys.begin + t * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
+        stage_bytes(run.values.begin + t * run.values.token_bytes, tokens * run.values.token_bytes, to + staged_keys());
         device::copy_async_commit();
     }
 
@@ -247,25 +225,6 @@ struct attend_slice
         rows.begin = begin;
         rows.stored -= first;
         return rows;
-    }
-
-    /// Sums of the queries over the groups of coordinates: what a group's minimum is multiplied by.
-    __device__ void sum_groups(stored_run const& run, room const& mine) const
-    {
-        device::sync(); // those of the run before may still be read
-        float const* const q = mine.q + sizes.queries_of(run.basis);
-        int const in_run     = (run.keys.coordinates + group_size - 1) / group_size;
-        for (int i = device::thread(); i < most_queries * in_run; i += threads)
-        {
-            int const g     = i / in_run;
-            int const first = i % in_run * group_size;
-            float sum       = 0.0F;
-            for (int d = first; d < run.keys.coordinates && d < first + group_size; ++d)
-            {
-                sum += q[g * sizes.queries() + d];
-            }
-            mine.q_sums[g * groups() + i % in_run] = sum;
-        }
     }
 
     /// Shares that a token's coordinates are cut into, one a thread.
@@ -281,38 +240,28 @@ struct attend_slice
         float const* const q        = mine.q + sizes.queries_of(basis);
         std::byte const* const rows = keys.begin + keys.tile(token);
         int const width             = keys.width(token);
+        bool const coded            = keys.kind != storage::plain;
         for (int g = 0; g < most_queries; g += chunk)
         {
             float sum[chunk]{};
-            if (there && keys.kind == storage::plain)
+            auto const add = [&](int d, float k) {
+                for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
+            };
+            if (there && !coded)
             {
                 int const each        = (keys.coordinates + shares() - 1) / shares();
                 int const end         = (share + 1) * each < keys.coordinates ? (share + 1) * each : keys.coordinates;
                 auto const* const key = reinterpret_cast<T const*>(rows) + place;
-                for (int d = share * each; d < end; ++d)
-                {
-                    float const k = widen(key[d * width]);
-                    for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
-                }
+                for (int d = share * each; d < end; ++d) { add(d, widen(key[d * width])); }
             }
-            else if (there)
+            for (int d = share * group_size; there && coded && d < keys.coordinates; d += shares() * group_size)
             {
-                for (int number = share; number * group_size < keys.coordinates; number += shares())
+                coded_group const codes = keys.group(token, d / group_size);
+                float const scale_of    = half_at(rows, codes.scale(place));
+                float const minimum     = half_at(rows, codes.minimum(place));
+                for (int j = 0; j < codes.coordinates; ++j)
                 {
-                    coded_group const codes     = keys.group(token, number);
-                    float const* const of_group = q + g * sizes.queries() + number * group_size;
-                    float coded[chunk]{};
-                    for (int j = 0; j < codes.coordinates; ++j)
-                    {
-                        auto const k = static_cast<float>(codes.code_of(rows, place, j));
-                        for (int i = 0; i < chunk; ++i) { coded[i] += of_group[i * sizes.queries() + j] * k; }
-                    }
-                    float const scale_of = half_at(rows, codes.scale(place));
-                    float const minimum  = half_at(rows, codes.minimum(place));
-                    for (int i = 0; i < chunk; ++i)
-                    {
-                        sum[i] += scale_of * coded[i] + minimum * mine.q_sums[(g + i) * groups() + number];
-                    }
+                    add(d + j, minimum + scale_of * static_cast<float>(codes.code_of(rows, place, j)));
                 }
             }
             for (int i = 0; i < chunk; ++i)

@@ -5,11 +5,9 @@
 
 #include <emulation/machine.hpp>
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include <vector_types.h>
 
@@ -30,10 +28,6 @@ inline constexpr int warp_size = 32;
 {
     return emulation::current().block->number;
 }
-[[nodiscard]] inline index_t blocks()
-{
-    return emulation::current().block->blocks;
-}
 [[nodiscard]] inline int lane()
 {
     return thread() % warp_size;
@@ -51,24 +45,11 @@ inline void sync_warp()
 {
     emulation::wait_for_warp("sync_warp");
 }
-inline void fence()
-{}
 
-template <class T>
-[[nodiscard]] T shuffle(T value, int from)
-{
-    return emulation::exchange(value, "shuffle").of(from);
-}
 template <class T>
 [[nodiscard]] T shuffle_xor(T value, int mask)
 {
     return emulation::exchange(value, "shuffle_xor").of(lane() ^ mask);
-}
-template <class T>
-[[nodiscard]] T shuffle_up(T value, int delta)
-{
-    auto const all = emulation::exchange(value, "shuffle_up");
-    return lane() < delta ? value : all.of(lane() - delta);
 }
 [[nodiscard]] inline unsigned ballot(bool yes)
 {
@@ -77,35 +58,20 @@ template <class T>
     for (int i = 0; i < warp_size; ++i) { bits |= all.of(i) ? 1U << i : 0U; }
     return bits;
 }
-[[nodiscard]] inline int count_bits(unsigned bits)
-{
-    return std::popcount(bits);
-}
 
 template <class T>
-T atomic_add(T* to, T value)
+void atomic_add(T* to, T value)
 {
-    T const before = *to;
-    *to            = static_cast<T>(before + value);
-    return before;
-}
-inline unsigned atomic_max(unsigned* to, unsigned value)
-{
-    unsigned const before = *to;
-    *to                   = before < value ? value : before;
-    return before;
+    *to = static_cast<T>(*to + value);
 }
 template <class T>
-T atomic_min(T* to, T value)
+void atomic_min(T* to, T value)
 {
-    T const before = *to;
-    *to            = value < before ? value : before;
-    return before;
+    *to = value < *to ? value : *to;
 }
-
-[[nodiscard]] inline double add_product(double a, double b, double c)
+inline void atomic_max(unsigned* to, unsigned value)
 {
-    return a + b * c; // compiled with -ffp-contract=off
+    *to = *to < value ? value : *to;
 }
 
 [[nodiscard]] inline std::byte* shared_memory()

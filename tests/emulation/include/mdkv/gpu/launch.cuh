@@ -39,14 +39,9 @@ void launch(backend const&, Kernel const& kernel, index_t blocks)
 }
 
 /// Work is done as it is enqueued.
-inline void read_back(backend const&, void const* device, void* host, index_t bytes)
+inline void copy(backend const&, void const* from, void* to, index_t bytes)
 {
-    if (bytes > 0) { std::memcpy(host, device, static_cast<std::size_t>(bytes)); }
-}
-
-inline void upload(backend const&, void const* host, void* device, index_t bytes)
-{
-    if (bytes > 0) { std::memcpy(device, host, static_cast<std::size_t>(bytes)); }
+    if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
 }
 
 } // namespace mdkv::gpu

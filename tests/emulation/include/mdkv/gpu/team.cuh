@@ -5,6 +5,8 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/device.cuh>
 
+#include <emulation/machine.hpp>
+
 #include <concepts>
 #include <cstddef>
 #include <cstring>
@@ -39,8 +41,8 @@ public:
         V up_to = x;
         for (int step = 1; step < device::warp_size; step *= 2)
         {
-            V const below = device::shuffle_up(up_to, step);
-            if (device::lane() >= step) { up_to = static_cast<V>(up_to + below); }
+            auto const all = emulation::exchange(up_to, "prefix");
+            if (device::lane() >= step) { up_to = static_cast<V>(up_to + all.of(device::lane() - step)); }
         }
         publish(up_to, device::warp_size - 1);
         mdkv::detail::prefix_sum<V> sums{static_cast<V>(up_to - x), V{}};
