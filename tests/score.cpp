@@ -50,15 +50,15 @@ using options = score_options<host>;
 
 constexpr double tolerance = 3e-5;
 
-ratio_set<> at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
+ratio_set at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
 {
-    return ratio_set<>{std::span<rung const>{rungs}, round};
+    return ratio_set{std::span<rung const>{rungs}, round};
 }
 
 /// The losses [H, R, N] of a layer, made with exactly the scratch the dry run asked for.
-template <class T, std::size_t R>
+template <class T>
 std::vector<float> scored(
-    layer<T> const& x, ratio_set<R> const& ratios, options choice = {}, cpu::executor_ref threads = {})
+    layer<T> const& x, ratio_set const& ratios, options choice = {}, cpu::executor_ref threads = {})
 {
     tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(ratios.size()), x.sizes.tokens}};
     if (!choice.first_query) { choice.first_query = x.sizes.first_query; }

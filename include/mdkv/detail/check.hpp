@@ -108,8 +108,7 @@ private:
         index_t const* strides;
         index_t const* wanted;
         void const* data;
-        index_t element_bytes;
-        bool empty;
+        index_t bytes; ///< from the first element to the end of the last
     };
 
     template <class T, std::size_t Rank, space S>
@@ -117,7 +116,7 @@ private:
         char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return {name, letters, Rank, given.extents().data(), given.strides().data(), wanted.data(), given.data_handle(),
-            index_t{sizeof(T)}, given.empty()};
+            given.required_span_size() * index_t{sizeof(T)}};
     }
 
     check& strided(tensor const& x, std::uintptr_t alignment, bool output)
@@ -126,10 +125,8 @@ private:
         {
             if (x.extents[i] != x.wanted[i]) [[unlikely]] { wrong_shape(x, i); }
         }
-        if (output && !x.empty) { expects_unique(x); }
-        index_t span = x.empty ? 0 : 1;
-        for (std::size_t i = 0; i < x.rank && !x.empty; ++i) { span += (x.extents[i] - 1) * x.strides[i]; }
-        bytes(x.name, x.data, span * x.element_bytes, output);
+        if (output && x.bytes > 0) { expects_unique(x); }
+        bytes(x.name, x.data, x.bytes, output);
         expects(reinterpret_cast<std::uintptr_t>(x.data) % alignment == 0, stage_, ": ", x.name, " is not aligned to ",
             alignment, " bytes");
         return *this;
@@ -146,20 +143,16 @@ private:
     /// No two indices of an output may share an element: each stride is beyond all that the smaller ones reach.
     void expects_unique(tensor const& x) const
     {
-        index_t reach      = 1;
-        std::uint32_t left = (std::uint32_t{1} << x.rank) - 1; // dimensions to go
-        while (left != 0)
+        for (std::size_t i = 0; i < x.rank; ++i)
         {
-            std::size_t least = x.rank;
-            for (std::size_t i = 0; i < x.rank; ++i)
+            index_t reach = 1;
+            for (std::size_t j = 0; j < x.rank; ++j)
             {
-                if ((left >> i & 1U) != 0 && (least == x.rank || x.strides[i] < x.strides[least])) { least = i; }
+                bool const smaller = x.strides[j] < x.strides[i] || (x.strides[j] == x.strides[i] && j < i);
+                reach += smaller ? x.strides[j] * (x.extents[j] - 1) : 0;
             }
-            left &= ~(std::uint32_t{1} << least);
-            if (x.extents[least] == 1) { continue; }
-            expects(x.strides[least] >= reach, stage_, ": ", x.name, " overlaps itself: stride ", x.strides[least],
-                " of dimension ", least, " is below ", reach);
-            reach += x.strides[least] * (x.extents[least] - 1);
+            expects(x.extents[i] == 1 || x.strides[i] >= reach, stage_, ": ", x.name, " overlaps itself: stride ",
+                x.strides[i], " of dimension ", i, " is below ", reach);
         }
     }
 

@@ -60,8 +60,8 @@ struct score_plan
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
 
     template <backend B>
-    score_plan(ratio_set<> const& ratios, head_dims dims, index_t group, index_t queries,
-        score_options<B> const& options, int panel_, int unit_)
+    score_plan(ratio_set const& ratios, head_dims dims, index_t group, index_t queries, score_options<B> const& options,
+        int panel_, int unit_)
         : dim{narrowed(dims.keys, "D")}
         , value_dim{narrowed(dims.values, "Dv")}
         , per_head{narrowed(queries, "Q")}

@@ -121,7 +121,7 @@ struct candidate_state
 /// Operands and memory of all jobs of a call. A `problem` is one candidate of one limit.
 struct work
 {
-    rung_costs<run_time> costs;
+    rung_costs costs;
     index_t unit; ///< bytes of the widest step
     index_t set_charge[max_rungs];
     std::uint16_t
