@@ -124,22 +124,40 @@ concept strided_tensor = requires(V const& v, std::size_t r) {
 namespace detail
 {
 
-template <class T, space S, std::size_t Rank>
-[[nodiscard]] constexpr view<T, Rank, S> make_view(
-    T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides)
+/// What every view keeps to. (Like `fill_row_strides` for views of any type and rank, so that it is compiled once.)
+[[gnu::noinline]] constexpr void expects_view(
+    index_t const* extents, index_t const* strides, std::size_t rank, index_t element_bytes)
 {
     index_t span = 1;
     bool empty   = false;
-    for (std::size_t i = 0; i < Rank; ++i)
+    for (std::size_t i = 0; i < rank; ++i)
     {
         expects(extents[i] >= 0, "view: extent ", i, " is ", extents[i], "; it must not be negative");
         expects(strides[i] >= 0, "view: stride ", i, " is ", strides[i], "; negative strides are not supported");
         empty = empty || extents[i] == 0;
         if (extents[i] > 0) { span = checked_add(span, checked_multiply(extents[i] - 1, strides[i])); }
     }
-    if (!empty) { static_cast<void>(checked_multiply(span, index_t{sizeof(T)})); }
-    expects(extents[Rank - 1] <= 1 || strides[Rank - 1] == 1, "view: stride ", Rank - 1, " is ", strides[Rank - 1],
+    if (!empty) { static_cast<void>(checked_multiply(span, element_bytes)); }
+    expects(extents[rank - 1] <= 1 || strides[rank - 1] == 1, "view: stride ", rank - 1, " is ", strides[rank - 1],
         "; elements of the last dimension must be neighbours (stride 1)");
+}
+
+/// Strides of contiguous rows.
+[[gnu::noinline]] constexpr void fill_row_strides(index_t const* extents, index_t* strides, std::size_t rank)
+{
+    index_t step = 1;
+    for (std::size_t i = rank; i-- > 0;)
+    {
+        strides[i] = step;
+        if (extents[i] > 0) { step = checked_multiply(step, extents[i]); }
+    }
+}
+
+template <class T, space S, std::size_t Rank>
+[[nodiscard]] constexpr view<T, Rank, S> make_view(
+    T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides)
+{
+    expects_view(extents.data(), strides.data(), Rank, index_t{sizeof(T)});
     return {data, extents, strides};
 }
 
@@ -147,12 +165,7 @@ template <std::size_t Rank>
 [[nodiscard]] constexpr array<index_t, Rank> row_strides(array<index_t, Rank> const& extents)
 {
     array<index_t, Rank> strides{};
-    index_t step = 1;
-    for (std::size_t i = Rank; i-- > 0;)
-    {
-        strides[i] = step;
-        if (extents[i] > 0) { step = checked_multiply(step, extents[i]); }
-    }
+    fill_row_strides(extents.data(), strides.data(), Rank);
     return strides;
 }
 

@@ -71,18 +71,12 @@ public:
         [[nodiscard]] T* take(index_t count)
         {
             static_assert(alignof(T) <= alignment, "workspace: this type needs a stricter alignment");
-            index_t const bytes  = checked_multiply(count > 0 ? count : 0, index_t{sizeof(T)});
-            auto const rounded   = (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
-            std::size_t const at = owner_.used_;
-            owner_.used_ += rounded;
-            if (owner_.used_ > owner_.peak_) { owner_.peak_ = owner_.used_; }
-            bool const fits = !owner_.counting_ && owner_.used_ <= owner_.capacity_;
-            return fits ? reinterpret_cast<T*>(owner_.memory_ + at) : nullptr;
+            return reinterpret_cast<T*>(take_bytes(count, index_t{sizeof(T)}));
         }
 
         /// False in a dry run: the call must return without a read or a write.
         /// \throws insufficient_workspace   the memory is too small; the message names the size needed
-        [[nodiscard]] bool ready() const
+        [[nodiscard]] [[gnu::noinline]] bool ready() const
         {
             if (owner_.counting_) { return false; }
             expects<insufficient_workspace>(owner_.used_ <= owner_.capacity_, stage_, ": the workspace holds ",
@@ -91,6 +85,16 @@ public:
         }
 
     private:
+        [[gnu::noinline]] std::byte* take_bytes(index_t count, index_t size)
+        {
+            index_t const bytes  = checked_multiply(count > 0 ? count : 0, size);
+            std::size_t const at = owner_.used_;
+            owner_.used_ += (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
+            if (owner_.used_ > owner_.peak_) { owner_.peak_ = owner_.used_; }
+            bool const fits = !owner_.counting_ && owner_.used_ <= owner_.capacity_;
+            return fits ? owner_.memory_ + at : nullptr;
+        }
+
         workspace& owner_;
         std::string_view stage_;
         std::size_t mark_;

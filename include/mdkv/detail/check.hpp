@@ -68,7 +68,7 @@ public:
     }
 
     /// Memory that is no view of its own: a cache's arena, tail or directory.
-    check& bytes(char const* name, void const* data, index_t size, bool output)
+    [[gnu::noinline]] check& bytes(char const* name, void const* data, index_t size, bool output)
     {
         expects(dry_ || size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
         auto const begin = reinterpret_cast<std::uintptr_t>(data);
@@ -119,7 +119,7 @@ private:
             given.required_span_size() * index_t{sizeof(T)}};
     }
 
-    check& strided(tensor const& x, std::uintptr_t alignment, bool output)
+    [[gnu::noinline]] check& strided(tensor const& x, std::uintptr_t alignment, bool output)
     {
         for (std::size_t i = 0; i < x.rank; ++i)
         {
@@ -132,7 +132,7 @@ private:
         return *this;
     }
 
-    [[noreturn]] void wrong_shape(tensor const& x, std::size_t i) const
+    [[noreturn, gnu::cold, gnu::noinline]] void wrong_shape(tensor const& x, std::size_t i) const
     {
         std::string sizes;
         for (std::size_t j = 0; j < x.rank; ++j) { sizes += (j == 0 ? "" : ", ") + std::to_string(x.wanted[j]); }
