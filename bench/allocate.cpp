@@ -50,9 +50,9 @@ constexpr index_t tokens = 131072;
 
 /// Bytes of a token at head dimension 128 in 16 bits: 512. Four rungs are the paper's set.
 template <std::size_t R>
-mdkv::rung_costs<R> costs()
+mdkv::rung_costs costs()
 {
-    mdkv::rung_costs<R> c;
+    mdkv::rung_costs c;
     c.rungs = R;
     if constexpr (R == 4) { c.bytes = {0, 64, 128, 512}; }
     else { c.bytes = {0, 32, 64, 96, 128, 192, 256, 512}; }
@@ -96,7 +96,7 @@ template <std::size_t R>
 class bisection
 {
 public:
-    bisection(std::pmr::vector<float> const& loss, mdkv::rung_costs<R> const& cost, mdkv::cpu::executor_ref threads)
+    bisection(std::pmr::vector<float> const& loss, mdkv::rung_costs const& cost, mdkv::cpu::executor_ref threads)
         : loss_{loss.data()}
         , cost_{cost}
         , threads_{threads}
@@ -154,7 +154,7 @@ private:
 
     struct byte_count
     {
-        mdkv::rung_costs<R> const& cost;
+        mdkv::rung_costs const& cost;
         std::int32_t operator()(std::size_t r) const { return static_cast<std::int32_t>(cost.bytes[r]); }
     };
     struct rung_index
@@ -181,7 +181,7 @@ private:
     }
 
     float const* loss_;
-    mdkv::rung_costs<R> const& cost_;
+    mdkv::rung_costs const& cost_;
     mdkv::cpu::executor_ref threads_;
     std::vector<index_t> sums_;
 };
@@ -195,7 +195,7 @@ void allocate_against_bisection(benchmark::State& state)
     index_t const limit     = share == 0 ? heads * 512 * 512 : heads * tokens * 512 / share;
     bench::huge_page_resource pages;
     std::pmr::vector<float> const loss = losses(R, &pages);
-    mdkv::rung_costs<R> const cost     = costs<R>();
+    mdkv::rung_costs const cost        = costs<R>();
     std::vector<std::uint8_t> ours(heads * tokens);
     std::vector<std::uint8_t> theirs(heads * tokens);
     mdkv::allocation report;

@@ -141,8 +141,7 @@ void literal(head const& h, std::vector<float>& loss)
     }
 }
 
-template <std::size_t R>
-void ours(head& h, ratio_set<R> const& ratios, bool lse_given, quantisation_loss rule, std::vector<float>& loss)
+void ours(head& h, ratio_set const& ratios, bool lse_given, quantisation_loss rule, std::vector<float>& loss)
 {
     h.run([&](cpu::backend const& on) {
         score_options<cpu::backend> options{.quantisation = rule};
@@ -150,7 +149,7 @@ void ours(head& h, ratio_set<R> const& ratios, bool lse_given, quantisation_loss
         score(on, in(on, h.queries.data(), group, window, dim), in(on, h.keys.data(), 1, h.tokens, dim),
             in(on, h.values.data(), 1, h.tokens, dim), in(on, h.window_keys.data(), 1, window, dim),
             in(on, h.key_basis.data(), 1, dim, dim), in(on, h.value_basis.data(), 1, dim, dim), ratios, options,
-            out(on, loss.data(), 1, static_cast<index_t>(R), h.tokens));
+            out(on, loss.data(), 1, static_cast<index_t>(ratios.size()), h.tokens));
     });
 }
 

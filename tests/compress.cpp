@@ -55,8 +55,8 @@ layer_view<host, T> view_of(layer<T> const& x)
 }
 
 /// Compresses with exactly the scratch the dry run asked for.
-template <class T, std::size_t R>
-compress_report compressed(layer<T> const& x, ratio_set<R> const& ratios, options choice, cpu::cache<T>& destination,
+template <class T>
+compress_report compressed(layer<T> const& x, ratio_set const& ratios, options choice, cpu::cache<T>& destination,
     cpu::executor_ref threads = {})
 {
     if (!choice.scoring.first_query) { choice.scoring.first_query = x.sizes.first_query; }
@@ -123,9 +123,9 @@ int differing(cache_view<V, space::host> const& view, index_t head, index_t plac
 }
 
 /// A set of a number of rungs that only the run knows: compress is compiled anew for every number that is known before.
-ratio_set<> set_of(std::vector<rung> const& rungs, rounding how = rounding::exact)
+ratio_set set_of(std::vector<rung> const& rungs, rounding how = rounding::exact)
 {
-    return ratio_set<>{rungs, how};
+    return ratio_set{rungs, how};
 }
 
 index_t full_bytes(layer_sizes const& s, std::size_t element_bytes)
@@ -523,7 +523,7 @@ TEST_CASE("a run-time ratio set makes the cache of the compile-time one")
     cpu::cache<half> a;
     cpu::cache<half> b;
     compressed(x, paper_ratios, {.limit = budget::fraction(2, 5)}, a);
-    compressed(x, ratio_set<>{std::span<rung const>{rungs}}, {.limit = budget::fraction(2, 5)}, b);
+    compressed(x, ratio_set{std::span<rung const>{rungs}}, {.limit = budget::fraction(2, 5)}, b);
     CHECK(contents_of(a) == contents_of(b));
 }
 

@@ -164,30 +164,20 @@ struct layer
     tensor<float, 3> key_basis = orthonormal(s.heads, s.keys), value_basis = orthonormal(s.heads, s.values);
 };
 
-/// Of no fixed size: one instantiation of every stage serves all sets.
 struct named_set
 {
     std::string name;
-    ratio_set<> ratios;
+    ratio_set ratios;
     [[nodiscard]] index_t size() const { return static_cast<index_t>(ratios.size()); }
 };
-template <std::size_t R>
-named_set at_run_time(std::string const& name, ratio_set<R> const& ratios)
-{
-    return {name, ratio_set<>{std::span<rung const>{ratios.begin(), ratios.size()}}};
-}
-named_set const evict = at_run_time("evict", evict_ratios), paper = at_run_time("paper", paper_ratios),
-                bit = at_run_time("bits", bit_ratios);
+named_set const evict{"evict", evict_ratios}, paper{"paper", paper_ratios}, bit{"bits", bit_ratios};
 
 /// Plain and quantised rungs; which of two is the cheaper one depends on the element.
 template <class T>
 named_set mixed()
 {
-    if (sizeof(T) == 4)
-    {
-        return at_run_time("mixed", ratio_set{drop, part(1, 8), full_int4, part(1, 4), full_int8, full});
-    }
-    return at_run_time("mixed", ratio_set{drop, part(1, 8), part(1, 4), full_int4, full_int8, full});
+    if (sizeof(T) == 4) { return {"mixed", {drop, part(1, 8), full_int4, part(1, 4), full_int8, full}}; }
+    return {"mixed", {drop, part(1, 8), part(1, 4), full_int4, full_int8, full}};
 }
 
 void record_pool()
@@ -387,9 +377,8 @@ void append_rows(cpu::cache<T>& cache, shape const& s, index_t count)
 template <class T>
 void record_cache()
 {
-    named_set const parts = at_run_time("parts", ratio_set{drop, part(1, 8), part(1, 4), part(1, 2)});
-    named_set const codes =
-        at_run_time("codes_of_parts", ratio_set{drop, part(1, 4).as(storage::int8), part(1, 2), full});
+    named_set const parts{"parts", {drop, part(1, 8), part(1, 4), part(1, 2)}};
+    named_set const codes{"codes_of_parts", {drop, part(1, 4).as(storage::int8), part(1, 2), full}};
     std::vector<named_set> sets{paper, bit, mixed<T>()};
     if (std::same_as<T, half>) { sets.insert(sets.end(), {evict, parts, codes}); }
     for (shape const& s : shapes)
@@ -474,10 +463,9 @@ void record_recompress()
     }
 }
 
-template <std::size_t R>
-void record_compress(std::string const& name, preset<R> const& chosen, projection_charge charge)
+void record_compress(std::string const& name, preset const& chosen, projection_charge charge)
 {
-    named_set const set = at_run_time(name, chosen.ratios);
+    named_set const set{name, chosen.ratios};
     for (shape const& s : {shape{2, 4, 40, 150, 8, 64, 64}, {3, 1, 8, 77, 4, 40, 24}, {1, 2, 4, 19, 1, 64, 128}})
     {
         layer<half> const x{s};

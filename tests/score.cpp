@@ -50,15 +50,15 @@ using options = score_options<host>;
 
 constexpr double tolerance = 3e-5;
 
-ratio_set<> at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
+ratio_set at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
 {
-    return ratio_set<>{std::span<rung const>{rungs}, round};
+    return ratio_set{std::span<rung const>{rungs}, round};
 }
 
 /// The losses [H, R, N] of a layer, made with exactly the scratch the dry run asked for.
-template <class T, std::size_t R>
+template <class T>
 std::vector<float> scored(
-    layer<T> const& x, ratio_set<R> const& ratios, options choice = {}, cpu::executor_ref threads = {})
+    layer<T> const& x, ratio_set const& ratios, options choice = {}, cpu::executor_ref threads = {})
 {
     tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(ratios.size()), x.sizes.tokens}};
     if (!choice.first_query) { choice.first_query = x.sizes.first_query; }
@@ -947,8 +947,10 @@ TEST_CASE("score refuses losses that overlap an input, or themselves")
     call c;
     c.output = out(any, c.x.keys.data(), 2, 4, 64);
     CHECK(c.refusal() == "score: loss overlaps keys");
-    c        = call{};
-    c.output = out(any, c.x.key_basis.data() + 2 * 32 * 32 - 1, 2, 4, 64); // only by its first element
+    c = call{};
+    std::vector<float> both(2 * 32 * 32 + 2 * 4 * 64 - 1);
+    c.key_basis = in(any, both.data(), 2, 32, 32);
+    c.output    = out(any, both.data() + 2 * 32 * 32 - 1, 2, 4, 64); // only by its first element
     CHECK(c.refusal() == "score: loss overlaps key_basis");
     c        = call{};
     c.output = out(any, c.loss.data(), {2, 4, 64}, {0, 64, 1});

@@ -52,8 +52,8 @@ struct rotation
     device_array<float> lse{rows};                                                // [H*G]
 
     template <std::size_t R>
-    rotation(std::string called, prompt const& from, mdkv::ratio_set<R> const& ratios,
-        std::array<double, R> const& shares, index_t kv)
+    rotation(std::string called, prompt const& from, mdkv::ratio_set const& ratios, std::array<double, R> const& shares,
+        index_t kv)
         : name{std::move(called)}
         , kv_size{kv}
     {

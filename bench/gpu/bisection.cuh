@@ -24,7 +24,7 @@ struct choice
 {
     float const* loss; // [H, R, N]
     index_t tokens;    // N
-    mdkv::rung_costs<R> costs;
+    mdkv::rung_costs costs;
     double multiplier;
 
     [[nodiscard]] MDKV_HD double loss_at(index_t token, std::size_t rung) const

@@ -125,10 +125,9 @@ void pack(on_device on, layer& x)
         as_input(x.basis(1)), in(on, x.rung.data(), heads, x.tokens), x.packed.view());
 }
 
-template <std::size_t R>
-void compress(on_device on, layer& x, mdkv::preset<R> const& by, gpu::cache<element>& to)
+void compress(on_device on, layer& x, mdkv::preset const& by, gpu::cache<element>& to)
 {
-    auto options          = by.template options<gpu::backend>(tenth);
+    auto options          = by.options<gpu::backend>(tenth);
     options.on_non_finite = mdkv::non_finite::unchecked;
     mdkv::compressed_layer<element, mdkv::space::device> destination{to.view(), x.report.data()};
     mdkv::compress(on, x.from.view(), by.ratios, options, destination);

@@ -171,7 +171,7 @@ template <class T>
 /// included, and each rung its share of that. Nothing that was scored: random layers have no tokens that matter.
 template <std::size_t R>
 [[nodiscard]] device_array<std::uint8_t> forced_rungs(
-    mdkv::ratio_set<R> const& ratios, std::array<double, R> const& shares, index_t tokens, index_t kv_size)
+    mdkv::ratio_set const& ratios, std::array<double, R> const& shares, index_t tokens, index_t kv_size)
 {
     using kernel       = kernels::fill_rungs;
     index_t const room = kv_size * token_bytes - mdkv::projection_bytes(ratios, dims, sizeof(element));

@@ -45,7 +45,7 @@ void add_received(prompt_layer<T> const& layer, std::int64_t first_row, std::int
     std::vector<T> const halves(static_cast<std::size_t>(seen), mdkv::narrow<T>(0.5F));
     std::vector<float> loss(static_cast<std::size_t>(2 * layer.heads * seen)); // [heads, 2, seen]
     constexpr std::array rungs{mdkv::drop, mdkv::full};
-    mdkv::ratio_set<> const ratios{rungs}; // at run time, as mixed policies have them: one instantiation serves both
+    mdkv::ratio_set const ratios{rungs}; // at run time, as mixed policies have them: one instantiation serves both
     scratch.run(executor, [&](mdkv::cpu::backend on) {
         auto const keys = in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim);
         mdkv::score_options<mdkv::cpu::backend> options{.first_query = place};

@@ -80,7 +80,7 @@ private:
         ledger_->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
 
-    mdkv::ratio_set<> ratios_;
+    mdkv::ratio_set ratios_;
     fold_plan plan_;
     fold_ledger* ledger_;
     mdkv::recompress_options<mdkv::cpu::backend> options_;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -107,8 +108,16 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
     std::span<mdkv::index_t const> query_heads, std::int64_t group)
 {
     mdkv::expects(group >= 1, "headkv_capacities_of_kv_heads: group is ", group, "; it must be at least 1");
-    std::vector<mdkv::index_t> capacities(query_heads.size() / static_cast<std::size_t>(group));
-    mdkv::quotas_of_kv_heads(query_heads, group, mdkv::accounting::per_kv_head, capacities);
+    auto const members = static_cast<std::size_t>(group);
+    mdkv::expects(query_heads.size() % members == 0, "headkv_capacities_of_kv_heads: ", query_heads.size(),
+        " query heads cannot be cut into groups of ", group);
+    std::vector<mdkv::index_t> capacities;
+    for (std::size_t q = 0; q < query_heads.size(); q += members)
+    {
+        auto const own   = query_heads.subspan(q, members);
+        double const sum = static_cast<double>(std::accumulate(own.begin(), own.end(), mdkv::index_t{0}));
+        capacities.push_back(static_cast<mdkv::index_t>(detail::round_half_to_even(sum / static_cast<double>(group))));
+    }
     return capacities;
 }
 

@@ -33,10 +33,10 @@ namespace runner
 
 /// The one rung of rank `rank`: so many of the key_dim coordinates, and the same share of the value's, rounded down but
 /// at least one.
-[[nodiscard]] inline mdkv::ratio_set<> low_rank_set(std::int64_t rank, std::int64_t key_dim)
+[[nodiscard]] inline mdkv::ratio_set low_rank_set(std::int64_t rank, std::int64_t key_dim)
 {
     std::array const rungs{mdkv::rung{static_cast<std::int32_t>(rank), static_cast<std::int32_t>(key_dim)}};
-    return mdkv::ratio_set<>{std::span<mdkv::rung const>{rungs}, mdkv::rounding::down};
+    return mdkv::ratio_set{std::span<mdkv::rung const>{rungs}, mdkv::rounding::down};
 }
 
 /// Bytes of window, tokens and projections at that rank.

@@ -89,10 +89,10 @@ made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape 
         ": its tokens have no rungs to show");
     made_cache made;
     // An evicting cache keeps a running score beside every token, and pays for it.
-    std::int64_t const beside           = policy_.kind == cache_kind::evicting ? std::int64_t{sizeof(float)} : 0;
-    mdkv::ratio_set<> const kept_or_not = keep_or_drop(policy_.stored);
-    std::int64_t const whole            = layer.heads * (shape.token_bytes() + beside);
-    std::int64_t const stored = layer.heads * (kept_or_not.bytes(1, shape.dims, shape.element_bytes) + beside);
+    std::int64_t const beside         = policy_.kind == cache_kind::evicting ? std::int64_t{sizeof(float)} : 0;
+    mdkv::ratio_set const kept_or_not = keep_or_drop(policy_.stored);
+    std::int64_t const whole          = layer.heads * (shape.token_bytes() + beside);
+    std::int64_t const stored         = layer.heads * (kept_or_not.bytes(1, shape.dims, shape.element_bytes) + beside);
     mdkv::expects(bytes >= layer.window * whole, "policy ", policy_.label, ": ", bytes, " bytes a layer are ",
         bytes / whole, " tokens of each cached head, fewer than the window of ", layer.window);
     std::int64_t const size = std::min(layer.window + (bytes - layer.window * whole) / stored, layer.tokens); // T

@@ -40,7 +40,7 @@ struct head_bases
 /// \throws mdkv::invalid_argument   rungs has another size, or holds an index outside the ratio set
 template <mdkv::element T>
 [[nodiscard]] mdkv::cpu::cache<T> pack_layer(mdkv::cpu::executor_ref executor, scratch_memory& scratch,
-    prompt_layer<T> const& layer, mdkv::ratio_set<> const& ratios, head_bases const& bases,
+    prompt_layer<T> const& layer, mdkv::ratio_set const& ratios, head_bases const& bases,
     std::span<std::uint8_t const> rungs)
 {
     std::int64_t const heads = layer.heads;
@@ -76,10 +76,10 @@ void grow_tail(mdkv::cpu::cache<T>& cache)
 }
 
 /// The ratio set of token selection: rung 0 drops a token, rung 1 keeps all of its coordinates.
-[[nodiscard]] inline mdkv::ratio_set<> keep_or_drop(mdkv::storage stored = mdkv::storage::plain)
+[[nodiscard]] inline mdkv::ratio_set keep_or_drop(mdkv::storage stored = mdkv::storage::plain)
 {
     std::array const rungs{mdkv::drop, mdkv::full.as(stored)};
-    return mdkv::ratio_set<>{rungs};
+    return mdkv::ratio_set{rungs};
 }
 
 /// Every policy that chooses a rung per token of the prompt and then leaves the cache alone.

@@ -161,7 +161,7 @@ public:
         : scratch_{stream, memory}
     {}
 
-    [[nodiscard]] std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer, mdkv::ratio_set<> const& ratios,
+    [[nodiscard]] std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
         device_request const& request, mdkv::compress_report& report) override
     {
         std::int64_t const H = layer.heads;
@@ -277,7 +277,7 @@ private:
     }
 
     /// What compress throws on the CPU, and can only tell here.
-    static void expects_held(mdkv::compress_report const& report, mdkv::rung_costs<> const& costs)
+    static void expects_held(mdkv::compress_report const& report, mdkv::rung_costs const& costs)
     {
         using status = mdkv::allocation_status;
         mdkv::expects<mdkv::non_finite_input>(report.chosen.status != status::non_finite_loss,

@@ -43,7 +43,7 @@ public:
     /// \throws mdkv::invalid_argument, mdkv::non_finite_input   as compress on the CPU; and the ratio set has no rung 1
     ///                                                          for a layer that the budget holds whole
     [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer,
-        mdkv::ratio_set<> const& ratios, device_request const& request, mdkv::compress_report& report) = 0;
+        mdkv::ratio_set const& ratios, device_request const& request, mdkv::compress_report& report) = 0;
 };
 
 /// \throws mdkv::error   this program was built without CUDA, or no GPU answers

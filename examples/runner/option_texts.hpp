@@ -69,11 +69,11 @@ template <class Integer>
 
 /// "0,1/8,1/4,1" or "0,1:int4,1:int8,1"
 /// \throws mdkv::invalid_argument   naming the rung at fault
-[[nodiscard]] inline mdkv::ratio_set<> parse_ratios(std::string_view text)
+[[nodiscard]] inline mdkv::ratio_set parse_ratios(std::string_view text)
 {
     std::vector<mdkv::rung> rungs;
     for (std::string_view const part : split(text, ',')) { rungs.push_back(parse_rung(part)); }
-    return mdkv::ratio_set<>{rungs};
+    return mdkv::ratio_set{rungs};
 }
 
 [[nodiscard]] inline char const* text_of(mdkv::storage kind) noexcept
@@ -99,7 +99,7 @@ template <class Integer>
     return text;
 }
 
-[[nodiscard]] inline std::string text_of(mdkv::ratio_set<> const& ratios)
+[[nodiscard]] inline std::string text_of(mdkv::ratio_set const& ratios)
 {
     std::string text;
     for (mdkv::rung const& rung : ratios) { text += (text.empty() ? "" : ",") + text_of(rung); }

@@ -67,12 +67,6 @@ enum class sharing
     head_scores // among all heads, by scores measured beforehand
 };
 
-template <std::size_t R>
-[[nodiscard]] mdkv::ratio_set<> run_time_set(mdkv::ratio_set<R> const& ratios)
-{
-    return mdkv::ratio_set<>{std::span<mdkv::rung const>{ratios.begin(), ratios.size()}};
-}
-
 /// What is done to a prompt's cache.
 struct policy
 {
@@ -82,9 +76,9 @@ struct policy
     cache_kind kind;
     ranking rank  = ranking::none;
     sharing share = sharing::uniform;
-    std::vector<std::string> parameters{}; // that may be set, besides "heads"
-    bool output_weighted     = false;      // the ranking's second stage weighs values by the output projection
-    mdkv::ratio_set<> ratios = run_time_set(mdkv::evict_ratios); // of the mixed ones; keep or drop for the others
+    std::vector<std::string> parameters{};       // that may be set, besides "heads"
+    bool output_weighted   = false;              // the ranking's second stage weighs values by the output projection
+    mdkv::ratio_set ratios = mdkv::evict_ratios; // of the mixed ones; keep or drop for the others
     mdkv::pool_options pooling{1};
     mdkv::projection_charge charge       = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
     mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
@@ -125,10 +119,9 @@ struct policy
 };
 
 /// The preset's options. Its window is the runner's unless it is smaller.
-template <std::size_t R>
-void take(policy& p, mdkv::preset<R> const& from)
+inline void take(policy& p, mdkv::preset const& from)
 {
-    p.ratios       = run_time_set(from.ratios);
+    p.ratios       = from.ratios;
     p.pooling      = from.pooling;
     p.charge       = from.charge;
     p.quantisation = from.quantisation;

@@ -16,20 +16,17 @@ namespace mdkv
 
 /// Cost of each rung, in bytes per token and head, and of a head's projections if that rung is its widest projected one
 /// in use. Made from a ratio set, or filled in by callers with other rungs.
-template <std::size_t R = run_time>
 struct rung_costs
 {
-    static constexpr std::size_t capacity = ratio_set<R>::capacity;
-
-    mdkv::array<index_t, capacity> bytes{};      ///< strictly ascending
-    mdkv::array<bool, capacity> projected{};     ///< needs the head's projections
-    mdkv::array<index_t, capacity> projection{}; ///< bytes of the projections; 0 for a rung that needs none
+    mdkv::array<index_t, max_rungs> bytes{};      ///< strictly ascending
+    mdkv::array<bool, max_rungs> projected{};     ///< needs the head's projections
+    mdkv::array<index_t, max_rungs> projection{}; ///< bytes of the projections; 0 for a rung that needs none
     std::size_t rungs = 0;
 
     rung_costs() = default;
 
     /// \throws invalid_argument   a rung is no whole number of coordinates, or costs no more than the one before it
-    constexpr rung_costs(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
+    constexpr rung_costs(ratio_set const& ratios, head_dims dims, index_t element_bytes)
         : rungs{ratios.size()}
     {
         ratios.expects_fit("key", dims.keys);
@@ -62,11 +59,7 @@ struct rung_costs
         return least;
     }
 
-    [[nodiscard]] MDKV_HD constexpr std::size_t size() const noexcept
-    {
-        if constexpr (R != run_time) { return R; }
-        else { return rungs; }
-    }
+    [[nodiscard]] MDKV_HD constexpr std::size_t size() const noexcept { return rungs; }
 
     /// Whether any rung needs a projection.
     [[nodiscard]] MDKV_HD constexpr bool any_projected() const noexcept
@@ -78,7 +71,7 @@ struct rung_costs
 
     void expects_valid(char const* caller) const
     {
-        expects(rungs == size() && rungs >= 1, caller, ": costs has ", rungs, " rungs");
+        expects(rungs >= 1 && rungs <= max_rungs, caller, ": costs has ", rungs, " rungs");
         for (std::size_t r = 0; r < rungs; ++r)
         {
             expects(bytes[r] >= 0, caller, ": costs.bytes[", r, "] is ", bytes[r], "; it must not be negative");
@@ -89,9 +82,6 @@ struct rung_costs
         }
     }
 };
-
-template <std::size_t R>
-rung_costs(ratio_set<R>, head_dims, index_t) -> rung_costs<R>;
 
 /// Which heads pay for projections.
 enum class projection_charge : std::uint8_t
@@ -165,8 +155,8 @@ struct allocation
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below the
 ///         cheapest rungs), so that the same contract holds on a device
-template <backend B, std::size_t R>
-void allocate(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs, in_view<index_t, 1, B> limits,
+template <backend B>
+void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
     static_assert(

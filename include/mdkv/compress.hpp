@@ -166,8 +166,8 @@ struct report_whole
 }
 
 /// One call of compress behind its checks; a dry run only counts.
-template <backend B, element T, std::size_t R, class Destination>
-compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio_set<R> const& ratios,
+template <backend B, element T, class Destination>
+compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio_set const& ratios,
     compress_options<B> const& options, layer_shape const& shape, Destination& destination)
 {
     constexpr space S    = B::memory_space;
@@ -333,8 +333,8 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and whatever the executor throws. Nothing was changed in any case
 /// \see    tests/compress.cpp, examples/engine_hook.cpp, examples/gpu_pipeline.cu
-template <backend B, element T, std::size_t R, class Destination>
-compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set<R> const& ratios,
+template <backend B, element T, class Destination>
+compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set const& ratios,
     compress_options<B> const& options, Destination& destination)
 {
     index_t const heads = layer.keys.extent(0);

@@ -34,7 +34,7 @@ struct lay_out_heads
     index_t* needed;              // [1]  bytes of the arena, or the largest index_t where a basis is missing
 
     /// Lays out head h from byte `offset` on and returns the first free byte.
-    MDKV_HD index_t lay_out(index_t h, index_t offset, head_entry& entry) const
+    MDKV_OUTLINE MDKV_HD index_t lay_out(index_t h, index_t offset, head_entry& entry) const
     {
         mdkv::array<index_t, max_rungs> count{};
         for (std::size_t r = 0; r < cache.layout.rungs; ++r)

@@ -16,11 +16,10 @@ namespace mdkv
 
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
 /// queries to the layer. A starting point: every member may be changed.
-template <std::size_t R>
 struct preset
 {
     char const* name;
-    ratio_set<R> ratios;
+    ratio_set ratios;
     pool_options pooling{};
     projection_charge charge       = projection_charge::by_use;
     quantisation_loss quantisation = quantisation_loss::bound;
@@ -53,17 +52,17 @@ namespace presets
 {
 
 /// MixedDimKV, its losses pooled over 7 neighbours and projections charged to the heads that use them.
-inline constexpr preset<4> paper{"paper", paper_ratios, {7, pooling::max}};
+inline constexpr preset paper{"paper", paper_ratios, {7, pooling::max}};
 
 /// MixedDimKV by its printed algorithm.
-inline constexpr preset<4> paper_literal{"paper_literal", paper_ratios, {1, pooling::max}, projection_charge::always};
+inline constexpr preset paper_literal{"paper_literal", paper_ratios, {1, pooling::max}, projection_charge::always};
 
 /// Token eviction by MixedDimKV's scores.
-inline constexpr preset<2> evict{"evict", evict_ratios, {1, pooling::max}};
+inline constexpr preset evict{"evict", evict_ratios, {1, pooling::max}};
 
 /// The best in the project's own evaluation (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
 /// more queries than the question's.
-inline constexpr preset<4> best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
+inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F};
 
 } // namespace presets

@@ -114,14 +114,14 @@ struct wait_at_end
 };
 
 /// One call of recompress: the cache that is there as vectors, and the rungs of its tokens. A dry run only counts.
-template <backend B, element T, std::size_t R>
+template <backend B, element T>
 struct recompressing
 {
     static constexpr space S = B::memory_space;
 
     B const& on;
     in_view<T, 3, B> queries;
-    ratio_set<R> const& ratios;
+    ratio_set const& ratios;
     recompress_options<B> const& options;
     layer_shape shape;
     stored_slots<T, space::host> slots; // over the host's copy of the directory
@@ -324,9 +324,9 @@ struct recompressing
 /// \throws std::bad_alloc          and whatever the executor or the cache's memory resource throws; gpu: cuda_error.
 ///                                 Nothing was changed in any case
 /// \see    tests/recompress.cpp, tests/gpu/recompress.cu
-template <backend B, element T, std::size_t R, class Cache>
-recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R> const& ratios,
-    recompress_options<B> const& options, Cache& cache)
+template <backend B, element T, class Cache>
+recompress_report recompress(
+    B const& on, in_view<T, 3, B> queries, ratio_set const& ratios, recompress_options<B> const& options, Cache& cache)
 {
     cache_view<T, B::memory_space> const stored = cache.view();
     cache_layout const& layout                  = stored.layout;
@@ -379,7 +379,7 @@ recompress_report recompress(B const& on, in_view<T, 3, B> queries, ratio_set<R>
     expects(limit >= shape.window_bytes(), "recompress: a budget of ", limit, " bytes cannot hold the window of ",
         layout.window, " tokens; at least ", shape.window_bytes(), " bytes are needed");
     return detail::staged(on, "recompress", [&](B const& stages) {
-        detail::recompressing<B, T, R> job{stages, queries, ratios, options, shape,
+        detail::recompressing<B, T> job{stages, queries, ratios, options, shape,
             detail::stored_slots<T, space::host>{directory, next, shape.tokens},
             detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
         return job(cache);

@@ -73,7 +73,7 @@ struct score_options
 template <backend B, element T>
 void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<T, 3, B> window_keys, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
-    ratio_set<> const& ratios, score_options<B> options, out_view<float, 3, B> loss)
+    ratio_set const& ratios, score_options<B> options, out_view<float, 3, B> loss)
 {
     static_assert(
         requires { score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss); },

@@ -155,27 +155,3 @@ TEST_CASE("spread_surplus names what is wrong and changes nothing")
           == "spread_surplus: 2 quotas and 1 capacities");
     CHECK(quotas == std::vector<index_t>{5, 7});
 }
-
-TEST_CASE("quotas of query heads become their sum, or their mean rounded half to even")
-{
-    std::vector<index_t> const query{1, 2, 3, 4, 5, 6, 7, 7};
-    std::vector<index_t> kv(4);
-    mdkv::quotas_of_kv_heads(query, 2, mdkv::accounting::per_query_head, kv);
-    CHECK(kv == std::vector<index_t>{3, 7, 11, 14});
-    mdkv::quotas_of_kv_heads(query, 2, mdkv::accounting::per_kv_head, kv);
-    CHECK(kv == std::vector<index_t>{2, 4, 6, 7}); // 1.5, 3.5, 5.5, 7
-    std::vector<index_t> two(2);
-    mdkv::quotas_of_kv_heads(query, 4, mdkv::accounting::per_kv_head, two);
-    CHECK(two == std::vector<index_t>{2, 6}); // 2.5, 6.25
-    CHECK(error_text<mdkv::invalid_argument>([&] {
-        mdkv::quotas_of_kv_heads(query, 3, mdkv::accounting::per_kv_head, two);
-    }) == "quotas_of_kv_heads: 8 query heads in groups of 3 do not share 2 KV heads");
-    CHECK(error_text<mdkv::invalid_argument>([&] {
-        mdkv::quotas_of_kv_heads(query, 0, mdkv::accounting::per_kv_head, two);
-    }) == "quotas_of_kv_heads: group is 0; it must be at least 1");
-    std::vector<index_t> const bad{1, -1};
-    std::vector<index_t> single(1);
-    CHECK(error_text<mdkv::invalid_argument>([&] {
-        mdkv::quotas_of_kv_heads(bad, 2, mdkv::accounting::per_kv_head, single);
-    }) == "quotas_of_kv_heads: query_heads[1] is -1; it must not be negative");
-}

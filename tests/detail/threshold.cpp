@@ -70,8 +70,8 @@ TEST_CASE(
     {
         for (std::size_t rungs = 1; rungs <= mdkv::max_rungs; ++rungs)
         {
-            check<16, mdkv::run_time>(random, rungs);
-            check<1, mdkv::run_time>(random, rungs);
+            check<16, mdkv::detail::run_time>(random, rungs);
+            check<1, mdkv::detail::run_time>(random, rungs);
         }
         check<16, 2>(random, 2);
         check<16, 4>(random, 4);

@@ -80,7 +80,7 @@ struct outcome
 };
 
 template <class T>
-cpu::cache<T> empty_cache(layer_sizes const& s, ratio_set<> const& ratios, index_t bytes)
+cpu::cache<T> empty_cache(layer_sizes const& s, ratio_set const& ratios, index_t bytes)
 {
     return cpu::cache<T>{cache_layout{ratios, s.heads, s.window, {s.dim, s.value_dim}}, bytes, 0};
 }
@@ -97,7 +97,7 @@ tensor<float, 2> last_queries(layer<T> const& x)
 }
 
 template <class T>
-outcome<T> on_gpu(layer<T> const& x, ratio_set<> const& ratios, options choice)
+outcome<T> on_gpu(layer<T> const& x, ratio_set const& ratios, options choice)
 {
     layer_sizes const& s = x.sizes;
     choice.on_non_finite = non_finite::unchecked;
@@ -122,7 +122,7 @@ outcome<T> on_gpu(layer<T> const& x, ratio_set<> const& ratios, options choice)
 }
 
 template <class T>
-outcome<T> on_cpu(layer<T> const& x, ratio_set<> const& ratios, compress_options<cpu::backend> choice)
+outcome<T> on_cpu(layer<T> const& x, ratio_set const& ratios, compress_options<cpu::backend> choice)
 {
     layer_sizes const& s = x.sizes;
     tensor<std::uint8_t, 2> rungs{{s.heads, s.tokens}};
@@ -144,7 +144,7 @@ outcome<T> on_cpu(layer<T> const& x, ratio_set<> const& ratios, compress_options
 
 /// Losses differ by rounding, so a token near the multiplier may go to the next rung; its loss is then as good.
 template <class T>
-void expects_same(layer<T> const& x, ratio_set<> const& ratios, options choice)
+void expects_same(layer<T> const& x, ratio_set const& ratios, options choice)
 {
     compress_options<cpu::backend> const same{
         .limit = choice.limit, .pooling = choice.pooling, .allocation = choice.allocation};
@@ -174,22 +174,21 @@ void expects_same(layer<T> const& x, ratio_set<> const& ratios, options choice)
 TEST_CASE("a layer compressed on the GPU has the CPU's rungs, loss and attention")
 {
     layer<half> const x{{.heads = 2, .group = 2, .queries = 8, .tokens = 120, .window = 8, .dim = 32, .value_dim = 32}};
-    expects_same(x, ratio_set<>{std::vector<rung>{drop, part(1, 8), part(1, 4), full}},
+    expects_same(x, ratio_set{std::vector<rung>{drop, part(1, 8), part(1, 4), full}},
         {.limit = budget::fraction(1, 3), .allocation = {.charge = projection_charge::always}});
-    expects_same(x, ratio_set<>{std::vector<rung>{drop, full_int4, full_int8, full}},
+    expects_same(x, ratio_set{std::vector<rung>{drop, full_int4, full_int8, full}},
         {.limit = budget::fraction(1, 6), .pooling = {.width = 7, .kind = pooling::adaptive}});
-    expects_same(
-        x, ratio_set<>{std::vector<rung>{drop, full}}, {.limit = budget::kv_size(30), .pooling = {.width = 1}});
+    expects_same(x, ratio_set{std::vector<rung>{drop, full}}, {.limit = budget::kv_size(30), .pooling = {.width = 1}});
 }
 
 TEST_CASE("a budget that holds the layer stores it whole on the GPU, bit for bit")
 {
     layer<bfloat16> const x{{.heads = 2, .tokens = 30, .window = 4, .dim = 24, .value_dim = 16}};
-    auto const got = on_gpu(x, ratio_set<>{std::vector<rung>{drop, full}}, {.limit = budget::fraction(1, 1)});
+    auto const got = on_gpu(x, ratio_set{std::vector<rung>{drop, full}}, {.limit = budget::fraction(1, 1)});
     CHECK(got.report.status == compress_status::uncompressed);
     CHECK(got.chosen.status == allocation_status::everything_kept);
     CHECK(got.chosen.tokens[1] == 60);
-    auto const want = on_cpu(x, ratio_set<>{std::vector<rung>{drop, full}}, {.limit = budget::fraction(1, 1)});
+    auto const want = on_cpu(x, ratio_set{std::vector<rung>{drop, full}}, {.limit = budget::fraction(1, 1)});
     support::worst_error error;
     for (index_t i = 0; i < 4; ++i)
     {
@@ -201,7 +200,7 @@ TEST_CASE("a budget that holds the layer stores it whole on the GPU, bit for bit
 TEST_CASE("every head with a quota has a report of its own on the GPU, also of a layer that is stored whole")
 {
     layer<half> const x{{.heads = 2, .tokens = 40, .window = 4, .dim = 16, .value_dim = 16}};
-    ratio_set<> const ratios{std::vector<rung>{drop, full}};
+    ratio_set const ratios{std::vector<rung>{drop, full}};
     device_layer<half> const from{x};
     constexpr index_t token_bytes = 64;
     for (bool const whole : {false, true})
@@ -236,7 +235,7 @@ TEST_CASE("a layer without heads is compressed to nothing, with one limit and wi
     device_tensor<half, 3> const window{{0, 4, 16}};
     device_tensor<index_t, 1> const quotas{{0}};
     device_tensor<allocation, 1> reports{{1}};
-    ratio_set<> const ratios{std::vector<rung>{drop, full}};
+    ratio_set const ratios{std::vector<rung>{drop, full}};
     cpu::cache<half> const room{cache_layout{ratios, 0, 4, {16, 16}}, 0};
     support::device_cache<half> const stored{room.view()};
     layer_view<gpu::backend, half> const layer{window.in(), rows.in(), rows.in(), window.in(), window.in()};
@@ -258,9 +257,9 @@ TEST_CASE("a layer without heads is compressed to nothing, with one limit and wi
 TEST_CASE("what only the device could tell is refused by name on the GPU, and so is a destination that does not fit")
 {
     layer<half> const x{{.heads = 1, .tokens = 20, .window = 4, .dim = 16, .value_dim = 16}};
-    ratio_set<> const ratios{std::vector<rung>{drop, full}};
+    ratio_set const ratios{std::vector<rung>{drop, full}};
     device_layer<half> const from{x};
-    auto const refused = [&](options const& choice, ratio_set<> const& set, index_t bytes) {
+    auto const refused = [&](options const& choice, ratio_set const& set, index_t bytes) {
         cpu::cache<half> const room = empty_cache<half>(x.sizes, set, bytes);
         support::device_cache<half> const stored{room.view()};
         return support::error_text<invalid_argument>([&] {
@@ -274,8 +273,8 @@ TEST_CASE("what only the device could tell is refused by name on the GPU, and so
     CHECK(refused(choice, ratios, 4000).find("on_non_finite") != std::string::npos);
     choice.on_non_finite = non_finite::unchecked;
     CHECK(refused(choice, ratios, 10).find("arena_bytes is 10") != std::string::npos);
-    CHECK(refused(choice, ratio_set<>{std::vector<rung>{drop, full_int8, full}}, 4000).find("layout")
-          != std::string::npos);
+    CHECK(
+        refused(choice, ratio_set{std::vector<rung>{drop, full_int8, full}}, 4000).find("layout") != std::string::npos);
 }
 
 } // namespace

@@ -124,8 +124,7 @@ private:
     }
 };
 
-template <std::size_t R>
-runner::device_request request_of(preset<R> const& from, std::int64_t bytes, std::span<float const> weights)
+runner::device_request request_of(preset const& from, std::int64_t bytes, std::span<float const> weights)
 {
     runner::device_request request;
     request.bytes         = bytes;
@@ -145,7 +144,7 @@ struct outcome
 };
 
 template <class T>
-outcome on_cpu(runner::prompt_layer<T> const& layer, ratio_set<> const& ratios, runner::device_request const& request)
+outcome on_cpu(runner::prompt_layer<T> const& layer, ratio_set const& ratios, runner::device_request const& request)
 {
     outcome made;
     made.rungs.resize(static_cast<std::size_t>(layer.heads * layer.past()));
@@ -174,7 +173,7 @@ outcome on_cpu(runner::prompt_layer<T> const& layer, ratio_set<> const& ratios, 
 }
 
 template <class T>
-outcome on_device(layers_on_device<T>& layers, runner::prompt_layer<T> const& layer, ratio_set<> const& ratios,
+outcome on_device(layers_on_device<T>& layers, runner::prompt_layer<T> const& layer, ratio_set const& ratios,
     runner::device_request request)
 {
     outcome made;
@@ -206,15 +205,9 @@ support::worst_error difference(prompt<T>& from, outcome const& a, outcome const
     return error;
 }
 
-template <std::size_t R>
-ratio_set<> set_of(ratio_set<R> const& ratios)
-{
-    return ratio_set<>{std::span<rung const>{ratios.begin(), ratios.size()}};
-}
-
 /// Losses differ by rounding, so a token near the multiplier may go to the next rung; its loss is then as good.
-template <class T, std::size_t R>
-void expects_same(preset<R> const& from, sizes const& s, std::int64_t scoring, budget limit)
+template <class T>
+void expects_same(preset const& from, sizes const& s, std::int64_t scoring, budget limit)
 {
     prompt<T> x{s};
     auto const& layer = x.layer;
@@ -227,8 +220,8 @@ void expects_same(preset<R> const& from, sizes const& s, std::int64_t scoring, b
     device_resource memory;
     {
         layers_on_device<T> layers{nullptr, memory};
-        outcome const got  = on_device(layers, layer, set_of(from.ratios), request);
-        outcome const want = on_cpu(layer, set_of(from.ratios), request);
+        outcome const got  = on_device(layers, layer, from.ratios, request);
+        outcome const want = on_cpu(layer, from.ratios, request);
         CHECK(got.report.status == want.report.status);
         CHECK(got.report.shape.tokens == want.report.shape.tokens);
         CHECK(got.report.full_bytes == want.report.full_bytes);
@@ -268,7 +261,7 @@ TEST_CASE("one device holds the layers of a sequence, and a layer may be whole o
     prompt<bfloat16> brief{{.tokens = 8, .queries = 8}};
     std::vector<float> const weights(8, 1.0F);
     auto const request = request_of(presets::evict, 1 << 20, weights);
-    auto const ratios  = set_of(presets::evict.ratios);
+    auto const ratios  = presets::evict.ratios;
     outcome const a    = on_device(layers, whole.layer, ratios, request);
     outcome const b    = on_device(layers, brief.layer, ratios, request);
     CHECK(a.report.status == compress_status::uncompressed);
@@ -292,8 +285,8 @@ TEST_CASE("a layer on the device takes the bytes of its tokens, however much mor
     for (std::int64_t const bytes : {36 * token + token - 1, 400 * token})
     {
         auto const request = request_of(presets::evict, bytes, weights);
-        outcome const got  = on_device(layers, x.layer, set_of(evict_ratios), request);
-        outcome const want = on_cpu(x.layer, set_of(evict_ratios), request);
+        outcome const got  = on_device(layers, x.layer, evict_ratios, request);
+        outcome const want = on_cpu(x.layer, evict_ratios, request);
         CHECK(got.report.resident_bytes == std::min<std::int64_t>(bytes / token, 200) * token);
         CHECK(got.report.resident_bytes == want.report.resident_bytes);
         CHECK(got.cache->resident_bytes() == want.cache->resident_bytes());
@@ -309,20 +302,19 @@ TEST_CASE("the device refuses what the host does, and nothing stays allocated")
     {
         layers_on_device<float> layers{nullptr, memory};
         prompt<float> x{{.tokens = 30}};
-        auto const refused = [&](ratio_set<> const& ratios, std::int64_t bytes) {
+        auto const refused = [&](ratio_set const& ratios, std::int64_t bytes) {
             return error_text<error>([&] {
                 static_cast<void>(on_device(layers, x.layer, ratios, request_of(presets::evict, bytes, weights)));
             });
         };
         std::int64_t const token = 2 * (32 + 16) * 4;
-        CHECK(refused(set_of(evict_ratios), 8 * token - 1).find("cannot hold the window of 8 tokens")
-              != std::string::npos);
-        CHECK(refused(ratio_set<>{std::vector<rung>{full_int8, full}}, 9 * token)
+        CHECK(refused(evict_ratios, 8 * token - 1).find("cannot hold the window of 8 tokens") != std::string::npos);
+        CHECK(refused(ratio_set{std::vector<rung>{full_int8, full}}, 9 * token)
                   .find("cannot hold every token at its cheapest rung; at least ")
               != std::string::npos);
 
         x.keys[31 * 32] = std::numeric_limits<float>::infinity(); // head 1, token 1
-        CHECK(refused(set_of(evict_ratios), 12 * token) == "keys: NaN or infinity in layer 3, head 1, row 1");
+        CHECK(refused(evict_ratios, 12 * token) == "keys: NaN or infinity in layer 3, head 1, row 1");
     }
     CHECK(memory.outstanding() == 0);
 }

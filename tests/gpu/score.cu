@@ -69,7 +69,7 @@ std::vector<float> on_cpu(layer<T> const& x, std::vector<rung> const& rungs, cho
     tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), x.sizes.tokens}};
     support::run([&](cpu::backend const& on) {
         score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
-            ratio_set<>{std::span<rung const>{rungs}, c.round}, options, loss.out());
+            ratio_set{std::span<rung const>{rungs}, c.round}, options, loss.out());
     });
     return loss.elements();
 }
@@ -95,7 +95,7 @@ std::vector<float> on_gpu(
     if (c.weights != nullptr) { options.query_weights = weights.in(); }
     support::run_on_device([&](gpu::backend const& on) {
         score(on, queries.in(), keys.in(), values.in(), window_keys.in(), key_basis.in(), value_basis.in(),
-            ratio_set<>{std::span<rung const>{rungs}, c.round}, options, loss.out());
+            ratio_set{std::span<rung const>{rungs}, c.round}, options, loss.out());
     });
     return loss.elements();
 }

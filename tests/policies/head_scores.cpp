@@ -174,8 +174,9 @@ TEST_CASE(
     auto const of_size = [&](std::int64_t kv_size, std::int64_t window) {
         return runner::headkv_capacities(scores, kv_size, window);
     };
+    capacities const all = of_size(128, 8);
     capacities sums(256);
-    mdkv::quotas_of_kv_heads(of_size(128, 8), 4, mdkv::accounting::per_query_head, sums);
+    for (std::size_t q = 0; q < all.size(); ++q) { sums[q / 4] += all[q]; }
     CHECK(*std::min_element(sums.begin(), sums.end()) == 44);
     CHECK(*std::max_element(sums.begin(), sums.end()) == 2726);
 
@@ -188,6 +189,13 @@ TEST_CASE(
     CHECK(below_32(128, 32) == 131);
     CHECK(below_32(256, 32) == 69);
     CHECK(below_32(512, 32) == 0);
+}
+
+TEST_CASE("capacities of query heads become their mean, rounded half to even")
+{
+    capacities const query{1, 2, 3, 4, 5, 6, 7, 7};
+    CHECK(runner::headkv_capacities_of_kv_heads(query, 2) == capacities{2, 4, 6, 7}); // 1.5, 3.5, 5.5, 7
+    CHECK(runner::headkv_capacities_of_kv_heads(query, 4) == capacities{2, 6});       // 2.5, 6.25
 }
 
 TEST_CASE("MixedDimKV-H splits the bytes of the whole model exactly, whatever the scores")

@@ -64,10 +64,9 @@ struct layer
         return all;
     }
 
-    template <std::size_t R = mdkv::run_time>
-    [[nodiscard]] mdkv::rung_costs<R> costs() const
+    [[nodiscard]] mdkv::rung_costs costs() const
     {
-        mdkv::rung_costs<R> c;
+        mdkv::rung_costs c;
         c.rungs = cost.size();
         for (std::size_t r = 0; r < cost.size(); ++r)
         {

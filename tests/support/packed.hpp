@@ -43,7 +43,7 @@ template <class T>
 struct packed_layer
 {
     packed_sizes sizes;
-    mdkv::ratio_set<> ratios;
+    mdkv::ratio_set ratios;
     mdkv::cache_layout layout;
     tensor<T, 3> keys;
     tensor<T, 3> values;

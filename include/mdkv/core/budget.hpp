@@ -24,20 +24,20 @@ struct layer_shape
     /// Bytes of one token of one head, keys and values, uncompressed.
     [[nodiscard]] constexpr index_t token_bytes() const { return (dims.keys + dims.values) * element_bytes; }
 
-    /// Bytes of the whole uncompressed cache.
-    [[nodiscard]] constexpr index_t full_bytes() const
+    /// Bytes of n tokens of every head, uncompressed.
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t bytes_of(index_t n) const
     {
-        return checked_multiply(checked_multiply(heads, checked_add(tokens, window)), token_bytes());
+        return checked_multiply(checked_multiply(heads, n), token_bytes());
     }
+
+    /// Bytes of the whole uncompressed cache.
+    [[nodiscard]] constexpr index_t full_bytes() const { return bytes_of(checked_add(tokens, window)); }
 
     /// Bytes of the window, which every budget must hold.
-    [[nodiscard]] constexpr index_t window_bytes() const
-    {
-        return checked_multiply(checked_multiply(heads, window), token_bytes());
-    }
+    [[nodiscard]] constexpr index_t window_bytes() const { return bytes_of(window); }
 
     /// \throws invalid_argument   a size is negative, or a dimension is zero
-    constexpr void expects_valid(char const* caller) const
+    MDKV_OUTLINE constexpr void expects_valid(char const* caller) const
     {
         expects(heads >= 0, caller, ": heads is ", heads, "; it must not be negative");
         expects(group >= 1, caller, ": group is ", group, "; it must be at least 1");
@@ -57,51 +57,39 @@ struct layer_shape
 class budget
 {
 public:
-    [[nodiscard]] static constexpr budget bytes(index_t n) { return {unit::bytes, n, 1}; }
+    [[nodiscard]] static constexpr budget bytes(index_t n) { return {unit::byte, n, 1}; }
 
     /// T uncompressed tokens per KV head.
-    [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::tokens_per_kv_head, tokens, 1}; }
+    [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::token_per_kv_head, tokens, 1}; }
 
     /// T uncompressed tokens per query head: G times kv_size(T), the accounting of caches that repeat KV heads.
     [[nodiscard]] static constexpr budget kv_size_per_query_head(index_t tokens)
     {
-        return {unit::tokens_per_query_head, tokens, 1};
+        return {unit::token_per_query_head, tokens, 1};
     }
 
     /// num/den of the uncompressed cache, rounded down to a byte.
-    [[nodiscard]] static constexpr budget fraction(index_t num, index_t den)
-    {
-        expects(den >= 1, "budget: the denominator is ", den, "; it must be at least 1");
-        return {unit::fraction, num, den};
-    }
+    [[nodiscard]] static constexpr budget fraction(index_t num, index_t den) { return {unit::layer, num, den}; }
 
     /// The budget of one layer, in bytes.
     /// \throws size_overflow   it leaves 64 bits
-    [[nodiscard]] constexpr index_t in_bytes(layer_shape const& shape) const
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t in_bytes(layer_shape const& shape) const
     {
-        switch (unit_)
-        {
-            case unit::bytes:
-                return num_;
-            case unit::tokens_per_kv_head:
-                return per_head(shape, num_);
-            case unit::tokens_per_query_head:
-                return per_head(shape, checked_multiply(num_, shape.group));
-            case unit::fraction:
-                break;
-        }
-        index_t const whole = shape.full_bytes();
-        // whole * num / den, without an intermediate result beyond 64 bits
-        return checked_add(checked_multiply(whole / den_, num_), checked_multiply(whole % den_, num_) / den_);
+        index_t const one = unit_ == unit::byte                   ? 1
+                            : unit_ == unit::token_per_kv_head    ? shape.bytes_of(1)
+                            : unit_ == unit::token_per_query_head ? shape.bytes_of(shape.group)
+                                                                  : shape.full_bytes();
+        // one * num / den, without an intermediate result beyond 64 bits
+        return checked_add(checked_multiply(one / den_, num_), checked_multiply(one % den_, num_) / den_);
     }
 
 private:
     enum class unit : std::uint8_t
     {
-        bytes,
-        tokens_per_kv_head,
-        tokens_per_query_head,
-        fraction
+        byte,
+        token_per_kv_head,
+        token_per_query_head,
+        layer
     };
 
     constexpr budget(unit u, index_t num, index_t den)
@@ -110,11 +98,7 @@ private:
         , unit_{u}
     {
         expects(num >= 0, "budget: ", num, " is negative");
-    }
-
-    [[nodiscard]] static constexpr index_t per_head(layer_shape const& shape, index_t tokens)
-    {
-        return checked_multiply(checked_multiply(shape.heads, tokens), shape.token_bytes());
+        expects(den >= 1, "budget: the denominator is ", den, "; it must be at least 1");
     }
 
     index_t num_;
@@ -124,9 +108,8 @@ private:
 
 /// Bytes of one head's projections if r is its widest projected rung in use: the leading columns of its two bases, as
 /// many as that rung has coordinates. 0 for a rung without projections.
-template <std::size_t R>
 [[nodiscard]] constexpr index_t projection_bytes(
-    ratio_set<R> const& ratios, std::size_t r, head_dims dims, index_t element_bytes)
+    ratio_set const& ratios, std::size_t r, head_dims dims, index_t element_bytes)
 {
     if (!ratios[r].projected()) { return 0; }
     return (dims.keys * ratios.coordinates(r, dims.keys) + dims.values * ratios.coordinates(r, dims.values))
@@ -134,16 +117,10 @@ template <std::size_t R>
 }
 
 /// The same for the widest projected rung of the set.
-template <std::size_t R>
-[[nodiscard]] constexpr index_t projection_bytes(ratio_set<R> const& ratios, head_dims dims, index_t element_bytes)
+[[nodiscard]] constexpr index_t projection_bytes(ratio_set const& ratios, head_dims dims, index_t element_bytes)
 {
-    index_t most = 0;
-    for (std::size_t r = 0; r < ratios.size(); ++r)
-    {
-        index_t const bytes = projection_bytes(ratios, r, dims, element_bytes);
-        most                = bytes > most ? bytes : most;
-    }
-    return most;
+    return (dims.keys * ratios.widest_projection(dims.keys) + dims.values * ratios.widest_projection(dims.values))
+           * element_bytes;
 }
 
 } // namespace mdkv

@@ -16,15 +16,9 @@ namespace mdkv
 /// A struct with DLTensor's members.
 template <class V>
 concept dlpack_tensor = requires(V const& v) {
-    {
-        v.data
-    } -> std::convertible_to<void const*>;
-    {
-        v.shape
-    } -> std::convertible_to<std::int64_t const*>;
-    {
-        v.strides
-    } -> std::convertible_to<std::int64_t const*>;
+    static_cast<void const*>(v.data);
+    static_cast<std::int64_t const*>(v.shape);
+    static_cast<std::int64_t const*>(v.strides);
     v.ndim;
     v.byte_offset;
     v.dtype.code;

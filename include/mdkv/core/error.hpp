@@ -51,23 +51,24 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line: a check costs its caller a comparison and a call.
+// Messages are put together out of line: a check costs its caller a comparison and a call. Pieces are passed by value, so
+// that texts of any length have one type and like checks share a function.
 
-[[gnu::noinline]] inline void append_text(std::string& text, std::string_view piece)
+MDKV_OUTLINE inline void append_text(std::string& text, std::string_view piece)
 {
     text += piece;
 }
 
 template <class Number>
     requires std::is_arithmetic_v<Number>
-[[gnu::noinline]] void append_text(std::string& text, Number value)
+MDKV_OUTLINE void append_text(std::string& text, Number value)
 {
     char digits[32];
     text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
 }
 
 template <class Exception = invalid_argument, class... Pieces>
-[[noreturn, gnu::cold, gnu::noinline]] void fail(Pieces const&... pieces)
+[[noreturn, gnu::cold, gnu::noinline]] void fail(Pieces... pieces)
 {
     std::string text;
     (append_text(text, pieces), ...);
@@ -79,7 +80,7 @@ template <class Exception = invalid_argument, class... Pieces>
 /// Throws `Exception` with the concatenated pieces (texts and numbers) unless the condition holds.
 /// \throws Exception   the condition is false
 template <class Exception = invalid_argument, class... Pieces>
-constexpr void expects(bool condition, Pieces const&... pieces)
+constexpr void expects(bool condition, Pieces... pieces)
 {
     if (!condition) [[unlikely]] { detail::fail<Exception>(pieces...); }
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -38,13 +37,13 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
     index_t missing = total;
     for (std::size_t i = 0; i < weights.size(); ++i)
     {
-        double const share = sum > 0 ? static_cast<double>(total) * (weights[i] / sum)
-                                     : static_cast<double>(total) / static_cast<double>(weights.size());
+        double const part  = sum > 0 ? weights[i] / sum : 1.0 / static_cast<double>(weights.size());
+        double const share = static_cast<double>(total) * part;
         // The double of a total beyond 53 bits may exceed it.
         out[i]       = share >= static_cast<double>(missing) ? missing : static_cast<index_t>(share);
         remainder[i] = share - std::floor(share);
         missing -= out[i];
-        if (sum == 0 || weights[i] > 0) { order.push_back(i); }
+        if (part > 0) { order.push_back(i); }
     }
     std::stable_sort(
         order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return remainder[a] > remainder[b]; });
@@ -74,65 +73,24 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
         expects(capacity[h] >= 0, "spread_surplus: capacity[", h, "] is ", capacity[h], "; it must not be negative");
         total = checked_add(total, quotas[h]);
     }
-    std::vector<std::size_t> open;
-    std::vector<double> weights;
-    std::vector<index_t> extra;
-    // Every round but the last fills at least one head.
-    while (true)
+    while (true) // every round but the last fills at least one head
     {
         index_t surplus = 0;
-        open.clear();
-        weights.clear();
+        std::vector<std::size_t> open;
+        std::vector<double> weights;
         for (std::size_t h = 0; h < quotas.size(); ++h)
         {
-            if (quotas[h] > capacity[h])
-            {
-                surplus += quotas[h] - capacity[h];
-                quotas[h] = capacity[h];
-            }
-            else if (quotas[h] < capacity[h])
-            {
-                open.push_back(h);
-                weights.push_back(static_cast<double>(quotas[h]));
-            }
+            index_t const over = std::max(quotas[h] - capacity[h], index_t{0});
+            surplus += over;
+            quotas[h] -= over;
+            if (quotas[h] == capacity[h]) { continue; }
+            open.push_back(h);
+            weights.push_back(static_cast<double>(quotas[h]));
         }
         if (surplus == 0 || open.empty()) { return surplus; }
-        extra.resize(open.size());
+        std::vector<index_t> extra(open.size());
         split_exactly(surplus, weights, extra);
         for (std::size_t k = 0; k < open.size(); ++k) { quotas[open[k]] += extra[k]; }
-    }
-}
-
-/// Rule from the quotas of query heads to the quota of their shared KV head.
-enum class accounting : std::uint8_t
-{
-    per_query_head, ///< their sum: the budget counts a KV head once for every query head
-    per_kv_head     ///< their mean, rounded half to even: the budget counts a KV head once
-};
-
-/// Query heads h * group ... h * group + group - 1 share KV head h.
-/// \throws invalid_argument   the sizes disagree, the group is below 1, a quota is negative
-inline void quotas_of_kv_heads(
-    std::span<index_t const> query_heads, index_t group, accounting how, std::span<index_t> kv_heads)
-{
-    expects(group >= 1, "quotas_of_kv_heads: group is ", group, "; it must be at least 1");
-    auto const members = static_cast<std::size_t>(group);
-    expects(query_heads.size() % members == 0 && query_heads.size() / members == kv_heads.size(),
-        "quotas_of_kv_heads: ", query_heads.size(), " query heads in groups of ", group, " do not share ",
-        kv_heads.size(), " KV heads");
-    for (std::size_t q = 0; q < query_heads.size(); ++q)
-    {
-        expects(query_heads[q] >= 0, "quotas_of_kv_heads: query_heads[", q, "] is ", query_heads[q],
-            "; it must not be negative");
-    }
-    for (std::size_t h = 0; h < kv_heads.size(); ++h)
-    {
-        index_t sum = 0;
-        for (std::size_t m = 0; m < members; ++m) { sum = checked_add(sum, query_heads[h * members + m]); }
-        index_t const whole = sum / group;
-        index_t const twice = 2 * (sum % group);
-        bool const up       = twice > group || (twice == group && whole % 2 != 0);
-        kv_heads[h]         = how == accounting::per_query_head ? sum : whole + (up ? 1 : 0);
     }
 }
 

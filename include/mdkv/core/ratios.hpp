@@ -84,26 +84,20 @@ struct head_dims
 /// Limit on the rungs of a ratio set; the size of the small tables that kernels take by value.
 inline constexpr std::size_t max_rungs = 16;
 
-/// Number of rungs known only at run time.
-inline constexpr std::size_t run_time = 0;
-
-/// A set of rungs, cheapest first. `ratio_set{drop, part(1, 8), part(1, 4), full}` fixes the number of rungs at compile
-/// time and is checked there when constexpr; `ratio_set<>{rungs}` takes them from a span at run time. The cheaper of
-/// two rungs of different storages depends on dimension and element type; `expects_ascending` checks the order for a
-/// layer.
-template <std::size_t R = run_time>
+/// A set of rungs, cheapest first: `ratio_set{drop, part(1, 8), part(1, 4), full}`, checked by the compiler where it is
+/// constexpr, or `ratio_set{rungs}` from a span. The cheaper of two rungs of different storages depends on dimension and
+/// element type; `expects_ascending` checks the order for a layer.
 class ratio_set
 {
 public:
-    static constexpr std::size_t capacity = R == run_time ? max_rungs : R;
-    static_assert(R <= max_rungs, "ratio_set: more rungs than the limit of 16");
-
-    template <class... Rungs>
-        requires(R != run_time && sizeof...(Rungs) == R && (std::same_as<Rungs, rung> && ...))
+    /// \throws invalid_argument   out of order, twice the same, or a rung outside [0, 1]
+    template <std::same_as<rung>... Rungs>
+        requires(sizeof...(Rungs) > 0)
     constexpr ratio_set(Rungs... rungs) // implicit: a braced list of rungs is a ratio set
         : rungs_{rungs...}
-        , size_{R}
+        , size_{sizeof...(Rungs)}
     {
+        static_assert(sizeof...(Rungs) <= max_rungs, "ratio_set: more rungs than the limit of 16");
         validate();
     }
 
@@ -113,20 +107,9 @@ public:
         , round_{round}
     {
         expects(size_ >= 1, "ratio_set: it must have at least one rung");
-        expects(size_ <= capacity, "ratio_set: ", size_, " rungs are more than the limit of ", capacity);
-        expects(R == run_time || size_ == R, "ratio_set: ", size_, " rungs given for a set of ", R);
+        expects(size_ <= max_rungs, "ratio_set: ", size_, " rungs are more than the limit of ", max_rungs);
         for (std::size_t r = 0; r < size_; ++r) { rungs_[r] = rungs[r]; }
         validate();
-    }
-
-    /// Any set as one of run-time size: the one that stages are compiled for.
-    template <std::size_t Other>
-        requires(R == run_time && Other != run_time)
-    constexpr ratio_set(ratio_set<Other> const& other) // implicit: stages take any set
-        : size_{other.size()}
-        , round_{other.rule()}
-    {
-        for (std::size_t r = 0; r < size_; ++r) { rungs_[r] = other[r]; }
     }
 
     /// The same set with another rule for fractions of D.
@@ -137,12 +120,7 @@ public:
         return copy;
     }
 
-    [[nodiscard]] constexpr rounding rule() const noexcept { return round_; }
-    [[nodiscard]] constexpr std::size_t size() const noexcept
-    {
-        if constexpr (R != run_time) { return R; }
-        else { return size_; }
-    }
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
     [[nodiscard]] constexpr rung const& operator[](std::size_t r) const noexcept { return rungs_[r]; }
     [[nodiscard]] constexpr rung const* begin() const noexcept { return rungs_.data(); }
     [[nodiscard]] constexpr rung const* end() const noexcept { return rungs_.data() + size(); }
@@ -157,7 +135,8 @@ public:
     }
 
     /// Bytes of one token at rung r, keys and values together.
-    [[nodiscard]] constexpr index_t bytes(std::size_t r, head_dims dims, index_t element_bytes) const noexcept
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t bytes(
+        std::size_t r, head_dims dims, index_t element_bytes) const noexcept
     {
         return stored_bytes(rungs_[r].kind, coordinates(r, dims.keys), element_bytes)
                + stored_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
@@ -188,7 +167,7 @@ public:
     /// Checks that every rung is a whole number of coordinates of `dim`, and that no two of one storage are the same
     /// number.
     /// \throws invalid_argument   naming the rung and the dimension
-    constexpr void expects_fit(char const* name, index_t dim) const
+    MDKV_OUTLINE constexpr void expects_fit(char const* name, index_t dim) const
     {
         for (std::size_t r = 0; r < size(); ++r)
         {
@@ -206,7 +185,7 @@ public:
 
     /// Checks that every rung costs more bytes than the one before it.
     /// \throws invalid_argument   naming the rungs and their bytes
-    constexpr void expects_ascending(head_dims dims, index_t element_bytes) const
+    MDKV_OUTLINE constexpr void expects_ascending(head_dims dims, index_t element_bytes) const
     {
         for (std::size_t r = 1; r < size(); ++r)
         {
@@ -219,7 +198,7 @@ public:
     }
 
 private:
-    constexpr void validate() const
+    MDKV_OUTLINE constexpr void validate() const
     {
         for (std::size_t r = 0; r < size(); ++r)
         {
@@ -239,15 +218,10 @@ private:
         }
     }
 
-    array<rung, capacity> rungs_{};
+    array<rung, max_rungs> rungs_{};
     std::size_t size_{};
     rounding round_{rounding::exact};
 };
-
-template <class... Rungs>
-ratio_set(Rungs...) -> ratio_set<sizeof...(Rungs)>;
-ratio_set(std::span<rung const>) -> ratio_set<run_time>;
-ratio_set(std::span<rung const>, rounding) -> ratio_set<run_time>;
 
 /// The paper's ratio set: drop, an eighth, a quarter, everything.
 inline constexpr ratio_set paper_ratios{drop, part(1, 8), part(1, 4), full};

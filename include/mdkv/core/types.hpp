@@ -14,6 +14,15 @@
 #    define MDKV_HD
 #endif
 
+/// For parts of stages and jobs that are called from several places, so that they are compiled once. Kernels inline them.
+#if defined(__CUDACC__)
+#    define MDKV_OUTLINE
+#elif defined(__clang__)
+#    define MDKV_OUTLINE [[gnu::noinline]]
+#else
+#    define MDKV_OUTLINE [[gnu::noinline, gnu::noclone]]
+#endif
+
 #define MDKV_VERSION_MAJOR 0
 #define MDKV_VERSION_MINOR 1
 #define MDKV_VERSION_PATCH 0
@@ -144,24 +153,19 @@ template <element T>
 [[nodiscard]] MDKV_HD constexpr T narrow(float value) noexcept
 {
     if constexpr (std::same_as<T, float>) { return value; }
-    else
-    {
 #if defined(__CUDA_ARCH__)
-        if constexpr (std::same_as<T, half>) { return half{__half_as_ushort(__float2half_rn(value))}; }
-        else { return bfloat16{__bfloat16_as_ushort(__float2bfloat16_rn(value))}; }
+    else if constexpr (std::same_as<T, half>) { return half{__half_as_ushort(__float2half_rn(value))}; }
+    else { return bfloat16{__bfloat16_as_ushort(__float2bfloat16_rn(value))}; }
 #else
-        if constexpr (std::same_as<T, half>) { return half{detail::half_of_float(value)}; }
-        else { return bfloat16{detail::bfloat16_of_float(value)}; }
+    else if constexpr (std::same_as<T, half>) { return half{detail::half_of_float(value)}; }
+    else { return bfloat16{detail::bfloat16_of_float(value)}; }
 #endif
-    }
 }
 
 /// Equal as numbers.
-[[nodiscard]] MDKV_HD constexpr bool operator==(half a, half b) noexcept
-{
-    return widen(a) == widen(b);
-}
-[[nodiscard]] MDKV_HD constexpr bool operator==(bfloat16 a, bfloat16 b) noexcept
+template <element T>
+    requires(sizeof(T) == 2)
+[[nodiscard]] MDKV_HD constexpr bool operator==(T a, T b) noexcept
 {
     return widen(a) == widen(b);
 }

@@ -104,11 +104,7 @@ private:
 /// `run`, `fetch` and the functions `<stage>_impl`, found by argument-dependent lookup. Your own backend is a new
 /// namespace.
 template <class B>
-concept backend = requires {
-    {
-        B::memory_space
-    } -> std::convertible_to<space>;
-};
+concept backend = requires { space{B::memory_space}; };
 
 template <class T, std::size_t Rank, backend B>
 using in_view = view<T const, Rank, B::memory_space>;
@@ -119,39 +115,49 @@ using out_view = view<T, Rank, B::memory_space>;
 /// Any strided tensor of another library: `std::mdspan`, `cuda::std::mdspan`, Kokkos' or a struct with the same members.
 template <class V>
 concept strided_tensor = requires(V const& v, std::size_t r) {
-    {
-        V::rank()
-    } -> std::convertible_to<std::size_t>;
-    {
-        v.extent(r)
-    } -> std::convertible_to<index_t>;
-    {
-        v.stride(r)
-    } -> std::convertible_to<index_t>;
-    {
-        v.data_handle()
-    } -> std::convertible_to<void const*>;
+    static_cast<std::size_t>(V::rank());
+    static_cast<index_t>(v.extent(r));
+    static_cast<index_t>(v.stride(r));
+    static_cast<void const*>(v.data_handle());
 };
 
 namespace detail
 {
 
-template <class T, space S, std::size_t Rank>
-[[nodiscard]] constexpr view<T, Rank, S> make_view(
-    T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides)
+/// What every view keeps to. (Like `fill_row_strides` for views of any type and rank, so that it is compiled once.)
+MDKV_OUTLINE constexpr void expects_view(
+    index_t const* extents, index_t const* strides, std::size_t rank, index_t element_bytes)
 {
     index_t span = 1;
     bool empty   = false;
-    for (std::size_t i = 0; i < Rank; ++i)
+    for (std::size_t i = 0; i < rank; ++i)
     {
         expects(extents[i] >= 0, "view: extent ", i, " is ", extents[i], "; it must not be negative");
         expects(strides[i] >= 0, "view: stride ", i, " is ", strides[i], "; negative strides are not supported");
         empty = empty || extents[i] == 0;
         if (extents[i] > 0) { span = checked_add(span, checked_multiply(extents[i] - 1, strides[i])); }
     }
-    if (!empty) { static_cast<void>(checked_multiply(span, index_t{sizeof(T)})); }
-    expects(extents[Rank - 1] <= 1 || strides[Rank - 1] == 1, "view: stride ", Rank - 1, " is ", strides[Rank - 1],
+    if (!empty) { static_cast<void>(checked_multiply(span, element_bytes)); }
+    expects(extents[rank - 1] <= 1 || strides[rank - 1] == 1, "view: stride ", rank - 1, " is ", strides[rank - 1],
         "; elements of the last dimension must be neighbours (stride 1)");
+}
+
+/// Strides of contiguous rows.
+MDKV_OUTLINE constexpr void fill_row_strides(index_t const* extents, index_t* strides, std::size_t rank)
+{
+    index_t step = 1;
+    for (std::size_t i = rank; i-- > 0;)
+    {
+        strides[i] = step;
+        if (extents[i] > 0) { step = checked_multiply(step, extents[i]); }
+    }
+}
+
+template <class T, space S, std::size_t Rank>
+[[nodiscard]] constexpr view<T, Rank, S> make_view(
+    T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides)
+{
+    expects_view(extents.data(), strides.data(), Rank, index_t{sizeof(T)});
     return {data, extents, strides};
 }
 
@@ -159,12 +165,7 @@ template <std::size_t Rank>
 [[nodiscard]] constexpr array<index_t, Rank> row_strides(array<index_t, Rank> const& extents)
 {
     array<index_t, Rank> strides{};
-    index_t step = 1;
-    for (std::size_t i = Rank; i-- > 0;)
-    {
-        strides[i] = step;
-        if (extents[i] > 0) { step = checked_multiply(step, extents[i]); }
-    }
+    fill_row_strides(extents.data(), strides.data(), Rank);
     return strides;
 }
 
@@ -198,21 +199,19 @@ template <class T, space S, strided_tensor V>
 /// \throws invalid_argument, size_overflow   an extent is negative, or the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(sizeof...(Extents) > 0)
-[[nodiscard]] constexpr in_view<std::remove_const_t<T>, sizeof...(Extents), B> in(B const&, T* data, Extents... extents)
+[[nodiscard]] constexpr in_view<T, sizeof...(Extents), B> in(B const&, T const* data, Extents... extents)
 {
     array<index_t, sizeof...(Extents)> const e{{static_cast<index_t>(extents)...}};
-    return detail::make_view<std::remove_const_t<T> const, B::memory_space>(
-        static_cast<std::remove_const_t<T> const*>(data), e, detail::row_strides(e));
+    return detail::make_view<T const, B::memory_space>(data, e, detail::row_strides(e));
 }
 
 /// An input with free strides, in elements: `in(on, pointer, {H, N, D}, {D, H * D, 1})` reads [N, H, D] as [H, N, D].
 /// \throws invalid_argument, size_overflow   a stride is negative, the last one is not 1, or the span leaves 64 bits
 template <backend B, class T, std::size_t Rank>
-[[nodiscard]] constexpr in_view<std::remove_const_t<T>, Rank, B> in(
-    B const&, T* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
+[[nodiscard]] constexpr in_view<T, Rank, B> in(
+    B const&, T const* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
 {
-    return detail::make_view<std::remove_const_t<T> const, B::memory_space>(
-        static_cast<std::remove_const_t<T> const*>(data), detail::to_array(extents), detail::to_array(strides));
+    return detail::make_view<T const, B::memory_space>(data, detail::to_array(extents), detail::to_array(strides));
 }
 
 /// An input from any strided tensor type.

@@ -43,14 +43,13 @@ public:
 
     /// Largest need so far, in bytes.
     [[nodiscard]] std::size_t bytes() const noexcept { return peak_; }
-    [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
     [[nodiscard]] bool counting() const noexcept { return counting_; }
 
     /// Memory that a call may still take; empty while counting.
     [[nodiscard]] std::span<std::byte const> free_memory() const noexcept
     {
-        return used_ < capacity_ ? std::span<std::byte const>{memory_ + used_, capacity_ - used_}
-                                 : std::span<std::byte const>{};
+        std::size_t const used = used_ < capacity_ ? used_ : capacity_;
+        return {memory_ + used, capacity_ - used};
     }
 
     /// The scratch of one call, returned at the end of the scope. Take all memory first, then check `ready()`.
@@ -72,31 +71,33 @@ public:
         [[nodiscard]] T* take(index_t count)
         {
             static_assert(alignof(T) <= alignment, "workspace: this type needs a stricter alignment");
-            index_t const bytes  = checked_multiply(count > 0 ? count : 0, index_t{sizeof(T)});
-            auto const rounded   = (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
-            std::size_t const at = owner_.used_;
-            owner_.used_ += rounded;
-            if (owner_.used_ > owner_.peak_) { owner_.peak_ = owner_.used_; }
-            if (owner_.used_ > needed_) { needed_ = owner_.used_; }
-            bool const fits = !owner_.counting_ && owner_.used_ <= owner_.capacity_;
-            return fits ? reinterpret_cast<T*>(owner_.memory_ + at) : nullptr;
+            return reinterpret_cast<T*>(take_bytes(count, index_t{sizeof(T)}));
         }
 
         /// False in a dry run: the call must return without a read or a write.
         /// \throws insufficient_workspace   the memory is too small; the message names the size needed
-        [[nodiscard]] bool ready() const
+        [[nodiscard]] MDKV_OUTLINE bool ready() const
         {
             if (owner_.counting_) { return false; }
-            expects<insufficient_workspace>(needed_ <= owner_.capacity_, stage_, ": the workspace holds ",
-                owner_.capacity_, " bytes, ", needed_, " are needed");
+            expects<insufficient_workspace>(owner_.used_ <= owner_.capacity_, stage_, ": the workspace holds ",
+                owner_.capacity_, " bytes, ", owner_.used_, " are needed");
             return true;
         }
 
     private:
+        MDKV_OUTLINE std::byte* take_bytes(index_t count, index_t size)
+        {
+            index_t const bytes  = checked_multiply(count > 0 ? count : 0, size);
+            std::size_t const at = owner_.used_;
+            owner_.used_ += (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
+            if (owner_.used_ > owner_.peak_) { owner_.peak_ = owner_.used_; }
+            bool const fits = !owner_.counting_ && owner_.used_ <= owner_.capacity_;
+            return fits ? owner_.memory_ + at : nullptr;
+        }
+
         workspace& owner_;
         std::string_view stage_;
         std::size_t mark_;
-        std::size_t needed_{};
     };
 
 private:

@@ -7,11 +7,13 @@
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/allocate/solve.hpp>
 
+#include <concepts>
+
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
-template <std::size_t R>
-void allocate_impl(backend const& on, in_view<float, 3, backend> loss, rung_costs<R> const& costs,
+template <std::same_as<backend> B> // a template, so that only its callers compile the passes
+void allocate_impl(B const& on, in_view<float, 3, backend> loss, rung_costs const& costs,
     in_view<index_t, 1, backend> limits, allocate_options options, out_view<std::uint8_t, 2, backend> rung,
     out_view<allocation, 1, backend> report)
 {
@@ -19,9 +21,8 @@ void allocate_impl(backend const& on, in_view<float, 3, backend> loss, rung_cost
     {
         expects(limits(i) >= 0, "allocate: limits[", i, "] is ", limits(i), "; it must not be negative");
     }
-    mdkv::detail::staged(on, "allocate", [&](backend const& with) {
-        mdkv::detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report);
-    });
+    mdkv::detail::staged(on, "allocate",
+        [&](B const& with) { mdkv::detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report); });
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

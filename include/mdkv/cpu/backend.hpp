@@ -44,18 +44,35 @@ struct backend
     }
 };
 
+/// A job of any type, so that what starts it is compiled once.
+struct any_job
+{
+    char const* name;
+    index_t scratch_bytes; // of a team
+    void (*call)(void const* job, std::byte* scratch, index_t item);
+    void const* job;
+};
+
+MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t items)
+{
+    constexpr auto line = static_cast<index_t>(workspace::alignment);
+    index_t const bytes = (job.scratch_bytes + line - 1) / line * line;
+    workspace::frame frame{*on.scratch, job.name};
+    std::byte* const memory = frame.take<std::byte>(on.slots(items) * bytes);
+    if (!frame.ready()) { return; }
+    on.for_each(items, [&](index_t item, index_t slot) { job.call(job.job, memory + slot * bytes, item); });
+}
+
 /// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only
 /// counts the scratch memory.
 /// \throws insufficient_workspace   naming the job and the size needed
 template <class Job>
 void run(backend const& on, Job const& job, index_t items)
 {
-    constexpr auto line = static_cast<index_t>(workspace::alignment);
-    index_t const bytes = (mdkv::detail::scratch_bytes_of(job) + line - 1) / line * line;
-    workspace::frame frame{*on.scratch, Job::name};
-    std::byte* const memory = frame.take<std::byte>(on.slots(items) * bytes);
-    if (!frame.ready()) { return; }
-    on.for_each(items, [&](index_t item, index_t slot) { job(team{memory + slot * bytes}, item); });
+    auto const call = [](void const* any, std::byte* scratch, index_t item) {
+        (*static_cast<Job const*>(any))(team{scratch}, item);
+    };
+    run(on, any_job{Job::name, mdkv::detail::scratch_bytes_of(job), call, &job}, items);
 }
 
 /// Copies n objects of the backend's memory to the host's. Nothing in a dry run.

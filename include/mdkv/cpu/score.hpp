@@ -26,7 +26,7 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 template <element T>
 void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
     in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,
-    in_view<float, 3, backend> value_basis, ratio_set<> const& ratios, score_options<backend> const& options,
+    in_view<float, 3, backend> value_basis, ratio_set const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
 {
     using detail::score_slot;

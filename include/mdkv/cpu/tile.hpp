@@ -68,7 +68,7 @@ inline void widen_row(T const* from, float* to, index_t n) noexcept
     }
 }
 
-[[nodiscard]] inline float sum_of_squares(float const* x, index_t n) noexcept
+[[nodiscard]] MDKV_OUTLINE inline float sum_of_squares(float const* x, index_t n) noexcept
 {
     simd::floats wide = simd::broadcast(0.0F);
     index_t i         = 0;
@@ -87,7 +87,7 @@ inline constexpr index_t block = 64;
 
 /// Reads rows [first, first + count) of a head into [block, D] and zeroes the rest.
 template <element T>
-inline void read_block(
+MDKV_OUTLINE inline void read_block(
     in_view<T, 3, backend> const& from, index_t head, index_t first, index_t count, float* to) noexcept
 {
     index_t const dim = from.extent(2);
@@ -100,7 +100,7 @@ inline void read_block(
 
 /// out [block, columns] = from [block, depth] * matrix [depth, columns]; columns a multiple of simd::lanes. Not inlined,
 /// because in a larger function g++ 12 keeps the sums in memory.
-[[gnu::noinline]] inline void multiply_block(
+[[gnu::noinline]] MDKV_OUTLINE inline void multiply_block(
     float const* from, index_t depth, float const* matrix, index_t columns, float* out) noexcept
 {
     for (index_t t = 0; t < block; t += rows)

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace mdkv::detail
@@ -40,9 +39,8 @@ public:
     {
         if constexpr (requires { on.scratch->free_memory(); })
         {
-            auto const free  = on.scratch->free_memory();
-            auto const begin = reinterpret_cast<std::uintptr_t>(free.data());
-            scratch_         = {begin, begin + free.size(), "the workspace", false};
+            auto const free = on.scratch->free_memory();
+            scratch_        = {free.data(), static_cast<index_t>(free.size()), "the workspace", false};
         }
     }
 
@@ -68,11 +66,10 @@ public:
     }
 
     /// Memory that is no view of its own: a cache's arena, tail or directory.
-    check& bytes(char const* name, void const* data, index_t size, bool output)
+    MDKV_OUTLINE check& bytes(char const* name, void const* data, index_t size, bool output)
     {
         expects(dry_ || size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
-        auto const begin = reinterpret_cast<std::uintptr_t>(data);
-        range const one{begin, begin + (data == nullptr ? 0 : static_cast<std::uintptr_t>(size)), name, output};
+        range const one{data, data == nullptr ? 0 : size, name, output};
         expects(!one.overlaps(scratch_), stage_, ": ", name, " overlaps the workspace");
         for (std::size_t i = 0; i < count_; ++i)
         {
@@ -87,14 +84,17 @@ public:
 private:
     struct range
     {
-        std::uintptr_t begin = 0;
-        std::uintptr_t end   = 0;
-        char const* name     = "";
-        bool output          = false;
+        void const* begin;
+        index_t size;
+        char const* name;
+        bool output;
 
         [[nodiscard]] bool overlaps(range const& other) const noexcept
         {
-            return begin < other.end && other.begin < end && begin < end && other.begin < other.end;
+            auto const from = reinterpret_cast<std::uintptr_t>(begin);
+            auto const at   = reinterpret_cast<std::uintptr_t>(other.begin);
+            return from < at + static_cast<std::uintptr_t>(other.size) && at < from + static_cast<std::uintptr_t>(size)
+                   && size > 0 && other.size > 0;
         }
     };
 
@@ -109,7 +109,6 @@ private:
         index_t const* wanted;
         void const* data;
         index_t element_bytes;
-        bool empty;
     };
 
     template <class T, std::size_t Rank, space S>
@@ -117,57 +116,58 @@ private:
         char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return {name, letters, Rank, given.extents().data(), given.strides().data(), wanted.data(), given.data_handle(),
-            index_t{sizeof(T)}, given.empty()};
+            index_t{sizeof(T)}};
     }
 
-    check& strided(tensor const& x, std::uintptr_t alignment, bool output)
+    MDKV_OUTLINE check& strided(tensor const& x, std::uintptr_t alignment, bool output)
     {
         for (std::size_t i = 0; i < x.rank; ++i)
         {
             if (x.extents[i] != x.wanted[i]) [[unlikely]] { wrong_shape(x, i); }
         }
-        if (output && !x.empty) { expects_unique(x); }
-        index_t span = x.empty ? 0 : 1;
-        for (std::size_t i = 0; i < x.rank && !x.empty; ++i) { span += (x.extents[i] - 1) * x.strides[i]; }
-        bytes(x.name, x.data, span * x.element_bytes, output);
+        index_t span = 1;
+        bool empty   = false;
+        for (std::size_t i = 0; i < x.rank; ++i)
+        {
+            span += (x.extents[i] - 1) * x.strides[i];
+            empty = empty || x.extents[i] == 0;
+        }
+        if (output && !empty) { expects_unique(x); }
+        bytes(x.name, x.data, empty ? 0 : span * x.element_bytes, output);
         expects(reinterpret_cast<std::uintptr_t>(x.data) % alignment == 0, stage_, ": ", x.name, " is not aligned to ",
             alignment, " bytes");
         return *this;
     }
 
-    [[noreturn]] void wrong_shape(tensor const& x, std::size_t i) const
+    [[noreturn, gnu::cold, gnu::noinline]] void wrong_shape(tensor const& x, std::size_t i) const
     {
         std::string sizes;
         for (std::size_t j = 0; j < x.rank; ++j) { sizes += (j == 0 ? "" : ", ") + std::to_string(x.wanted[j]); }
-        fail(stage_, ": ", x.name, " must be [", x.letters, "] = [", std::string_view{sizes}, "], its extent ", i,
-            " is ", x.extents[i]);
+        fail(stage_, ": ", x.name, " must be [", x.letters, "] = [", sizes.c_str(), "], its extent ", i, " is ",
+            x.extents[i]);
     }
 
     /// No two indices of an output may share an element: each stride is beyond all that the smaller ones reach.
     void expects_unique(tensor const& x) const
     {
-        index_t reach      = 1;
-        std::uint32_t left = (std::uint32_t{1} << x.rank) - 1; // dimensions to go
-        while (left != 0)
+        for (std::size_t i = 0; i < x.rank; ++i)
         {
-            std::size_t least = x.rank;
-            for (std::size_t i = 0; i < x.rank; ++i)
+            index_t reach = 1;
+            for (std::size_t j = 0; j < x.rank; ++j)
             {
-                if ((left >> i & 1U) != 0 && (least == x.rank || x.strides[i] < x.strides[least])) { least = i; }
+                bool const smaller = x.strides[j] < x.strides[i] || (x.strides[j] == x.strides[i] && j < i);
+                reach += smaller ? x.strides[j] * (x.extents[j] - 1) : 0;
             }
-            left &= ~(std::uint32_t{1} << least);
-            if (x.extents[least] == 1) { continue; }
-            expects(x.strides[least] >= reach, stage_, ": ", x.name, " overlaps itself: stride ", x.strides[least],
-                " of dimension ", least, " is below ", reach);
-            reach += x.strides[least] * (x.extents[least] - 1);
+            expects(x.extents[i] == 1 || x.strides[i] >= reach, stage_, ": ", x.name, " overlaps itself: stride ",
+                x.strides[i], " of dimension ", i, " is below ", reach);
         }
     }
 
     char const* stage_;
     bool dry_;
     bool host_;
-    range scratch_;
-    array<range, 16> seen_{};
+    range scratch_{};
+    array<range, 16> seen_; // [count_]
     std::size_t count_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/reflections.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -150,7 +151,7 @@ struct eigenvectors
 
     /// Makes the tridiagonal matrix diagonal and turns the rows of `a` with it. False if it did not converge.
     template <team Team>
-    [[nodiscard]] MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
     {
         for (index_t sweeps = 0; sweeps <= sweeps_a_row * a.size; ++sweeps)
         {
@@ -183,7 +184,8 @@ struct eigenvectors
 
     /// Puts the largest first, and energies back to the matrix's scale.
     template <team Team>
-    MDKV_HD void sort(Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const
+    MDKV_OUTLINE MDKV_HD void sort(
+        Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const
     {
         for (index_t i = 0; t.rank() == 0 && i < a.size; ++i)
         {

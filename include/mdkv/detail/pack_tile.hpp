@@ -199,7 +199,7 @@ private:
 
     /// to[c][i] = row[i][from + c] for c < n and all of the tile's places.
     template <team Team>
-    MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
+    MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
     {
         t.sync(); // what was there may still be read
         each(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
@@ -269,7 +269,7 @@ private:
 
     /// n plain coordinates from c on.
     template <team Team>
-    MDKV_HD static void write_elements(Team const& t, scratch const& mine, place const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_elements(Team const& t, scratch const& mine, place const& at, int c, int n)
     {
         constexpr int lanes = Team::lanes;
         std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, c);
@@ -286,7 +286,7 @@ private:
 
     /// The group of n coordinates from c on.
     template <team Team>
-    MDKV_HD static void write_codes(Team const& t, scratch const& mine, place const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_codes(Team const& t, scratch const& mine, place const& at, int c, int n)
     {
         constexpr int lanes     = Team::lanes;
         storage const kind      = at.rows.kind;

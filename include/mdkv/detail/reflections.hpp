@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
@@ -21,6 +22,8 @@ MDKV_HD void for_columns(Team const& t, index_t n, index_t all, Body const& body
     for (; k < n && k + width <= all; k += t.size() * width) { body(k, std::integral_constant<int, width>{}); }
     if constexpr (width > 1) // a single thread
     {
+        constexpr int few = 8; // most dimensions are a multiple of it
+        for (; k < n && k + few <= all; k += few) { body(k, std::integral_constant<int, few>{}); }
         for (; k < n; ++k) { body(k, std::integral_constant<int, 1>{}); }
     }
 }
@@ -51,7 +54,8 @@ public:
     /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only what is beside the
     /// diagonal, and is kept in that row. Writes the diagonal [D] and what is beside it [D], entry i between rows i and i + 1.
     template <team Team>
-    MDKV_HD void tridiagonalise(Team const& t, square_matrix const& a, double* diagonal, double* beside) const
+    MDKV_OUTLINE MDKV_HD void tridiagonalise(
+        Team const& t, square_matrix const& a, double* diagonal, double* beside) const
     {
         clear(t);
         for (index_t i = a.size - 1; i > 0; --i)
@@ -158,7 +162,7 @@ private:
 
     /// The sum of a[k] b[k], k < n, in 16 running sums of double; a is 0 from n on. The same in every member.
     template <team Team>
-    [[nodiscard]] MDKV_HD double dot(Team const& t, float const* a, float const* b, index_t n) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD double dot(Team const& t, float const* a, float const* b, index_t n) const
     {
         constexpr int lanes = Team::lanes;
         static_assert(sums % lanes == 0);
@@ -168,12 +172,15 @@ private:
             double sum[lanes] = {};
             for (index_t k = p; k < n; k += sums)
             {
-                for (int l = 0; l < lanes; ++l)
+                MDKV_FOR_LANES(l, lanes)
                 {
                     sum[l] += static_cast<double>(a[k + l]) * static_cast<double>(b[k + l]);
                 }
             }
-            for (int l = 0; l < lanes; ++l) { partial_[p + l] = sum[l]; }
+            MDKV_FOR_LANES(l, lanes)
+            {
+                partial_[p + l] = sum[l];
+            }
         }
         t.sync();
         double all = 0;

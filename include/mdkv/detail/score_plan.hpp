@@ -103,7 +103,7 @@ struct score_plan
 
     /// Queries [G, Q] of a head; `tokens` with the window's.
     template <backend B>
-    score_plan(ratio_set<> const& ratios, head_dims dims, index_t group, index_t queries, index_t tokens,
+    score_plan(ratio_set const& ratios, head_dims dims, index_t group, index_t queries, index_t tokens,
         score_options<B> const& options, int panel_, int unit_)
         : dim{narrowed(dims.keys, "D")}
         , value_dim{narrowed(dims.values, "Dv")}

@@ -3,7 +3,6 @@
 
 #include <mdkv/core/types.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -71,28 +70,16 @@ private:
 template <class T>
 concept team = requires(T const& t, index_t n, index_t* counter) {
     T::lanes;
-    {
-        t.rank()
-    } -> std::convertible_to<index_t>;
-    {
-        t.size()
-    } -> std::convertible_to<index_t>;
+    n = t.rank();
+    n = t.size();
     t.sync();
-    {
-        t.sum(n)
-    } -> std::same_as<index_t>;
-    {
-        t.max(n)
-    } -> std::same_as<index_t>;
-    {
-        t.prefix(n)
-    } -> std::same_as<prefix_sum<index_t>>;
+    n = t.sum(n);
+    n = t.max(n);
+    prefix_sum<index_t>{t.prefix(n)};
     t.add(counter, n);
     t.add_across(counter, n);
     t.min_across(counter, n);
-    {
-        t.scratch()
-    } -> std::same_as<carver>;
+    carver{t.scratch()};
 };
 
 /// A member's part of rows of `columns` each: columns column, column + size(), ... of rows row, row + rows, ...; neighbours

@@ -49,6 +49,9 @@ struct rung_table
     }
 };
 
+/// In place of a number of rungs that only the run time knows.
+inline constexpr std::size_t run_time = 0;
+
 /// The thresholds of as many neighbouring tokens as there are lanes. Count is the number of rungs, or run_time. Losses must
 /// be finite. A negative threshold counts as 0, since no multiplier is negative; one is infinite where a difference of
 /// losses leaves the range of float.

@@ -35,7 +35,7 @@ namespace mdkv::gpu
 template <element T>
 void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
     in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,
-    in_view<float, 3, backend> value_basis, ratio_set<> const& ratios, score_options<backend> const& options,
+    in_view<float, 3, backend> value_basis, ratio_set const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
 {
     index_t const heads  = keys.extent(0);

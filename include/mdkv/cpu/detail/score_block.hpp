@@ -125,8 +125,8 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
 }
 
 /// |v - v'|^2, v' being v's leading coordinates in the basis, whose squares add up to `kept`.
-[[nodiscard]] inline float squared_rest(float const* value, float squared, float kept, float const* coordinates,
-    in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
+[[nodiscard]] MDKV_OUTLINE inline float squared_rest(float const* value, float squared, float kept,
+    float const* coordinates, in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
 {
     float const missing = squared - kept;
     if (!mdkv::detail::cancels(missing, squared)) [[likely]] { return missing; }

@@ -15,17 +15,10 @@ namespace mdkv::detail::dual
 
 /// The costs, and the sets of rungs that a head may have: without projections and with all where all heads pay, or those
 /// up to each width.
-template <std::size_t R>
-[[nodiscard]] work arrange(rung_costs<R> const& costs, allocate_options options, index_t heads, index_t tokens)
+[[nodiscard]] inline work arrange(rung_costs const& costs, allocate_options options, index_t heads, index_t tokens)
 {
     work w{};
-    w.costs.rungs = costs.size();
-    for (std::size_t r = 0; r < costs.size(); ++r)
-    {
-        w.costs.bytes[r]      = costs.bytes[r];
-        w.costs.projected[r]  = costs.projected[r];
-        w.costs.projection[r] = costs.projection[r];
-    }
+    w.costs              = costs;
     w.tokens             = tokens;
     w.spend_leftover     = options.spend_leftover;
     index_t const widest = costs.widest_projection();

@@ -337,8 +337,8 @@ void solve(B const& on, work const& w)
 }
 
 /// Takes the jobs' memory and solves. What `mdkv::allocate` is on every backend.
-template <backend B, std::size_t R>
-void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs<R> const& costs, in_view<index_t, 1, B> limits,
+template <backend B>
+void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
     work w            = arrange(costs, options, loss.extent(0), loss.extent(2));
