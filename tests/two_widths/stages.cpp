@@ -6,6 +6,7 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/finite.hpp>
 #include <mdkv/merge.hpp>
+#include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/slots.hpp>
 
@@ -32,6 +33,13 @@ void list_two(host const& on, in_view<std::uint8_t, 2, host> rung, out_view<std:
     out_view<index_t, 2, host> first)
 {
     list_slots(on, rung, positions, first);
+}
+
+void pack_two(host const& on, in_view<half, 3, host> rows, in_view<float, 3, host> basis,
+    in_view<std::uint8_t, 2, host> rung, cpu::cache<half>& cache)
+{
+    index_t const bytes = packed_bytes<half>(on, rung, cache.layout());
+    if (bytes <= cache.arena_bytes()) { pack(on, rows, rows, rows, rows, basis, basis, rung, cache.view()); }
 }
 
 void append_two(host const& on, in_view<float, 2, host> row, cpu::cache<half>& cache)
