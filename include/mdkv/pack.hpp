@@ -111,6 +111,7 @@ template <element T, backend B>
 /// \param[in] rung    [H, N]
 /// \param[in] layout  of the cache, in element type T
 /// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory
+///         that this call allocates
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  deterministic
 /// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token)
