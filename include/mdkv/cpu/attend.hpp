@@ -35,8 +35,8 @@ using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
 /// Smallest piece of work: below this many bytes, waking other threads costs more than they save. And the most pieces a
-/// cache is cut into (apart from one a head): parts depend on what the cache holds and never on the number of threads, so
-/// that results do not either.
+/// cache is cut into (apart from one a head): parts depend on what the cache holds and never on the number of threads,
+/// so that results do not either.
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
 
@@ -56,8 +56,8 @@ inline constexpr index_t least_block_tokens = 64;
     for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
 }
 
-/// One call of attend, over its scratch. A part leaves, for each query of the head, the softmax state and the sums of values
-/// in every basis.
+/// One call of attend, over its scratch. A part leaves, for each query of the head, the softmax state and the sums of
+/// values in every basis.
 template <element T, element U>
 struct attend_job
 {
@@ -163,7 +163,8 @@ struct attend_job
         }
     }
 
-    /// Attends a part of head h, number `number` of its own: of every run the pieces that begin inside the part's bytes.
+    /// Attends a part of head h, number `number` of its own: of every run the pieces that begin inside the part's
+    /// bytes.
     void attend_part(index_t h, index_t part, index_t number, room const& mine) const
     {
         std::fill_n(softmax + part * group, group, softmax_state{});

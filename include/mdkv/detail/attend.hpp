@@ -15,8 +15,8 @@
 namespace mdkv::detail
 {
 
-/// A query stands in every basis that a run of the layout may be in, and so do the sums of values: first in the original one,
-/// then projected, then rotated. In floats.
+/// A query stands in every basis that a run of the layout may be in, and so do the sums of values: first in the
+/// original one, then projected, then rotated. In floats.
 struct attend_sizes
 {
     int keys          = 0; ///< D
@@ -82,7 +82,8 @@ template <element T, space S>
 /// A run is cut at multiples of this many tokens.
 inline constexpr int attend_piece = 64;
 
-/// First token of a run, with tokens, whose piece begins at or behind byte `at` of the head; the run begins at `run_begin`.
+/// First token of a run, with tokens, whose piece begins at or behind byte `at` of the head; the run begins at
+/// `run_begin`.
 [[nodiscard]] MDKV_HD inline index_t cut_run(stored_run const& run, index_t run_begin, index_t at) noexcept
 {
     index_t const bytes  = attend_piece * run.token_bytes();

@@ -40,8 +40,8 @@ inline constexpr bool coded = !element<Stored>;
 template <class Stored>
 inline constexpr int per_unit = std::same_as<Stored, int4_codes> ? 2 : 1; ///< coordinates
 
-/// A vector of stored units as numbers: to[0] elements, codes or low halves, to[1] high halves. High halves of `Whole` units
-/// are not taken out of their bytes, which are 16 times the high half plus the low one.
+/// A vector of stored units as numbers: to[0] elements, codes or low halves, to[1] high halves. High halves of `Whole`
+/// units are not taken out of their bytes, which are 16 times the high half plus the low one.
 template <class Stored, bool Whole = false>
 [[gnu::always_inline]] inline void unpack(std::byte const* from, simd::floats* to) noexcept
 {

@@ -17,9 +17,9 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Writes the logits of `tiles` neighbouring whole tiles (of codes adds to them, group by group) for G queries, `Tiles` at a
-/// time and as far as that goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is
-/// ever summed across lanes.
+/// Writes the logits of `tiles` neighbouring whole tiles (of codes adds to them, group by group) for G queries, `Tiles`
+/// at a time and as far as that goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so
+/// nothing is ever summed across lanes.
 template <class Stored, int G, int Tiles>
 [[gnu::noinline]] index_t tile_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept

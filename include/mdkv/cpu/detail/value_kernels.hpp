@@ -118,8 +118,8 @@ template <class Stored, int G, int Vectors>
 using column_kernel = index_t(
     query_rows const&, token_rows const&, index_t, sum_rows const&, index_t, read_ahead&) noexcept;
 
-/// The columns of fewer units than a vector has, `high` of them with a high half: by fours from copies of the rows that are a
-/// vector wide, the rest one by one.
+/// The columns of fewer units than a vector has, `high` of them with a high half: by fours from copies of the rows that
+/// are a vector wide, the rest one by one.
 template <class Stored>
 [[gnu::noinline]] void last_columns(pass_kernels<column_kernel> const& pass, query_rows const& weights,
     token_rows const& rows, index_t units, index_t high, sum_rows const& sums, index_t apart) noexcept
@@ -173,8 +173,8 @@ template <class Stored>
     }
 }
 
-/// sums[g][c] += sum over tokens of weights[g][t] * rows[t][c] for all columns of the rows, `coordinates` of them. The last of
-/// an odd number of int4 coordinates has a unit without a high half, which no kernel may add to the sums.
+/// sums[g][c] += sum over tokens of weights[g][t] * rows[t][c] for all columns of the rows, `coordinates` of them. The
+/// last of an odd number of int4 coordinates has a unit without a high half, which no kernel may add to the sums.
 template <class Stored>
 [[gnu::noinline]] void weighted_rows(pass_kernels<column_kernel> const& pass, query_rows const& weights,
     token_rows rows, index_t coordinates, sum_rows sums, read_ahead& ahead) noexcept
@@ -192,8 +192,8 @@ template <class Stored>
     if (units > 0) { last_columns<Stored>(pass, weights, rows, units, units - odd, sums, low); }
 }
 
-/// Of n tokens in whole tiles from `scales` on: scaled[i][t] = weights[i][t] * scale[t], and bias[i] grows by the sum of
-/// weights[i][t] * minimum[t].
+/// Of n tokens in whole tiles from `scales` on: scaled[i][t] = weights[i][t] * scale[t], and bias[i] grows by the sum
+/// of weights[i][t] * minimum[t].
 [[gnu::noinline]] inline void scale_weights(query_rows const& weights, index_t heads, std::byte const* scales,
     index_t tile_bytes, index_t n, float* scaled, float* bias) noexcept
 {
@@ -213,9 +213,9 @@ template <class Stored>
     for (index_t i = 0; i < heads; ++i) { bias[i] += simd::sum(sum[i]); }
 }
 
-/// sums[g][c] += sum over n tokens from token t on, a multiple of 16, of weights[g][t] * values[t][c]. Weights are followed
-/// by zeros up to a multiple of 16 tokens. Of codes, n <= quantised_block_tokens, and `copy` has room for the values of a
-/// tile.
+/// sums[g][c] += sum over n tokens from token t on, a multiple of 16, of weights[g][t] * values[t][c]. Weights are
+/// followed by zeros up to a multiple of 16 tokens. Of codes, n <= quantised_block_tokens, and `copy` has room for the
+/// values of a tile.
 template <class Stored>
 [[gnu::noinline]] void block_values(query_rows const& weights, index_t group, run_rows const& values, index_t t,
     index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept

@@ -209,8 +209,8 @@ struct attend_slice
         }
     }
 
-    /// Copies the bytes of the block of tokens from t on, those before `end`, to shared memory; one group of asynchronous
-    /// copies.
+    /// Copies the bytes of the block of tokens from t on, those before `end`, to shared memory; one group of
+    /// asynchronous copies.
     __device__ void stage(stored_run const& run, index_t t, index_t end, std::byte* to) const
     {
         index_t const tokens = run.keys.whole_tiles(t + block_tokens < end ? t + block_tokens : end) - t;
