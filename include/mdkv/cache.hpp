@@ -68,7 +68,7 @@ struct cache_layout
     cache_layout() = default;
 
     /// \throws invalid_argument   a rung is no whole number of coordinates, or a size is negative
-    constexpr cache_layout(ratio_set const& ratios, index_t heads_, index_t window_, head_dims dims_)
+    MDKV_OUTLINE constexpr cache_layout(ratio_set const& ratios, index_t heads_, index_t window_, head_dims dims_)
         : heads{heads_}
         , window{window_}
         , dims{dims_}

@@ -25,7 +25,7 @@ struct layer_shape
     [[nodiscard]] constexpr index_t token_bytes() const { return (dims.keys + dims.values) * element_bytes; }
 
     /// Bytes of n tokens of every head, uncompressed.
-    [[nodiscard]] constexpr index_t bytes_of(index_t n) const
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t bytes_of(index_t n) const
     {
         return checked_multiply(checked_multiply(heads, n), token_bytes());
     }
@@ -37,7 +37,7 @@ struct layer_shape
     [[nodiscard]] constexpr index_t window_bytes() const { return bytes_of(window); }
 
     /// \throws invalid_argument   a size is negative, or a dimension is zero
-    constexpr void expects_valid(char const* caller) const
+    MDKV_OUTLINE constexpr void expects_valid(char const* caller) const
     {
         expects(heads >= 0, caller, ": heads is ", heads, "; it must not be negative");
         expects(group >= 1, caller, ": group is ", group, "; it must be at least 1");
@@ -73,7 +73,7 @@ public:
 
     /// The budget of one layer, in bytes.
     /// \throws size_overflow   it leaves 64 bits
-    [[nodiscard]] constexpr index_t in_bytes(layer_shape const& shape) const
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t in_bytes(layer_shape const& shape) const
     {
         index_t const one = unit_ == unit::byte                   ? 1
                             : unit_ == unit::token_per_kv_head    ? shape.bytes_of(1)

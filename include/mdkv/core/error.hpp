@@ -52,16 +52,16 @@ namespace detail
 {
 
 // Messages are put together out of line: a check costs its caller a comparison and a call. Pieces are passed by value, so
-// that all texts have one type, whatever their length: checks with pieces of the same types are compiled once.
+// that texts of any length have one type and like checks share a function.
 
-[[gnu::noinline]] inline void append_text(std::string& text, std::string_view piece)
+MDKV_OUTLINE inline void append_text(std::string& text, std::string_view piece)
 {
     text += piece;
 }
 
 template <class Number>
     requires std::is_arithmetic_v<Number>
-[[gnu::noinline]] void append_text(std::string& text, Number value)
+MDKV_OUTLINE void append_text(std::string& text, Number value)
 {
     char digits[32];
     text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);

@@ -135,7 +135,8 @@ public:
     }
 
     /// Bytes of one token at rung r, keys and values together.
-    [[nodiscard]] constexpr index_t bytes(std::size_t r, head_dims dims, index_t element_bytes) const noexcept
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t bytes(
+        std::size_t r, head_dims dims, index_t element_bytes) const noexcept
     {
         return stored_bytes(rungs_[r].kind, coordinates(r, dims.keys), element_bytes)
                + stored_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
@@ -166,7 +167,7 @@ public:
     /// Checks that every rung is a whole number of coordinates of `dim`, and that no two of one storage are the same
     /// number.
     /// \throws invalid_argument   naming the rung and the dimension
-    constexpr void expects_fit(char const* name, index_t dim) const
+    MDKV_OUTLINE constexpr void expects_fit(char const* name, index_t dim) const
     {
         for (std::size_t r = 0; r < size(); ++r)
         {
@@ -184,7 +185,7 @@ public:
 
     /// Checks that every rung costs more bytes than the one before it.
     /// \throws invalid_argument   naming the rungs and their bytes
-    constexpr void expects_ascending(head_dims dims, index_t element_bytes) const
+    MDKV_OUTLINE constexpr void expects_ascending(head_dims dims, index_t element_bytes) const
     {
         for (std::size_t r = 1; r < size(); ++r)
         {
@@ -197,7 +198,7 @@ public:
     }
 
 private:
-    constexpr void validate() const
+    MDKV_OUTLINE constexpr void validate() const
     {
         for (std::size_t r = 0; r < size(); ++r)
         {

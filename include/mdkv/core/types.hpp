@@ -14,6 +14,15 @@
 #    define MDKV_HD
 #endif
 
+/// For parts of stages and jobs that are called from several places, so that they are compiled once. Kernels inline them.
+#if defined(__CUDACC__)
+#    define MDKV_OUTLINE
+#elif defined(__clang__)
+#    define MDKV_OUTLINE [[gnu::noinline]]
+#else
+#    define MDKV_OUTLINE [[gnu::noinline, gnu::noclone]]
+#endif
+
 #define MDKV_VERSION_MAJOR 0
 #define MDKV_VERSION_MINOR 1
 #define MDKV_VERSION_PATCH 0

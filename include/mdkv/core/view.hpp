@@ -125,7 +125,7 @@ namespace detail
 {
 
 /// What every view keeps to. (Like `fill_row_strides` for views of any type and rank, so that it is compiled once.)
-[[gnu::noinline]] constexpr void expects_view(
+MDKV_OUTLINE constexpr void expects_view(
     index_t const* extents, index_t const* strides, std::size_t rank, index_t element_bytes)
 {
     index_t span = 1;
@@ -143,7 +143,7 @@ namespace detail
 }
 
 /// Strides of contiguous rows.
-[[gnu::noinline]] constexpr void fill_row_strides(index_t const* extents, index_t* strides, std::size_t rank)
+MDKV_OUTLINE constexpr void fill_row_strides(index_t const* extents, index_t* strides, std::size_t rank)
 {
     index_t step = 1;
     for (std::size_t i = rank; i-- > 0;)

@@ -76,7 +76,7 @@ public:
 
         /// False in a dry run: the call must return without a read or a write.
         /// \throws insufficient_workspace   the memory is too small; the message names the size needed
-        [[nodiscard]] [[gnu::noinline]] bool ready() const
+        [[nodiscard]] MDKV_OUTLINE bool ready() const
         {
             if (owner_.counting_) { return false; }
             expects<insufficient_workspace>(owner_.used_ <= owner_.capacity_, stage_, ": the workspace holds ",
@@ -85,7 +85,7 @@ public:
         }
 
     private:
-        [[gnu::noinline]] std::byte* take_bytes(index_t count, index_t size)
+        MDKV_OUTLINE std::byte* take_bytes(index_t count, index_t size)
         {
             index_t const bytes  = checked_multiply(count > 0 ? count : 0, size);
             std::size_t const at = owner_.used_;

@@ -81,7 +81,7 @@ struct any_job
     void const* job;
 };
 
-[[gnu::noinline]] inline void run(backend const& on, any_job const& job, index_t items)
+MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t items)
 {
     constexpr auto line = static_cast<index_t>(workspace::alignment);
     index_t const bytes = (job.scratch_bytes + line - 1) / line * line;

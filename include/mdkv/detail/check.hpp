@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace mdkv::detail
@@ -40,9 +39,8 @@ public:
     {
         if constexpr (requires { on.scratch->free_memory(); })
         {
-            auto const free  = on.scratch->free_memory();
-            auto const begin = reinterpret_cast<std::uintptr_t>(free.data());
-            scratch_         = {begin, begin + free.size(), "the workspace", false};
+            auto const free = on.scratch->free_memory();
+            scratch_        = {free.data(), static_cast<index_t>(free.size()), "the workspace", false};
         }
     }
 
@@ -68,11 +66,10 @@ public:
     }
 
     /// Memory that is no view of its own: a cache's arena, tail or directory.
-    [[gnu::noinline]] check& bytes(char const* name, void const* data, index_t size, bool output)
+    MDKV_OUTLINE check& bytes(char const* name, void const* data, index_t size, bool output)
     {
         expects(dry_ || size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
-        auto const begin = reinterpret_cast<std::uintptr_t>(data);
-        range const one{begin, begin + (data == nullptr ? 0 : static_cast<std::uintptr_t>(size)), name, output};
+        range const one{data, data == nullptr ? 0 : size, name, output};
         expects(!one.overlaps(scratch_), stage_, ": ", name, " overlaps the workspace");
         for (std::size_t i = 0; i < count_; ++i)
         {
@@ -87,14 +84,17 @@ public:
 private:
     struct range
     {
-        std::uintptr_t begin = 0;
-        std::uintptr_t end   = 0;
-        char const* name     = "";
-        bool output          = false;
+        void const* begin;
+        index_t size;
+        char const* name;
+        bool output;
 
         [[nodiscard]] bool overlaps(range const& other) const noexcept
         {
-            return begin < other.end && other.begin < end && begin < end && other.begin < other.end;
+            auto const from = reinterpret_cast<std::uintptr_t>(begin);
+            auto const at   = reinterpret_cast<std::uintptr_t>(other.begin);
+            return from < at + static_cast<std::uintptr_t>(other.size) && at < from + static_cast<std::uintptr_t>(size)
+                   && size > 0 && other.size > 0;
         }
     };
 
@@ -108,7 +108,7 @@ private:
         index_t const* strides;
         index_t const* wanted;
         void const* data;
-        index_t bytes; ///< from the first element to the end of the last
+        index_t element_bytes;
     };
 
     template <class T, std::size_t Rank, space S>
@@ -116,17 +116,24 @@ private:
         char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return {name, letters, Rank, given.extents().data(), given.strides().data(), wanted.data(), given.data_handle(),
-            given.required_span_size() * index_t{sizeof(T)}};
+            index_t{sizeof(T)}};
     }
 
-    [[gnu::noinline]] check& strided(tensor const& x, std::uintptr_t alignment, bool output)
+    MDKV_OUTLINE check& strided(tensor const& x, std::uintptr_t alignment, bool output)
     {
         for (std::size_t i = 0; i < x.rank; ++i)
         {
             if (x.extents[i] != x.wanted[i]) [[unlikely]] { wrong_shape(x, i); }
         }
-        if (output && x.bytes > 0) { expects_unique(x); }
-        bytes(x.name, x.data, x.bytes, output);
+        index_t span = 1;
+        bool empty   = false;
+        for (std::size_t i = 0; i < x.rank; ++i)
+        {
+            span += (x.extents[i] - 1) * x.strides[i];
+            empty = empty || x.extents[i] == 0;
+        }
+        if (output && !empty) { expects_unique(x); }
+        bytes(x.name, x.data, empty ? 0 : span * x.element_bytes, output);
         expects(reinterpret_cast<std::uintptr_t>(x.data) % alignment == 0, stage_, ": ", x.name, " is not aligned to ",
             alignment, " bytes");
         return *this;
@@ -136,8 +143,8 @@ private:
     {
         std::string sizes;
         for (std::size_t j = 0; j < x.rank; ++j) { sizes += (j == 0 ? "" : ", ") + std::to_string(x.wanted[j]); }
-        fail(stage_, ": ", x.name, " must be [", x.letters, "] = [", std::string_view{sizes}, "], its extent ", i,
-            " is ", x.extents[i]);
+        fail(stage_, ": ", x.name, " must be [", x.letters, "] = [", sizes.c_str(), "], its extent ", i, " is ",
+            x.extents[i]);
     }
 
     /// No two indices of an output may share an element: each stride is beyond all that the smaller ones reach.
@@ -159,8 +166,8 @@ private:
     char const* stage_;
     bool dry_;
     bool host_;
-    range scratch_;
-    array<range, 16> seen_{};
+    range scratch_{};
+    array<range, 16> seen_; // [count_]
     std::size_t count_ = 0;
 };
 
