@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/reflections.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -150,7 +151,7 @@ struct eigenvectors
 
     /// Makes the tridiagonal matrix diagonal and turns the rows of `basis` with it. False if it did not converge.
     template <team Team>
-    [[nodiscard]] MDKV_HD bool diagonalise(Team const& t, index_t head, work const& w) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD bool diagonalise(Team const& t, index_t head, work const& w) const
     {
         index_t const n      = gram.extent(2);
         float* const matrix  = basis.row(head, 0);
@@ -162,23 +163,28 @@ struct eigenvectors
             sweep const now = *w.next;
             if (now.first == now.last) { return true; }
             for_columns(t, n, n, [&](index_t k, auto width) {
-                constexpr int most = decltype(width)::most;
-                int const count    = width.count();
-                float carried[most];
+                constexpr int count = decltype(width)::value;
+                float carried[count];
                 float* row = matrix + now.last * stride + k;
-                for (int l = 0; l < count; ++l) { carried[l] = row[l]; }
+                MDKV_FOR_LANES(l, count)
+                {
+                    carried[l] = row[l];
+                }
                 for (index_t i = now.last - 1; i >= now.first; --i, row -= stride)
                 {
                     float const c = w.cosine[i];
                     float const s = w.sine[i];
-                    for (int l = 0; l < count; ++l)
+                    MDKV_FOR_LANES(l, count)
                     {
                         float const x = (row - stride)[l];
                         row[l]        = s * x + c * carried[l];
                         carried[l]    = c * x - s * carried[l];
                     }
                 }
-                for (int l = 0; l < count; ++l) { row[l] = carried[l]; }
+                MDKV_FOR_LANES(l, count)
+                {
+                    row[l] = carried[l];
+                }
             });
             t.sync();
         }
@@ -187,7 +193,7 @@ struct eigenvectors
 
     /// Puts the largest first, and energies back to the matrix's scale.
     template <team Team>
-    MDKV_HD void sort(Team const& t, index_t head, work const& w, double unit) const
+    MDKV_OUTLINE MDKV_HD void sort(Team const& t, index_t head, work const& w, double unit) const
     {
         index_t const n      = gram.extent(2);
         float* const matrix  = basis.row(head, 0);
@@ -206,12 +212,13 @@ struct eigenvectors
         }
         t.sync();
         for_columns(t, n, n, [&](index_t k, auto width) {
+            constexpr int count = decltype(width)::value;
             for (index_t i = 0; i < n; ++i)
             {
                 float* const a = matrix + i * stride + k;
                 float* const b = matrix + w.other[i] * stride + k;
                 if (a == b) { continue; }
-                for (int l = 0; l < width.count(); ++l)
+                MDKV_FOR_LANES(l, count)
                 {
                     float const x = a[l];
                     a[l]          = b[l];

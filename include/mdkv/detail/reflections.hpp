@@ -2,33 +2,29 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <type_traits>
 
 namespace mdkv::detail
 {
 
-/// How many columns a loop body handles: as many as its type says, or fewer.
-template <int Most, bool All>
-struct columns
-{
-    static constexpr int most = Most;
-    int fewer;
-
-    [[nodiscard]] MDKV_HD constexpr int count() const { return All ? Most : fewer; }
-};
-
-/// Calls body(first, columns) until columns 0 to n - 1 of a matrix of `all` columns are covered; it may touch columns up to
-/// `all`. (A block of 32 and not of `lanes`: g++ 12 unrolls loops of 16 before it looks for vectors, and finds none.)
+/// Calls body(first, number of columns) until columns 0 to n - 1 of a matrix of `all` columns are covered; it may touch
+/// columns up to `all`. The number is a constant: a block's, or 1. (A block of 32 and not of `lanes`: g++ 12 unrolls loops of
+/// 16 before it looks for vectors, and finds none.)
 template <team Team, class Body>
 MDKV_HD void for_columns(Team const& t, index_t n, index_t all, Body const& body)
 {
-    constexpr int most = Team::lanes == 1 ? 1 : 2 * Team::lanes;
-    for (index_t k = t.rank() * most; k < n; k += t.size() * most)
+    constexpr int block = Team::lanes == 1 ? 1 : 2 * Team::lanes;
+    index_t k           = t.rank() * block;
+    for (; k < n && k + block <= all; k += t.size() * block) { body(k, std::integral_constant<int, block>{}); }
+    if constexpr (block > 1)
     {
-        if (most == 1 || k + most <= all) { body(k, columns<most, true>{most}); }
-        else { body(k, columns<most, false>{static_cast<int>(n - k)}); }
+        constexpr int few = 8; // what most dimensions are a multiple of
+        for (; k < n && k + few <= all; k += few) { body(k, std::integral_constant<int, few>{}); }
+        for (; k < n; ++k) { body(k, std::integral_constant<int, 1>{}); }
     }
 }
 
@@ -59,7 +55,8 @@ public:
     /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only what is beside the
     /// diagonal, and is kept in that row. Writes the diagonal [D] and what is beside it [D], entry i between rows i and i + 1.
     template <team Team>
-    MDKV_HD void tridiagonalise(Team const& t, square_matrix const& a, double* diagonal, double* beside) const
+    MDKV_OUTLINE MDKV_HD void tridiagonalise(
+        Team const& t, square_matrix const& a, double* diagonal, double* beside) const
     {
         index_t const n      = a.size;
         index_t const padded = (n + sums - 1) / sums * sums;
@@ -172,7 +169,7 @@ private:
 
     /// The sum of a[k] b[k], k < n, in 16 running sums of double; a is 0 from n on. The same in every member.
     template <team Team>
-    [[nodiscard]] MDKV_HD double dot(Team const& t, float const* a, float const* b, index_t n) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD double dot(Team const& t, float const* a, float const* b, index_t n) const
     {
         constexpr int lanes = Team::lanes;
         static_assert(sums % lanes == 0);
@@ -182,12 +179,15 @@ private:
             double sum[lanes] = {};
             for (index_t k = p; k < n; k += sums)
             {
-                for (int l = 0; l < lanes; ++l)
+                MDKV_FOR_LANES(l, lanes)
                 {
                     sum[l] += static_cast<double>(a[k + l]) * static_cast<double>(b[k + l]);
                 }
             }
-            for (int l = 0; l < lanes; ++l) { partial_[p + l] = sum[l]; }
+            MDKV_FOR_LANES(l, lanes)
+            {
+                partial_[p + l] = sum[l];
+            }
         }
         t.sync();
         double all = 0;
@@ -202,12 +202,11 @@ private:
         float const* q_last, float const* u, float* product)
     {
         for_columns(t, n, a.size, [&](index_t k, auto width) {
-            constexpr int most = decltype(width)::most;
-            int const count    = width.count();
-            float u_k[most];
-            float q_k[most];
-            float sum[most];
-            for (int l = 0; l < count; ++l)
+            constexpr int count = decltype(width)::value;
+            float u_k[count];
+            float q_k[count];
+            float sum[count];
+            MDKV_FOR_LANES(l, count)
             {
                 u_k[l] = u_last[k + l];
                 q_k[l] = q_last[k + l];
@@ -219,14 +218,17 @@ private:
                 float const u_j  = u_last[j];
                 float const q_j  = q_last[j];
                 float const v_j  = u[j];
-                for (int l = 0; l < count; ++l)
+                MDKV_FOR_LANES(l, count)
                 {
                     float const x = row[l] - (BothSides ? u_j * q_k[l] + q_j * u_k[l] : u_j * q_k[l]);
                     row[l]        = x;
                     sum[l] += x * v_j;
                 }
             }
-            for (int l = 0; l < count; ++l) { product[k + l] = sum[l]; }
+            MDKV_FOR_LANES(l, count)
+            {
+                product[k + l] = sum[l];
+            }
         });
     }
 
