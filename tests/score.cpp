@@ -948,7 +948,9 @@ TEST_CASE("score refuses losses that overlap an input, or themselves")
     c.output = out(any, c.x.keys.data(), 2, 4, 64);
     CHECK(c.refusal() == "score: loss overlaps keys");
     c        = call{};
-    c.output = out(any, c.x.key_basis.data() + 2 * 32 * 32 - 1, 2, 4, 64); // only by its first element
+    std::vector<float> both(2 * 32 * 32 + 2 * 4 * 64 - 1);
+    c.key_basis = in(any, both.data(), 2, 32, 32);
+    c.output    = out(any, both.data() + 2 * 32 * 32 - 1, 2, 4, 64); // only by its first element
     CHECK(c.refusal() == "score: loss overlaps key_basis");
     c        = call{};
     c.output = out(any, c.loss.data(), {2, 4, 64}, {0, 64, 1});

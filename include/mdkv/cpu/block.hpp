@@ -18,7 +18,7 @@ inline constexpr index_t block_rows = 64;
 
 /// Reads rows [first, first + count) of a head into [block_rows, D] and zeroes the rest.
 template <element T>
-inline void read_block(
+MDKV_OUTLINE inline void read_block(
     in_view<T, 3, backend> const& from, index_t head, index_t first, index_t count, float* rows) noexcept
 {
     index_t const dim = from.extent(2);
@@ -30,7 +30,8 @@ inline void read_block(
 }
 
 /// out [block_rows, width] = rows [block_rows, depth] * matrix [depth, width]; width a multiple of simd::lanes.
-inline void multiply_block(float const* rows, index_t depth, float const* matrix, index_t width, float* out) noexcept
+MDKV_OUTLINE inline void multiply_block(
+    float const* rows, index_t depth, float const* matrix, index_t width, float* out) noexcept
 {
     for (index_t t = 0; t < block_rows; t += tile::rows)
     {

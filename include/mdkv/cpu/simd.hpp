@@ -274,28 +274,25 @@ inline void narrow_to(T* p, floats v) noexcept
     return bits(mask) != 0;
 }
 
-/// Sum of the lanes, pairwise.
-template <int N = lanes>
-[[nodiscard]] inline float sum(floats_of<N> v) noexcept
+/// All lanes joined: of two halves first, then of their halves.
+template <int N, class Join>
+[[nodiscard]] inline float join_lanes(floats_of<N> v, Join const& join) noexcept
 {
     float part[N];
     std::memcpy(part, &v, sizeof v);
-    for (int width = N / 2; width > 0; width /= 2)
-    {
-        for (int i = 0; i < width; ++i) { part[i] += part[i + width]; }
-    }
-    return part[0];
+    if constexpr (N > 4) { return join_lanes<N / 2>(join(load<N / 2>(part), load<N / 2>(part + N / 2)), join); }
+    else { return join(join(part[0], part[2]), join(part[1], part[3])); }
+}
+
+template <int N = lanes>
+[[nodiscard]] inline float sum(floats_of<N> v) noexcept
+{
+    return join_lanes<N>(v, [](auto a, auto b) { return a + b; });
 }
 
 [[nodiscard]] inline float max_lane(floats v) noexcept
 {
-    float part[lanes];
-    std::memcpy(part, &v, sizeof v);
-    for (int width = lanes / 2; width > 0; width /= 2)
-    {
-        for (int i = 0; i < width; ++i) { part[i] = part[i] > part[i + width] ? part[i] : part[i + width]; }
-    }
-    return part[0];
+    return join_lanes<lanes>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 /// 2^x for x <= 127, within 1e-7 relative; exactly 0 below 2^-126 (and at -infinity).

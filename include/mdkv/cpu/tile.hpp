@@ -65,7 +65,7 @@ inline void widen_row(T const* from, float* to, index_t n) noexcept
     }
 }
 
-[[nodiscard]] inline float sum_of_squares(float const* x, index_t n) noexcept
+[[nodiscard]] MDKV_OUTLINE inline float sum_of_squares(float const* x, index_t n) noexcept
 {
     simd::floats wide = simd::broadcast(0.0F);
     index_t i         = 0;

@@ -78,7 +78,7 @@ inline void hadamard_group(float* x) noexcept
 }
 
 /// A vector of n coordinates, group by group.
-inline void hadamard_row(float* x, index_t n) noexcept
+MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
 {
     for (index_t first = 0; first < n; first += quantised_group)
     {

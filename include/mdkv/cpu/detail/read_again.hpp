@@ -119,7 +119,8 @@ private:
 };
 
 /// Writes the leading n coordinates of `count` rows, `step` apart, as they would be read again: to [count, n].
-inline void read_again(float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
+MDKV_OUTLINE inline void read_again(
+    float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
 {
     struct group
     {

@@ -18,8 +18,8 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
 /// |v - v'|^2, v' being v's leading coordinates in the basis, whose squares add up to `kept`.
-[[nodiscard]] inline float squared_rest(float const* value, float squared, float kept, float const* coordinates,
-    in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
+[[nodiscard]] MDKV_OUTLINE inline float squared_rest(float const* value, float squared, float kept,
+    float const* coordinates, in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
 {
     float const missing = squared - kept;
     if (!mdkv::detail::cancels(missing, squared)) [[likely]] { return missing; }
@@ -61,7 +61,8 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 
 /// Coordinates in the basis of the values in slot.rows, and the squared length of the change that quantising makes; a
 /// rotation keeps lengths.
-inline void prepare_values(score_slot const& slot, index_t count, score_plan const& plan, score_head const& h) noexcept
+MDKV_OUTLINE inline void prepare_values(
+    score_slot const& slot, index_t count, score_plan const& plan, score_head const& h) noexcept
 {
     index_t const columns = plan.value_columns();
     if (columns > 0) { multiply_block(slot.rows, plan.value_dim, h.value_basis, columns, slot.latents); }
@@ -81,8 +82,9 @@ inline void prepare_values(score_slot const& slot, index_t count, score_plan con
 }
 
 /// Writes the losses of the block's tokens at every rung; `first` is the place of its first one.
-inline void write_losses(score_slot const& slot, index_t first, index_t count, in_view<float, 3, backend> const& basis,
-    index_t head, score_plan const& plan, out_view<float, 3, backend> const& loss) noexcept
+MDKV_OUTLINE inline void write_losses(score_slot const& slot, index_t first, index_t count,
+    in_view<float, 3, backend> const& basis, index_t head, score_plan const& plan,
+    out_view<float, 3, backend> const& loss) noexcept
 {
     for (index_t i = 0; i < count; ++i)
     {
