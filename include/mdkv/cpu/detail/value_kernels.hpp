@@ -253,8 +253,8 @@ struct token_scales
 /// sums[g][c] += sum over n tokens from token t on, a multiple of 16, of weights[g][t] * values[t][c]. Weights are followed
 /// by zeros up to a multiple of 16 tokens. Of codes, n <= quantised_block_tokens.
 template <class Stored>
-void block_values(query_rows const& weights, index_t group, run_rows const& values, index_t t, index_t n,
-    sum_rows const& sums, read_ahead ahead) noexcept
+[[gnu::noinline]] void block_values(query_rows const& weights, index_t group, run_rows const& values, index_t t,
+    index_t n, sum_rows const& sums, read_ahead ahead) noexcept
 {
     index_t const tile_bytes = tile_tokens * values.token_bytes;
     index_t const left       = n % tile_tokens; // of a narrow tile
