@@ -45,7 +45,7 @@ struct lay_out_heads
     index_t* needed;              // [1]  may be null
 
     /// Lays out head h from byte `offset` on and returns the first free byte.
-    MDKV_HD index_t lay_out(index_t h, index_t offset, head_entry& entry, packed_totals& found) const
+    MDKV_OUTLINE MDKV_HD index_t lay_out(index_t h, index_t offset, head_entry& entry, packed_totals& found) const
     {
         mdkv::array<index_t, max_rungs> count{};
         for (std::size_t r = 0; r < layout.rungs; ++r)

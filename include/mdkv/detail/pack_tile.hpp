@@ -222,7 +222,7 @@ private:
 
     /// to[c][i] = row[i][from + c] for c < n and i < width, rows of `width`.
     template <team Team>
-    MDKV_HD static void gather(Team const& t, scratch const& mine, int from, int n, int width, T* to)
+    MDKV_OUTLINE MDKV_HD static void gather(Team const& t, scratch const& mine, int from, int n, int width, T* to)
     {
         constexpr int wide = Team::lanes > 1 ? 1 : 32; // members that read neighbours of one row
         auto const rank    = member(t);
@@ -236,7 +236,7 @@ private:
     }
 
     template <team Team>
-    MDKV_HD static void widen_columns(Team const& t, T const* from, int n, float* to)
+    MDKV_OUTLINE MDKV_HD static void widen_columns(Team const& t, T const* from, int n, float* to)
     {
         constexpr int lanes = Team::lanes;
         for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
@@ -299,7 +299,7 @@ private:
 
     /// The image's n coordinates from c on.
     template <team Team>
-    MDKV_HD static void write_elements(Team const& t, scratch const& mine, place const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_elements(Team const& t, scratch const& mine, place const& at, int c, int n)
     {
         int const rows  = at.of_values ? at.width : 1; // that are neighbours in the run, too
         int const bytes = (at.of_values ? n : n * at.width) * at.rows.unit;
@@ -311,7 +311,7 @@ private:
 
     /// The group of n coordinates from c on.
     template <team Team>
-    MDKV_HD static void write_codes(Team const& t, scratch const& mine, place const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_codes(Team const& t, scratch const& mine, place const& at, int c, int n)
     {
         constexpr int lanes     = Team::lanes;
         storage const kind      = at.rows.kind;

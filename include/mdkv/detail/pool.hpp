@@ -218,7 +218,7 @@ struct pool_fading
 
     /// One doubling: a token joins those that its predecessor at `step` has joined, where that is in the same block.
     template <int Some>
-    MDKV_HD static void fade(float const* near, float* next, int step, float factor) noexcept
+    MDKV_OUTLINE MDKV_HD static void fade(float const* near, float* next, int step, float factor) noexcept
     {
         for (int l = block; l < block + Some; ++l)
         {
