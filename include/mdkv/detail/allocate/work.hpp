@@ -60,7 +60,7 @@ inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold
 }
 
 /// The least threshold of a bin of the first digit (infinity counts as 2^128).
-[[nodiscard]] MDKV_HD inline double coarse_edge(index_t bin) noexcept
+[[nodiscard]] MDKV_OUTLINE MDKV_HD inline double coarse_edge(index_t bin) noexcept
 {
     int const e = static_cast<int>(bin / 4);
     int const m = static_cast<int>(bin % 4);
@@ -182,7 +182,7 @@ struct work
         }
         return shift;
     }
-    [[nodiscard]] MDKV_HD int cheapest_of(index_t set) const noexcept
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD int cheapest_of(index_t set) const noexcept
     {
         int r = 0;
         while ((set_open[set] >> r & 1) == 0) { ++r; }
@@ -194,7 +194,7 @@ struct work
         return costs.bytes[static_cast<std::size_t>(code >> 4)] - costs.bytes[static_cast<std::size_t>(code & 15)];
     }
     /// The first set that a rung is open in.
-    [[nodiscard]] MDKV_HD index_t set_with(std::size_t rung_index) const noexcept
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t set_with(std::size_t rung_index) const noexcept
     {
         index_t k = 0;
         while ((set_open[k] >> rung_index & 1) == 0) { ++k; }
@@ -358,7 +358,7 @@ MDKV_HD void find_thresholds(Team const& t, open_piece const& from, std::size_t 
 
 /// The sum of `columns` doubles, which are lost, in the same order for every team.
 template <team Team>
-[[nodiscard]] MDKV_HD double tree_sum(Team const& t, double* x)
+[[nodiscard]] MDKV_OUTLINE MDKV_HD double tree_sum(Team const& t, double* x)
 {
     for (index_t width = columns / 2; width > 0; width /= 2)
     {
