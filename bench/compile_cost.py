@@ -33,21 +33,6 @@ def eigen_folders():
     return [folder for folder in ("/usr/include/eigen3", "/usr/local/include/eigen3") if os.path.isdir(folder)]
 
 
-def cuda_folders():
-    """The folders of CUDA's host headers, if there are any (cmake/mdkv_cuda_headers.cmake looks in the same places)."""
-    nvcc = shutil.which("nvcc")
-    roots = [os.environ.get(name) for name in ("CUDAToolkit_ROOT", "CUDA_PATH", "CUDA_HOME")]
-    roots += [nvcc and str(Path(nvcc).resolve().parent.parent), "/usr/local/cuda", "/opt/cuda"]
-    trees = [Path(root) / "include" for root in roots if root]
-    wheels = os.environ.get("MDKV_CUDA_HEADERS_DIR")
-    if wheels:
-        trees = sorted(Path(wheels).glob("nvidia/cu*/include"), reverse=True)
-    for tree in trees:
-        if (tree / "cuda_fp16.h").is_file():
-            return [str(folder) for folder in (tree / "cccl", tree) if folder.is_dir()]
-    return []
-
-
 def units():
     """(name, source text) of what is measured."""
     include = ROOT / "include"
@@ -103,7 +88,7 @@ def main():
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
     parser.add_argument("--flags", default="-std=c++20 -O3 -march=native", help="one argument; default: %(default)s")
     parser.add_argument("--include", action="append", metavar="FOLDER",
-                        help="with Eigen's headers and others that are needed; default: pkg-config's Eigen, CUDA's if there")
+                        help="with Eigen's headers; default: pkg-config's, or where distributions put them")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names to measure, e.g. 'mdkv/cpu/*' or '*hook.cpp'")
     parser.add_argument("--runs", type=int, default=3, help="of which the least counts; default: %(default)s")
     options = parser.parse_args()
@@ -111,7 +96,7 @@ def main():
     chosen = [unit for unit in units() if fnmatch.fnmatch(unit[0], options.only)]
     if not chosen or options.runs < 1:
         parser.error(f"nothing to measure: no name matches {options.only}" if not chosen else "--runs must be at least 1")
-    folders = options.include or eigen_folders() + cuda_folders()
+    folders = options.include or eigen_folders()
     command = [options.compiler, *shlex.split(options.flags), f"-I{ROOT / 'include'}", *(f"-isystem{f}" for f in folders)]
     print("$ " + shlex.join(command), file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
