@@ -31,7 +31,7 @@ struct assign
         if (!w.problems[here.problem].active) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-        with_count(own.rungs.count, [&](auto count) { go<count()>(t, own, here); });
+        with_count(own.rungs.count, [&](auto count) { go<decltype(count)::value>(t, own, here); });
         double const loss = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.losses[item] = loss; }
     }

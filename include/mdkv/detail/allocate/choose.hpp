@@ -40,7 +40,7 @@ struct weigh_sets
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, k);
         with_count(own.rungs.count,
-            [&](auto count) { for_groups<count()>(t, own, [&](auto const& group) { add(t, own, group); }); });
+            [&](auto count) { for_groups<decltype(count)::value>(t, own, [&](auto const& group) { add(t, own, group); }); });
         double const least = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.offsets[item] = least; }
         std::int64_t* const to = w.row(limit * w.heads + here.head, k);
@@ -154,8 +154,8 @@ struct curve_reader
         index_t edge = -1; ///< the lowest that fits; negative where none does
         index_t room = 0;  ///< bytes left with the thresholds above the bin below that edge
         double least = 0;  ///< it loses no less,
-        double lost  = std::numeric_limits<double>::infinity(); ///< about so much,
-        double most  = std::numeric_limits<double>::infinity(); ///< and no more
+        double lost  = __builtin_huge_val(); ///< about so much,
+        double most  = __builtin_huge_val(); ///< and no more
     };
 
     work const& w;
@@ -255,7 +255,7 @@ struct choose
         curve_reader const read{w, limit, w.limit_of(limit)};
         auto const free  = read.at_limit([&](index_t h, index_t e) { return read.best_set(h, e); });
         index_t const at = free.edge < 0 ? coarse_bins - 1 : free.edge;
-        double least     = std::numeric_limits<double>::infinity();
+        double least     = __builtin_huge_val();
         for (index_t e = at > 0 ? at - 1 : 0; e <= at; ++e)
         {
             for (index_t h = t.rank(); h < w.heads; h += t.size())
@@ -274,7 +274,7 @@ struct choose
         }
         t.sync();
         if (t.rank() != 0) { return; }
-        double most = std::numeric_limits<double>::infinity();
+        double most = __builtin_huge_val();
         bool alike  = true; // then the combination is one of the other candidates
         for (index_t c = 0; c < w.candidates; ++c) { most = own.at[c].most < most ? own.at[c].most : most; }
         for (index_t h = 0; h < w.heads; ++h) { alike = alike && chosen[h] == chosen[0]; }

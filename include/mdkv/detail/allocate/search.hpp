@@ -103,7 +103,7 @@ struct weigh
         index_t const bins = digit::of_level(level).bins;
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         with_count(own.rungs.count, [&](auto count) {
-            for_groups<count()>(t, own, [&](auto const& group) { add(t, own, group, p.multiplier); });
+            for_groups<decltype(count)::value>(t, own, [&](auto const& group) { add(t, own, group, p.multiplier); });
         });
         t.sync();
         std::int64_t* const to = level == piece_level ? w.tied + here.problem * w.pieces() + w.pieces() - 1 - here.piece
