@@ -80,15 +80,20 @@ struct token_thresholds
         }
         else
         {
+            for (std::size_t j = 1; j < rungs.count; ++j)
+            {
+                MDKV_FOR_LANES(l, Lanes)
+                {
+                    theta[j][l] = 0;
+                }
+            }
             for (std::size_t c = 1; c < rungs.count; ++c)
             {
                 float least[Lanes];
                 MDKV_FOR_LANES(l, Lanes)
                 {
                     least[l]    = saved(rungs, loss, 0, c, l);
-                    float most  = c == 1 ? 0.0F : theta[1][l];
-                    theta[1][l] = most > least[l] ? most : least[l];
-                    theta[c][l] = c == 1 ? theta[1][l] : 0.0F;
+                    theta[1][l] = theta[1][l] > least[l] ? theta[1][l] : least[l];
                 }
                 for (std::size_t a = 1; a < c; ++a)
                 {

@@ -48,66 +48,63 @@ private:
     template <std::size_t Count, team Team>
     MDKV_HD void go(Team const& t, open_piece& own, part const& here) const
     {
-        using group_type        = token_group<Team::lanes, Count>;
-        constexpr int lanes     = Team::lanes;
-        problem& p              = w.problems[here.problem];
-        rung_table const& rungs = own.rungs;
-        std::size_t const count = Count == run_time ? rungs.count : Count;
-        float const multiplier  = float_of(p.multiplier);
-        float const below       = float_of(p.multiplier == 0 ? 0 : p.multiplier - 1);
-        index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
-        index_t const left      = w.spends(p) ? p.room : 0;
-        std::uint8_t* const to  = w.rungs_of(here);
-        std::int32_t reached[group_type::capacity][lanes]{}; // tokens at a rung or above
+        constexpr int lanes            = Team::lanes;
+        constexpr std::size_t capacity = token_thresholds<lanes, Count>::capacity;
+        problem& p                     = w.problems[here.problem];
+        rung_table const& rungs        = own.rungs;
+        std::size_t const count        = Count == run_time ? rungs.count : Count;
+        float const multiplier         = float_of(p.multiplier);
+        float const below              = float_of(p.multiplier == 0 ? 0 : p.multiplier - 1);
+        index_t const ties             = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
+        index_t const left             = w.spends(p) ? p.room : 0;
+        std::uint8_t* const to         = w.rungs_of(here);
+        std::int32_t reached[capacity][lanes]{}; // tokens at a rung or above
         std::int32_t silent[lanes]{};
-        upgrades<group_type::capacity> best{};
-        for_groups<Count>(t, own, [&](group_type const& group) {
+        upgrades<capacity> best{};
+        for_groups<Count>(t, own, [&](index_t i, auto const& loss, auto const& theta, auto const& silence) {
             float bar[lanes];
             float chosen[lanes];
             std::int32_t rung[lanes];
             MDKV_FOR_LANES(l, lanes)
             {
-                bar[l]    = group.first + l < ties ? below : multiplier;
-                chosen[l] = group.loss[0][l];
+                bar[l]    = i + l < ties ? below : multiplier;
+                chosen[l] = loss[0][l];
                 rung[l]   = rungs.index[0];
-                silent[l] += group.silence[l] == 0.0F ? 0 : 1;
+                silent[l] += silence[l] == 0.0F ? 0 : 1;
             }
             for (std::size_t j = 1; j < count; ++j)
             {
                 std::int32_t const index = rungs.index[j];
                 MDKV_FOR_LANES(l, lanes)
                 {
-                    bool const above = group.steps.theta[j][l] > bar[l];
-                    chosen[l]        = above ? group.loss[j][l] : chosen[l];
+                    bool const above = theta[j][l] > bar[l];
+                    chosen[l]        = above ? loss[j][l] : chosen[l];
                     rung[l]          = above ? index : rung[l];
                     reached[j][l] += above ? 1 : 0;
                 }
             }
-            double* const sums = own.losses + group.first % columns;
+            double* const sums = own.losses + i % columns;
             MDKV_FOR_LANES(l, lanes)
             {
                 sums[l] += double{chosen[l]};
             }
-            if (group.first + lanes <= here.count)
+            if (i + lanes <= here.count)
             {
                 MDKV_FOR_LANES(l, lanes)
                 {
-                    to[group.first + l] = static_cast<std::uint8_t>(rung[l]);
+                    to[i + l] = static_cast<std::uint8_t>(rung[l]);
                 }
             }
             else
             {
-                for (int l = 0; group.first + l < here.count; ++l)
-                {
-                    to[group.first + l] = static_cast<std::uint8_t>(rung[l]);
-                }
+                for (int l = 0; i + l < here.count; ++l) { to[i + l] = static_cast<std::uint8_t>(rung[l]); }
             }
             for (std::size_t c = 1; left > 0 && c < count; ++c)
             {
                 for (std::size_t a = 0; a < c; ++a)
                 {
                     if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
-                    look(group, rung, rungs, a, c, best);
+                    look(i, loss, rung, rungs, a, c, best);
                 }
             }
         });
@@ -115,8 +112,8 @@ private:
     }
 
     /// Whether some of the tokens at rung a save more than those before by one at c.
-    template <std::size_t Count, int Lanes, std::size_t Rungs>
-    [[gnu::always_inline]] MDKV_HD static void look(token_group<Lanes, Count> const& group,
+    template <int Lanes, std::size_t Rungs>
+    [[gnu::always_inline]] MDKV_HD static void look(index_t first, float const (&loss)[Rungs][Lanes],
         std::int32_t const (&rung)[Lanes], rung_table const& rungs, std::size_t a, std::size_t c, upgrades<Rungs>& best)
     {
         float saved[Lanes];
@@ -126,14 +123,14 @@ private:
         std::uint32_t more      = 0;
         MDKV_FOR_LANES(l, Lanes)
         {
-            saved[l] = rung[l] == from ? (group.loss[a][l] - group.loss[c][l]) * factor : 0.0F;
+            saved[l] = rung[l] == from ? (loss[a][l] - loss[c][l]) * factor : 0.0F;
             more |= saved[l] > most ? 1U : 0U;
         }
         for (int l = 0; more != 0 && l < Lanes; ++l)
         {
             if (!(saved[l] > best.saved[a][c])) { continue; }
             best.saved[a][c] = saved[l];
-            best.token[a][c] = group.first + l;
+            best.token[a][c] = first + l;
         }
     }
 

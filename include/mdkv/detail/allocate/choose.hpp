@@ -39,8 +39,12 @@ struct weigh_sets
         if (!w.affords(limit, k)) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, k);
-        with_count(own.rungs.count,
-            [&](auto count) { for_groups<decltype(count)::value>(t, own, [&](auto const& group) { add(t, own, group); }); });
+        with_count(own.rungs.count, [&](auto count) {
+            for_groups<decltype(count)::value>(
+                t, own, [&](index_t first, auto const& loss, auto const& theta, auto const&) {
+                    for (int l = 0; l < Team::lanes; ++l) { add(t, own, first + l, loss, theta, l); }
+                });
+        });
         double const least = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.offsets[item] = least; }
         std::int64_t* const to = w.row(limit * w.heads + here.head, k);
@@ -51,26 +55,20 @@ struct weigh_sets
     }
 
 private:
-    template <team Team, std::size_t Count>
-    MDKV_HD void add(Team const& t, open_piece& own, token_group<Team::lanes, Count> const& group) const
+    template <team Team, class Rows>
+    MDKV_HD void add(Team const& t, open_piece& own, index_t i, Rows const& loss, Rows const& theta, int l) const
     {
-        std::size_t const count = Count == run_time ? own.rungs.count : Count;
-        for (int l = 0; l < Team::lanes; ++l)
+        float least = loss[0][l];
+        for (std::size_t j = 1; j < own.rungs.count; ++j)
         {
-            float least = group.loss[0][l];
-            for (std::size_t j = 1; j < count; ++j)
-            {
-                float const x = group.steps.theta[j][l];
-                least         = group.loss[j][l] < least ? group.loss[j][l] : least;
-                if (!(x > 0)) { continue; }
-                std::uint32_t const bits = bits_of(x);
-                std::int64_t* const bin  = own.sums + (bits >> 21U);
-                index_t const step       = own.step(j);
-                t.add(bin, step);
-                t.add(bin + coarse_bins, step * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
-            }
-            own.losses[(group.first + l) % columns] += double{least};
+            least = loss[j][l] < least ? loss[j][l] : least;
+            if (!(theta[j][l] > 0)) { continue; }
+            std::uint32_t const bits = bits_of(theta[j][l]);
+            std::int64_t* const bin  = own.sums + (bits >> 21U);
+            t.add(bin, own.step(j));
+            t.add(bin + coarse_bins, own.step(j) * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
         }
+        own.losses[i % columns] += double{least};
     }
 };
 
@@ -151,9 +149,9 @@ struct curve_reader
     /// A choice of sets at the limit.
     struct outcome
     {
-        index_t edge = -1; ///< the lowest that fits; negative where none does
-        index_t room = 0;  ///< bytes left with the thresholds above the bin below that edge
-        double least = 0;  ///< it loses no less,
+        index_t edge = -1;                   ///< the lowest that fits; negative where none does
+        index_t room = 0;                    ///< bytes left with the thresholds above the bin below that edge
+        double least = 0;                    ///< it loses no less,
         double lost  = __builtin_huge_val(); ///< about so much,
         double most  = __builtin_huge_val(); ///< and no more
     };

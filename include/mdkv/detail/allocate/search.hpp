@@ -103,7 +103,10 @@ struct weigh
         index_t const bins = digit::of_level(level).bins;
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         with_count(own.rungs.count, [&](auto count) {
-            for_groups<decltype(count)::value>(t, own, [&](auto const& group) { add(t, own, group, p.multiplier); });
+            for_groups<decltype(count)::value>(t, own, [&](index_t first, auto const&, auto const& theta, auto const&) {
+                std::size_t const rungs = count == run_time ? own.rungs.count : std::size_t{decltype(count)::value};
+                for (std::size_t j = 1; j < rungs; ++j) { add(t, own, first, theta[j], own.step(j), p.multiplier); }
+            });
         });
         t.sync();
         std::int64_t* const to = level == piece_level ? w.tied + here.problem * w.pieces() + w.pieces() - 1 - here.piece
@@ -117,36 +120,31 @@ struct weigh
     }
 
 private:
-    template <team Team, std::size_t Count>
-    MDKV_HD void add(
-        Team const& t, open_piece& own, token_group<Team::lanes, Count> const& group, std::uint32_t prefix) const
+    template <team Team>
+    [[gnu::always_inline]] MDKV_HD void add(Team const& t, open_piece& own, index_t first,
+        float const (&theta)[Team::lanes], index_t step, std::uint32_t prefix) const
     {
-        std::size_t const count = Count == run_time ? own.rungs.count : Count;
-        digit const d           = digit::of_level(level);
-        auto const mask         = static_cast<std::uint32_t>(d.bins - 1);
-        for (std::size_t j = 1; j < count; ++j)
+        digit const d   = digit::of_level(level);
+        auto const mask = static_cast<std::uint32_t>(d.bins - 1);
+        if (level == 0)
         {
-            index_t const step = own.step(j);
-            if (level == 0)
+            for (float const x : theta)
             {
-                for (float const x : group.steps.theta[j])
-                {
-                    if (x > 0) { t.add(own.sums + (bits_of(x) >> d.low), step); }
-                }
-                continue;
+                if (x > 0) { t.add(own.sums + (bits_of(x) >> d.low), step); }
             }
-            std::uint32_t hits = 0;
-            MDKV_FOR_LANES(l, Team::lanes)
-            {
-                bool const hit = bits_of(group.steps.theta[j][l]) >> d.low >> d.width == prefix;
-                hits |= (hit ? 1U : 0U) << static_cast<unsigned>(l);
-            }
-            for (; hits != 0; hits &= hits - 1)
-            {
-                int const l             = lowest_bit(hits);
-                std::uint32_t const bin = bits_of(group.steps.theta[j][l]) >> d.low & mask;
-                t.add(own.sums + (level == token_level ? fine_bins - 1 - group.first - l : index_t{bin}), step);
-            }
+            return;
+        }
+        std::uint32_t hits = 0;
+        MDKV_FOR_LANES(l, Team::lanes)
+        {
+            bool const hit = bits_of(theta[l]) >> d.low >> d.width == prefix;
+            hits |= (hit ? 1U : 0U) << static_cast<unsigned>(l);
+        }
+        for (; hits != 0; hits &= hits - 1)
+        {
+            int const l             = lowest_bit(hits);
+            std::uint32_t const bin = bits_of(theta[l]) >> d.low & mask;
+            t.add(own.sums + (level == token_level ? fine_bins - 1 - first - l : index_t{bin}), step);
         }
     }
 

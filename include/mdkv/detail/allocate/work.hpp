@@ -238,72 +238,55 @@ struct alignas(16) open_piece
     [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
 };
 
-/// As many neighbouring tokens as there are lanes. Past the end losses and thresholds are 0, also of tokens that have a
-/// loss which is not finite.
-template <int Lanes, std::size_t Count>
-struct token_group
+/// Reads as many neighbouring losses as there are lanes, 0 past the end. One that is not finite makes `silence` no number.
+template <int Lanes>
+[[gnu::always_inline]] MDKV_HD inline void read_losses(
+    float const* row, index_t first, index_t count, float (&to)[Lanes], float (&silence)[Lanes])
 {
-    static constexpr std::size_t capacity = token_thresholds<Lanes, Count>::capacity;
-
-    index_t first; ///< in the piece
-    float loss[capacity][Lanes];
-    float silence[Lanes]; ///< not a number where a loss is not finite, otherwise 0
-    token_thresholds<Lanes, Count> steps;
-
-    [[gnu::always_inline]] MDKV_HD void read(open_piece const& from, std::size_t count)
+    if (first + Lanes <= count)
     {
         MDKV_FOR_LANES(l, Lanes)
         {
-            silence[l] = 0;
+            to[l] = row[first + l];
         }
-        for (std::size_t r = 0; r < count; ++r) { read_row(from.rows[r], from.count, loss[r]); }
+    }
+    else
+    {
+        for (int l = 0; l < Lanes; ++l) { to[l] = first + l < count ? row[first + l] : 0.0F; }
+    }
+    MDKV_FOR_LANES(l, Lanes)
+    {
+        silence[l] += to[l] * 0.0F;
+    }
+}
+
+/// Calls body(i, loss, theta, silence) for all groups of neighbouring tokens i, i + 1, ... of a piece, each member's in turn.
+/// Losses and thresholds are 0 past the end, and for tokens with a loss that is not finite, whose silence is not 0.
+template <std::size_t Count, team Team, class Body>
+MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
+{
+    constexpr int lanes     = Team::lanes;
+    std::size_t const count = Count == run_time ? from.rungs.count : Count;
+    float loss[token_thresholds<lanes, Count>::capacity][lanes];
+    token_thresholds<lanes, Count> steps;
+    for (index_t i = t.rank() * lanes; i < from.count; i += t.size() * lanes)
+    {
+        float silence[lanes]{};
+        for (std::size_t r = 0; r < count; ++r) { read_losses(from.rows[r], i, from.count, loss[r], silence); }
         for (std::size_t r = count; r < from.all; ++r)
         {
-            float closed[Lanes];
-            read_row(from.rows[r], from.count, closed);
+            float closed[lanes];
+            read_losses(from.rows[r], i, from.count, closed, silence);
         }
         for (std::size_t r = 0; r < count; ++r)
         {
-            MDKV_FOR_LANES(l, Lanes)
+            MDKV_FOR_LANES(l, lanes)
             {
                 loss[r][l] = silence[l] == 0.0F ? loss[r][l] : 0.0F;
             }
         }
         steps.find(from.rungs, loss);
-    }
-
-private:
-    [[gnu::always_inline]] MDKV_HD void read_row(float const* row, index_t count, float (&to)[Lanes])
-    {
-        if (first + Lanes <= count)
-        {
-            MDKV_FOR_LANES(l, Lanes)
-            {
-                to[l] = row[first + l];
-            }
-        }
-        else
-        {
-            for (int l = 0; l < Lanes; ++l) { to[l] = first + l < count ? row[first + l] : 0.0F; }
-        }
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            silence[l] += to[l] * 0.0F;
-        }
-    }
-};
-
-/// Calls body(group) for all groups of a piece, each member's in turn.
-template <std::size_t Count, team Team, class Body>
-MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
-{
-    std::size_t const count = Count == run_time ? from.rungs.count : Count;
-    token_group<Team::lanes, Count> group;
-    for (index_t i = t.rank() * Team::lanes; i < from.count; i += t.size() * Team::lanes)
-    {
-        group.first = i;
-        group.read(from, count);
-        body(group);
+        body(i, loss, steps.theta, silence);
     }
 }
 
