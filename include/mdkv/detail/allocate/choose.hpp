@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 // At a multiplier m, with thresholds theta_j and steps s_j of each token,
 //

@@ -104,8 +104,7 @@ struct weigh
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         with_count(own.rungs.count, [&](auto count) {
             for_groups<decltype(count)::value>(t, own, [&](index_t first, auto const&, auto const& theta, auto const&) {
-                std::size_t const rungs = count == run_time ? own.rungs.count : std::size_t{decltype(count)::value};
-                for (std::size_t j = 1; j < rungs; ++j) { add(t, own, first, theta[j], own.step(j), p.multiplier); }
+                for (std::size_t j = 1; j < own.rungs.count; ++j) { add(t, own, first, theta[j], j, p.multiplier); }
             });
         });
         t.sync();
@@ -122,10 +121,11 @@ struct weigh
 private:
     template <team Team>
     [[gnu::always_inline]] MDKV_HD void add(Team const& t, open_piece& own, index_t first,
-        float const (&theta)[Team::lanes], index_t step, std::uint32_t prefix) const
+        float const (&theta)[Team::lanes], std::size_t j, std::uint32_t prefix) const
     {
-        digit const d   = digit::of_level(level);
-        auto const mask = static_cast<std::uint32_t>(d.bins - 1);
+        index_t const step = own.step(j);
+        digit const d      = digit::of_level(level);
+        auto const mask    = static_cast<std::uint32_t>(d.bins - 1);
         if (level == 0)
         {
             for (float const x : theta)
