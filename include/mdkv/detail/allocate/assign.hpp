@@ -185,18 +185,12 @@ struct conclude
 
     work w;
 
-    [[nodiscard]] static index_t scratch_bytes()
-    {
-        carver cut;
-        static_cast<void>(cut.take<double>(columns));
-        return cut.bytes();
-    }
+    [[nodiscard]] static index_t scratch_bytes() { return columns * index_t{sizeof(double)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        auto cut           = t.scratch();
-        double* const room = cut.template take<double>(columns);
+        double* const room = t.scratch().template take<double>(columns);
         index_t best       = -1;
         for (index_t c = 0; c < w.candidates; ++c)
         {

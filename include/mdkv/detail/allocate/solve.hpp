@@ -81,11 +81,10 @@ template <std::size_t R>
         for (std::size_t r = costs.size(); r-- > 0;)
         {
             if (costs.projection[r] > width) { continue; }
-            set.open     = static_cast<std::uint16_t>(set.open | 1 << r);
-            set.cheapest = static_cast<std::uint8_t>(r);
+            set.open  = static_cast<std::uint16_t>(set.open | 1 << r);
+            set.least = tokens == 0 ? 0 : width + tokens * costs.bytes[r];
         }
         set.charge = width;
-        set.least  = tokens == 0 ? 0 : width + tokens * costs.bytes[set.cheapest];
         if (set.open != 0) { w.set[static_cast<std::size_t>(w.sets++)] = set; }
         if (width == widest) { return w; }
         index_t next = widest;
@@ -128,30 +127,22 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs<R> const&
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
-    index_t words      = 0;
-    auto const cleared = [&](index_t n) {
-        words += n;
-        return words - n;
-    };
-    index_t const fine   = cleared(problems * fine_bins);
-    index_t const tied   = cleared(problems * w.pieces());
-    index_t const counts = cleared(problems * w.heads * index_t{max_rungs});
-    index_t const coarse = cleared(chosen * w.heads * w.sets * 2 * coarse_bins);
-    auto* const words_at = frame.template take<std::int64_t>(words);
-    w.problems           = frame.template take<problem>(problems);
-    w.set_of             = frame.template take<std::uint8_t>(problems * w.heads);
-    w.losses             = frame.template take<double>(problems * w.pieces());
-    w.best               = frame.template take<std::uint64_t>(problems * w.rungs() * w.rungs());
-    w.winner             = frame.template take<index_t>(w.limits);
-    w.offsets            = frame.template take<double>(chosen * w.pieces() * w.sets);
-    w.dual               = frame.template take<double>(chosen);
-    w.codes              = frame.template take<std::uint8_t>(chosen * w.sets * w.heads * tokens);
+    index_t const of_problem = fine_bins + w.pieces() + w.heads * index_t{max_rungs};
+    index_t const words      = problems * of_problem + chosen * w.heads * w.sets * 2 * coarse_bins;
+    w.fine                   = frame.template take<std::int64_t>(words);
+    w.problems               = frame.template take<problem>(problems);
+    w.set_of                 = frame.template take<std::uint8_t>(problems * w.heads);
+    w.losses                 = frame.template take<double>(problems * w.pieces());
+    w.best                   = frame.template take<std::uint64_t>(problems * w.rungs() * w.rungs());
+    w.winner                 = frame.template take<index_t>(w.limits);
+    w.offsets                = frame.template take<double>(chosen * w.pieces() * w.sets);
+    w.dual                   = frame.template take<double>(chosen);
+    w.codes                  = frame.template take<std::uint8_t>(chosen * w.sets * w.heads * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        w.fine   = words_at + fine;
-        w.tied   = words_at + tied;
-        w.counts = words_at + counts;
-        w.coarse = words_at + coarse;
+        w.tied   = w.fine + problems * fine_bins;
+        w.counts = w.tied + problems * w.pieces();
+        w.coarse = w.fine + problems * of_problem;
     }
     solve(on, w, words);
 }

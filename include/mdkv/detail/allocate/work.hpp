@@ -74,7 +74,6 @@ inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold
 struct rung_set
 {
     std::uint16_t open; ///< bit r: rung r
-    std::uint8_t cheapest;
     index_t charge;
     index_t least; ///< bytes of a head with all tokens at the cheapest one, projections included
 };
@@ -134,9 +133,8 @@ struct work
     std::int64_t* fine;   // [problems, fine_bins]
     std::int64_t* tied;   // [problems, pieces]  bytes, the last piece first
     std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
-    std::int64_t*
-        coarse;        // [limits * heads, sets, 2, coarse_bins]  bytes; bytes * the last bits of thresholds, or losses
-    problem* problems; // [problems]
+    std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; their last bits, or losses
+    problem* problems;    // [problems]
     std::uint8_t* set_of; // [problems, heads]
     double* losses;       // [problems, pieces]
     std::uint64_t* best;  // [problems, R, R]  the best upgrade
