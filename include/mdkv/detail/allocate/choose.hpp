@@ -222,6 +222,7 @@ struct curve_reader
         here.most          = loss(low);
         double const right = here.most - price(limit - bytes(low), low);
         here.least         = here.least > right ? here.least : right;
+        here.least         = here.least < here.most ? here.least : here.most; // whatever was rounded
         double const way = excess > 0 ? static_cast<double>(here.room) / static_cast<double>(excess + here.room) : 0.0;
         double const chord = here.most - rounded_product(here.most - higher, way);
         here.lost          = (here.least + chord) * 0.5;
