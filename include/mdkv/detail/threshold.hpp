@@ -62,6 +62,7 @@ struct token_thresholds
     [[gnu::always_inline]] MDKV_HD void find(rung_table const& rungs, float const (&loss)[capacity][Lanes]) noexcept
     {
         std::size_t const count = Count == run_time ? rungs.count : Count;
+        MDKV_UNROLL
         for (std::size_t j = 1; j < count; ++j)
         {
             MDKV_FOR_LANES(l, Lanes)
@@ -69,6 +70,7 @@ struct token_thresholds
                 theta[j][l] = 0;
             }
         }
+        MDKV_UNROLL
         for (std::size_t c = 1; c < count; ++c)
         {
             float least[Lanes];
@@ -77,6 +79,7 @@ struct token_thresholds
                 least[l]    = saved(rungs, loss, 0, c, l);
                 theta[1][l] = theta[1][l] > least[l] ? theta[1][l] : least[l];
             }
+            MDKV_UNROLL
             for (std::size_t a = 1; a < c; ++a)
             {
                 MDKV_FOR_LANES(l, Lanes)
