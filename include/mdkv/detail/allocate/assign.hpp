@@ -71,6 +71,7 @@ private:
                 rung[l]   = rungs.index[0];
                 silent[l] += silence[l] == 0.0F ? 0 : 1;
             }
+            MDKV_UNROLL
             for (std::size_t j = 1; j < count; ++j)
             {
                 std::int32_t const index = rungs.index[j];
@@ -98,8 +99,10 @@ private:
             {
                 for (int l = 0; i + l < here.count; ++l) { to[i + l] = static_cast<std::uint8_t>(rung[l]); }
             }
-            for (std::size_t c = 1; left > 0 && c < count; ++c)
+            MDKV_UNROLL
+            for (std::size_t c = 1; c < count; ++c)
             {
+                MDKV_UNROLL
                 for (std::size_t a = 0; a < c; ++a)
                 {
                     if (rungs.cost[c] - rungs.cost[a] > left) { continue; }

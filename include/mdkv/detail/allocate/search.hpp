@@ -104,7 +104,10 @@ struct weigh
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         with_count(own.rungs.count, [&](auto count) {
             for_groups<decltype(count)::value>(t, own, [&](index_t first, auto const&, auto const& theta, auto const&) {
-                for (std::size_t j = 1; j < own.rungs.count; ++j) { add(t, own, first, theta[j], j, p.multiplier); }
+                std::size_t const constant = decltype(count)::value;
+                std::size_t const rungs    = constant == run_time ? own.rungs.count : constant;
+                MDKV_UNROLL
+                for (std::size_t j = 1; j < rungs; ++j) { add(t, own, first, theta[j], j, p.multiplier); }
             });
         });
         t.sync();
@@ -130,7 +133,7 @@ private:
         {
             for (float const x : theta)
             {
-                if (x > 0) { t.add(own.sums + (bits_of(x) >> d.low), step); }
+                if (x > 0) { t.add(own.sums + (bits_of(x) >> 21U), step); }
             }
             return;
         }
