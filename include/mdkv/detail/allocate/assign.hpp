@@ -12,8 +12,8 @@
 namespace mdkv::detail::dual
 {
 
-/// Gives every token its rung: at the multiplier, and at one just below where it is one of the ties that fit. Counts, and
-/// looks for the best upgrade of every pair of rungs.
+/// Gives every token its rung: at the multiplier, and at one just below where it is one of the ties that fit. Counts,
+/// and looks for the best upgrade of every pair of rungs.
 struct assign
 {
     static constexpr char const* name = "allocate_assign";
@@ -181,7 +181,8 @@ private:
     }
 };
 
-/// Buys the best upgrades that there are bytes for, one at most of each pair of rungs, and reports each limit's best problem.
+/// Buys the best upgrades that there are bytes for, one at most of each pair of rungs, and reports each limit's best
+/// problem.
 struct conclude
 {
     static constexpr char const* name = "allocate_conclude";

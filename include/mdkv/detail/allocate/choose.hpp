@@ -13,8 +13,8 @@
 //
 //     loss(m) = least loss + sum_j s_j theta_j [theta_j <= m]
 //
-// so a histogram of thresholds that is weighted with s_j and with s_j theta_j tells bytes and loss of every head with every
-// set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
+// so a histogram of thresholds that is weighted with s_j and with s_j theta_j tells bytes and loss of every head with
+// every set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
 
 namespace mdkv::detail::dual
 {
@@ -71,8 +71,8 @@ private:
     }
 };
 
-/// Makes curves of histograms. Entry e of a row is the edge below bin e: bytes of the thresholds from there on, and the loss
-/// without these, as the bits of a double.
+/// Makes curves of histograms. Entry e of a row is the edge below bin e: bytes of the thresholds from there on, and the
+/// loss without these, as the bits of a double.
 struct curves
 {
     static constexpr char const* name = "allocate_curves";
@@ -230,10 +230,10 @@ struct curve_reader
     }
 };
 
-/// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for every
-/// head, as far as their curves do not show that they lose more than another, and the best combination found: from the
-/// heads' own choices on both sides of the edge where the limit binds, the one change of one head that lowers the loss at
-/// the limit most is made as long as there is one.
+/// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for
+/// every head, as far as their curves do not show that they lose more than another, and the best combination found:
+/// from the heads' own choices on both sides of the edge where the limit binds, the one change of one head that lowers
+/// the loss at the limit most is made as long as there is one.
 struct choose
 {
     static constexpr char const* name = "allocate_choose";

@@ -13,8 +13,8 @@
 //
 //     bytes(m) = c_0 + sum_j s_j [theta_j > m]
 //
-// so one histogram of thresholds, weighted with s_j, tells the bytes at every edge between bins: a bisection that tries a
-// thousand multipliers in a pass.
+// so one histogram of thresholds, weighted with s_j, tells the bytes at every edge between bins: a bisection that tries
+// a thousand multipliers in a pass.
 
 namespace mdkv::detail::dual
 {
@@ -73,7 +73,8 @@ struct begin
     }
 };
 
-/// Adds up the bytes of the steps whose threshold lies in each bin of one digit, of those that begin with the digits found.
+/// Adds up the bytes of the steps whose threshold lies in each bin of one digit, of those that begin with the digits
+/// found.
 struct weigh
 {
     static constexpr char const* name = "allocate_weigh";

@@ -18,8 +18,8 @@ namespace mdkv::detail::dual
 
 /// The place where histograms of the limit's other tokens are added (heads on other ranks, other layers): `weigh` has
 /// filled `sums`, and the jobs that follow read nothing else about tokens until `assign`; pieces are then those of all
-/// ranks. Where heads choose their sets a row is one head's, and ranks fill in the rows and the `offsets` of theirs. Adds
-/// nothing: all heads of a limit are here.
+/// ranks. Where heads choose their sets a row is one head's, and ranks fill in the rows and the `offsets` of theirs.
+/// Adds nothing: all heads of a limit are here.
 template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
@@ -53,8 +53,8 @@ void solve(B const& on, work const& w, index_t words)
     if (w.chooses()) { run(on, pick{w}, w.limits * w.pieces()); }
 }
 
-/// The costs, and the sets of rungs that a head may have: those up to each width of projections, or, where all heads pay,
-/// those without projections and all.
+/// The costs, and the sets of rungs that a head may have: those up to each width of projections, or, where all heads
+/// pay, those without projections and all.
 template <std::size_t R>
 [[nodiscard]] work arrange(rung_costs<R> const& costs, bool by_use, index_t tokens)
 {

@@ -13,8 +13,8 @@
 #include <type_traits>
 
 // Every sum over tokens that decides is one of whole numbers, so that its order does not matter: the result is the same
-// for any number of threads, on every backend, and would be if heads were spread over ranks. Sums of losses are made in one
-// fixed shape (`tree_sum`).
+// for any number of threads, on every backend, and would be if heads were spread over ranks. Sums of losses are made in
+// one fixed shape (`tree_sum`).
 
 namespace mdkv::detail::dual
 {
@@ -236,7 +236,8 @@ struct alignas(16) open_piece
     [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
 };
 
-/// Reads as many neighbouring losses as there are lanes, 0 past the end. One that is not finite makes `silence` no number.
+/// Reads as many neighbouring losses as there are lanes, 0 past the end. One that is not finite makes `silence` no
+/// number.
 template <int Lanes>
 [[gnu::always_inline]] MDKV_HD inline void read_losses(
     float const* row, index_t first, index_t count, float (&to)[Lanes], float (&silence)[Lanes])
@@ -258,8 +259,9 @@ template <int Lanes>
     }
 }
 
-/// Calls body(i, loss, theta, silence) for all groups of neighbouring tokens i, i + 1, ... of a piece, each member's in turn.
-/// Losses and thresholds are 0 past the end, and for tokens with a loss that is not finite, whose silence is not 0.
+/// Calls body(i, loss, theta, silence) for all groups of neighbouring tokens i, i + 1, ... of a piece, each member's in
+/// turn. Losses and thresholds are 0 past the end, and for tokens with a loss that is not finite, whose silence is not
+/// 0.
 template <std::size_t Count, team Team, class Body>
 MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
 {
