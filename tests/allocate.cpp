@@ -610,6 +610,31 @@ TEST_CASE("paying by use never loses more than every head paying, or none, and c
     CHECK(holds);
 }
 
+TEST_CASE("paying by use is as good as the best combination of widths, also beside losses 2^40 times the others")
+{
+    source random{"allocate by use huge"};
+    double sum = 0;
+    for (int repeat = 0; repeat < 30; ++repeat)
+    {
+        layer in = heavy_tailed(random, 3, 100, {0, 32, 64, 256});
+        in.project({1}, 2048);
+        in.project({2}, 4096);
+        for (float& x : in.loss) { x = std::fmin(x, 8.0F); }
+        for (index_t i = repeat % 3; repeat % 2 == 0 && i < in.tokens; i += 30)
+        {
+            for (index_t r = 0; r < in.rungs(); ++r) { in.of(i % 3, r, i) *= 0x1p40F; }
+        }
+        index_t const limit = in.most() / 100 * (10 + 5 * (repeat % 10));
+        double best         = std::numeric_limits<double>::infinity();
+        for_all(3, widths(in),
+            [&](std::vector<index_t> const& caps) { best = std::min(best, least_loss_with(in, caps, limit)); });
+        double const got = solve(in, {limit}).one().loss;
+        CHECK(got <= best * 1.05);
+        sum += got / best;
+    }
+    CHECK(sum / 30 <= 1.005);
+}
+
 TEST_CASE("the dual bounds every allocation when heads pay by use: all tried")
 {
     bool const holds = rc::check("brute force by use", [] {

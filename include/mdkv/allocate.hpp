@@ -48,26 +48,7 @@ struct rung_costs
         return most;
     }
 
-    /// Bytes of the narrowest projections of the set; 0 without projected rungs.
-    [[nodiscard]] MDKV_HD constexpr index_t narrowest_projection() const noexcept
-    {
-        index_t least = widest_projection();
-        for (std::size_t r = 0; r < size(); ++r)
-        {
-            least = projected[r] && projection[r] < least ? projection[r] : least;
-        }
-        return least;
-    }
-
     [[nodiscard]] MDKV_HD constexpr std::size_t size() const noexcept { return rungs; }
-
-    /// Whether any rung needs a projection.
-    [[nodiscard]] MDKV_HD constexpr bool any_projected() const noexcept
-    {
-        bool any = false;
-        for (std::size_t r = 0; r < size(); ++r) { any = any || projected[r]; }
-        return any;
-    }
 
     void expects_valid(char const* caller) const
     {
@@ -128,14 +109,14 @@ struct allocation
 };
 
 /// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
-/// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, the cheapest of several,
-/// and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally good
-/// costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of rungs, to
-/// the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the widest
-/// projections it may use, and pays for them: the heads' choices at the multiplier, and the same choice for every head,
-/// are candidates, of which the best is taken. The loss is then never above the better of "every head pays" and "no
-/// head pays". With one limit the heads of the layer share it (MixedDimKV); with H limits each head has its own
-/// (MixedDimKV-H).
+/// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, the cheapest of
+/// several, and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally
+/// good costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of
+/// rungs, to the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the
+/// widest projections it may use, and pays for them: the heads' choices at the multiplier, changed head by head as long
+/// as that helps, and the same choice for every head are candidates, of which the best is taken. The loss is then never
+/// above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it
+/// (MixedDimKV); with H limits each head has its own (MixedDimKV-H).
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
@@ -145,11 +126,12 @@ struct allocation
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], as many as limits
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   three passes over the losses, and one or two over the few pieces that may hold the multiplier and its ties,
-///         O(R^2) a token; `rung` serves as working memory; scratch 8 KiB a head and 16 KiB a limit; charged by use: all
-///         but the first pass once for each candidate that may be best (at most one more than there are widths, none
-///         included), and scratch as many times, 16 KiB a head and width, and a byte a token and width
-/// \sync   returns when done (cpu); enqueued on the stream, 13 launches (gpu)
+/// \cost   three passes over the losses, and three over the few pieces that may hold the multiplier and its ties,
+///         O(R^2) a token; `rung` serves as working memory; scratch 18 KiB a limit, 128 bytes a head, and 16 bytes for
+///         2,048 tokens; charged by use: all but the first pass once for each candidate that may be best (at most one
+///         more than there are widths, none included), and scratch as many times, 16 KiB a head and width, and a byte a
+///         token and width
+/// \sync   returns when done (cpu); enqueued on the stream, 13 launches, or 15 where heads choose (gpu)
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case

@@ -64,41 +64,32 @@ struct token_thresholds
 
     [[gnu::always_inline]] MDKV_HD void find(rung_table const& rungs, float const (&loss)[capacity][Lanes]) noexcept
     {
-        if constexpr (Count != run_time)
+        std::size_t const count = Count == run_time ? rungs.count : Count;
+        MDKV_UNROLL
+        for (std::size_t j = 1; j < count; ++j)
         {
             MDKV_FOR_LANES(l, Lanes)
             {
-                float most[capacity]{};
-                MDKV_UNROLL
-                for (std::size_t c = 1; c < capacity; ++c)
-                {
-                    float least = saved(rungs, loss, 0, c, l);
-                    most[1]     = most[1] > least ? most[1] : least;
-                    MDKV_UNROLL
-                    for (std::size_t a = 1; a < c; ++a) { join(least, most[a + 1], saved(rungs, loss, a, c, l)); }
-                }
-                MDKV_UNROLL
-                for (std::size_t j = 1; j < capacity; ++j) { theta[j][l] = most[j]; }
+                theta[j][l] = 0;
             }
         }
-        else
+        MDKV_UNROLL
+        for (std::size_t c = 1; c < count; ++c)
         {
-            for (std::size_t c = 1; c < rungs.count; ++c)
+            float least[Lanes];
+            MDKV_FOR_LANES(l, Lanes)
             {
-                float least[Lanes];
+                least[l]    = saved(rungs, loss, 0, c, l);
+                theta[1][l] = theta[1][l] > least[l] ? theta[1][l] : least[l];
+            }
+            MDKV_UNROLL
+            for (std::size_t a = 1; a < c; ++a)
+            {
                 MDKV_FOR_LANES(l, Lanes)
                 {
-                    least[l]    = saved(rungs, loss, 0, c, l);
-                    float most  = c == 1 ? 0.0F : theta[1][l];
-                    theta[1][l] = most > least[l] ? most : least[l];
-                    theta[c][l] = c == 1 ? theta[1][l] : 0.0F;
-                }
-                for (std::size_t a = 1; a < c; ++a)
-                {
-                    MDKV_FOR_LANES(l, Lanes)
-                    {
-                        join(least[l], theta[a + 1][l], saved(rungs, loss, a, c, l));
-                    }
+                    float const here = saved(rungs, loss, a, c, l);
+                    least[l]         = least[l] < here ? least[l] : here;
+                    theta[a + 1][l]  = theta[a + 1][l] > least[l] ? theta[a + 1][l] : least[l];
                 }
             }
         }
@@ -110,11 +101,6 @@ private:
         rung_table const& rungs, float const (&loss)[capacity][Lanes], std::size_t a, std::size_t c, int l) noexcept
     {
         return (loss[a][l] - loss[c][l]) * rungs.inverse[a][c];
-    }
-    [[gnu::always_inline]] MDKV_HD static void join(float& least, float& most, float saved) noexcept
-    {
-        least = least < saved ? least : saved;
-        most  = most > least ? most : least;
     }
 };
 

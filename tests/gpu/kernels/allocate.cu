@@ -6,14 +6,13 @@ namespace mdkv::gpu::kernels
 namespace dual = mdkv::detail::dual;
 
 template __global__ void entry(__grid_constant__ job_of_teams<dual::begin> const);
-template __global__ void entry(__grid_constant__ job_of_teams<dual::weigh> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::weigh_sets> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::curves> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::choose> const);
-template __global__ void entry(__grid_constant__ job_of_teams<dual::narrow_down> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::weigh> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::narrow> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::assign> const);
-template __global__ void entry(__grid_constant__ job_of_teams<dual::spread> const);
-template __global__ void entry(__grid_constant__ job_of_teams<dual::settle> const);
-template __global__ void entry(__grid_constant__ job_of_teams<dual::upgrade> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::conclude> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::pick> const);
 
 } // namespace mdkv::gpu::kernels

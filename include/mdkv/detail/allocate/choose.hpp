@@ -1,334 +1,332 @@
-/// \file choose.hpp: which rungs are open to each head: the widths of projections that heads pay for by use, decided inside the dual (arXiv 2603.20616, section 4.3).
+/// \file choose.hpp: which projections each head pays for where they are charged by use: decided by the heads' curves of bytes and losses (arXiv 2603.20616, section 4.3).
 #pragma once
 
 #include <mdkv/allocate.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/allocate/weigh.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
+// At a multiplier m, with thresholds theta_j and steps s_j of each token,
+//
+//     loss(m) = least loss + sum_j s_j theta_j [theta_j <= m]
+//
+// so a histogram of thresholds that is weighted with s_j and with s_j theta_j tells bytes and loss of every head with
+// every set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
+
 namespace mdkv::detail::dual
 {
 
-/// The costs, and the sets of rungs that a head may have: without projections and with all where all heads pay, or those
-/// up to each width.
-[[nodiscard]] inline work arrange(rung_costs const& costs, allocate_options options, index_t heads, index_t tokens)
+/// Histograms of every head with every set that it can pay for, and the least losses.
+struct weigh_sets
 {
-    work w{};
-    w.costs              = costs;
-    w.tokens             = tokens;
-    w.spend_leftover     = options.spend_leftover;
-    index_t const widest = costs.widest_projection();
-    index_t const step   = costs.bytes[costs.size() - 1] - costs.bytes[0];
-    w.unit               = step > 0 ? step : 1;
-    w.choose             = options.charge == projection_charge::by_use && widest > 0 && heads * tokens > 0;
-    auto const open      = [&](auto const& is_open, index_t charge) {
-        std::uint16_t mask = 0;
-        for (std::size_t r = 0; r < costs.size(); ++r)
-        {
-            if (is_open(r)) { mask = static_cast<std::uint16_t>(mask | 1 << r); }
-        }
-        if (mask == 0 || (w.sets > 0 && mask == w.set_open[w.sets - 1])) { return; }
-        w.set_open[w.sets]     = mask;
-        w.set_charge[w.sets++] = charge;
-    };
-    if (!w.choose)
-    {
-        open([&](std::size_t r) { return !costs.projected[r]; }, 0);
-        open([](std::size_t) { return true; }, widest);
-        return w;
-    }
-    for (index_t charge = -1; charge < widest;)
-    {
-        index_t next = widest;
-        for (std::size_t r = 0; r < costs.size(); ++r)
-        {
-            if (costs.projection[r] > charge && costs.projection[r] < next) { next = costs.projection[r]; }
-        }
-        charge = next;
-        open([&](std::size_t r) { return costs.projection[r] <= charge; }, charge);
-    }
-    return w;
-}
+    static constexpr char const* name = "allocate_weigh_sets";
 
-/// Finds the first digit of the multiplier. Where heads choose: at each edge between bins every head takes the set of least
-/// loss + multiplier * bytes, projections included. Candidates are the heads' choices at the edge where the limit binds,
-/// those met while heads that choose otherwise at the edge before change one by one, and the same set for every head; each
-/// one's loss at the limit is read off its curve. The best one of the former is solved, and all of the latter that may
-/// lose less.
+    work w;
+
+    [[nodiscard]] index_t items() const { return w.limits * w.pieces() * w.sets; }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const k     = item % w.sets;
+        index_t const limit = item / w.sets / w.pieces();
+        part const here     = w.part_of(limit * w.candidates * w.pieces() + item / w.sets % w.pieces());
+        if (!w.affords(limit, k)) { return; }
+        open_piece& own = *t.scratch().template take<open_piece>(1);
+        own.open(t, w, here, k);
+        with_count(own.rungs.count, [&](auto count) {
+            for_groups<decltype(count)::value>(
+                t, own, [&](index_t first, auto const& loss, auto const& theta, auto const&) {
+                    for (int l = 0; l < Team::lanes; ++l) { add(t, own, first + l, loss, theta, l); }
+                });
+        });
+        double const least = tree_sum(t, own.losses);
+        if (t.rank() == 0) { w.offsets[item] = least; }
+        std::int64_t* const to = w.row(limit * w.heads + here.head, k);
+        for (index_t b = t.rank(); b < 2 * coarse_bins; b += t.size())
+        {
+            if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
+        }
+    }
+
+private:
+    template <team Team, class Rows>
+    MDKV_HD void add(Team const& t, open_piece& own, index_t i, Rows const& loss, Rows const& theta, int l) const
+    {
+        float least = loss[0][l];
+        for (std::size_t j = 1; j < own.rungs.count; ++j)
+        {
+            least = loss[j][l] < least ? loss[j][l] : least;
+            if (!(theta[j][l] > 0)) { continue; }
+            std::uint32_t const bits = bits_of(theta[j][l]);
+            std::int64_t* const bin  = own.sums + (bits >> 21U);
+            t.add(bin, own.step(j));
+            t.add(bin + coarse_bins, own.step(j) * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
+        }
+        own.losses[i % columns] += double{least};
+    }
+};
+
+/// Makes curves of histograms. Entry e of a row is the edge below bin e: bytes of the thresholds from there on, and the
+/// loss without these, as the bits of a double.
+struct curves
+{
+    static constexpr char const* name = "allocate_curves";
+
+    work w;
+
+    [[nodiscard]] index_t items() const { return w.limits * w.heads * w.sets; }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(room)}; }
+
+    /// Loss per widest step at an edge (infinity counts as 2^128).
+    [[nodiscard]] MDKV_HD static double edge(index_t bin) noexcept
+    {
+        int const e = static_cast<int>(bin / 4);
+        int const m = static_cast<int>(bin % 4);
+        return e == 0 ? m * 0.25 * power_of_two(-126) : (1 + m * 0.25) * power_of_two(e - 127);
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const head  = item / w.sets;
+        index_t const limit = head / w.heads;
+        index_t const k     = item % w.sets;
+        if (!w.affords(limit, k)) { return; }
+        std::int64_t* const bytes = w.row(head, k);
+        std::int64_t* const rest  = bytes + coarse_bins;
+        room& own                 = *t.scratch().template take<room>(1);
+        double const* const x     = w.offsets + head * w.pieces_per_head * w.sets + k;
+        double loss   = ordered_sum(t, own.sum, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
+        index_t above = 0;
+        for (index_t from = 0; from < coarse_bins; from += t.size())
+        {
+            index_t const b = coarse_bins - 1 - from - t.rank();
+            if (b >= 0) { own.loss[b] = loss_in(b, bytes[b], rest[b]); }
+            auto const sums = t.prefix(b >= 0 ? index_t{bytes[b]} : index_t{0});
+            if (b >= 0) { bytes[b] += above + sums.before; }
+            above += sums.total;
+        }
+        t.sync();
+        for (index_t b = 0; t.rank() == 0 && b < coarse_bins; ++b)
+        {
+            rest[b] = __builtin_bit_cast(std::int64_t, loss);
+            loss += own.loss[b];
+        }
+    }
+
+private:
+    struct alignas(16) room
+    {
+        double sum[columns];
+        double loss[coarse_bins];
+    };
+
+    /// 2^e, -1022 <= e <= 1023.
+    [[nodiscard]] MDKV_HD static double power_of_two(int e) noexcept
+    {
+        return __builtin_bit_cast(double, static_cast<std::uint64_t>(e + 1023) << 52U);
+    }
+    /// \param rest  sum over steps of bytes * the bits of their thresholds below the first digit
+    [[nodiscard]] MDKV_HD double loss_in(index_t bin, std::int64_t bytes, std::int64_t rest) const
+    {
+        int const e       = static_cast<int>(bin / 4);
+        double const unit = power_of_two((e == 0 ? 1 : e) - 150 + w.dropped_bits);
+        return (rounded_product(edge(bin), static_cast<double>(bytes))
+                   + rounded_product(unit, static_cast<double>(rest)))
+               / static_cast<double>(w.unit);
+    }
+};
+
+/// The heads of one limit by their curves.
+struct curve_reader
+{
+    /// A choice of sets at the limit.
+    struct outcome
+    {
+        index_t edge = -1;                   ///< the lowest that fits; negative where none does
+        index_t room = 0;                    ///< bytes left with the thresholds above the bin below that edge
+        double least = 0;                    ///< it loses no less,
+        double lost  = __builtin_huge_val(); ///< about so much,
+        double most  = __builtin_huge_val(); ///< and no more
+    };
+
+    work const& w;
+    index_t item;  ///< number of the limit
+    index_t limit; ///< its bytes
+
+    [[nodiscard]] MDKV_HD index_t taken(index_t h, index_t k, index_t e) const
+    {
+        return w.at(k).least + w.row(item * w.heads + h, k)[e];
+    }
+    [[nodiscard]] MDKV_HD double lost(index_t h, index_t k, index_t e) const
+    {
+        return __builtin_bit_cast(double, w.row(item * w.heads + h, k)[coarse_bins + e]);
+    }
+    /// Of bytes at an edge, in loss.
+    [[nodiscard]] MDKV_HD double price(index_t bytes, index_t e) const
+    {
+        return rounded_product(curves::edge(e), static_cast<double>(bytes) / static_cast<double>(w.unit));
+    }
+    /// The set of least loss + multiplier * bytes.
+    [[nodiscard]] MDKV_HD index_t best_set(index_t h, index_t e) const
+    {
+        index_t best  = -1;
+        double lowest = 0;
+        for (index_t k = 0; k < w.sets; ++k)
+        {
+            if (!w.affords(item, k)) { continue; }
+            double const value = lost(h, k, e) + price(taken(h, k, e), e);
+            if (best >= 0 && !(value < lowest)) { continue; }
+            best   = k;
+            lowest = value;
+        }
+        return best;
+    }
+
+    /// \param set_of  set_of(h, e): the set of a head at an edge
+    template <class Sets>
+    [[nodiscard]] MDKV_HD outcome at_limit(Sets const& set_of) const
+    {
+        auto const bytes = [&](index_t e) {
+            index_t sum = 0;
+            for (index_t h = 0; h < w.heads; ++h) { sum += taken(h, set_of(h, e), e); }
+            return sum;
+        };
+        auto const loss = [&](index_t e) {
+            double sum = 0;
+            for (index_t h = 0; h < w.heads; ++h) { sum += lost(h, set_of(h, e), e); }
+            return sum;
+        };
+        outcome here;
+        index_t low  = 0;
+        index_t high = coarse_bins;
+        while (low < high)
+        {
+            index_t const middle = (low + high) / 2;
+            if (bytes(middle) <= limit) { high = middle; }
+            else { low = middle + 1; }
+        }
+        index_t const before = low > 0 ? low - 1 : 0;
+        index_t const excess = bytes(before) - limit;
+        double const higher  = loss(before);
+        here.least           = higher + price(excess, before);
+        if (low == coarse_bins) { return here; }
+        // Between two edges the loss is convex: below its chord, above its tangents.
+        here.edge          = low;
+        here.room          = limit - bytes(low > 0 ? low : 1);
+        here.most          = loss(low);
+        double const right = here.most - price(limit - bytes(low), low);
+        here.least         = here.least > right ? here.least : right;
+        here.least         = here.least < here.most ? here.least : here.most; // whatever was rounded
+        double const way = excess > 0 ? static_cast<double>(here.room) / static_cast<double>(excess + here.room) : 0.0;
+        double const chord = here.most - rounded_product(here.most - higher, way);
+        here.lost          = (here.least + chord) * 0.5;
+        return here;
+    }
+};
+
+/// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for
+/// every head, as far as their curves do not show that they lose more than another, and the best combination found:
+/// from the heads' own choices on both sides of the edge where the limit binds, the one change of one head that lowers
+/// the loss at the limit most is made as long as there is one.
 struct choose
 {
     static constexpr char const* name = "allocate_choose";
 
     work w;
 
-    [[nodiscard]] static index_t scratch_bytes() { return room{carver{}}.bytes; }
+    [[nodiscard]] index_t scratch_bytes() const { return room{carver{}, w}.bytes; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        limit_state& state           = w.states[limit];
-        candidate_state* const found = w.found + limit * w.candidates;
-        std::uint8_t* const set_of   = w.set_of + limit * w.candidates * w.heads;
-        if (state.over()) { return; }
-        room const own{t.scratch()};
-        curve_reader const read{w, limit};
-        if (!w.choose)
+        problem* const found       = w.problems + limit * w.candidates;
+        std::uint8_t* const sets   = w.set_of + limit * w.candidates * w.heads;
+        std::uint8_t* const chosen = sets + w.sets * w.heads;
+        if (found->over()) { return; }
+        room const own{t.scratch(), w};
+        curve_reader const read{w, limit, w.limit_of(limit)};
+        auto const free  = read.at_limit([&](index_t h, index_t e) { return read.best_set(h, e); });
+        index_t const at = free.edge < 0 ? coarse_bins - 1 : free.edge;
+        double least     = __builtin_huge_val();
+        for (index_t e = at > 0 ? at - 1 : 0; e <= at; ++e)
         {
-            fill(t, own, read, set_of);
-            outcome const only = weigh_up(t, own, read);
-            if (t.rank() == 0) { enter(found[0], only); }
-            return;
-        }
-        std::uint8_t* const low  = w.wanted + limit * 2 * w.heads;
-        std::uint8_t* const high = low + w.heads;
-        outcome best;
-        index_t changed = 0;
-        if (want(t, read, state, low))
-        {
-            fill(t, own, read, low);
-            for (index_t n = 0; n <= w.heads; ++n)
+            for (index_t h = t.rank(); h < w.heads; h += t.size())
             {
-                if (n > 0 && low[n - 1] == high[n - 1]) { continue; }
-                for (index_t b = t.rank(); n > 0 && b < read.edges; b += t.size())
-                {
-                    own.taken[b] += read.taken(n - 1, high[n - 1], b) - read.taken(n - 1, low[n - 1], b);
-                    own.lost[b] += read.lost(n - 1, high[n - 1], b) - read.lost(n - 1, low[n - 1], b);
-                }
-                outcome const here = weigh_up(t, own, read);
-                if (here.bin < 0 || here.lost >= best.lost) { continue; }
-                best    = here;
-                changed = n;
+                own.sets[h] = static_cast<std::uint8_t>(read.best_set(h, e));
             }
-            for (index_t h = t.rank(); h < w.heads; h += t.size()) { set_of[h] = h < changed ? high[h] : low[h]; }
-        }
-        if (t.rank() == 0)
-        {
-            enter(found[0], best);
-            own.least[0] = best.least;
-        }
-        index_t most = best.bin >= 0 ? best.most : INT64_MAX;
-        for (index_t k = 0; k < w.sets; ++k)
-        {
-            outcome alike;
-            std::uint8_t* const all = set_of + (1 + k) * w.heads;
-            for (index_t h = t.rank(); h < w.heads; h += t.size()) { all[h] = static_cast<std::uint8_t>(k); }
             t.sync();
-            if (state.allows(k) && w.heads * w.least_bytes(k) <= state.limit)
-            {
-                fill(t, own, read, all);
-                alike = weigh_up(t, own, read);
-                most  = alike.most < most ? alike.most : most;
-            }
-            if (t.rank() != 0) { continue; }
-            enter(found[1 + k], alike);
-            own.least[1 + k] = alike.least;
+            double const lost = descend(t, own, read);
+            for (index_t h = t.rank(); lost <= least && h < w.heads; h += t.size()) { chosen[h] = own.sets[h]; }
+            least = lost < least ? lost : least;
+            t.sync();
+        }
+        for (index_t c = t.rank(); c < w.candidates; c += t.size())
+        {
+            own.at[c] = read.at_limit([&](index_t h, index_t) { return index_t{sets[c * w.heads + h]}; });
         }
         t.sync();
-        if (t.rank() == 0) { leave_best(found, own, set_of, most); }
+        if (t.rank() != 0) { return; }
+        double most = __builtin_huge_val();
+        bool alike  = true; // then the combination is one of the other candidates
+        for (index_t c = 0; c < w.candidates; ++c) { most = own.at[c].most < most ? own.at[c].most : most; }
+        for (index_t h = 0; h < w.heads; ++h) { alike = alike && chosen[h] == chosen[0]; }
+        for (index_t c = 0; c < w.candidates; ++c)
+        {
+            auto const& here    = own.at[c];
+            found[c].active     = here.edge >= 0 && here.least <= most && !(alike && c == w.sets);
+            found[c].multiplier = static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0);
+            found[c].room       = here.room;
+        }
+        w.dual[limit] = free.least;
     }
 
 private:
     struct room
     {
-        index_t* taken; // [coarse_bins]  bytes of a candidate at each edge
-        index_t* lost;  // [coarse_bins]  its loss, in quanta
-        index_t* least; // [1 + max_rungs]  lower bound on a candidate's loss
+        curve_reader::outcome* at; // [candidates]
+        std::uint8_t* sets;        // [heads]
         index_t bytes;
 
-        MDKV_HD explicit room(carver cut)
-            : taken{cut.take<index_t>(coarse_bins)}
-            , lost{cut.take<index_t>(coarse_bins)}
-            , least{cut.take<index_t>(1 + index_t{max_rungs})}
+        MDKV_HD room(carver cut, work const& w)
+            : at{cut.take<curve_reader::outcome>(w.candidates)}
+            , sets{cut.take<std::uint8_t>(w.heads)}
             , bytes{cut.bytes()}
         {}
     };
 
-    /// A candidate at the limit.
-    struct outcome
-    {
-        index_t bin   = -1; ///< of the multiplier; negative where no multiplier fits
-        index_t room  = 0;  ///< bytes left at the bin's upper edge
-        index_t lost  = INT64_MAX;
-        index_t least = INT64_MAX; ///< it loses no less
-        index_t most  = INT64_MAX; ///< nor more
-    };
-
-    /// Bytes and losses of heads at the upper edge of a bin.
-    struct curve_reader
-    {
-        work const& w;
-        index_t first; ///< head of the limit
-        index_t limit; ///< bytes
-        index_t edges;
-        double scale  = 0; ///< quanta in a loss
-        double factor = 0; ///< the same, for multipliers and bytes
-        double largest;
-
-        MDKV_HD curve_reader(work const& all, index_t item)
-            : w{all}
-            , first{item * all.heads}
-            , limit{all.states[item].limit}
-            , edges{all.choose ? highest_bin(all.states[item]) + 1 : coarse_bins}
-            , largest{0x1p60 / static_cast<double>(all.heads > 0 ? all.heads : 1)}
-        {
-            if (!all.choose) { return; }
-            scale  = power_of_two(-all.quantum(edges - 1));
-            factor = scale / static_cast<double>(all.unit);
-        }
-
-        [[nodiscard]] MDKV_HD index_t taken(index_t h, index_t set, index_t b) const
-        {
-            return w.least_bytes(set) + w.coarse_row(first + h, w.choose ? set : 0)[b];
-        }
-        [[nodiscard]] MDKV_HD index_t lost(index_t h, index_t set, index_t b) const
-        {
-            double offset = set == 0 ? 0.0 : w.row_offset[(first + h) * w.rows + set] * scale;
-            offset        = offset < -largest ? -largest : offset < largest ? offset : largest;
-            return static_cast<index_t>(offset) - w.coarse_row(first + h, set)[coarse_bins + b];
-        }
-        /// In quanta, rounded down.
-        [[nodiscard]] MDKV_HD index_t price(index_t b, index_t bytes) const
-        {
-            return static_cast<index_t>(coarse_edge(b + 1) * static_cast<double>(bytes) * factor);
-        }
-        [[nodiscard]] MDKV_HD index_t value(index_t h, index_t set, index_t b) const
-        {
-            return lost(h, set, b) + price(b, taken(h, set, b));
-        }
-        [[nodiscard]] MDKV_HD index_t best_set(limit_state const& state, index_t h, index_t b) const
-        {
-            index_t best  = -1;
-            index_t least = 0;
-            for (index_t k = 0; k < w.sets; ++k)
-            {
-                if (!state.allows(k)) { continue; }
-                index_t const here = value(h, k, b);
-                if (best < 0 || here < least)
-                {
-                    best  = k;
-                    least = here;
-                }
-            }
-            return best;
-        }
-    };
-
-    /// The curve of a candidate.
+    /// Changes the sets until no head's change alone helps. Returns about what they lose.
     template <team Team>
-    MDKV_HD void fill(Team const& t, room const& own, curve_reader const& read, std::uint8_t const* set_of) const
+    [[nodiscard]] MDKV_HD double descend(Team const& t, room const& own, curve_reader const& read) const
     {
-        for (index_t b = t.rank(); b < read.edges; b += t.size())
+        index_t const changes = w.heads * w.sets;
+        double lost           = read.at_limit([&](index_t h, index_t) { return index_t{own.sets[h]}; }).lost;
+        for (index_t step = 0; step < 2 * w.heads; ++step)
         {
-            own.taken[b] = own.lost[b] = 0;
-            for (index_t h = 0; h < w.heads; ++h)
+            double least  = lost;
+            index_t where = changes;
+            for (index_t c = t.rank(); c < changes; c += t.size())
             {
-                own.taken[b] += read.taken(h, set_of[h], b);
-                if (w.choose) { own.lost[b] += read.lost(h, set_of[h], b); }
+                index_t const k = c % w.sets;
+                if (!w.affords(read.item, k)) { continue; }
+                auto const with   = [&](index_t h, index_t) { return h == c / w.sets ? k : index_t{own.sets[h]}; };
+                double const here = read.at_limit(with).lost;
+                where             = here < least ? c : where;
+                least             = here < least ? here : least;
             }
+            double const best = -t.max(-least);
+            if (!(best < lost)) { break; }
+            where = changes - t.max(least == best ? changes - where : index_t{0}); // the first of several
+            if (t.rank() == 0) { own.sets[where / w.sets] = static_cast<std::uint8_t>(where % w.sets); }
+            lost = best;
+            t.sync();
         }
-    }
-
-    template <team Team>
-    [[nodiscard]] MDKV_HD outcome weigh_up(Team const& t, room const& own, curve_reader const& read) const
-    {
-        index_t fits = -1; // edges from here to the last
-        for (index_t b = t.rank(); b < read.edges; b += t.size())
-        {
-            if (own.taken[b] <= read.limit && fits < 0) { fits = read.edges - b; }
-        }
-        fits = t.max(fits);
-        t.sync();
-        outcome here;
-        if (fits < 0) { return here; }
-        index_t const b = read.edges - fits;
-        here.bin        = b;
-        here.room       = read.limit - own.taken[b];
-        here.most = here.lost = own.lost[b];
-        if (w.choose)
-        {
-            here.least = own.lost[b] + read.price(b, own.taken[b]) - read.price(b, read.limit);
-            if (b > 0)
-            {
-                // Between two edges, as if the loss were straight.
-                double const way =
-                    static_cast<double>(here.room) / static_cast<double>(own.taken[b - 1] - own.taken[b]);
-                here.lost -= static_cast<index_t>(static_cast<double>(own.lost[b] - own.lost[b - 1]) * way);
-                index_t const before =
-                    own.lost[b - 1] + read.price(b - 1, own.taken[b - 1]) - read.price(b - 1, read.limit);
-                here.least = before > here.least ? before : here.least;
-            }
-        }
-        t.sync();
-        return here;
-    }
-
-    /// The sets that heads want at the edge before the binding one, and at that one. Sets the limit's dual. Whether there
-    /// is such an edge.
-    template <team Team>
-    [[nodiscard]] MDKV_HD bool want(
-        Team const& t, curve_reader const& read, limit_state& state, std::uint8_t* wanted) const
-    {
-        index_t fits = -1;
-        index_t dual = INT64_MIN;
-        for (index_t b = t.rank(); b < read.edges; b += t.size())
-        {
-            index_t taken = 0;
-            index_t value = 0;
-            for (index_t h = 0; h < w.heads; ++h)
-            {
-                index_t const k = read.best_set(state, h, b);
-                taken += read.taken(h, k, b);
-                value += read.value(h, k, b);
-            }
-            value -= read.price(b, read.limit);
-            dual = value > dual ? value : dual;
-            if (taken <= read.limit && fits < 0) { fits = read.edges - b; }
-        }
-        fits = t.max(fits);
-        dual = t.max(dual);
-        if (t.rank() == 0)
-        {
-            state.dual   = dual;
-            state.offset = 0;
-            for (index_t h = 0; h < w.heads; ++h) { state.offset += w.row_offset[(read.first + h) * w.rows]; }
-        }
-        index_t const high = read.edges - fits;
-        for (index_t h = t.rank(); fits >= 0 && h < w.heads; h += t.size())
-        {
-            wanted[h]           = static_cast<std::uint8_t>(read.best_set(state, h, high > 0 ? high - 1 : 0));
-            wanted[w.heads + h] = static_cast<std::uint8_t>(read.best_set(state, h, high));
-        }
-        t.sync();
-        return fits >= 0;
-    }
-
-    MDKV_HD static void enter(candidate_state& found, outcome const& at)
-    {
-        found.active = at.bin >= 0;
-        found.prefix = at.bin >= 0 ? static_cast<std::uint32_t>(at.bin) : 0;
-        found.room   = at.room;
-    }
-
-    /// Leaves out what cannot be best, and the first where all its heads have one set.
-    MDKV_HD void leave_best(candidate_state* found, room const& own, std::uint8_t const* set_of, index_t most) const
-    {
-        for (index_t c = 0; c < w.candidates; ++c)
-        {
-            bool alike    = c == 0;
-            index_t total = 0;
-            for (index_t h = 0; h < w.heads; ++h)
-            {
-                std::uint8_t const set = set_of[c * w.heads + h];
-                alike                  = alike && set == set_of[0];
-                total += w.set_charge[set];
-            }
-            found[c].charged = total;
-            found[c].active  = found[c].active && own.least[c] <= most && !(alike && found[1 + set_of[0]].active);
-        }
+        return lost;
     }
 };
 

@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <type_traits>
 
-// Every sum that decides is one of whole numbers, so that its order does not matter: the result is the same for any number
-// of threads, on every backend, and would be if heads were spread over ranks. Sums of losses, which are only reported, are
-// made in one fixed shape (`tree_sum`).
+// Every sum over tokens that decides is one of whole numbers, so that its order does not matter: the result is the same
+// for any number of threads, on every backend, and would be if heads were spread over ranks. Sums of losses are made in
+// one fixed shape (`tree_sum`).
 
 namespace mdkv::detail::dual
 {
@@ -23,23 +23,28 @@ namespace mdkv::detail::dual
 inline constexpr index_t piece_tokens = 2048;
 /// Summands added up as a tree.
 inline constexpr index_t columns = 256;
-/// Pairs of rungs.
-inline constexpr index_t pairs = index_t{max_rungs} * index_t{max_rungs};
 /// Tokens of one limit, so that a token's number fits below the bits of a threshold.
 inline constexpr index_t most_tokens = index_t{1} << 33;
 
-/// A non-negative float's order is that of its bits. Three digits of them, the highest first, are histogram bins.
+/// The multiplier is found in three digits of a float's bits, since the order of non-negative floats is that of their
+/// bits; then the first tie that does not fit: its piece, and its token in the piece.
 struct digit
 {
     int low; ///< bits below
     int width;
+    index_t bins;
 
-    [[nodiscard]] MDKV_HD constexpr index_t bins() const noexcept { return index_t{1} << width; }
     [[nodiscard]] MDKV_HD static constexpr digit of_level(int level) noexcept
     {
-        return level == 0 ? digit{21, 10} : level == 1 ? digit{10, 11} : digit{0, 10};
+        return level == 0   ? digit{21, 10, 1024}
+               : level == 1 ? digit{10, 11, 2048}
+               : level == 2 ? digit{0, 10, 1024}
+               : level == 3 ? digit{0, 0, 1}
+                            : digit{0, 0, piece_tokens};
     }
 };
+inline constexpr int piece_level       = 3;
+inline constexpr int token_level       = 4;
 inline constexpr index_t coarse_bins   = 1024;
 inline constexpr index_t fine_bins     = 2048;
 inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold exceeds it
@@ -51,20 +56,6 @@ inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold
 [[nodiscard]] MDKV_HD inline float float_of(std::uint32_t bits) noexcept
 {
     return __builtin_bit_cast(float, bits);
-}
-
-/// 2^e, -1022 <= e <= 1023.
-[[nodiscard]] MDKV_HD inline double power_of_two(int e) noexcept
-{
-    return __builtin_bit_cast(double, static_cast<std::uint64_t>(e + 1023) << 52U);
-}
-
-/// The least threshold of a bin of the first digit (infinity counts as 2^128).
-[[nodiscard]] MDKV_OUTLINE MDKV_HD inline double coarse_edge(index_t bin) noexcept
-{
-    int const e = static_cast<int>(bin / 4);
-    int const m = static_cast<int>(bin % 4);
-    return e == 0 ? m * 0.25 * power_of_two(-126) : (1 + m * 0.25) * power_of_two(e - 127);
 }
 
 /// a * b, rounded before anything is added to it on every machine, though compilers may fuse products with sums.
@@ -79,56 +70,52 @@ inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold
 #endif
 }
 
-/// A token's two rungs at the multiplier in one byte: the cheapest of the best ones, and the costliest above it.
-struct rung_code
+/// Rungs that a head may use, and what it pays for their projections.
+struct rung_set
 {
-    static constexpr std::uint8_t silent = 0x0f; ///< a loss of the token is not finite (the costliest is never cheaper)
-    static constexpr std::uint8_t mute   = 0xff; ///< the same, after ties are decided
-
-    // The low four bits are the former, the high ones the latter.
+    std::uint16_t open; ///< bit r: rung r
+    index_t charge;
+    index_t least; ///< bytes of a head with all tokens at the cheapest one, projections included
 };
 
-/// One limit, before and while its multiplier is searched.
-struct limit_state
+/// One limit with a set of rungs for every head, and its solution.
+struct problem
 {
-    index_t limit; ///< at most what all tokens could take
+    bool active; ///< is to be solved
     allocation_status status;
-    std::uint16_t allowed; ///< bit k: a head can pay for set k
-    std::uint8_t set;      ///< of all heads where they have no choice: the set of fewest bytes
-    index_t unused_bins;   ///< of the first digit, above the highest threshold
-    index_t dual;          ///< lower bound on the loss, in quanta above the losses at set 0's cheapest rungs
-    double offset;         ///< their sum
+    std::uint32_t multiplier; ///< its digits found so far; at last all its bits
+    index_t room;             ///< bytes left by the thresholds above, at last by ties as well
+    index_t piece;            ///< ties before this piece, and
+    index_t token;            ///< before this token of it, are given the costlier rung
+    index_t silent;           ///< tokens with a loss that is not finite
+    allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
-    [[nodiscard]] MDKV_HD bool allows(index_t set_index) const noexcept { return (allowed >> set_index & 1) != 0; }
-    /// Other sets' losses are compared with those of the first.
-    [[nodiscard]] MDKV_HD bool needs(index_t set_index) const noexcept { return set_index == 0 || allows(set_index); }
 };
 
-/// One choice of sets for the heads of a limit, and its solution.
-struct candidate_state
+/// Tokens of one piece of one problem.
+struct part
 {
-    bool active;
-    std::uint32_t prefix; ///< digits of the multiplier found so far; at last all its bits
-    index_t room;         ///< bytes left by the thresholds above the prefix
-    index_t charged;      ///< for projections
-    index_t given;        ///< bytes of ties
-    index_t silent;       ///< tokens with a loss that is not finite
-    index_t tokens[max_rungs];
-    allocation report;
+    index_t problem;
+    index_t limit;
+    index_t piece; ///< of the problem
+    index_t head;  ///< of the limit
+    index_t first;
+    index_t count;
 };
 
-/// Operands and memory of all jobs of a call. A `problem` is one candidate of one limit.
+/// Operands and memory of all jobs of a call.
 struct work
 {
     rung_costs costs;
-    index_t unit; ///< bytes of the widest step
-    index_t set_charge[max_rungs];
-    std::uint16_t
-        set_open[max_rungs]; ///< bit r: rung r is open. With a choice each set has all rungs of the one before
+    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse; ///< of all rungs, as in rung_table
+    index_t unit;                                                  ///< bytes of the widest step
+    mdkv::array<rung_set, max_rungs> set;                          ///< each has all rungs of the one before
     index_t sets;
-    bool choose; ///< heads choose their sets
+    index_t candidates; ///< problems of a limit: where heads choose, one for each set, and one with the heads' choices
+    bool by_use;
     bool spend_leftover;
+    int dropped_bits; ///< of a threshold's last 21, so that no sum of bytes times these leaves 64 bits
 
     float const* loss; // [H, R, N]
     index_t loss_of_head;
@@ -142,191 +129,157 @@ struct work
     index_t heads; ///< of a limit
     index_t tokens;
     index_t pieces_per_head;
-    index_t candidates; ///< of a limit; the others than the first have every head at the same set
-    index_t rows;       ///< of a head in `coarse`: one for each set to choose from
 
-    std::int64_t* coarse;   // [limits, heads, rows, 2, coarse_bins]  bytes; loss saved, in its bin's units
-    std::int64_t* fine;     // [problems, fine_bins]
-    limit_state* states;    // [limits]
-    candidate_state* found; // [problems]
-    std::uint8_t* set_of;   // [problems, heads]
-    index_t* unused_sets;   // [problems, heads]  wider than all that the head's rungs need
-    index_t* tied;          // [problems, pieces]  bytes
-    index_t* before;        // [problems, pieces]  bytes tied in pieces before
-    double* losses;         // [problems, pieces]
-    std::uint64_t* best;    // [problems, pairs]  the best upgrade
-    double* offsets;        // [limits * pieces, rows]  losses at a set's cheapest rung (less those at set 0's)
-    double* row_offset;     // [limits, heads, rows]
-    std::uint8_t* wanted;   // [limits, 2, heads]  sets at both sides of the binding edge
-    std::uint8_t* codes;    // [limits, candidates - 1, heads, N]
+    std::int64_t* fine;   // [problems, fine_bins]
+    std::int64_t* tied;   // [problems, pieces]  bytes, the last piece first
+    std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
+    std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; their last bits, or losses
+    problem* problems;    // [problems]
+    std::uint8_t* set_of; // [problems, heads]
+    double* losses;       // [problems, pieces]
+    std::uint64_t* best;  // [problems, R, R]  the best upgrade
+    double* offsets;      // [limits, pieces, sets]  least losses
+    double* dual;         // [limits]  of the heads' choices
+    index_t* winner;      // [limits]  the problem of least loss
+    std::uint8_t* codes;  // [limits, candidates - 1, heads, N]  rungs of all candidates but the first
 
+    [[nodiscard]] MDKV_HD bool chooses() const noexcept { return candidates > 1; }
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
-    [[nodiscard]] MDKV_HD index_t problems() const noexcept { return limits * candidates; }
-    [[nodiscard]] MDKV_HD index_t coarse_words() const noexcept
+    [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
+    [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
+    /// At most what all heads of a limit can take.
+    [[nodiscard]] MDKV_HD index_t limit_of(index_t limit) const noexcept
     {
-        return limits * heads * rows * (choose ? 2 : 1) * coarse_bins;
+        index_t const most = heads * (costs.widest_projection() + tokens * costs.bytes[costs.rungs - 1]);
+        return limit_values[limit] < most ? limit_values[limit] : most;
     }
-    /// Sums of one row: bytes and, where heads choose, what is saved.
-    [[nodiscard]] MDKV_HD std::int64_t* coarse_row(index_t head, index_t row) const noexcept
+    /// The set of fewest bytes.
+    [[nodiscard]] MDKV_HD index_t least_set() const noexcept
     {
-        return coarse + (head * rows + row) * (choose ? 2 : 1) * coarse_bins;
+        index_t least = 0;
+        for (index_t k = 1; k < sets; ++k) { least = at(k).least < at(least).least ? k : least; }
+        return least;
     }
-    /// Of q in `coarse`, so that no sum leaves 64 bits: 0 below 2^62 bytes * steps of a threshold's digits.
-    [[nodiscard]] MDKV_HD int saved_shift() const noexcept
+    /// Whether one head can have a set.
+    [[nodiscard]] MDKV_HD bool affords(index_t limit, index_t k) const noexcept
     {
-        int shift = 0;
-        while (
-            shift < 21 && static_cast<double>(tokens) * static_cast<double>(unit) * power_of_two(21 - shift) > 0x1p62)
-        {
-            ++shift;
-        }
-        return shift;
+        return (heads - 1) * at(least_set()).least + at(k).least <= limit_of(limit);
     }
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD int cheapest_of(index_t set) const noexcept
+    [[nodiscard]] MDKV_HD rung_set const& at(index_t k) const noexcept { return set[static_cast<std::size_t>(k)]; }
+    /// Bytes and losses of a head with a set; `head` is counted over all limits.
+    [[nodiscard]] MDKV_HD std::int64_t* row(index_t head, index_t k) const noexcept
     {
-        int r = 0;
-        while ((set_open[set] >> r & 1) == 0) { ++r; }
-        return r;
+        return coarse + (head * sets + k) * 2 * coarse_bins;
     }
-    /// From the cheaper to the costlier rung of a code.
-    [[nodiscard]] MDKV_HD index_t tied_bytes(std::uint8_t code) const noexcept
+    /// Whether a digit has to be found.
+    [[nodiscard]] MDKV_HD bool searches(problem const& p, int level) const noexcept
     {
-        return costs.bytes[static_cast<std::size_t>(code >> 4)] - costs.bytes[static_cast<std::size_t>(code & 15)];
-    }
-    /// The first set that a rung is open in.
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t set_with(std::size_t rung_index) const noexcept
-    {
-        index_t k = 0;
-        while ((set_open[k] >> rung_index & 1) == 0) { ++k; }
-        return k;
-    }
-    /// The least that a head takes with a set.
-    [[nodiscard]] MDKV_HD index_t least_bytes(index_t set) const noexcept
-    {
-        return tokens == 0 ? 0 : set_charge[set] + tokens * costs.bytes[static_cast<std::size_t>(cheapest_of(set))];
-    }
-    /// The most that all heads of a limit can take.
-    [[nodiscard]] MDKV_HD index_t most_bytes() const noexcept
-    {
-        return tokens == 0 ? 0 : heads * (costs.widest_projection() + tokens * costs.bytes[costs.rungs - 1]);
-    }
-    /// Losses are counted in 2^this where heads choose: the sum of all that can be lost then stays below 2^60.
-    [[nodiscard]] MDKV_HD int quantum(index_t highest_bin) const noexcept
-    {
-        int size = 1;
-        while (size < 62 && (most_bytes() / unit + 1) >> size != 0) { ++size; }
-        int const exponent = static_cast<int>((highest_bin + 1) / 4) - 126;
-        return (exponent < -125 ? -125 : exponent) + size - 60;
+        return p.active && !p.over() && (level < piece_level || spends(p));
     }
     /// Whether ties and upgrades are given what the multiplier leaves.
-    [[nodiscard]] MDKV_HD bool spends(index_t problem) const noexcept
+    [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
     {
-        return spend_leftover && found[problem].prefix != 0 && !states[problem / candidates].over();
+        return spend_leftover && p.multiplier != 0 && !p.over();
     }
-    /// Where the rungs of a problem's piece are.
-    [[nodiscard]] MDKV_HD std::uint8_t* rungs_at(index_t problem, index_t head, index_t first) const noexcept
+    [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
     {
-        index_t const limit = problem / candidates;
-        index_t const c     = problem % candidates;
-        if (c == 0) { return rung + (limit * heads + head) * rung_of_head + first; }
-        return codes + ((limit * (candidates - 1) + c - 1) * heads + head) * tokens + first;
+        index_t const piece = item % pieces();
+        index_t const first = piece % pieces_per_head * piece_tokens;
+        index_t const owner = item / pieces();
+        return {owner, owner / candidates, piece, piece / pieces_per_head, first,
+            tokens - first < piece_tokens ? tokens - first : piece_tokens};
+    }
+    [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
+    {
+        index_t const c = p.problem % candidates;
+        if (c == 0) { return rung + (p.limit * heads + p.head) * rung_of_head + p.first; }
+        return codes + ((p.limit * (candidates - 1) + c - 1) * heads + p.head) * tokens + p.first;
     }
 };
 static_assert(std::is_trivially_copyable_v<work>);
 
-/// A piece of one head's tokens, the rungs open to it, and its losses: those of open rungs, then of the others.
-struct open_piece
+/// A team's memory for a piece: the rungs open to its head, its losses, and sums, which begin at 0.
+struct alignas(16) open_piece
 {
+    std::int64_t sums[fine_bins];
+    double losses[columns];
     rung_table rungs;
-    float const* rows[max_rungs];
-    index_t count; ///< tokens
+    float const* rows[max_rungs]; ///< losses of open rungs, then of the others
+    std::size_t all;              ///< rungs, open and closed
+    index_t count;                ///< tokens
 
-    /// All members of the team fill it together. `head` is counted over all limits.
+    /// All members of the team fill it together.
     template <team Team>
-    MDKV_HD void open(Team const& t, work const& w, index_t problem, index_t piece)
+    MDKV_HD void open(Team const& t, work const& w, part const& p, index_t k)
     {
-        index_t const head = piece / w.pieces_per_head;
-        open(t, w, problem / w.candidates * w.heads + head, piece % w.pieces_per_head,
-            w.set_of[problem * w.heads + head]);
-    }
-    template <team Team>
-    MDKV_HD void open(Team const& t, work const& w, index_t head, index_t piece, index_t set)
-    {
-        index_t const first   = piece * piece_tokens;
-        std::size_t const all = w.costs.rungs;
-        t.sync(); // an earlier piece may still be read
+        for (index_t b = t.rank(); b < fine_bins; b += t.size()) { sums[b] = 0; }
+        for (index_t c = t.rank(); c < columns; c += t.size()) { losses[c] = 0; }
         if (t.rank() == 0)
         {
+            all                = w.costs.rungs;
+            count              = p.count;
             rungs.count        = 0;
             std::size_t closed = all;
             for (std::size_t r = 0; r < all; ++r)
             {
-                bool const is_open = (w.set_open[set] >> r & 1) != 0;
-                rows[is_open ? rungs.count : --closed] =
-                    w.loss + head * w.loss_of_head + static_cast<index_t>(r) * w.loss_of_rung + first;
-                if (is_open) { rungs.add(r, w.costs.bytes[r]); }
+                bool const is_open                     = (w.at(k).open >> r & 1) != 0;
+                rows[is_open ? rungs.count : --closed] = w.loss + (p.limit * w.heads + p.head) * w.loss_of_head
+                                                         + static_cast<index_t>(r) * w.loss_of_rung + p.first;
+                if (!is_open) { continue; }
+                rungs.add(r, w.costs.bytes[r]);
+                std::size_t const c = rungs.count - 1;
+                for (std::size_t a = 0; a < c; ++a) { rungs.inverse[a][c] = w.inverse[rungs.index[a]][r]; }
             }
-            count = w.tokens - first < piece_tokens ? w.tokens - first : piece_tokens;
-        }
-        t.sync();
-        for (index_t e = t.rank(); e < pairs; e += t.size())
-        {
-            rungs.compare(static_cast<std::size_t>(e) / max_rungs, static_cast<std::size_t>(e) % max_rungs, w.unit);
         }
         t.sync();
     }
+    [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
 };
 
-/// As many neighbouring elements as there are lanes; `none` past the end.
-template <int Lanes, class To, class From>
-[[gnu::always_inline]] MDKV_HD inline void read_lanes(
-    To (&to)[Lanes], From const* from, index_t at, index_t count, To none) noexcept
+/// Reads as many neighbouring losses as there are lanes, 0 past the end. One that is not finite makes `silence` no
+/// number.
+template <int Lanes>
+[[gnu::always_inline]] MDKV_HD inline void read_losses(
+    float const* row, index_t first, index_t count, float (&to)[Lanes], float (&silence)[Lanes])
 {
-    if (at + Lanes <= count)
+    if (first + Lanes <= count)
     {
         MDKV_FOR_LANES(l, Lanes)
         {
-            to[l] = from[at + l];
+            to[l] = row[first + l];
         }
     }
     else
     {
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            to[l] = at + l < count ? To{from[at + l]} : none;
-        }
+        for (int l = 0; l < Lanes; ++l) { to[l] = first + l < count ? row[first + l] : 0.0F; }
+    }
+    MDKV_FOR_LANES(l, Lanes)
+    {
+        silence[l] += to[l] * 0.0F;
     }
 }
 
-/// The thresholds of `columns` neighbouring tokens, each member's in turn: row j those of step j, row 0 the silence of
-/// tokens that have a loss which is not finite (not a number; otherwise 0). Their thresholds are 0, as past the end.
-template <std::size_t Count, team Team>
-MDKV_HD void find_as_many(Team const& t, open_piece const& from, std::size_t all, index_t first, float* theta)
+/// Calls body(i, loss, theta, silence) for all groups of neighbouring tokens i, i + 1, ... of a piece, each member's in
+/// turn. Losses and thresholds are 0 past the end, and for tokens with a loss that is not finite, whose silence is not
+/// 0.
+template <std::size_t Count, team Team, class Body>
+MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
 {
     constexpr int lanes     = Team::lanes;
     std::size_t const count = Count == run_time ? from.rungs.count : Count;
     float loss[token_thresholds<lanes, Count>::capacity][lanes];
     token_thresholds<lanes, Count> steps;
-    for (index_t i = t.rank() * lanes; i < columns; i += t.size() * lanes)
+    for (index_t i = t.rank() * lanes; i < from.count; i += t.size() * lanes)
     {
         float silence[lanes]{};
-        for (std::size_t r = 0; r < count; ++r)
-        {
-            read_lanes(loss[r], from.rows[r], first + i, from.count, 0.0F);
-            MDKV_FOR_LANES(l, lanes)
-            {
-                silence[l] += loss[r][l] * 0.0F;
-            }
-        }
-        for (std::size_t r = count; r < all; ++r)
+        MDKV_UNROLL
+        for (std::size_t r = 0; r < count; ++r) { read_losses(from.rows[r], i, from.count, loss[r], silence); }
+        for (std::size_t r = count; r < from.all; ++r)
         {
             float closed[lanes];
-            read_lanes(closed, from.rows[r], first + i, from.count, 0.0F);
-            MDKV_FOR_LANES(l, lanes)
-            {
-                silence[l] += closed[l] * 0.0F;
-            }
+            read_losses(from.rows[r], i, from.count, closed, silence);
         }
+        MDKV_UNROLL
         for (std::size_t r = 0; r < count; ++r)
         {
             MDKV_FOR_LANES(l, lanes)
@@ -335,25 +288,21 @@ MDKV_HD void find_as_many(Team const& t, open_piece const& from, std::size_t all
             }
         }
         steps.find(from.rungs, loss);
-        MDKV_FOR_LANES(l, lanes)
-        {
-            theta[i + l] = silence[l];
-        }
-        for (std::size_t j = 1; j < count; ++j)
-        {
-            MDKV_FOR_LANES(l, lanes)
-            {
-                theta[static_cast<index_t>(j) * columns + i + l] = steps.theta[j][l];
-            }
-        }
+        body(i, loss, steps.theta, silence);
     }
 }
 
-template <team Team>
-MDKV_HD void find_thresholds(Team const& t, open_piece const& from, std::size_t all, index_t first, float* theta)
+template <std::size_t Count>
+struct rung_count
 {
-    if (from.rungs.count == 4) { find_as_many<4>(t, from, all, first, theta); }
-    else { find_as_many<run_time>(t, from, all, first, theta); }
+    static constexpr std::size_t value = Count;
+};
+/// Calls body with the number of rungs: as a constant where it is the usual one.
+template <class Body>
+MDKV_HD void with_count(std::size_t count, Body const& body)
+{
+    if (count == 4) { body(rung_count<4>{}); }
+    else { body(rung_count<run_time>{}); }
 }
 
 /// The sum of `columns` doubles, which are lost, in the same order for every team.

@@ -1,0 +1,301 @@
+/// \file assign.hpp: rungs at the multiplier, upgrades for the bytes that it leaves, and the report (arXiv 2603.20616, section 4.3).
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/allocate/work.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::detail::dual
+{
+
+/// Gives every token its rung: at the multiplier, and at one just below where it is one of the ties that fit. Counts,
+/// and looks for the best upgrade of every pair of rungs.
+struct assign
+{
+    static constexpr char const* name = "allocate_assign";
+
+    work w;
+
+    [[nodiscard]] index_t items() const { return w.pieces() * w.all_problems(); }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        part const here = w.part_of(item);
+        if (!w.problems[here.problem].active) { return; }
+        open_piece& own = *t.scratch().template take<open_piece>(1);
+        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
+        with_count(own.rungs.count, [&](auto count) { go<decltype(count)::value>(t, own, here); });
+        double const loss = tree_sum(t, own.losses);
+        if (t.rank() == 0) { w.losses[item] = loss; }
+    }
+
+private:
+    /// The best upgrade that one member has seen of each pair of rungs.
+    template <std::size_t Rungs>
+    struct upgrades
+    {
+        float saved[Rungs][Rungs];
+        index_t token[Rungs][Rungs];
+    };
+
+    template <std::size_t Count, team Team>
+    MDKV_HD void go(Team const& t, open_piece& own, part const& here) const
+    {
+        constexpr int lanes            = Team::lanes;
+        constexpr std::size_t capacity = token_thresholds<lanes, Count>::capacity;
+        problem& p                     = w.problems[here.problem];
+        rung_table const& rungs        = own.rungs;
+        std::size_t const count        = Count == run_time ? rungs.count : Count;
+        float const multiplier         = float_of(p.multiplier);
+        float const below              = float_of(p.multiplier == 0 ? 0 : p.multiplier - 1);
+        index_t const ties             = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
+        index_t const left             = w.spends(p) ? p.room : 0;
+        std::uint8_t* const to         = w.rungs_of(here);
+        std::int32_t reached[capacity][lanes]{}; // tokens at a rung or above
+        std::int32_t silent[lanes]{};
+        upgrades<capacity> best{};
+        for_groups<Count>(t, own, [&](index_t i, auto const& loss, auto const& theta, auto const& silence) {
+            float bar[lanes];
+            float chosen[lanes];
+            std::int32_t rung[lanes];
+            MDKV_FOR_LANES(l, lanes)
+            {
+                bar[l]    = i + l < ties ? below : multiplier;
+                chosen[l] = loss[0][l];
+                rung[l]   = rungs.index[0];
+                silent[l] += silence[l] == 0.0F ? 0 : 1;
+            }
+            MDKV_UNROLL
+            for (std::size_t j = 1; j < count; ++j)
+            {
+                std::int32_t const index = rungs.index[j];
+                MDKV_FOR_LANES(l, lanes)
+                {
+                    bool const above = theta[j][l] > bar[l];
+                    chosen[l]        = above ? loss[j][l] : chosen[l];
+                    rung[l]          = above ? index : rung[l];
+                    reached[j][l] += above ? 1 : 0;
+                }
+            }
+            double* const sums = own.losses + i % columns;
+            MDKV_FOR_LANES(l, lanes)
+            {
+                sums[l] += double{chosen[l]};
+            }
+            if (i + lanes <= here.count)
+            {
+                MDKV_FOR_LANES(l, lanes)
+                {
+                    to[i + l] = static_cast<std::uint8_t>(rung[l]);
+                }
+            }
+            else
+            {
+                for (int l = 0; i + l < here.count; ++l) { to[i + l] = static_cast<std::uint8_t>(rung[l]); }
+            }
+            MDKV_UNROLL
+            for (std::size_t c = 1; c < count; ++c)
+            {
+                MDKV_UNROLL
+                for (std::size_t a = 0; a < c; ++a)
+                {
+                    if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
+                    look(i, loss, rung, rungs, a, c, best);
+                }
+            }
+        });
+        note<Count>(t, here, rungs, reached, silent, best, left);
+    }
+
+    /// Whether some of the tokens at rung a save more than those before by one at c.
+    template <int Lanes, std::size_t Rungs>
+    [[gnu::always_inline]] MDKV_HD static void look(index_t first, float const (&loss)[Rungs][Lanes],
+        std::int32_t const (&rung)[Lanes], rung_table const& rungs, std::size_t a, std::size_t c, upgrades<Rungs>& best)
+    {
+        float saved[Lanes];
+        float const most        = best.saved[a][c];
+        float const factor      = rungs.inverse[a][c];
+        std::int32_t const from = rungs.index[a];
+        std::uint32_t more      = 0;
+        MDKV_FOR_LANES(l, Lanes)
+        {
+            saved[l] = rung[l] == from ? (loss[a][l] - loss[c][l]) * factor : 0.0F;
+            more |= saved[l] > most ? 1U : 0U;
+        }
+        for (int l = 0; more != 0 && l < Lanes; ++l)
+        {
+            if (!(saved[l] > best.saved[a][c])) { continue; }
+            best.saved[a][c] = saved[l];
+            best.token[a][c] = first + l;
+        }
+    }
+
+    /// In the order of what is saved, then of the tokens.
+    [[nodiscard]] MDKV_HD static std::uint64_t upgrade_of(float saved, index_t token)
+    {
+        return static_cast<std::uint64_t>(0x7fffffffU - bits_of(saved)) << 33U | static_cast<std::uint64_t>(token);
+    }
+
+    template <std::size_t Count, team Team, std::size_t Rungs>
+    MDKV_HD void note(Team const& t, part const& here, rung_table const& rungs,
+        std::int32_t const (&reached)[Rungs][Team::lanes], std::int32_t const (&silent)[Team::lanes],
+        upgrades<Rungs> const& best, index_t left) const
+    {
+        auto const over_lanes = [&](std::int32_t const(&x)[Team::lanes]) {
+            index_t sum = 0;
+            for (int l = 0; l < Team::lanes; ++l) { sum += x[l]; }
+            return t.sum(sum);
+        };
+        std::size_t const count  = Count == run_time ? rungs.count : Count;
+        index_t const none       = over_lanes(silent);
+        index_t above            = 0;
+        std::int64_t* const told = w.counts + (here.problem * w.heads + here.head) * index_t{max_rungs};
+        for (std::size_t j = count; j-- > 0;)
+        {
+            index_t const up_to = j == 0 ? here.count : over_lanes(reached[j]);
+            if (t.rank() == 0 && up_to > above) { t.add_across(told + rungs.index[j], up_to - above); }
+            above = up_to;
+        }
+        if (t.rank() == 0 && none > 0) { t.add_across(&w.problems[here.problem].silent, none); }
+        std::uint64_t* const to = w.best + here.problem * w.rungs() * w.rungs();
+        for (std::size_t c = 1; left > 0 && c < count; ++c)
+        {
+            for (std::size_t a = 0; a < c; ++a)
+            {
+                if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
+                // Of the complements: the most saved, by the first token.
+                index_t const token         = here.head * w.tokens + here.first + best.token[a][c];
+                std::uint64_t const largest = t.max(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
+                if (t.rank() == 0 && largest != 0)
+                {
+                    t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);
+                }
+            }
+        }
+    }
+};
+
+/// Buys the best upgrades that there are bytes for, one at most of each pair of rungs, and reports each limit's best
+/// problem.
+struct conclude
+{
+    static constexpr char const* name = "allocate_conclude";
+
+    work w;
+
+    [[nodiscard]] static index_t scratch_bytes() { return columns * index_t{sizeof(double)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t limit) const
+    {
+        double* const room = t.scratch().template take<double>(columns);
+        index_t best       = -1;
+        for (index_t c = 0; c < w.candidates; ++c)
+        {
+            index_t const number = limit * w.candidates + c;
+            problem& p           = w.problems[number];
+            if (!p.active) { continue; }
+            double const* const losses = w.losses + number * w.pieces();
+            double const loss          = ordered_sum(t, room, w.pieces(), [&](index_t i) { return losses[i]; });
+            if (t.rank() != 0) { continue; }
+            tell(number, p, loss);
+            if (best < 0 || p.report.loss < w.problems[best].report.loss) { best = number; }
+        }
+        if (t.rank() != 0) { return; }
+        w.winner[limit] = best;
+        w.report[limit] = w.problems[best].report;
+    }
+
+private:
+    [[nodiscard]] MDKV_HD std::int64_t* counts(index_t number, index_t head) const
+    {
+        return w.counts + (number * w.heads + head) * index_t{max_rungs};
+    }
+
+    /// Returns what the upgrades save.
+    MDKV_HD double buy(index_t number, index_t left) const
+    {
+        double saved              = 0;
+        std::uint64_t* const best = w.best + number * w.rungs() * w.rungs();
+        while (true)
+        {
+            index_t next = 0;
+            for (index_t i = 1; i < w.rungs() * w.rungs(); ++i) { next = best[i] < best[next] ? i : next; }
+            if (best[next] == ~std::uint64_t{0}) { return saved; }
+            index_t const a  = next / w.rungs();
+            index_t const c  = next % w.rungs();
+            auto const token = static_cast<index_t>(best[next] & static_cast<std::uint64_t>(most_tokens - 1));
+            index_t const bytes =
+                w.costs.bytes[static_cast<std::size_t>(c)] - w.costs.bytes[static_cast<std::size_t>(a)];
+            index_t const head  = token / w.tokens;
+            index_t const at    = token % w.tokens;
+            index_t const limit = number / w.candidates;
+            std::uint8_t& rung  = *w.rungs_of({number, limit, 0, head, at, 1});
+            best[next]          = ~std::uint64_t{0};
+            if (bytes > left || rung != a) { continue; }
+            left -= bytes;
+            rung              = static_cast<std::uint8_t>(c);
+            float const* loss = w.loss + (limit * w.heads + head) * w.loss_of_head + at;
+            saved += double{loss[a * w.loss_of_rung]} - double{loss[c * w.loss_of_rung]};
+            --counts(number, head)[a];
+            ++counts(number, head)[c];
+        }
+    }
+
+    MDKV_HD void tell(index_t number, problem const& p, double tied_loss) const
+    {
+        allocation& report = w.problems[number].report;
+        report             = {};
+        report.status      = !p.over() && p.silent > 0 ? allocation_status::non_finite_loss : p.status;
+        report.limit       = w.limit_values[number / w.candidates];
+        report.loss        = tied_loss - buy(number, p.room);
+        for (index_t h = 0; h < w.heads && w.tokens > 0; ++h)
+        {
+            index_t widest = w.by_use ? 0 : w.at(w.set_of[number * w.heads + h]).charge;
+            for (std::size_t r = 0; r < w.costs.rungs; ++r)
+            {
+                index_t const tokens = counts(number, h)[r];
+                report.tokens[r] += tokens;
+                report.token_bytes += tokens * w.costs.bytes[r];
+                widest = tokens > 0 && w.costs.projection[r] > widest ? w.costs.projection[r] : widest;
+            }
+            report.charged_bytes += widest;
+        }
+        report.dual = report.loss;
+        if (p.over()) { return; }
+        float const m     = float_of(p.multiplier == no_more ? no_more - 1 : p.multiplier);
+        report.multiplier = double{m} / static_cast<double>(w.unit);
+        // With ties or without them, the rungs are of least loss + multiplier * bytes.
+        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(p.room));
+        double const bound =
+            w.chooses() && p.status == allocation_status::optimal ? w.dual[number / w.candidates] : own;
+        report.dual = report.loss < bound ? report.loss : bound;
+    }
+};
+
+/// Copies the rungs of each limit's best problem to the caller's.
+struct pick
+{
+    static constexpr char const* name = "allocate_pick";
+
+    work w;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        part to                          = w.part_of(item / w.pieces() * w.candidates * w.pieces() + item % w.pieces());
+        part from                        = to;
+        from.problem                     = w.winner[to.limit];
+        std::uint8_t const* const source = w.rungs_of(from);
+        std::uint8_t* const target       = w.rungs_of(to);
+        for (index_t i = t.rank(); source != target && i < to.count; i += t.size()) { target[i] = source[i]; }
+    }
+};
+
+} // namespace mdkv::detail::dual
