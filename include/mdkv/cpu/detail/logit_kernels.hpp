@@ -105,7 +105,7 @@ using logit_kernel = index_t(
 /// Logits [group, n] of n tokens of a run from token t on, a multiple of 16; those of a last, incomplete sixteen are followed
 /// by -infinity. Of codes, q.sums as `sum_groups` gives them. `copy` has room for the keys of a tile.
 template <class Stored>
-void block_logits(query_rows const& q, index_t group, run_rows const& keys, index_t t, index_t n,
+[[gnu::noinline]] void block_logits(query_rows const& q, index_t group, run_rows const& keys, index_t t, index_t n,
     sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const padded = tile::round_up(n, tile_tokens);

@@ -217,8 +217,8 @@ template <class Stored>
 /// followed by zeros up to a multiple of 16 tokens. Of codes, n <= quantised_block_tokens, and `copy` has room for the
 /// values of a tile.
 template <class Stored>
-void block_values(query_rows const& weights, index_t group, run_rows const& values, index_t t, index_t n,
-    sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
+[[gnu::noinline]] void block_values(query_rows const& weights, index_t group, run_rows const& values, index_t t,
+    index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const tile_bytes = tile_tokens * values.token_bytes;
     index_t const whole      = n / tile_tokens * tile_tokens;
