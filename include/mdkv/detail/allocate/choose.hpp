@@ -156,8 +156,18 @@ struct curve_reader
     };
 
     work const& w;
-    index_t item;  ///< number of the limit
-    index_t limit; ///< its bytes
+    index_t item;                 ///< number of the limit
+    index_t limit;                ///< its bytes
+    std::uint32_t affordable = 0; ///< bit k: a head can have set k
+
+    MDKV_HD curve_reader(work const& all, index_t number)
+        : w{all}
+        , item{number}
+        , limit{all.limit_of(number)}
+    {
+        for (index_t k = 0; k < w.sets; ++k) { affordable |= w.affords(item, k) ? 1U << k : 0U; }
+    }
+    [[nodiscard]] MDKV_HD bool affords(index_t k) const { return (affordable >> k & 1U) != 0; }
 
     [[nodiscard]] MDKV_HD index_t taken(index_t h, index_t k, index_t e) const
     {
@@ -179,7 +189,7 @@ struct curve_reader
         double lowest = 0;
         for (index_t k = 0; k < w.sets; ++k)
         {
-            if (!w.affords(item, k)) { continue; }
+            if (!affords(k)) { continue; }
             double const value = lost(h, k, e) + price(taken(h, k, e), e);
             if (best >= 0 && !(value < lowest)) { continue; }
             best   = k;
@@ -250,7 +260,7 @@ struct choose
         std::uint8_t* const chosen = sets + w.sets * w.heads;
         if (found->over()) { return; }
         room const own{t.scratch(), w};
-        curve_reader const read{w, limit, w.limit_of(limit)};
+        curve_reader const read{w, limit};
         auto const free  = read.at_limit([&](index_t h, index_t e) { return read.best_set(h, e); });
         index_t const at = free.edge < 0 ? coarse_bins - 1 : free.edge;
         double least     = __builtin_huge_val();
@@ -313,7 +323,7 @@ private:
             for (index_t c = t.rank(); c < changes; c += t.size())
             {
                 index_t const k = c % w.sets;
-                if (!w.affords(read.item, k)) { continue; }
+                if (!read.affords(k)) { continue; }
                 auto const with   = [&](index_t h, index_t) { return h == c / w.sets ? k : index_t{own.sets[h]}; };
                 double const here = read.at_limit(with).lost;
                 where             = here < least ? c : where;
