@@ -168,14 +168,14 @@ private:
     {
         simd::floats best =
             simd::load(row(p, 0) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[0]));
-        simd::ints outcome = simd::broadcast(value(0));
+        simd::ints outcome = simd::ints{} + value(0);
         MDKV_UNROLL for (std::size_t r = 1; r < R; ++r)
         {
             simd::floats const here =
                 simd::load(row(p, r) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[r]));
             simd::ints const cheaper = here < best;
             best                     = simd::min(here, best);
-            outcome                  = cheaper ? simd::broadcast(value(r)) : outcome;
+            outcome                  = cheaper ? simd::ints{} + value(r) : outcome;
         }
         return outcome;
     }

@@ -52,6 +52,21 @@ struct rung_table
 /// In place of a number of rungs that only the run time knows.
 inline constexpr std::size_t run_time = 0;
 
+/// Calls body(r) for first <= r < end; unrolled where the number of rungs is a constant, so that arrays become registers.
+template <std::size_t Count, class Body>
+[[gnu::always_inline]] MDKV_HD inline void for_rungs(std::size_t first, std::size_t end, Body const& body)
+{
+    if constexpr (Count == run_time)
+    {
+        for (std::size_t r = first; r < end; ++r) { body(r); }
+    }
+    else
+    {
+        MDKV_UNROLL
+        for (std::size_t r = first; r < end; ++r) { body(r); }
+    }
+}
+
 /// The thresholds of as many neighbouring tokens as there are lanes. Count is the number of rungs, or run_time. Losses must
 /// be finite. A negative threshold counts as 0, since no multiplier is negative; one is infinite where a difference of
 /// losses leaves the range of float.
@@ -65,34 +80,28 @@ struct token_thresholds
     [[gnu::always_inline]] MDKV_HD void find(rung_table const& rungs, float const (&loss)[capacity][Lanes]) noexcept
     {
         std::size_t const count = Count == run_time ? rungs.count : Count;
-        MDKV_UNROLL
-        for (std::size_t j = 1; j < count; ++j)
-        {
+        for_rungs<Count>(1, count, [&](std::size_t j) {
             MDKV_FOR_LANES(l, Lanes)
             {
                 theta[j][l] = 0;
             }
-        }
-        MDKV_UNROLL
-        for (std::size_t c = 1; c < count; ++c)
-        {
+        });
+        for_rungs<Count>(1, count, [&](std::size_t c) {
             float least[Lanes];
             MDKV_FOR_LANES(l, Lanes)
             {
                 least[l]    = saved(rungs, loss, 0, c, l);
                 theta[1][l] = theta[1][l] > least[l] ? theta[1][l] : least[l];
             }
-            MDKV_UNROLL
-            for (std::size_t a = 1; a < c; ++a)
-            {
+            for_rungs<Count>(1, c, [&](std::size_t a) {
                 MDKV_FOR_LANES(l, Lanes)
                 {
                     float const here = saved(rungs, loss, a, c, l);
                     least[l]         = least[l] < here ? least[l] : here;
                     theta[a + 1][l]  = theta[a + 1][l] > least[l] ? theta[a + 1][l] : least[l];
                 }
-            }
-        }
+            });
+        });
     }
 
 private:

@@ -71,9 +71,7 @@ private:
                 rung[l]   = rungs.index[0];
                 silent[l] += silence[l] == 0.0F ? 0 : 1;
             }
-            MDKV_UNROLL
-            for (std::size_t j = 1; j < count; ++j)
-            {
+            for_rungs<Count>(1, count, [&](std::size_t j) {
                 std::int32_t const index = rungs.index[j];
                 MDKV_FOR_LANES(l, lanes)
                 {
@@ -82,7 +80,7 @@ private:
                     rung[l]          = above ? index : rung[l];
                     reached[j][l] += above ? 1 : 0;
                 }
-            }
+            });
             double* const sums = own.losses + i % columns;
             MDKV_FOR_LANES(l, lanes)
             {
@@ -99,16 +97,11 @@ private:
             {
                 for (int l = 0; i + l < here.count; ++l) { to[i + l] = static_cast<std::uint8_t>(rung[l]); }
             }
-            MDKV_UNROLL
-            for (std::size_t c = 1; c < count; ++c)
-            {
-                MDKV_UNROLL
-                for (std::size_t a = 0; a < c; ++a)
-                {
-                    if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
-                    look(i, loss, rung, rungs, a, c, best);
-                }
-            }
+            for_rungs<Count>(1, count, [&](std::size_t c) {
+                for_rungs<Count>(0, c, [&](std::size_t a) {
+                    if (rungs.cost[c] - rungs.cost[a] <= left) { look(i, loss, rung, rungs, a, c, best); }
+                });
+            });
         });
         note<Count>(t, here, rungs, reached, silent, best, left);
     }

@@ -183,7 +183,7 @@ struct curve_reader
         return rounded_product(curves::edge(e), static_cast<double>(bytes) / static_cast<double>(w.unit));
     }
     /// The set of least loss + multiplier * bytes.
-    [[nodiscard]] MDKV_HD index_t best_set(index_t h, index_t e) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t best_set(index_t h, index_t e) const
     {
         index_t best  = -1;
         double lowest = 0;
@@ -198,20 +198,34 @@ struct curve_reader
         return best;
     }
 
-    /// \param set_of  set_of(h, e): the set of a head at an edge
-    template <class Sets>
-    [[nodiscard]] MDKV_HD outcome at_limit(Sets const& set_of) const
+    /// The set of every head: the best one at the edge that is asked for, or these, with one head's changed.
+    struct choice
     {
-        auto const bytes = [&](index_t e) {
-            index_t sum = 0;
-            for (index_t h = 0; h < w.heads; ++h) { sum += taken(h, set_of(h, e), e); }
-            return sum;
-        };
-        auto const loss = [&](index_t e) {
-            double sum = 0;
-            for (index_t h = 0; h < w.heads; ++h) { sum += lost(h, set_of(h, e), e); }
-            return sum;
-        };
+        std::uint8_t const* sets = nullptr; // [heads]
+        index_t head             = -1;
+        index_t set              = 0;
+    };
+    [[nodiscard]] MDKV_HD index_t set_of(choice const& of, index_t h, index_t e) const
+    {
+        return of.sets == nullptr ? best_set(h, e) : h == of.head ? of.set : index_t{of.sets[h]};
+    }
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t bytes_at(choice const& of, index_t e) const
+    {
+        index_t sum = 0;
+        for (index_t h = 0; h < w.heads; ++h) { sum += taken(h, set_of(of, h, e), e); }
+        return sum;
+    }
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD double loss_at(choice const& of, index_t e) const
+    {
+        double sum = 0;
+        for (index_t h = 0; h < w.heads; ++h) { sum += lost(h, set_of(of, h, e), e); }
+        return sum;
+    }
+
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& of) const
+    {
+        auto const bytes = [&](index_t e) { return bytes_at(of, e); };
+        auto const loss  = [&](index_t e) { return loss_at(of, e); };
         outcome here;
         index_t low  = 0;
         index_t high = coarse_bins;
@@ -261,7 +275,7 @@ struct choose
         if (found->over()) { return; }
         room const own{t.scratch(), w};
         curve_reader const read{w, limit};
-        auto const free  = read.at_limit([&](index_t h, index_t e) { return read.best_set(h, e); });
+        auto const free  = read.at_limit({});
         index_t const at = free.edge < 0 ? coarse_bins - 1 : free.edge;
         double least     = __builtin_huge_val();
         for (index_t e = at > 0 ? at - 1 : 0; e <= at; ++e)
@@ -276,10 +290,7 @@ struct choose
             least = lost < least ? lost : least;
             t.sync();
         }
-        for (index_t c = t.rank(); c < w.candidates; c += t.size())
-        {
-            own.at[c] = read.at_limit([&](index_t h, index_t) { return index_t{sets[c * w.heads + h]}; });
-        }
+        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { own.at[c] = read.at_limit({sets + c * w.heads}); }
         t.sync();
         if (t.rank() != 0) { return; }
         double most = __builtin_huge_val();
@@ -315,7 +326,7 @@ private:
     [[nodiscard]] MDKV_HD double descend(Team const& t, room const& own, curve_reader const& read) const
     {
         index_t const changes = w.heads * w.sets;
-        double lost           = read.at_limit([&](index_t h, index_t) { return index_t{own.sets[h]}; }).lost;
+        double lost           = read.at_limit({own.sets}).lost;
         for (index_t step = 0; step < 2 * w.heads; ++step)
         {
             double least  = lost;
@@ -324,8 +335,7 @@ private:
             {
                 index_t const k = c % w.sets;
                 if (!read.affords(k)) { continue; }
-                auto const with   = [&](index_t h, index_t) { return h == c / w.sets ? k : index_t{own.sets[h]}; };
-                double const here = read.at_limit(with).lost;
+                double const here = read.at_limit({own.sets, c / w.sets, k}).lost;
                 where             = here < least ? c : where;
                 least             = here < least ? here : least;
             }

@@ -105,10 +105,9 @@ struct weigh
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         with_count(own.rungs.count, [&](auto count) {
             for_groups<decltype(count)::value>(t, own, [&](index_t first, auto const&, auto const& theta, auto const&) {
-                std::size_t const constant = decltype(count)::value;
-                std::size_t const rungs    = constant == run_time ? own.rungs.count : constant;
-                MDKV_UNROLL
-                for (std::size_t j = 1; j < rungs; ++j) { add(t, own, first, theta[j], j, p.multiplier); }
+                constexpr std::size_t constant = decltype(count)::value;
+                std::size_t const rungs        = constant == run_time ? own.rungs.count : constant;
+                for_rungs<constant>(1, rungs, [&](std::size_t j) { add(t, own, first, theta[j], j, p.multiplier); });
             });
         });
         t.sync();

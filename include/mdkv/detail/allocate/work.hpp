@@ -272,21 +272,18 @@ MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
     for (index_t i = t.rank() * lanes; i < from.count; i += t.size() * lanes)
     {
         float silence[lanes]{};
-        MDKV_UNROLL
-        for (std::size_t r = 0; r < count; ++r) { read_losses(from.rows[r], i, from.count, loss[r], silence); }
+        for_rungs<Count>(0, count, [&](std::size_t r) { read_losses(from.rows[r], i, from.count, loss[r], silence); });
         for (std::size_t r = count; r < from.all; ++r)
         {
             float closed[lanes];
             read_losses(from.rows[r], i, from.count, closed, silence);
         }
-        MDKV_UNROLL
-        for (std::size_t r = 0; r < count; ++r)
-        {
+        for_rungs<Count>(0, count, [&](std::size_t r) {
             MDKV_FOR_LANES(l, lanes)
             {
                 loss[r][l] = silence[l] == 0.0F ? loss[r][l] : 0.0F;
             }
-        }
+        });
         steps.find(from.rungs, loss);
         body(i, loss, steps.theta, silence);
     }
