@@ -27,10 +27,10 @@
 #include <string>
 #include <vector>
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/thread_pool.hpp>

@@ -1,7 +1,7 @@
 /// \file gpu_pipeline.cu: a layer compressed and attended on the GPU, recorded into a graph once and replayed
+#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>

@@ -1,4 +1,4 @@
-#include <mdkv/cpu/allocate.hpp>
+#include <mdkv/allocate.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

@@ -1,6 +1,6 @@
 #include <mdkv/compress.hpp>
 
-#include <mdkv/cpu/allocate.hpp>
+#include <mdkv/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>

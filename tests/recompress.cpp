@@ -1,5 +1,6 @@
 #include <mdkv/recompress.hpp>
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -7,7 +8,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>

@@ -2,7 +2,6 @@
 // its tokens cold, as many layers take turns; what one stage leaves for the next (bases, losses) may be in the L2 cache,
 // as it is between the stages of compress.
 #include <mdkv/compress.hpp>
-#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/score.cuh>
 

@@ -1,10 +1,10 @@
 /// \file folding_cache.hpp: a packed cache that stays within fixed memory: it folds what was appended into what it holds
 #pragma once
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>

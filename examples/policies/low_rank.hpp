@@ -49,7 +49,7 @@ namespace runner
     return shape.window_bytes()
            + shape.heads
                  * (shape.tokens * set.bytes(0, shape.dims, shape.element_bytes)
-                     + mdkv::projection_bytes(set, shape.dims, shape.element_bytes));
+                     + mdkv::projection_bytes(set, 0, shape.dims, shape.element_bytes));
 }
 
 /// The largest rank whose bytes fit the limit; 0 drops all but the window. Rank key_dim needs no projections and may fit

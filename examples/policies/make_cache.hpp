@@ -1,6 +1,7 @@
 /// \file make_cache.hpp: the definitions of cache_maker: which parts each kind of policy is put together from
 #pragma once
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
@@ -8,7 +9,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>

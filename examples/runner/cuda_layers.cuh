@@ -14,7 +14,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/finite.hpp>
-#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>

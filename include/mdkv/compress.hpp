@@ -225,7 +225,7 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
     }
 
     auto const rungs     = static_cast<index_t>(ratios.size());
-    index_t const bases  = !whole && ratios.widest_projection(D) > 0 ? H : 0;
+    index_t const bases  = !whole && ratios.any_projected() ? H : 0;
     index_t const scored = whole ? 0 : H;
     index_t const pooled = options.pooling.copies() ? 0 : scored;
     index_t const limits = options.quotas ? H : 1;

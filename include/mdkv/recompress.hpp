@@ -133,7 +133,7 @@ struct recompressing
     index_t D     = shape.dims.keys;
     index_t Dv    = shape.dims.values;
     index_t rungs = static_cast<index_t>(ratios.size());
-    index_t bases = ratios.widest_projection(D) > 0 ? H : 0; ///< no heads where no rung is projected
+    index_t bases = ratios.any_projected() ? H : 0; ///< no heads where no rung is projected
 
     workspace::frame frame{*on.scratch, "recompress"};
     out_view<T, 3, B> keys              = room<T>(H, M, D);

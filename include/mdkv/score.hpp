@@ -106,7 +106,7 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
     all.rows("keys", keys, {heads, tokens, dim}, "H,N,D");
     all.rows("values", values, {heads, tokens, value_dim}, "H,N,Dv");
     all.rows("window_keys", window_keys, {heads, window, dim}, "H,W,D");
-    if (ratios.widest_projection(dim) > 0)
+    if (ratios.any_projected())
     {
         all.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D");
         all.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv");

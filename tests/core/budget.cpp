@@ -95,13 +95,13 @@ TEST_CASE("a layer shape names what is wrong with it")
     CHECK(none.full_bytes() == 0);
 }
 
-TEST_CASE("a projection costs the leading columns of both bases up to the widest projected rung")
+TEST_CASE("a projection costs the leading columns of both bases, as many as its rung has coordinates")
 {
-    static_assert(projection_bytes(paper_ratios, {64, 64}, 2) == 2 * (64 * 16) * 2);
-    static_assert(projection_bytes(evict_ratios, {64, 64}, 2) == 0);
-    CHECK(projection_bytes(paper_ratios, {192, 128}, 4) == (192 * 48 + 128 * 32) * 4);
-    CHECK(projection_bytes(ratio_set{drop, part(1, 8)}, {64, 64}, 2) == 2 * (64 * 8) * 2);
-    CHECK(projection_bytes(bit_ratios, {64, 64}, 2) == 0);
+    static_assert(projection_bytes(paper_ratios, 2, {64, 64}, 2) == 2 * (64 * 16) * 2);
+    static_assert(projection_bytes(evict_ratios, 1, {64, 64}, 2) == 0);
+    CHECK(projection_bytes(paper_ratios, 2, {192, 128}, 4) == (192 * 48 + 128 * 32) * 4);
+    CHECK(projection_bytes(ratio_set{drop, part(1, 8)}, 1, {64, 64}, 2) == 2 * (64 * 8) * 2);
+    for (std::size_t r = 0; r < bit_ratios.size(); ++r) { CHECK(projection_bytes(bit_ratios, r, {64, 64}, 2) == 0); }
 }
 
 TEST_CASE("a rung costs the projection that its coordinates need, however they are stored")

@@ -31,7 +31,7 @@ TEST_CASE("the paper's ratio set keeps 0, an eighth, a quarter and all of the co
     static_assert(paper_ratios.coordinates(2, 128) == 32);
     static_assert(paper_ratios.coordinates(3, 128) == 128);
     static_assert(paper_ratios.bytes(2, {128, 64}, 2) == 2 * (32 + 16));
-    static_assert(paper_ratios.widest_projection(128) == 32);
+    static_assert(paper_ratios.any_projected());
     static_assert(paper_ratios.full_rung() == 3);
     static_assert(paper_ratios.can_drop());
     CHECK(paper_ratios[1].projected());
@@ -41,7 +41,7 @@ TEST_CASE("the paper's ratio set keeps 0, an eighth, a quarter and all of the co
 
 TEST_CASE("a set without projected rungs needs no projection")
 {
-    static_assert(evict_ratios.widest_projection(64) == 0);
+    static_assert(!evict_ratios.any_projected());
     CHECK(evict_ratios.full_rung() == 1);
 }
 
@@ -65,9 +65,9 @@ TEST_CASE("a rung is full only as it was, projected only in the basis, quantised
     static_assert(part(1, 4).projected() && !part(1, 4).quantised());
     static_assert(part(1, 4).as(storage::int8).projected() && part(1, 4).as(storage::int8).quantised());
     static_assert(!drop.projected() && !drop.quantised() && !drop.full());
-    static_assert(bit_ratios.widest_projection(64) == 0);
+    static_assert(!bit_ratios.any_projected());
     constexpr ratio_set mixed{drop, part(1, 4).as(storage::int8), full_int4, full_int8};
-    static_assert(mixed.widest_projection(64) == 16);
+    static_assert(mixed.any_projected());
     CHECK(mixed.full_rung() == mixed.size());
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("sets without 0 and without 1 are allowed and say so")
     ratio_set const middle{part(1, 4), part(1, 2)};
     CHECK_FALSE(middle.can_drop());
     CHECK(middle.full_rung() == middle.size());
-    CHECK(middle.widest_projection(64) == 32);
+    CHECK(middle.any_projected());
 }
 
 TEST_CASE("a run-time set behaves like the compile-time set of the same rungs")

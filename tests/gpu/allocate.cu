@@ -1,5 +1,6 @@
-#include <mdkv/cpu/allocate.hpp>
-#include <mdkv/gpu/allocate.cuh>
+#include <mdkv/allocate.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 #include <mdkv/core/types.hpp>
 

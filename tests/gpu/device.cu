@@ -39,21 +39,20 @@ struct warp_functions
     }
 };
 
-/// Every thread adds to one number, and takes part in a maximum and a minimum.
+/// Every thread adds to one number, and takes part in a minimum.
 struct atomics
 {
     static constexpr char const* name = "atomics";
     static constexpr int threads      = 96;
 
-    out_view<unsigned, 1, gpu::backend> to;  // [3]
+    out_view<unsigned, 1, gpu::backend> to;  // [2]
     out_view<index_t, 1, gpu::backend> wide; // [1]
 
     __device__ void operator()() const
     {
         auto const t = static_cast<unsigned>(gpu::device::thread());
         gpu::device::atomic_add(&to(0), t);
-        gpu::device::atomic_max(&to(1), t);
-        gpu::device::atomic_min(&to(2), t);
+        gpu::device::atomic_min(&to(1), t);
         gpu::device::atomic_add(&wide(0), (index_t{1} << 40) + t);
     }
 };
@@ -147,8 +146,8 @@ TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
 
 TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")
 {
-    tensor<unsigned, 1> start{{3}};
-    start.assign(std::vector<unsigned>{0, 0, 1000});
+    tensor<unsigned, 1> start{{2}};
+    start.assign(std::vector<unsigned>{0, 1000});
     tensor<index_t, 1> start_wide{{1}};
     start_wide.set(-5, 0);
     device_tensor<unsigned, 1> to{start};
@@ -156,7 +155,7 @@ TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")
     support::run_on_device([&](gpu::backend const& on) {
         if (!on.scratch->counting()) { gpu::launch(on, atomics{to.out(), wide.out()}, 7); }
     });
-    CHECK(to.elements() == std::vector<unsigned>{7 * 95 * 96 / 2, 95, 0});
+    CHECK(to.elements() == std::vector<unsigned>{7 * 95 * 96 / 2, 0});
     CHECK(wide.host().get(0) == 7 * 96 * (index_t{1} << 40) + 7 * 95 * 96 / 2 - 5);
 }
 

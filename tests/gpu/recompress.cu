@@ -1,16 +1,15 @@
 #include <mdkv/recompress.hpp>
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/gpu/allocate.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>

@@ -1,12 +1,12 @@
 #include "examples/runner/cuda_layers.cuh"
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>

@@ -116,11 +116,4 @@ private:
            * element_bytes;
 }
 
-/// The same for the widest projected rung of the set.
-[[nodiscard]] constexpr index_t projection_bytes(ratio_set const& ratios, head_dims dims, index_t element_bytes)
-{
-    return (dims.keys * ratios.widest_projection(dims.keys) + dims.values * ratios.widest_projection(dims.values))
-           * element_bytes;
-}
-
 } // namespace mdkv

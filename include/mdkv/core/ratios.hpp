@@ -142,16 +142,14 @@ public:
                + stored_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
     }
 
-    /// Coordinates of the widest projected rung; 0 when the set has none.
-    [[nodiscard]] constexpr index_t widest_projection(index_t dim) const noexcept
+    /// Whether a rung needs projections.
+    [[nodiscard]] constexpr bool any_projected() const noexcept
     {
-        index_t widest = 0;
-        for (std::size_t r = 0; r < size(); ++r)
+        for (rung const& r : *this)
         {
-            index_t const kept = rungs_[r].projected() ? coordinates(r, dim) : 0;
-            widest             = kept > widest ? kept : widest;
+            if (r.projected()) { return true; }
         }
-        return widest;
+        return false;
     }
 
     /// Index of the rung that keeps the original vector; size() when there is none.

@@ -12,7 +12,6 @@
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
-#include <mdkv/detail/gram.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -76,13 +76,7 @@ public:
         memory_.run(fill<index_t>{appended, 0, 1}, 1);
     }
 
-    cache_owner(cache_owner&& other) noexcept
-        : memory_{other.memory_}
-        , arena_{std::move(other.arena_)}
-        , directory_{std::move(other.directory_)}
-        , tail_{std::move(other.tail_)}
-        , view_{std::exchange(other.view_, {})}
-    {}
+    cache_owner(cache_owner&& other) noexcept { *this = std::move(other); }
     cache_owner& operator=(cache_owner&& other) noexcept
     {
         memory_    = other.memory_;

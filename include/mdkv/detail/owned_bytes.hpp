@@ -4,7 +4,7 @@
 #include <mdkv/core/types.hpp>
 
 #include <cstddef>
-#include <utility>
+#include <memory>
 
 namespace mdkv::detail
 {
@@ -18,36 +18,24 @@ public:
 
     /// \throws whatever the memory throws
     owned_bytes(index_t size, Memory const& memory)
-        : memory_{memory}
-        , size_{size}
+        : data_{nullptr, give_back{memory, size}}
     {
-        if (size > 0) { data_ = static_cast<std::byte*>(memory_.allocate(static_cast<std::size_t>(size))); }
-    }
-    ~owned_bytes()
-    {
-        if (data_ != nullptr) { memory_.release(data_, static_cast<std::size_t>(size_)); }
+        if (size > 0) { data_.reset(static_cast<std::byte*>(memory.allocate(static_cast<std::size_t>(size)))); }
     }
 
-    owned_bytes(owned_bytes&& other) noexcept
-        : memory_{other.memory_}
-        , data_{std::exchange(other.data_, nullptr)}
-        , size_{std::exchange(other.size_, 0)}
-    {}
-    owned_bytes& operator=(owned_bytes other) noexcept
-    {
-        std::swap(memory_, other.memory_);
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-        return *this;
-    }
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] index_t size() const noexcept { return size_; }
+    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+    [[nodiscard]] index_t size() const noexcept { return data_ ? data_.get_deleter().size : 0; }
 
 private:
-    Memory memory_{};
-    std::byte* data_ = nullptr;
-    index_t size_    = 0;
+    struct give_back
+    {
+        Memory memory{};
+        index_t size = 0;
+
+        void operator()(std::byte* data) const noexcept { memory.release(data, static_cast<std::size_t>(size)); }
+    };
+
+    std::unique_ptr<std::byte, give_back> data_;
 };
 
 } // namespace mdkv::detail

@@ -79,10 +79,6 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
 {
     atomicMin(reinterpret_cast<atomic_word<T>*>(to), static_cast<atomic_word<T>>(value));
 }
-__device__ __forceinline__ void atomic_max(unsigned* to, unsigned value)
-{
-    atomicMax(to, value);
-}
 
 /// The block's dynamic shared memory, aligned to 16 bytes.
 [[nodiscard]] __device__ __forceinline__ std::byte* shared_memory()

@@ -14,7 +14,6 @@
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/detail/score_sweeps.cuh>
-#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-#include <mdkv/gpu/allocate.cuh>
+#include <mdkv/allocate.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::gpu::kernels
 {

@@ -1,7 +1,7 @@
 /// \file choose.hpp: which projections each head pays for where they are charged by use: decided by the heads' curves of bytes and losses (arXiv 2603.20616, section 4.3).
 #pragma once
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/team.hpp>

@@ -1,7 +1,7 @@
 /// \file solve.hpp: allocate's jobs in their order, and their memory (arXiv 2603.20616, sections 4.3, 4.4).
 #pragma once
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>

@@ -1,7 +1,7 @@
 /// \file work.hpp: the operands of allocate's jobs, the memory they share, and how a piece of tokens is read (arXiv 2603.20616, section 4.3).
 #pragma once
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>

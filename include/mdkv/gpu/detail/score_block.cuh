@@ -9,7 +9,6 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
-#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cstdint>

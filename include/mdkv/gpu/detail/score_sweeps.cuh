@@ -10,7 +10,6 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/score_block.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
-#include <mdkv/gpu/detail/score_tiling.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>

@@ -69,10 +69,6 @@ void atomic_min(T* to, T value)
 {
     *to = value < *to ? value : *to;
 }
-inline void atomic_max(unsigned* to, unsigned value)
-{
-    *to = *to < value ? value : *to;
-}
 
 [[nodiscard]] inline std::byte* shared_memory()
 {

@@ -1,0 +1,109 @@
+/// \file allocation.hpp: what allocate takes and gives: costs of rungs, options, and the report (arXiv 2603.20616, section 4.3).
+#pragma once
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv
+{
+
+/// Cost of each rung, in bytes per token and head, and of a head's projections if that rung is its widest projected one
+/// in use. Made from a ratio set, or filled in by callers with other rungs.
+struct rung_costs
+{
+    mdkv::array<index_t, max_rungs> bytes{};      ///< strictly ascending
+    mdkv::array<bool, max_rungs> projected{};     ///< needs the head's projections
+    mdkv::array<index_t, max_rungs> projection{}; ///< bytes of the projections; 0 for a rung that needs none
+    std::size_t rungs = 0;
+
+    rung_costs() = default;
+
+    /// \throws invalid_argument   a rung is no whole number of coordinates, or costs no more than the one before it
+    constexpr rung_costs(ratio_set const& ratios, head_dims dims, index_t element_bytes)
+        : rungs{ratios.size()}
+    {
+        ratios.expects_fit("key", dims.keys);
+        ratios.expects_fit("value", dims.values);
+        ratios.expects_ascending(dims, element_bytes);
+        for (std::size_t r = 0; r < ratios.size(); ++r)
+        {
+            bytes[r]      = ratios.bytes(r, dims, element_bytes);
+            projected[r]  = ratios[r].projected();
+            projection[r] = projection_bytes(ratios, r, dims, element_bytes);
+        }
+    }
+
+    /// Bytes of the widest projections a head could need.
+    [[nodiscard]] MDKV_HD constexpr index_t widest_projection() const noexcept
+    {
+        index_t most = 0;
+        for (std::size_t r = 0; r < size(); ++r) { most = projection[r] > most ? projection[r] : most; }
+        return most;
+    }
+
+    [[nodiscard]] MDKV_HD constexpr std::size_t size() const noexcept { return rungs; }
+
+    void expects_valid(char const* caller) const
+    {
+        expects(rungs >= 1 && rungs <= max_rungs, caller, ": costs has ", rungs, " rungs");
+        for (std::size_t r = 0; r < rungs; ++r)
+        {
+            expects(bytes[r] >= 0, caller, ": costs.bytes[", r, "] is ", bytes[r], "; it must not be negative");
+            expects(r == 0 || bytes[r] > bytes[r - 1], caller, ": costs.bytes must ascend; [", r, "] = ", bytes[r],
+                " does not exceed ", bytes[r == 0 ? 0 : r - 1]);
+            expects(projection[r] >= 0 && (projected[r] || projection[r] == 0), caller, ": costs.projection[", r,
+                "] is ", projection[r], "; it must be 0 for a rung that is not projected, and never negative");
+        }
+    }
+};
+
+/// Which heads pay for projections.
+enum class projection_charge : std::uint8_t
+{
+    by_use, ///< a head that uses a projected rung, for the widest one it uses; decided with everything else
+    always  ///< every head, for the widest projected rung of the set, as the paper words it
+};
+
+struct allocate_options
+{
+    /// Spend the leftover, first on ties, then on upgrades. If false, the dual's own choice is reported: no allocation
+    /// of as many bytes loses less, but heads that change their projections may leave much of the limit.
+    bool spend_leftover = true;
+
+    projection_charge charge = projection_charge::by_use;
+};
+
+/// Where several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
+enum class allocation_status : std::uint8_t
+{
+    optimal,          ///< the dual optimum, leftover spent
+    everything_kept,  ///< compress and recompress left every token as it was, and did not allocate
+    unprojected_only, ///< the limit could not hold the projections (`by_use`: not even the narrowest of one head);
+                      ///< projected rungs were left out
+    non_finite_loss,  ///< a loss was NaN or infinite: such tokens were given the cheapest rung open
+                      ///< to their head; the limit still holds
+    over_limit        ///< even the cheapest rungs exceed the limit; every token has the cheapest one
+};
+
+/// The result of allocate, in absolute units.
+struct allocation
+{
+    allocation_status status = allocation_status::optimal;
+    double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
+    double loss              = 0; ///< sum of the losses of the chosen rungs
+    double dual              = 0; ///< lower bound on the loss of any allocation within the limit (over_limit: the loss)
+    index_t limit            = 0; ///< bytes allowed for tokens and projections
+    index_t token_bytes      = 0; ///< bytes the chosen rungs take
+    index_t charged_bytes    = 0; ///< bytes set aside for projections
+    mdkv::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
+
+    /// Upper bound on the distance of the loss from the best one; 0 when the dual is tight.
+    [[nodiscard]] constexpr double gap() const noexcept { return loss - dual; }
+};
+
+} // namespace mdkv
