@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/compress.hpp>
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -174,7 +175,7 @@ template <std::size_t R>
     mdkv::ratio_set const& ratios, std::array<double, R> const& shares, index_t tokens, index_t kv_size)
 {
     using kernel       = kernels::fill_rungs;
-    index_t const room = kv_size * token_bytes - mdkv::projection_bytes(ratios, dims, sizeof(element));
+    index_t const room = kv_size * token_bytes - mdkv::rung_costs{ratios, dims, sizeof(element)}.widest_projection();
     device_array<std::uint8_t> made{heads * tokens};
     kernel job{made.data(), made.size(), {}, static_cast<int>(R)};
     for (std::size_t r = 1; r < R; ++r)

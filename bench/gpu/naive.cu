@@ -7,7 +7,7 @@
 
 #ifdef MDKV_BENCH_CUBLAS
 
-#    include <mdkv/gpu/allocate.cuh>
+#    include <mdkv/allocate.hpp>
 #    include <mdkv/gpu/backend.cuh>
 #    include <mdkv/gpu/basis.cuh>
 #    include <mdkv/gpu/score.cuh>

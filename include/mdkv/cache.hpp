@@ -6,6 +6,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 
@@ -166,8 +167,10 @@ struct cache_view
     }
 
     /// The same cache, for reading only.
-    MDKV_HD constexpr operator cache_view<element_type const, S>() const noexcept
+    template <
+        std::same_as<element_type const> Const> // (a template, because nvcc warns of one that converts to its own type)
         requires(!std::is_const_v<T>)
+    MDKV_HD constexpr operator cache_view<Const, S>() const noexcept
     {
         return {layout, arena, arena_bytes, heads, tail, tail_capacity, appended};
     }

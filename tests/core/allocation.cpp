@@ -4,7 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 
-#include "support/compare.hpp"
+#include "support/host.hpp"
 
 #include <cstddef>
 

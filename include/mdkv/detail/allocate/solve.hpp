@@ -4,6 +4,7 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/allocate/assign.hpp>
 #include <mdkv/detail/allocate/choose.hpp>
