@@ -166,9 +166,8 @@ struct cache_view
         return tail_capacity * (layout.dims.keys + layout.dims.values) * index_t{sizeof(T)};
     }
 
-    /// The same cache, for reading only.
-    template <
-        std::same_as<element_type const> Const> // (a template, because nvcc warns of one that converts to its own type)
+    /// The same cache, for reading only. (A template, because nvcc warns of a conversion to the own type.)
+    template <std::same_as<element_type const> Const>
         requires(!std::is_const_v<T>)
     MDKV_HD constexpr operator cache_view<Const, S>() const noexcept
     {

@@ -122,8 +122,9 @@ template <class Stored>
         });
         read_ahead next = ahead;
         sum_rows to{logits.x + g * logits.step, logits.step};
-        index_t done = 0;
-        for (logit_kernel* const kernel : {pass.wide, pass.one})
+        index_t done                  = 0;
+        logit_kernel* const kernels[] = {pass.wide, pass.one};
+        for (logit_kernel* const kernel : kernels)
         {
             index_t const first = t + done * tile_tokens;
             done += kernel(q.from(g), keys, keys.begin + keys.tile(first), whole - done, to, next);

@@ -179,10 +179,11 @@ template <class Stored>
 [[gnu::noinline]] void weighted_rows(pass_kernels<column_kernel> const& pass, query_rows const& weights,
     token_rows rows, index_t coordinates, sum_rows sums, read_ahead& ahead) noexcept
 {
-    index_t units     = (coordinates + per_unit<Stored> - 1) / per_unit<Stored>;
-    index_t const low = units;
-    index_t const odd = units * per_unit<Stored> - coordinates;
-    for (column_kernel* const kernel : {pass.wide, pass.two, pass.one})
+    index_t units                  = (coordinates + per_unit<Stored> - 1) / per_unit<Stored>;
+    index_t const low              = units;
+    index_t const odd              = units * per_unit<Stored> - coordinates;
+    column_kernel* const kernels[] = {pass.wide, pass.two, pass.one};
+    for (column_kernel* const kernel : kernels)
     {
         index_t const done = kernel(weights, rows, units - odd, sums, low, ahead);
         units -= done;
