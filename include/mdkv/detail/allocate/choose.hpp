@@ -224,27 +224,25 @@ struct curve_reader
 
     [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& of) const
     {
-        auto const bytes = [&](index_t e) { return bytes_at(of, e); };
-        auto const loss  = [&](index_t e) { return loss_at(of, e); };
         outcome here;
         index_t low  = 0;
         index_t high = coarse_bins;
         while (low < high)
         {
             index_t const middle = (low + high) / 2;
-            if (bytes(middle) <= limit) { high = middle; }
+            if (bytes_at(of, middle) <= limit) { high = middle; }
             else { low = middle + 1; }
         }
         index_t const before = low > 0 ? low - 1 : 0;
-        index_t const excess = bytes(before) - limit;
-        double const higher  = loss(before);
+        index_t const excess = bytes_at(of, before) - limit;
+        double const higher  = loss_at(of, before);
         here.least           = higher + price(excess, before);
         if (low == coarse_bins) { return here; }
         // Between two edges the loss is convex: below its chord, above its tangents.
         here.edge          = low;
-        here.room          = limit - bytes(low > 0 ? low : 1);
-        here.most          = loss(low);
-        double const right = here.most - price(limit - bytes(low), low);
+        here.room          = limit - bytes_at(of, low > 0 ? low : 1);
+        here.most          = loss_at(of, low);
+        double const right = here.most - price(limit - bytes_at(of, low), low);
         here.least         = here.least > right ? here.least : right;
         here.least         = here.least < here.most ? here.least : here.most; // whatever was rounded
         double const way = excess > 0 ? static_cast<double>(here.room) / static_cast<double>(excess + here.room) : 0.0;

@@ -289,17 +289,12 @@ MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
     }
 }
 
-template <std::size_t Count>
-struct rung_count
-{
-    static constexpr std::size_t value = Count;
-};
 /// Calls body with the number of rungs: as a constant where it is the usual one.
 template <class Body>
 MDKV_HD void with_count(std::size_t count, Body const& body)
 {
-    if (count == 4) { body(rung_count<4>{}); }
-    else { body(rung_count<run_time>{}); }
+    if (count == 4) { body(std::integral_constant<std::size_t, 4>{}); }
+    else { body(std::integral_constant<std::size_t, run_time>{}); }
 }
 
 /// The sum of `columns` doubles, which are lost, in the same order for every team.
