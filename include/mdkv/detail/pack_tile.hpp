@@ -150,15 +150,18 @@ private:
     template <team Team>
     MDKV_HD void write_tile(Team const& t, scratch const& mine, place const& at) const
     {
+        auto const dim = static_cast<int>(at.rows.by_token ? cache.layout.dims.values : cache.layout.dims.keys);
         t.sync(); // the tile before may still be read
         for (index_t i = t.rank(); i < tile; i += t.size())
         {
             mine.row[i] = row_of(at, at.first + (i < at.width ? i : at.width - 1));
+#if !defined(__CUDA_ARCH__) // the rows of a tile lie anywhere: a thread asks for all before it reads the first
+            for (int c = 0; c < dim; c += 64 / int{sizeof(T)}) { __builtin_prefetch(mine.row[i] + c); }
+#endif
         }
         t.sync();
         if (at.r == cache.layout.rungs) { return copy_exact(t, mine, at); }
         bool const in_basis = at.basis == run_basis::projected;
-        auto const dim      = static_cast<int>(at.rows.by_token ? cache.layout.dims.values : cache.layout.dims.keys);
         if (in_basis) { load(t, mine, 0, dim, mine.columns); }
         for (int c = 0; c < at.rows.coordinates; c += piece)
         {
