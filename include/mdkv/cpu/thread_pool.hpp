@@ -9,7 +9,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
