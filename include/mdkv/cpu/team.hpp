@@ -17,7 +17,8 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 class team
 {
 public:
-    static constexpr int lanes = 16;
+    static constexpr int lanes          = 16;
+    static constexpr int register_lanes = vector_lanes;
 
     MDKV_HD explicit team(std::byte* memory) noexcept
         : memory_{memory}

@@ -70,6 +70,7 @@ private:
 template <class T>
 concept team = requires(T const& t, index_t n, index_t* counter) {
     T::lanes;
+    T::register_lanes;
     n = t.rank();
     n = t.size();
     t.sync();

@@ -73,43 +73,23 @@ template <std::size_t Count, class Body>
 template <int Lanes, std::size_t Count = run_time>
 struct token_thresholds
 {
+    using floats                          = lane_floats<Lanes>;
     static constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
 
-    float theta[capacity][Lanes]; ///< theta[1] ... theta[count - 1]; the others are unused
+    floats theta[capacity]; ///< theta[1] ... theta[count - 1]; the others are unused
 
-    [[gnu::always_inline]] MDKV_HD void find(rung_table const& rungs, float const (&loss)[capacity][Lanes]) noexcept
+    [[gnu::always_inline]] MDKV_HD void find(rung_table const& rungs, floats const (&loss)[capacity]) noexcept
     {
         std::size_t const count = Count == run_time ? rungs.count : Count;
-        for_rungs<Count>(1, count, [&](std::size_t j) {
-            MDKV_FOR_LANES(l, Lanes)
-            {
-                theta[j][l] = 0;
-            }
-        });
+        for_rungs<Count>(1, count, [&](std::size_t j) { theta[j] = floats{}; });
         for_rungs<Count>(1, count, [&](std::size_t c) {
-            float least[Lanes];
-            MDKV_FOR_LANES(l, Lanes)
-            {
-                least[l]    = saved(rungs, loss, 0, c, l);
-                theta[1][l] = theta[1][l] > least[l] ? theta[1][l] : least[l];
-            }
+            floats least = (loss[0] - loss[c]) * rungs.inverse[0][c];
+            theta[1]     = larger(theta[1], least);
             for_rungs<Count>(1, c, [&](std::size_t a) {
-                MDKV_FOR_LANES(l, Lanes)
-                {
-                    float const here = saved(rungs, loss, a, c, l);
-                    least[l]         = least[l] < here ? least[l] : here;
-                    theta[a + 1][l]  = theta[a + 1][l] > least[l] ? theta[a + 1][l] : least[l];
-                }
+                least        = smaller(least, (loss[a] - loss[c]) * rungs.inverse[a][c]);
+                theta[a + 1] = larger(theta[a + 1], least);
             });
         });
-    }
-
-private:
-    /// What moving from rung a up to rung c saves, per unit of bytes.
-    [[gnu::always_inline]] MDKV_HD static float saved(
-        rung_table const& rungs, float const (&loss)[capacity][Lanes], std::size_t a, std::size_t c, int l) noexcept
-    {
-        return (loss[a][l] - loss[c][l]) * rungs.inverse[a][c];
     }
 };
 

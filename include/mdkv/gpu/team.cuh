@@ -22,6 +22,7 @@ class team
 {
 public:
     static constexpr int lanes              = 1;
+    static constexpr int register_lanes     = 1;
     static constexpr index_t reserved_bytes = 0; ///< of dynamic shared memory, for the collectives
 
 #pragma nv_exec_check_disable

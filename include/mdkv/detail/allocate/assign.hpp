@@ -30,6 +30,7 @@ struct assign
         if (!w.problems[here.problem].active) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
+        own.clear_losses(t);
         with_count(own.rungs.count, [&](auto count) { go<decltype(count)::value>(t, own, here); });
         double const loss = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.losses[item] = loss; }
@@ -47,86 +48,79 @@ private:
     template <std::size_t Count, team Team>
     MDKV_HD void go(Team const& t, open_piece& own, part const& here) const
     {
-        constexpr int lanes            = Team::lanes;
+        constexpr int lanes            = Team::register_lanes;
         constexpr std::size_t capacity = token_thresholds<lanes, Count>::capacity;
+        using floats                   = lane_floats<lanes>;
+        using ints                     = lane_ints<lanes>;
         problem& p                     = w.problems[here.problem];
         rung_table const& rungs        = own.rungs;
         std::size_t const count        = Count == run_time ? rungs.count : Count;
-        float const multiplier         = float_of(p.multiplier);
-        float const below              = float_of(p.multiplier == 0 ? 0 : p.multiplier - 1);
+        floats const multiplier        = floats{} + float_of(p.multiplier);
+        floats const below             = floats{} + float_of(p.multiplier == 0 ? 0 : p.multiplier - 1);
         index_t const ties             = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
         index_t const left             = w.spends(p) ? p.room : 0;
         std::uint8_t* const to         = w.rungs_of(here);
-        std::int32_t reached[capacity][lanes]{}; // tokens at a rung or above
-        std::int32_t silent[lanes]{};
+        ints const one                 = ints{} + 1;
+        ints reached[capacity]{}; // tokens at a rung or above
+        ints silent{};
         upgrades<capacity> best{};
-        for_groups<Count>(t, own, [&](index_t i, auto const& loss, auto const& theta, auto const& silence) {
-            float bar[lanes];
-            float chosen[lanes];
-            std::int32_t rung[lanes];
-            MDKV_FOR_LANES(l, lanes)
+        neighbours<lanes, Count> group;
+        for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
+        {
+            group.read(own, i);
+            floats bar = i + lanes <= ties ? below : multiplier;
+            if (i < ties && i + lanes > ties)
             {
-                bar[l]    = i + l < ties ? below : multiplier;
-                chosen[l] = loss[0][l];
-                rung[l]   = rungs.index[0];
-                silent[l] += silence[l] == 0.0F ? 0 : 1;
+                float bars[lanes];
+                for (int l = 0; l < lanes; ++l) { bars[l] = float_of(p.multiplier - (i + l < ties ? 1 : 0)); }
+                __builtin_memcpy(&bar, bars, sizeof bar);
             }
+            floats chosen = group.loss[0];
+            ints rung     = ints{} + std::int32_t{rungs.index[0]};
+            silent += group.silence == 0.0F ? ints{} : one;
             for_rungs<Count>(1, count, [&](std::size_t j) {
-                std::int32_t const index = rungs.index[j];
-                MDKV_FOR_LANES(l, lanes)
-                {
-                    bool const above = theta[j][l] > bar[l];
-                    chosen[l]        = above ? loss[j][l] : chosen[l];
-                    rung[l]          = above ? index : rung[l];
-                    reached[j][l] += above ? 1 : 0;
-                }
+                floats const theta = group.steps.theta[j];
+                chosen             = theta > bar ? group.loss[j] : chosen;
+                rung               = theta > bar ? ints{} + std::int32_t{rungs.index[j]} : rung;
+                reached[j] += theta > bar ? one : ints{};
             });
-            double* const sums = own.losses + i % columns;
-            MDKV_FOR_LANES(l, lanes)
-            {
-                sums[l] += double{chosen[l]};
-            }
-            if (i + lanes <= here.count)
-            {
-                MDKV_FOR_LANES(l, lanes)
-                {
-                    to[i + l] = static_cast<std::uint8_t>(rung[l]);
-                }
-            }
-            else
-            {
-                for (int l = 0; i + l < here.count; ++l) { to[i + l] = static_cast<std::uint8_t>(rung[l]); }
-            }
-            for_rungs<Count>(1, count, [&](std::size_t c) {
-                for_rungs<Count>(0, c, [&](std::size_t a) {
-                    if (rungs.cost[c] - rungs.cost[a] <= left) { look(i, loss, rung, rungs, a, c, best); }
-                });
-            });
-        });
+            double* const sums = own.losses + (i & (columns - 1));
+            for_lanes<lanes>(chosen, [&](int l, float x) { sums[l] += double{x}; });
+            store_bytes<lanes>(rung, to + i, here.count - i);
+            if (left > 0) { look<Count, lanes>(i, group.loss, rung, rungs, left, best); }
+        }
         note<Count>(t, here, rungs, reached, silent, best, left);
     }
 
-    /// Whether some of the tokens at rung a save more than those before by one at c.
-    template <int Lanes, std::size_t Rungs>
-    [[gnu::always_inline]] MDKV_HD static void look(index_t first, float const (&loss)[Rungs][Lanes],
-        std::int32_t const (&rung)[Lanes], rung_table const& rungs, std::size_t a, std::size_t c, upgrades<Rungs>& best)
+    /// What one of these tokens saves by each pair of rungs that there are bytes for, where that is more than before.
+    template <std::size_t Count, int Lanes, std::size_t Rungs>
+    [[gnu::always_inline]] MDKV_HD static void look(index_t first, lane_floats<Lanes> const (&loss)[Rungs],
+        lane_ints<Lanes> const& rung, rung_table const& rungs, index_t left, upgrades<Rungs>& best)
     {
-        float saved[Lanes];
-        float const most        = best.saved[a][c];
-        float const factor      = rungs.inverse[a][c];
-        std::int32_t const from = rungs.index[a];
-        std::uint32_t more      = 0;
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            saved[l] = rung[l] == from ? (loss[a][l] - loss[c][l]) * factor : 0.0F;
-            more |= saved[l] > most ? 1U : 0U;
-        }
-        for (int l = 0; more != 0 && l < Lanes; ++l)
-        {
-            if (!(saved[l] > best.saved[a][c])) { continue; }
-            best.saved[a][c] = saved[l];
-            best.token[a][c] = first + l;
-        }
+        using ints               = lane_ints<Lanes>;
+        std::size_t const count  = Count == run_time ? rungs.count : Count;
+        auto const for_all_pairs = [&](auto const& body) {
+            for_rungs<Count>(1, count, [&](std::size_t c) {
+                for_rungs<Count>(0, c, [&](std::size_t a) {
+                    if (rungs.cost[c] - rungs.cost[a] > left) { return; }
+                    auto const saved = (loss[a] - loss[c]) * rungs.inverse[a][c];
+                    ints const more  = saved > best.saved[a][c] ? ints{} + 1 : ints{};
+                    body(a, c, saved, rung == std::int32_t{rungs.index[a]} ? more : ints{});
+                });
+            });
+        };
+        ints any{};
+        for_all_pairs([&](std::size_t, std::size_t, auto const&, ints const& more) { any |= more; });
+        if (lane_word<Lanes>(any) == 0) { return; }
+        for_all_pairs([&](std::size_t a, std::size_t c, auto const& saved, ints const& more) {
+            float of[Lanes];
+            __builtin_memcpy(of, &saved, sizeof of);
+            for_lanes_in(lane_word<Lanes>(more), [&](int l) {
+                if (!(of[l] > best.saved[a][c])) { return; }
+                best.saved[a][c] = of[l];
+                best.token[a][c] = first + l;
+            });
+        });
     }
 
     /// In the order of what is saved, then of the tokens.
@@ -137,12 +131,14 @@ private:
 
     template <std::size_t Count, team Team, std::size_t Rungs>
     MDKV_HD void note(Team const& t, part const& here, rung_table const& rungs,
-        std::int32_t const (&reached)[Rungs][Team::lanes], std::int32_t const (&silent)[Team::lanes],
+        lane_ints<Team::register_lanes> const (&reached)[Rungs], lane_ints<Team::register_lanes> const& silent,
         upgrades<Rungs> const& best, index_t left) const
     {
-        auto const over_lanes = [&](std::int32_t const(&x)[Team::lanes]) {
+        auto const over_lanes = [&](lane_ints<Team::register_lanes> const& x) {
+            std::int32_t of[Team::register_lanes];
+            __builtin_memcpy(of, &x, sizeof of);
             index_t sum = 0;
-            for (int l = 0; l < Team::lanes; ++l) { sum += x[l]; }
+            for (std::int32_t const n : of) { sum += n; }
             return t.sum(sum);
         };
         std::size_t const count  = Count == run_time ? rungs.count : Count;

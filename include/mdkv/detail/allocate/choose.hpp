@@ -38,11 +38,16 @@ struct weigh_sets
         if (!w.affords(limit, k)) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, k);
+        own.clear_sums(t);
+        own.clear_losses(t);
         with_count(own.rungs.count, [&](auto count) {
-            for_groups<decltype(count)::value>(
-                t, own, [&](index_t first, auto const& loss, auto const& theta, auto const&) {
-                    for (int l = 0; l < Team::lanes; ++l) { add(t, own, first + l, loss, theta, l); }
-                });
+            constexpr int lanes = Team::register_lanes;
+            neighbours<lanes, decltype(count)::value> group;
+            for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
+            {
+                group.read(own, i);
+                add<lanes>(t, own, i, group.loss, group.steps.theta);
+            }
         });
         double const least = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.offsets[item] = least; }
@@ -54,20 +59,25 @@ struct weigh_sets
     }
 
 private:
-    template <team Team, class Rows>
-    MDKV_HD void add(Team const& t, open_piece& own, index_t i, Rows const& loss, Rows const& theta, int l) const
+    template <int Lanes, team Team, std::size_t Rungs>
+    [[gnu::always_inline]] MDKV_HD void add(Team const& t, open_piece& own, index_t first,
+        lane_floats<Lanes> const (&loss)[Rungs], lane_floats<Lanes> const (&theta)[Rungs]) const
     {
-        float least = loss[0][l];
+        lane_floats<Lanes> least = loss[0];
         for (std::size_t j = 1; j < own.rungs.count; ++j)
         {
-            least = loss[j][l] < least ? loss[j][l] : least;
-            if (!(theta[j][l] > 0)) { continue; }
-            std::uint32_t const bits = bits_of(theta[j][l]);
-            std::int64_t* const bin  = own.sums + (bits >> 21U);
-            t.add(bin, own.step(j));
-            t.add(bin + coarse_bins, own.step(j) * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
+            least = smaller(loss[j], least);
+            float values[Lanes];
+            __builtin_memcpy(values, &theta[j], sizeof values);
+            for_lanes_in(lane_word<Lanes>(theta[j] > 0.0F ? lane_ints<Lanes>{} + 1 : lane_ints<Lanes>{}), [&](int l) {
+                std::uint32_t const bits = bits_of(values[l]);
+                std::int64_t* const bin  = own.sums + (bits >> 21U);
+                t.add(bin, own.step(j));
+                t.add(bin + coarse_bins, own.step(j) * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
+            });
         }
-        own.losses[i % columns] += double{least};
+        double* const sums = own.losses + (first & (columns - 1));
+        for_lanes<Lanes>(least, [&](int l, float x) { sums[l] += double{x}; });
     }
 };
 
@@ -297,10 +307,10 @@ struct choose
         for (index_t h = 0; h < w.heads; ++h) { alike = alike && chosen[h] == chosen[0]; }
         for (index_t c = 0; c < w.candidates; ++c)
         {
-            auto const& here    = own.at[c];
-            found[c].active     = here.edge >= 0 && here.least <= most && !(alike && c == w.sets);
-            found[c].multiplier = static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0);
-            found[c].room       = here.room;
+            auto const& here = own.at[c];
+            found[c].active  = here.edge >= 0 && here.least <= most && !(alike && c == w.sets);
+            found[c].room    = here.room;
+            found[c].set_bins(static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0) << 21U, index_t{1} << 21);
         }
         w.dual[limit] = free.least;
     }

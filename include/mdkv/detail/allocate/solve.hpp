@@ -25,7 +25,7 @@ template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
-/// Solves all limits. Thirteen launches on a GPU, fifteen where heads choose, whatever the losses.
+/// Solves all limits. Fifteen launches on a GPU, thirteen where heads choose, whatever the losses.
 /// \param words  from `fine` on, to be cleared
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
@@ -41,13 +41,19 @@ void solve(B const& on, work const& w, index_t words)
         run(on, rows, rows.items());
         run(on, choose{w}, w.limits);
     }
-    for (int level = w.chooses() ? 1 : 0; level <= token_level; ++level)
+    // A sample, the bins that it leads to, and where it misled, all 31 bits of thresholds; 21 where heads have chosen.
+    for (int search = w.chooses() ? 3 : 0; search < 5; ++search)
     {
-        weigh const digit_of_all{w, level};
-        run(on, digit_of_all, digit_of_all.items());
-        combine(on, w.fine, w.all_problems() * (fine_bins + w.pieces()));
-        run(on, narrow{w, level}, w.all_problems());
+        weigh const bins{w, search == 0};
+        run(on, bins, bins.items());
+        combine(on, w.fine, w.all_problems() * (fine_bins + 1));
+        narrow const found{w, search == 0};
+        run(on, found, found.items());
     }
+    weigh_ties const ties{w};
+    run(on, ties, ties.items());
+    combine(on, w.tied, w.all_problems() * w.pieces());
+    run(on, break_ties{w}, w.all_problems());
     assign const rungs{w};
     run(on, rungs, rungs.items());
     run(on, conclude{w}, w.limits);
@@ -106,12 +112,13 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     expects(all * tokens < most_tokens, "allocate: loss has ", all, " heads of ", tokens, " tokens; fewer than ",
         most_tokens, " in all are served");
 
-    work w            = arrange(costs, options.charge == projection_charge::by_use, tokens);
-    w.spend_leftover  = options.spend_leftover;
-    w.limits          = limits.extent(0);
-    w.heads           = w.limits == 1 ? all : 1;
-    w.candidates      = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
-    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
+    work w             = arrange(costs, options.charge == projection_charge::by_use, tokens);
+    w.spend_leftover   = options.spend_leftover;
+    w.limits           = limits.extent(0);
+    w.heads            = w.limits == 1 ? all : 1;
+    w.candidates       = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
+    w.pieces_per_head  = (tokens + piece_tokens - 1) / piece_tokens;
+    w.pieces_per_block = B::memory_space == space::host ? 16 : 1; // a GPU has more to gain from many teams
     while (w.dropped_bits < 21 && most >> (41 + w.dropped_bits) != 0) { ++w.dropped_bits; }
     w.loss         = loss.data_handle();
     w.loss_of_head = loss.stride(0);
@@ -124,7 +131,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
-    index_t const of_problem = fine_bins + w.pieces() + w.heads * index_t{max_rungs};
+    index_t const of_problem = fine_bins + 1 + w.pieces() + w.heads * index_t{max_rungs};
     index_t const words      = problems * of_problem + chosen * w.heads * w.sets * 2 * coarse_bins;
     w.fine                   = frame.template take<std::int64_t>(words);
     w.problems               = frame.template take<problem>(problems);
@@ -137,7 +144,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.codes                  = frame.template take<std::uint8_t>(chosen * w.sets * w.heads * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        w.tied   = w.fine + problems * fine_bins;
+        w.tied   = w.fine + problems * (fine_bins + 1);
         w.counts = w.tied + problems * w.pieces();
         w.coarse = w.fine + problems * of_problem;
     }

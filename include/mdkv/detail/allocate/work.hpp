@@ -26,28 +26,16 @@ inline constexpr index_t columns = 256;
 /// Tokens of one limit, so that a token's number fits below the bits of a threshold.
 inline constexpr index_t most_tokens = index_t{1} << 33;
 
-/// The multiplier is found in three digits of a float's bits, since the order of non-negative floats is that of their
-/// bits; then the first tie that does not fit: its piece, and its token in the piece.
-struct digit
-{
-    int low; ///< bits below
-    int width;
-    index_t bins;
-
-    [[nodiscard]] MDKV_HD static constexpr digit of_level(int level) noexcept
-    {
-        return level == 0   ? digit{21, 10, 1024}
-               : level == 1 ? digit{10, 11, 2048}
-               : level == 2 ? digit{0, 10, 1024}
-               : level == 3 ? digit{0, 0, 1}
-                            : digit{0, 0, piece_tokens};
-    }
-};
-inline constexpr int piece_level       = 3;
-inline constexpr int token_level       = 4;
-inline constexpr index_t coarse_bins   = 1024;
-inline constexpr index_t fine_bins     = 2048;
-inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold exceeds it
+/// Of one histogram.
+inline constexpr index_t fine_bins   = 2048;
+inline constexpr index_t coarse_bins = 1024;
+/// The bits of all thresholds below those that number fine_bins.
+inline constexpr int whole_shift = 20;
+/// Of how many tokens one is in the sample, in runs of neighbours, where there are so many tokens.
+inline constexpr index_t sampled        = 16;
+inline constexpr index_t sample_run     = 16;
+inline constexpr index_t worth_a_sample = 1 << 14;
+inline constexpr std::uint32_t no_more  = 0x7f800000; ///< infinity: no threshold exceeds it
 
 [[nodiscard]] MDKV_HD inline std::uint32_t bits_of(float x) noexcept
 {
@@ -70,6 +58,16 @@ inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold
 #endif
 }
 
+/// Spelled so, because <cmath> takes longer to compile than all of allocate's headers.
+[[nodiscard]] MDKV_HD inline double square_root(double x) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    return __dsqrt_rn(x);
+#else
+    return __builtin_sqrt(x);
+#endif
+}
+
 /// Rungs that a head may use, and what it pays for their projections.
 struct rung_set
 {
@@ -83,14 +81,27 @@ struct problem
 {
     bool active; ///< is to be solved
     allocation_status status;
-    std::uint32_t multiplier; ///< its digits found so far; at last all its bits
-    index_t room;             ///< bytes left by the thresholds above, at last by ties as well
-    index_t piece;            ///< ties before this piece, and
-    index_t token;            ///< before this token of it, are given the costlier rung
-    index_t silent;           ///< tokens with a loss that is not finite
+    // Order of non-negative floats is that of their bits: the multiplier's lie in `bins` bins of 2^shift from here on.
+    std::uint32_t multiplier;
+    int shift;
+    index_t bins;
+    bool guessed;   ///< they may lie elsewhere, and `room` is all there is; else
+    index_t room;   ///< bytes left by the thresholds above the bins, at last by ties as well
+    index_t found;  ///< the bin of the last search that they are; negative where pieces have not noted theirs
+    index_t piece;  ///< ties before this piece, and
+    index_t token;  ///< before this token of it, are given the costlier rung
+    index_t silent; ///< tokens with a loss that is not finite
     allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
+
+    /// As few values a bin as there are bins for.
+    MDKV_HD void set_bins(std::uint32_t from, index_t values) noexcept
+    {
+        multiplier = from;
+        for (shift = 0; values > fine_bins << shift;) { ++shift; }
+        bins = (values + (index_t{1} << shift) - 1) >> shift;
+    }
 };
 
 /// Tokens of one piece of one problem.
@@ -103,6 +114,13 @@ struct part
     index_t first;
     index_t count;
 };
+
+/// How many of the tokens of a piece are in the sample.
+[[nodiscard]] MDKV_HD constexpr index_t tokens_in_sample(index_t tokens) noexcept
+{
+    index_t const rest = tokens % (sampled * sample_run);
+    return tokens / (sampled * sample_run) * sample_run + (rest < sample_run ? rest : sample_run);
+}
 
 /// Operands and memory of all jobs of a call.
 struct work
@@ -129,8 +147,9 @@ struct work
     index_t heads; ///< of a limit
     index_t tokens;
     index_t pieces_per_head;
+    index_t pieces_per_block; ///< that share a histogram
 
-    std::int64_t* fine;   // [problems, fine_bins]
+    std::int64_t* fine;   // [problems, fine_bins + 1]  bytes in each bin, and above them
     std::int64_t* tied;   // [problems, pieces]  bytes, the last piece first
     std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
     std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; their last bits, or losses
@@ -171,15 +190,17 @@ struct work
     {
         return coarse + (head * sets + k) * 2 * coarse_bins;
     }
-    /// Whether a digit has to be found.
-    [[nodiscard]] MDKV_HD bool searches(problem const& p, int level) const noexcept
+    [[nodiscard]] MDKV_HD bool samples() const noexcept { return !chooses() && heads * tokens >= worth_a_sample; }
+    [[nodiscard]] MDKV_HD std::int64_t* fine_of(index_t number) const noexcept
     {
-        return p.active && !p.over() && (level < piece_level || spends(p));
+        return fine + number * (fine_bins + 1);
     }
+    /// Whether the multiplier is still to be found.
+    [[nodiscard]] MDKV_HD bool searches(problem const& p) const noexcept { return p.active && !p.over() && p.bins > 1; }
     /// Whether ties and upgrades are given what the multiplier leaves.
     [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
     {
-        return spend_leftover && p.multiplier != 0 && !p.over();
+        return p.active && spend_leftover && p.multiplier != 0 && !p.over();
     }
     [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
     {
@@ -188,6 +209,19 @@ struct work
         index_t const owner = item / pieces();
         return {owner, owner / candidates, piece, piece / pieces_per_head, first,
             tokens - first < piece_tokens ? tokens - first : piece_tokens};
+    }
+    [[nodiscard]] MDKV_HD index_t blocks_per_head() const noexcept
+    {
+        return (pieces_per_head + pieces_per_block - 1) / pieces_per_block;
+    }
+    /// The part of a block's first piece, with the tokens of all.
+    [[nodiscard]] MDKV_HD part block_of(index_t item) const noexcept
+    {
+        index_t const head = item / blocks_per_head();
+        part here          = part_of(head * pieces_per_head + item % blocks_per_head() * pieces_per_block);
+        index_t const most = pieces_per_block * piece_tokens;
+        here.count         = tokens - here.first < most ? tokens - here.first : most;
+        return here;
     }
     [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
     {
@@ -198,10 +232,33 @@ struct work
 };
 static_assert(std::is_trivially_copyable_v<work>);
 
-/// A team's memory for a piece: the rungs open to its head, its losses, and sums, which begin at 0.
+/// The bins of a search in which a piece has thresholds, noted in its rungs, which are not known yet.
+struct seen_bins
+{
+    std::uint8_t* of;
+    index_t count; ///< of the piece
+    index_t mask;
+
+    MDKV_HD seen_bins(std::uint8_t* from, std::uint8_t const* end) noexcept
+        : of{from}
+        , count{end - from < piece_tokens ? end - from : piece_tokens}
+        , mask{piece_tokens - 1}
+    {
+        while (mask >= count) { mask /= 2; }
+    }
+    [[nodiscard]] MDKV_HD bool has(index_t bin) const noexcept { return bin < 0 || of[bin & mask] != 0; }
+    MDKV_HD void note(index_t bin) const noexcept { of[bin & mask] = 1; }
+    template <team Team>
+    MDKV_HD void clear(Team const& t) const noexcept
+    {
+        for (index_t i = t.rank(); i < count; i += t.size()) { of[i] = 0; }
+    }
+};
+
+/// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[fine_bins];
+    std::int64_t sums[fine_bins + 2]; ///< the last but one of what lies above the bins
     double losses[columns];
     rung_table rungs;
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others
@@ -212,8 +269,6 @@ struct alignas(16) open_piece
     template <team Team>
     MDKV_HD void open(Team const& t, work const& w, part const& p, index_t k)
     {
-        for (index_t b = t.rank(); b < fine_bins; b += t.size()) { sums[b] = 0; }
-        for (index_t c = t.rank(); c < columns; c += t.size()) { losses[c] = 0; }
         if (t.rank() == 0)
         {
             all                = w.costs.rungs;
@@ -233,61 +288,64 @@ struct alignas(16) open_piece
         }
         t.sync();
     }
+    template <team Team>
+    MDKV_HD void clear_sums(Team const& t)
+    {
+        for (index_t b = t.rank(); b < fine_bins + 2; b += t.size()) { sums[b] = 0; }
+        t.sync();
+    }
+    template <team Team>
+    MDKV_HD void clear_losses(Team const& t)
+    {
+        for (index_t c = t.rank(); c < columns; c += t.size()) { losses[c] = 0; }
+        t.sync();
+    }
     [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
 };
 
-/// Reads as many neighbouring losses as there are lanes, 0 past the end. One that is not finite makes `silence` no
-/// number.
+/// Reads as many neighbouring losses as there are lanes, 0 past the end.
 template <int Lanes>
-[[gnu::always_inline]] MDKV_HD inline void read_losses(
-    float const* row, index_t first, index_t count, float (&to)[Lanes], float (&silence)[Lanes])
+[[nodiscard, gnu::always_inline]] MDKV_HD inline lane_floats<Lanes> read_losses(
+    float const* row, index_t first, index_t count)
 {
-    if (first + Lanes <= count)
-    {
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            to[l] = row[first + l];
-        }
-    }
+    lane_floats<Lanes> loss;
+    if (first + Lanes <= count) { __builtin_memcpy(&loss, row + first, sizeof loss); }
     else
     {
-        for (int l = 0; l < Lanes; ++l) { to[l] = first + l < count ? row[first + l] : 0.0F; }
+        float some[Lanes]{};
+        for (int l = 0; first + l < count; ++l) { some[l] = row[first + l]; }
+        __builtin_memcpy(&loss, some, sizeof loss);
     }
-    MDKV_FOR_LANES(l, Lanes)
-    {
-        silence[l] += to[l] * 0.0F;
-    }
+    return loss;
 }
 
-/// Calls body(i, loss, theta, silence) for all groups of neighbouring tokens i, i + 1, ... of a piece, each member's in
-/// turn. Losses and thresholds are 0 past the end, and for tokens with a loss that is not finite, whose silence is not
-/// 0.
-template <std::size_t Count, team Team, class Body>
-MDKV_HD void for_groups(Team const& t, open_piece const& from, Body const& body)
+/// Neighbouring tokens of a piece, as many as there are lanes.
+template <int Lanes, std::size_t Count>
+struct neighbours
 {
-    constexpr int lanes     = Team::lanes;
-    std::size_t const count = Count == run_time ? from.rungs.count : Count;
-    float loss[token_thresholds<lanes, Count>::capacity][lanes];
-    token_thresholds<lanes, Count> steps;
-    for (index_t i = t.rank() * lanes; i < from.count; i += t.size() * lanes)
+    using floats                          = lane_floats<Lanes>;
+    static constexpr std::size_t capacity = token_thresholds<Lanes, Count>::capacity;
+
+    floats loss[capacity]; ///< of the open rungs; 0 past the end, and for tokens with a loss that is not finite,
+    floats silence;        ///< whose silence is not 0
+    token_thresholds<Lanes, Count> steps;
+
+    [[gnu::always_inline]] MDKV_HD void read(open_piece const& from, index_t first)
     {
-        float silence[lanes]{};
-        for_rungs<Count>(0, count, [&](std::size_t r) { read_losses(from.rows[r], i, from.count, loss[r], silence); });
+        std::size_t const count = Count == run_time ? from.rungs.count : Count;
+        silence                 = floats{};
+        for_rungs<Count>(0, count, [&](std::size_t r) {
+            loss[r] = read_losses<Lanes>(from.rows[r], first, from.count);
+            silence += loss[r] * 0.0F;
+        });
         for (std::size_t r = count; r < from.all; ++r)
         {
-            float closed[lanes];
-            read_losses(from.rows[r], i, from.count, closed, silence);
+            silence += read_losses<Lanes>(from.rows[r], first, from.count) * 0.0F;
         }
-        for_rungs<Count>(0, count, [&](std::size_t r) {
-            MDKV_FOR_LANES(l, lanes)
-            {
-                loss[r][l] = silence[l] == 0.0F ? loss[r][l] : 0.0F;
-            }
-        });
+        for_rungs<Count>(0, count, [&](std::size_t r) { loss[r] = silence == 0.0F ? loss[r] : floats{}; });
         steps.find(from.rungs, loss);
-        body(i, loss, steps.theta, silence);
     }
-}
+};
 
 /// Calls body with the number of rungs: as a constant where it is the usual one.
 template <class Body>

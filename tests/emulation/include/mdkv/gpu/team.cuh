@@ -19,6 +19,7 @@ class team
 {
 public:
     static constexpr int lanes              = 1;
+    static constexpr int register_lanes = 1;
     static constexpr index_t reserved_bytes = 32 * 16; // one result of every warp
 
     [[nodiscard]] static index_t rank() { return device::thread(); }
