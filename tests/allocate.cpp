@@ -20,6 +20,7 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -257,6 +258,40 @@ TEST_CASE("any number of threads gives the same bits")
                 mdkv::cpu::thread_pool pool{threads};
                 CHECK(same(solve(in, {in.most() / 9}, options, pool), serial));
             }
+        }
+    }
+}
+
+TEST_CASE("tokens in any order lose the same: a sample of neighbours that misleads only takes longer")
+{
+    source random{"allocate orders"};
+    layer const in            = heavy_tailed(random, 1, 40000, {0, 64, 128, 512});
+    index_t const limit       = in.most() / 20;
+    allocation const shuffled = solve(in, {limit}).one();
+    std::vector<index_t> order(at(in.tokens));
+    std::iota(order.begin(), order.end(), index_t{0});
+    std::sort(order.begin(), order.end(), [&](index_t a, index_t b) { return in.of(0, 0, a) < in.of(0, 0, b); });
+    for (bool const largest_first : {true, false})
+    {
+        if (largest_first) { std::reverse(order.begin(), order.end()); }
+        // The least, or the largest, are the first 16 of so many neighbours: 254 are as far apart as the sample's runs.
+        for (index_t const apart : {index_t{16}, index_t{250}, index_t{254}, index_t{255}, index_t{256}})
+        {
+            layer sorted     = in;
+            index_t next     = 0;
+            auto const place = [&](index_t i) {
+                for (std::size_t r = 0; r < in.cost.size(); ++r)
+                {
+                    sorted.of(0, static_cast<index_t>(r), i) = in.of(0, static_cast<index_t>(r), order[at(next)]);
+                }
+                ++next;
+            };
+            for (index_t i = 0; i < in.tokens; ++i) { i % apart < 16 ? place(i) : void(); }
+            for (index_t i = 0; i < in.tokens; ++i) { i % apart < 16 ? void() : place(i); }
+            allocation const got = solve(sorted, {limit}).one();
+            CHECK(got.multiplier == shuffled.multiplier);
+            CHECK(got.tokens == shuffled.tokens);
+            CHECK(got.loss == doctest::Approx(shuffled.loss).epsilon(1e-12));
         }
     }
 }

@@ -21,8 +21,7 @@ namespace mdkv::detail
 template <class V, int Lanes>
 struct lane_vector
 {
-#if defined(                                                                                                           \
-    __CUDA_ARCH__) // nvcc reads the CPU's jobs for the device too, which has no vectors, but never runs them there
+#if defined(__CUDA_ARCH__) // nvcc reads jobs of the CPU's team for the device, too, but never runs them there
     using type = V;
 #else
     typedef V type __attribute__((vector_size(sizeof(V) * Lanes))); // g++ ignores the attribute in a `using`
@@ -60,22 +59,6 @@ template <class To, class From>
     To to;
     __builtin_memcpy(&to, &x, sizeof to);
     return to;
-}
-
-/// Calls body(l, x[l]) for every lane.
-template <int Lanes, class V, class Body>
-[[gnu::always_inline]] MDKV_HD inline void for_lanes(V const& x, Body const& body)
-{
-    if constexpr (Lanes == 1) { body(0, x); }
-#if !defined(__CUDA_ARCH__)
-    else
-    {
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            body(l, x[l]);
-        }
-    }
-#endif
 }
 
 /// Stores the first n lanes as bytes.

@@ -30,7 +30,7 @@ struct assign
         if (!w.problems[here.problem].active) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-        own.clear_losses(t);
+        own.clear(t, own.losses);
         with_count(own.rungs.count, [&](auto count) { go<decltype(count)::value>(t, own, here); });
         double const loss = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.losses[item] = loss; }
@@ -55,8 +55,8 @@ private:
         problem& p                     = w.problems[here.problem];
         rung_table const& rungs        = own.rungs;
         std::size_t const count        = Count == run_time ? rungs.count : Count;
-        floats const multiplier        = floats{} + float_of(p.multiplier);
-        floats const below             = floats{} + float_of(p.multiplier == 0 ? 0 : p.multiplier - 1);
+        floats const multiplier        = floats{} + bits_as<float>(p.multiplier);
+        floats const below             = floats{} + bits_as<float>(p.multiplier == 0 ? 0U : p.multiplier - 1);
         index_t const ties             = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
         index_t const left             = w.spends(p) ? p.room : 0;
         std::uint8_t* const to         = w.rungs_of(here);
@@ -72,7 +72,7 @@ private:
             if (i < ties && i + lanes > ties)
             {
                 float bars[lanes];
-                for (int l = 0; l < lanes; ++l) { bars[l] = float_of(p.multiplier - (i + l < ties ? 1 : 0)); }
+                for (int l = 0; l < lanes; ++l) { bars[l] = bits_as<float>(p.multiplier - (i + l < ties ? 1U : 0U)); }
                 __builtin_memcpy(&bar, bars, sizeof bar);
             }
             floats chosen = group.loss[0];
@@ -85,7 +85,12 @@ private:
                 reached[j] += theta > bar ? one : ints{};
             });
             double* const sums = own.losses + (i & (columns - 1));
-            for_lanes<lanes>(chosen, [&](int l, float x) { sums[l] += double{x}; });
+            float losses[lanes];
+            __builtin_memcpy(losses, &chosen, sizeof chosen);
+            MDKV_FOR_LANES(l, lanes)
+            {
+                sums[l] += double{losses[l]};
+            }
             store_bytes<lanes>(rung, to + i, here.count - i);
             if (left > 0) { look<Count, lanes>(i, group.loss, rung, rungs, left, best); }
         }
@@ -126,7 +131,8 @@ private:
     /// In the order of what is saved, then of the tokens.
     [[nodiscard]] MDKV_HD static std::uint64_t upgrade_of(float saved, index_t token)
     {
-        return static_cast<std::uint64_t>(0x7fffffffU - bits_of(saved)) << 33U | static_cast<std::uint64_t>(token);
+        return static_cast<std::uint64_t>(0x7fffffffU - bits_as<std::uint32_t>(saved)) << 33U
+               | static_cast<std::uint64_t>(token);
     }
 
     template <std::size_t Count, team Team, std::size_t Rungs>
@@ -258,7 +264,7 @@ private:
         }
         report.dual = report.loss;
         if (p.over()) { return; }
-        float const m     = float_of(p.multiplier == no_more ? no_more - 1 : p.multiplier);
+        float const m     = bits_as<float>(p.multiplier == no_more ? no_more - 1 : p.multiplier);
         report.multiplier = double{m} / static_cast<double>(w.unit);
         // With ties or without them, the rungs are of least loss + multiplier * bytes.
         double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(p.room));

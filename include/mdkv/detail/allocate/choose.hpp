@@ -38,8 +38,8 @@ struct weigh_sets
         if (!w.affords(limit, k)) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, k);
-        own.clear_sums(t);
-        own.clear_losses(t);
+        own.clear(t, own.sums);
+        own.clear(t, own.losses);
         with_count(own.rungs.count, [&](auto count) {
             constexpr int lanes = Team::register_lanes;
             neighbours<lanes, decltype(count)::value> group;
@@ -70,14 +70,16 @@ private:
             float values[Lanes];
             __builtin_memcpy(values, &theta[j], sizeof values);
             for_lanes_in(lane_word<Lanes>(theta[j] > 0.0F ? lane_ints<Lanes>{} + 1 : lane_ints<Lanes>{}), [&](int l) {
-                std::uint32_t const bits = bits_of(values[l]);
+                std::uint32_t const bits = bits_as<std::uint32_t>(values[l]);
                 std::int64_t* const bin  = own.sums + (bits >> 21U);
                 t.add(bin, own.step(j));
                 t.add(bin + coarse_bins, own.step(j) * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
             });
         }
         double* const sums = own.losses + (first & (columns - 1));
-        for_lanes<Lanes>(least, [&](int l, float x) { sums[l] += double{x}; });
+        float losses[Lanes];
+        __builtin_memcpy(losses, &least, sizeof least);
+        for (int l = 0; l < Lanes; ++l) { sums[l] += double{losses[l]}; }
     }
 };
 

@@ -14,13 +14,93 @@
 //     bytes(m) = c_0 + sum_j s_j [theta_j > m]
 //
 // so one histogram of thresholds, weighted with s_j, tells the bytes at every edge between bins: a bisection that tries
-// two thousand multipliers in a pass. A histogram of few tokens tells where the bins of the first pass over all should
-// lie, so that few thresholds fall into them; where it is wrong, the passes that follow begin anew.
+// two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a bin
+// takes longer than finding a threshold: a sample tells where these bins lie. Where it misled, the passes that follow
+// search all multipliers.
 
 namespace mdkv::detail::dual
 {
 
-/// Clears the histograms, and finds what each limit allows before any loss is read.
+/// The lowest bin above which all fits; `bins` where nothing fits.
+struct cut
+{
+    index_t bin;
+    index_t above; ///< bytes above the bin
+    index_t all;   ///< bytes
+
+    /// \param carried  bytes above all bins
+    template <team Team>
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD static cut find(
+        Team const& t, std::int64_t const* sums, index_t bins, index_t carried, index_t room)
+    {
+        cut here{bins, 0, carried};
+        for (index_t from = 0; from < bins; from += t.size())
+        {
+            index_t const b    = bins - 1 - from - t.rank();
+            auto const before  = t.prefix(b >= 0 ? index_t{sums[b]} : index_t{0});
+            index_t const over = here.all + before.before;
+            here.all += before.total;
+            if (b < 0 || over > room) { continue; }
+            here.bin   = b;
+            here.above = over;
+        }
+        here.bin   = bins - t.max(bins - here.bin);
+        here.above = t.max(here.above);
+        return here;
+    }
+};
+
+/// Adds up the bytes of the steps of a piece whose threshold lies in each of a problem's bins, or, at the last level, of
+/// each token, from the last one down; and those above all bins. The tokens are runs of `run_tokens`, `stride` apart.
+template <std::size_t Count, team Team>
+MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, seen_bins const& seen, index_t start,
+    index_t tokens, index_t stride, int level)
+{
+    constexpr int lanes     = Team::register_lanes;
+    using ints              = lane_ints<lanes>;
+    std::size_t const count = Count == run_time ? own.rungs.count : Count;
+    int const shift         = p.shift;
+    ints const one          = ints{} + 1;
+    ints const first        = ints{} + static_cast<std::int32_t>(p.multiplier);
+    index_t const end       = index_t{p.multiplier} + (p.bins << shift) - 1;
+    ints const last         = ints{} + static_cast<std::int32_t>(end < no_more ? end : index_t{no_more});
+    neighbours<lanes, Count> group;
+    ints above[neighbours<lanes, Count>::capacity]{};
+    for (index_t n = t.rank() * lanes; n < tokens; n += t.size() * lanes)
+    {
+        group.read(own, start + n / run_tokens * stride + n % run_tokens);
+        ints any{};
+        for_rungs<Count>(1, count, [&](std::size_t j) {
+            ints const bits = bits_as<ints>(group.steps.theta[j]);
+            above[j] += bits > last ? one : ints{};
+            any |= bits >= first ? (bits > last ? ints{} : one) : ints{};
+        });
+        std::uint64_t const hits = lane_word<lanes>(any);
+        if (hits == 0) { continue; }
+        // All steps of a token with a hit: to look which is one would take longer. (A last bin is for the others.)
+        std::int32_t bin[neighbours<lanes, Count>::capacity][lanes];
+        for_rungs<Count>(1, count, [&](std::size_t j) {
+            ints const bits  = bits_as<ints>(group.steps.theta[j]);
+            ints const other = ints{} + no_bin;
+            ints const of    = bits >= first ? (bits > last ? other : (bits - first) >> shift) : other;
+            __builtin_memcpy(bin[j], &of, sizeof of);
+        });
+        for_lanes_in(hits, [&](int l) {
+            for_rungs<Count>(1, count, [&](std::size_t j) {
+                std::int32_t const b = bin[j][l];
+                t.add(own.sums + (level == token_level && b == 0 ? fine_bins - 1 - n - l : index_t{b}), own.step(j));
+                seen.note(b);
+            });
+        });
+    }
+    for_rungs<Count>(1, count, [&](std::size_t j) {
+        std::int32_t of[lanes];
+        __builtin_memcpy(of, &above[j], sizeof of);
+        for (std::int32_t const n : of) { t.add(own.sums + fine_bins, n * own.step(j)); }
+    });
+}
+
+/// Clears the histograms, finds what each limit allows before any loss is read, and guesses where its multiplier is.
 struct begin
 {
     static constexpr char const* name       = "allocate_begin";
@@ -34,6 +114,7 @@ struct begin
         index_t const parts = (words + words_per_item - 1) / words_per_item;
         return parts > w.limits ? parts : w.limits;
     }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -54,9 +135,8 @@ struct begin
         }
         if (w.chooses()) { k = w.least_set(); }
         if (w.heads * w.at(k).least > limit) { first.status = allocation_status::over_limit; }
+        first.set_bins(0, fine_bins << whole_shift);
         first.multiplier         = first.over() ? no_more : 0;
-        first.shift              = whole_shift;
-        first.bins               = fine_bins;
         first.found              = -1;
         first.room               = first.over() ? 0 : limit - w.heads * w.at(k).least;
         index_t const of_problem = w.rungs() * w.rungs();
@@ -74,21 +154,63 @@ struct begin
             first.active                        = !w.chooses() || c == k;
             w.problems[item * w.candidates + c] = first;
         }
+        if (!w.chooses() && w.tokens > 0 && !first.over()) { guess(t, item, first); }
+    }
+
+private:
+    /// The bytes of the sample are off by a few of their standard deviations, which are less than
+    /// sqrt(bytes * most bytes of one token) where tokens are as good as independent. Neighbours are not.
+    template <team Team>
+    MDKV_HD void guess(Team const& t, index_t item, problem p) const
+    {
+        open_piece& own      = *t.scratch().template take<open_piece>(1);
+        index_t const taken  = w.sampled_runs * run_tokens;
+        index_t const stride = w.sampled_runs > 1 ? w.tokens / w.sampled_runs : run_tokens;
+        own.clear(t, own.sums);
+        for (index_t h = 0; h < w.heads; ++h)
+        {
+            part const here{item, item, 0, h, 0, w.tokens};
+            own.open(t, w, here, w.set_of[item * w.heads + h]);
+            with_count(own.rungs.count, [&](auto count) {
+                add_thresholds<decltype(count)::value>(t, own, p, seen_bins{w, here, 0}, 0, taken, stride, 0);
+            });
+            t.sync();
+        }
+        double const part_of_all = static_cast<double>(taken) / static_cast<double>(w.tokens);
+        double const room        = static_cast<double>(p.room) * (part_of_all < 1 ? part_of_all : 1);
+        auto slack               = static_cast<double>(w.unit);
+        while (slack * slack < 16 * room * static_cast<double>(w.unit)) { slack *= 1.25; }
+        index_t const low  = edge(t, own.sums, static_cast<index_t>(room + slack));
+        index_t const high = edge(t, own.sums, static_cast<index_t>(room - slack)) + 1;
+        if (t.rank() != 0) { return; }
+        p.guessed = true;
+        p.set_bins(static_cast<std::uint32_t>(low), high - low);
+        w.problems[item] = p;
+    }
+
+    /// About the bits of the threshold above which there are so many bytes.
+    template <team Team>
+    [[nodiscard]] MDKV_HD static index_t edge(Team const& t, std::int64_t const* sums, index_t room)
+    {
+        cut const at = cut::find(t, sums, fine_bins, 0, room);
+        if (at.bin == fine_bins) { return (fine_bins << whole_shift) - 1; }
+        auto const inside = static_cast<double>(sums[at.bin]);
+        double const part =
+            static_cast<double>(room - at.above) < inside ? static_cast<double>(room - at.above) / inside : 1;
+        return static_cast<index_t>((static_cast<double>(at.bin + 1) - part) * (1 << whole_shift));
     }
 };
 
-/// Adds up the bytes of the steps whose threshold lies in each of a problem's bins.
+/// Adds up the bytes in each of a problem's bins; then those of ties in each piece, and of each token of the one piece
+/// whose ties fit in part.
 struct weigh
 {
     static constexpr char const* name = "allocate_weigh";
 
     work w;
-    bool sample; ///< of a part of the tokens
+    int level;
 
-    [[nodiscard]] index_t items() const
-    {
-        return sample && !w.samples() ? 0 : w.blocks_per_head() * w.heads * w.all_problems();
-    }
+    [[nodiscard]] index_t items() const { return w.blocks_per_head() * w.heads * w.all_problems(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
@@ -96,254 +218,79 @@ struct weigh
     {
         part const here  = w.block_of(item);
         problem const& p = w.problems[here.problem];
-        if (!w.searches(p)) { return; }
+        if (!w.searches(p, level)) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
         bool opened     = false;
         for (index_t first = 0; first < here.count; first += piece_tokens)
         {
-            seen_bins const seen{w.rungs_of(here) + first, w.rungs_of(here) + here.count};
-            bool const some = seen.has(p.found);
+            index_t const piece = here.piece + first / piece_tokens;
+            seen_bins const seen{w, here, first};
+            bool const some = seen.has(p.found) && (level != token_level || piece == p.piece);
             t.sync();
-            seen.clear(t);
+            if (level < piece_level) { seen.clear(t); }
             if (!some) { continue; }
             if (!opened)
             {
                 own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-                own.clear_sums(t);
+                own.clear(t, own.sums);
             }
             opened = true;
             t.sync();
-            with_count(own.rungs.count, [&](auto count) { go<decltype(count)::value>(t, own, first, seen, p); });
+            with_count(own.rungs.count, [&](auto count) {
+                add_thresholds<decltype(count)::value>(t, own, p, seen, first, seen.count, run_tokens, level);
+            });
+            if (level != piece_level) { continue; }
+            t.sync();
+            if (t.rank() == 0)
+            {
+                w.tied[(here.problem + 1) * w.pieces() - 1 - piece] = own.sums[0];
+                own.sums[0]                                         = 0;
+            }
         }
-        if (!opened) { return; }
+        if (!opened || level == piece_level) { return; }
         t.sync();
         std::int64_t* const to = w.fine_of(here.problem);
-        for (index_t b = t.rank(); b < p.bins; b += t.size())
+        index_t const bins     = level == token_level ? fine_bins : p.bins;
+        for (index_t b = t.rank(); b < bins; b += t.size())
         {
             if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
         }
         if (t.rank() == 0 && p.guessed) { t.add_across(to + fine_bins, own.sums[fine_bins]); }
     }
-
-private:
-    /// \param start  of the piece in the block
-    template <std::size_t Count, team Team>
-    MDKV_HD void go(Team const& t, open_piece& own, index_t start, seen_bins const& seen, problem const& p) const
-    {
-        constexpr int lanes     = Team::register_lanes;
-        using ints              = lane_ints<lanes>;
-        std::size_t const count = Count == run_time ? own.rungs.count : Count;
-        int const shift         = p.shift;
-        ints const first        = ints{} + static_cast<std::int32_t>(p.multiplier);
-        ints const last         = first + static_cast<std::int32_t>((static_cast<std::uint32_t>(p.bins) << shift) - 1);
-        ints const one          = ints{} + 1;
-        ints const no_bin       = ints{} + static_cast<std::int32_t>(fine_bins + 1);
-        neighbours<lanes, Count> group;
-        ints above[neighbours<lanes, Count>::capacity]{};
-        index_t const end = sample ? tokens_in_sample(seen.count) : seen.count;
-        for (index_t n = t.rank() * lanes; n < end; n += t.size() * lanes)
-        {
-            group.read(own, start + (sample ? n / sample_run * (sampled * sample_run) + n % sample_run : n));
-            ints any{};
-            for_rungs<Count>(1, count, [&](std::size_t j) {
-                ints const bits = bits_as<ints>(group.steps.theta[j]);
-                above[j] += bits > last ? one : ints{};
-                any |= bits >= first ? (bits > last ? ints{} : one) : ints{};
-            });
-            std::uint64_t const lanes_hit = lane_word<lanes>(any);
-            if (lanes_hit == 0) { continue; }
-            std::int32_t bin[neighbours<lanes, Count>::capacity][lanes]; // a look at every lane would be slower
-            for_rungs<Count>(1, count, [&](std::size_t j) {
-                ints const bits   = bits_as<ints>(group.steps.theta[j]);
-                ints const inside = bits >= first ? (bits > last ? no_bin : (bits - first) >> shift) : no_bin;
-                __builtin_memcpy(bin[j], &inside, sizeof inside);
-            });
-            for_lanes_in(lanes_hit, [&](int l) {
-                for_rungs<Count>(1, count, [&](std::size_t j) {
-                    t.add(own.sums + bin[j][l], own.step(j));
-                    seen.note(bin[j][l]);
-                });
-            });
-        }
-        for_rungs<Count>(1, count, [&](std::size_t j) {
-            for_lanes<lanes>(above[j], [&](int, std::int32_t n) { t.add(own.sums + fine_bins, n * own.step(j)); });
-        });
-    }
 };
 
-/// The lowest bin above which all fits, and what lies above it; `bins` where nothing fits.
-struct cut
-{
-    index_t bin;
-    index_t above;
-    index_t all;
-
-    /// \param carried  what lies above all bins
-    template <team Team>
-    [[nodiscard]] MDKV_HD static cut find(
-        Team const& t, std::int64_t const* sums, index_t bins, index_t carried, index_t room)
-    {
-        cut here{bins, 0, carried};
-        for (index_t from = 0; from < bins; from += t.size())
-        {
-            index_t const b    = bins - 1 - from - t.rank();
-            auto const before  = t.prefix(b >= 0 ? index_t{sums[b]} : index_t{0});
-            index_t const over = here.all + before.before;
-            here.all += before.total;
-            if (b < 0 || over > room) { continue; }
-            here.bin   = b;
-            here.above = over;
-        }
-        here.bin   = bins - t.max(bins - here.bin);
-        here.above = t.max(here.above);
-        return here;
-    }
-};
-
-/// Finds which of its bins the multiplier is in, and what bins the next search has.
+/// Finds which of its bins the multiplier is in, and what bins the next search has; then the first tie that there are no
+/// bytes for.
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";
 
     work w;
-    bool sample;
-
-    [[nodiscard]] index_t items() const { return sample && !w.samples() ? 0 : w.all_problems(); }
+    int level;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         problem& p = w.problems[item];
-        if (!w.searches(p)) { return; }
-        std::int64_t* const sums = w.fine_of(item);
-        if (sample) { guess(t, p, sums); }
+        if (!w.searches(p, level)) { return; }
+        bool const by_piece      = level == piece_level;
+        std::int64_t* const sums = by_piece ? w.tied + item * w.pieces() : w.fine_of(item);
+        index_t const bins       = by_piece ? w.pieces() : level == token_level ? fine_bins : p.bins;
+        cut const at             = cut::find(t, sums, bins, p.guessed ? index_t{sums[fine_bins]} : 0, p.room);
+        bool const wrong         = p.guessed && (at.bin == bins || (at.all <= p.room && p.multiplier > 0));
+        t.sync();
+        for (index_t b = t.rank(); b <= fine_bins && !by_piece; b += t.size()) { sums[b] = 0; } // for the next search
+        if (t.rank() != 0) { return; }
+        p.room -= wrong ? 0 : at.above;
+        if (by_piece) { p.piece = bins - 1 - at.bin; }
+        else if (level == token_level) { p.token = bins - 1 - at.bin; }
         else
         {
-            cut const at     = cut::find(t, sums, p.bins, p.guessed ? index_t{sums[fine_bins]} : 0, p.room);
-            bool const wrong = p.guessed && (at.bin == p.bins || (at.all <= p.room && p.multiplier > 0));
-            t.sync();
-            if (t.rank() == 0)
-            {
-                p.room -= wrong ? 0 : at.above;
-                p.found = wrong ? -1 : at.bin;
-                if (wrong) { p.set_bins(0, index_t{fine_bins} << whole_shift); }
-                else
-                {
-                    p.set_bins(p.multiplier + (static_cast<std::uint32_t>(at.bin) << p.shift), index_t{1} << p.shift);
-                }
-                p.guessed = false;
-            }
+            p.found   = wrong ? -1 : at.bin;
+            p.guessed = false;
+            if (wrong) { p.set_bins(0, fine_bins << whole_shift); }
+            else { p.set_bins(p.multiplier + (static_cast<std::uint32_t>(at.bin) << p.shift), index_t{1} << p.shift); }
         }
-        for (index_t b = t.rank(); b <= fine_bins; b += t.size()) { sums[b] = 0; }
-    }
-
-private:
-    /// The sum over a sample is off by a few of its standard deviations, of which sqrt(bytes of all * most of one) is
-    /// more than one where tokens are as good as independent. Neighbours are not.
-    template <team Team>
-    MDKV_HD void guess(Team const& t, problem& p, std::int64_t const* sums) const
-    {
-        index_t const rest  = w.tokens % piece_tokens;
-        index_t const taken = w.tokens / piece_tokens * tokens_in_sample(piece_tokens) + tokens_in_sample(rest);
-        double const room   = static_cast<double>(p.room) * static_cast<double>(taken) / static_cast<double>(w.tokens);
-        double const slack  = 4 * square_root(room * static_cast<double>(w.unit));
-        index_t const low   = edge(t, p, sums, static_cast<index_t>(room + slack));
-        index_t const high  = edge(t, p, sums, static_cast<index_t>(room - slack)) + 1;
-        t.sync();
-        if (t.rank() != 0) { return; }
-        p.guessed = true;
-        p.set_bins(static_cast<std::uint32_t>(low), high - low);
-    }
-
-    /// About the bits of the threshold above which there are so many bytes.
-    template <team Team>
-    [[nodiscard]] MDKV_HD static index_t edge(Team const& t, problem const& p, std::int64_t const* sums, index_t room)
-    {
-        cut const at = cut::find(t, sums, p.bins, 0, room);
-        if (at.bin == p.bins) { return (p.bins << whole_shift) - 1; }
-        double const part =
-            sums[at.bin] > 0 ? static_cast<double>(room - at.above) / static_cast<double>(sums[at.bin]) : 0;
-        return static_cast<index_t>((static_cast<double>(at.bin + 1) - (part < 1 ? part : 1)) * (1 << whole_shift));
-    }
-};
-
-/// Adds up the bytes that tokens take of the steps whose threshold is the multiplier.
-/// \param place  of a token of the piece, in own.sums
-template <team Team, class Place>
-MDKV_HD void weigh_tokens_tied(Team const& t, open_piece& own, std::uint32_t multiplier, Place const& place)
-{
-    with_count(own.rungs.count, [&](auto constant) {
-        constexpr int lanes         = Team::register_lanes;
-        constexpr std::size_t Count = decltype(constant)::value;
-        std::size_t const count     = Count == run_time ? own.rungs.count : Count;
-        using ints                  = lane_ints<lanes>;
-        neighbours<lanes, Count> group;
-        for (index_t i = t.rank() * lanes; i < own.count; i += t.size() * lanes)
-        {
-            group.read(own, i);
-            for_rungs<Count>(1, count, [&](std::size_t j) {
-                index_t const step = own.step(j);
-                ints const bits    = bits_as<ints>(group.steps.theta[j]);
-                ints const tied    = bits == static_cast<std::int32_t>(multiplier) ? ints{} + 1 : ints{};
-                for_lanes_in(lane_word<lanes>(tied), [&](int l) { t.add(own.sums + place(i + l), step); });
-            });
-        }
-    });
-    t.sync();
-}
-
-/// The bytes of each piece's ties.
-struct weigh_ties
-{
-    static constexpr char const* name = "allocate_weigh_ties";
-
-    work w;
-
-    [[nodiscard]] index_t items() const { return w.pieces() * w.all_problems(); }
-    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        part const here  = w.part_of(item);
-        problem const& p = w.problems[here.problem];
-        if (!w.spends(p) || !seen_bins{w.rungs_of(here), w.rungs_of(here) + here.count}.has(p.found)) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-        own.clear_sums(t);
-        weigh_tokens_tied(t, own, p.multiplier, [](index_t) { return index_t{0}; });
-        if (t.rank() == 0) { w.tied[(here.problem + 1) * w.pieces() - 1 - here.piece] = own.sums[0]; }
-    }
-};
-
-/// Finds the first tie that there are no bytes for.
-struct break_ties
-{
-    static constexpr char const* name = "allocate_break_ties";
-
-    work w;
-
-    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        problem& p = w.problems[item];
-        if (!w.spends(p)) { return; }
-        index_t const pieces = w.pieces();
-        cut const of_pieces  = cut::find(t, w.tied + item * pieces, pieces, 0, p.room);
-        index_t const piece  = pieces - 1 - of_pieces.bin;
-        part const here      = w.part_of(item * pieces + piece);
-        open_piece& own      = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[item * w.heads + here.head]);
-        own.clear_sums(t);
-        weigh_tokens_tied(t, own, p.multiplier, [](index_t i) { return fine_bins - 1 - i; });
-        cut const of_tokens = cut::find(t, own.sums, fine_bins, 0, p.room - of_pieces.above);
-        t.sync();
-        if (t.rank() != 0) { return; }
-        p.piece = piece;
-        p.token = fine_bins - 1 - of_tokens.bin;
-        p.room -= of_pieces.above + of_tokens.above;
     }
 };
 

@@ -25,7 +25,7 @@ template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
-/// Solves all limits. Fifteen launches on a GPU, thirteen where heads choose, whatever the losses.
+/// Solves all limits. Fifteen launches on a GPU, whatever the losses.
 /// \param words  from `fine` on, to be cleared
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
@@ -41,19 +41,13 @@ void solve(B const& on, work const& w, index_t words)
         run(on, rows, rows.items());
         run(on, choose{w}, w.limits);
     }
-    // A sample, the bins that it leads to, and where it misled, all 31 bits of thresholds; 21 where heads have chosen.
-    for (int search = w.chooses() ? 3 : 0; search < 5; ++search)
+    for (int level = w.chooses() ? 2 : 0; level <= token_level; ++level)
     {
-        weigh const bins{w, search == 0};
+        weigh const bins{w, level};
         run(on, bins, bins.items());
-        combine(on, w.fine, w.all_problems() * (fine_bins + 1));
-        narrow const found{w, search == 0};
-        run(on, found, found.items());
+        combine(on, w.fine, w.all_problems() * (fine_bins + 1 + w.pieces()));
+        run(on, narrow{w, level}, w.all_problems());
     }
-    weigh_ties const ties{w};
-    run(on, ties, ties.items());
-    combine(on, w.tied, w.all_problems() * w.pieces());
-    run(on, break_ties{w}, w.all_problems());
     assign const rungs{w};
     run(on, rungs, rungs.items());
     run(on, conclude{w}, w.limits);
@@ -112,13 +106,19 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     expects(all * tokens < most_tokens, "allocate: loss has ", all, " heads of ", tokens, " tokens; fewer than ",
         most_tokens, " in all are served");
 
-    work w             = arrange(costs, options.charge == projection_charge::by_use, tokens);
-    w.spend_leftover   = options.spend_leftover;
-    w.limits           = limits.extent(0);
-    w.heads            = w.limits == 1 ? all : 1;
-    w.candidates       = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
-    w.pieces_per_head  = (tokens + piece_tokens - 1) / piece_tokens;
-    w.pieces_per_block = B::memory_space == space::host ? 16 : 1; // a GPU has more to gain from many teams
+    work w            = arrange(costs, options.charge == projection_charge::by_use, tokens);
+    w.spend_leftover  = options.spend_leftover;
+    w.limits          = limits.extent(0);
+    w.heads           = w.limits == 1 ? all : 1;
+    w.candidates      = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
+    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
+    // A thread of a CPU reads a piece in no time; a GPU has more to gain from many teams.
+    bool const one_by_one = B::memory_space == space::host;
+    w.pieces_per_block    = one_by_one ? 16 : 1;
+    index_t const sample  = all * tokens / 16 < (one_by_one ? 32768 : 4096) ? all * tokens / 16
+                            : one_by_one                                    ? 32768
+                                                                            : 4096;
+    w.sampled_runs        = sample / run_tokens / (w.heads > 0 ? w.heads : 1) + 1;
     while (w.dropped_bits < 21 && most >> (41 + w.dropped_bits) != 0) { ++w.dropped_bits; }
     w.loss         = loss.data_handle();
     w.loss_of_head = loss.stride(0);

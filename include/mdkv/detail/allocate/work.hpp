@@ -29,22 +29,15 @@ inline constexpr index_t most_tokens = index_t{1} << 33;
 /// Of one histogram.
 inline constexpr index_t fine_bins   = 2048;
 inline constexpr index_t coarse_bins = 1024;
-/// The bits of all thresholds below those that number fine_bins.
+inline constexpr std::int32_t no_bin = fine_bins + 1;
+/// The bits of a threshold below those that number fine_bins.
 inline constexpr int whole_shift = 20;
-/// Of how many tokens one is in the sample, in runs of neighbours, where there are so many tokens.
-inline constexpr index_t sampled        = 16;
-inline constexpr index_t sample_run     = 16;
-inline constexpr index_t worth_a_sample = 1 << 14;
-inline constexpr std::uint32_t no_more  = 0x7f800000; ///< infinity: no threshold exceeds it
-
-[[nodiscard]] MDKV_HD inline std::uint32_t bits_of(float x) noexcept
-{
-    return __builtin_bit_cast(std::uint32_t, x);
-}
-[[nodiscard]] MDKV_HD inline float float_of(std::uint32_t bits) noexcept
-{
-    return __builtin_bit_cast(float, bits);
-}
+/// Searches of the multiplier: a guess, and three of all its bits.
+inline constexpr int piece_level = 4; ///< then of the first tie that does not fit: its piece,
+inline constexpr int token_level = 5; ///< and its token in the piece
+/// Neighbours in a sample.
+inline constexpr index_t run_tokens    = 16;
+inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold exceeds it
 
 /// a * b, rounded before anything is added to it on every machine, though compilers may fuse products with sums.
 [[nodiscard]] MDKV_HD inline double rounded_product(double a, double b) noexcept
@@ -55,16 +48,6 @@ inline constexpr std::uint32_t no_more  = 0x7f800000; ///< infinity: no threshol
     double product = a * b;
     asm("" : "+m"(product));
     return product;
-#endif
-}
-
-/// Spelled so, because <cmath> takes longer to compile than all of allocate's headers.
-[[nodiscard]] MDKV_HD inline double square_root(double x) noexcept
-{
-#if defined(__CUDA_ARCH__)
-    return __dsqrt_rn(x);
-#else
-    return __builtin_sqrt(x);
 #endif
 }
 
@@ -115,13 +98,6 @@ struct part
     index_t count;
 };
 
-/// How many of the tokens of a piece are in the sample.
-[[nodiscard]] MDKV_HD constexpr index_t tokens_in_sample(index_t tokens) noexcept
-{
-    index_t const rest = tokens % (sampled * sample_run);
-    return tokens / (sampled * sample_run) * sample_run + (rest < sample_run ? rest : sample_run);
-}
-
 /// Operands and memory of all jobs of a call.
 struct work
 {
@@ -148,6 +124,7 @@ struct work
     index_t tokens;
     index_t pieces_per_head;
     index_t pieces_per_block; ///< that share a histogram
+    index_t sampled_runs;     ///< of a head
 
     std::int64_t* fine;   // [problems, fine_bins + 1]  bytes in each bin, and above them
     std::int64_t* tied;   // [problems, pieces]  bytes, the last piece first
@@ -190,17 +167,19 @@ struct work
     {
         return coarse + (head * sets + k) * 2 * coarse_bins;
     }
-    [[nodiscard]] MDKV_HD bool samples() const noexcept { return !chooses() && heads * tokens >= worth_a_sample; }
     [[nodiscard]] MDKV_HD std::int64_t* fine_of(index_t number) const noexcept
     {
         return fine + number * (fine_bins + 1);
     }
-    /// Whether the multiplier is still to be found.
-    [[nodiscard]] MDKV_HD bool searches(problem const& p) const noexcept { return p.active && !p.over() && p.bins > 1; }
+    /// Whether there is something to search.
+    [[nodiscard]] MDKV_HD bool searches(problem const& p, int level) const noexcept
+    {
+        return p.active && !p.over() && (level < piece_level ? p.bins > 1 : spends(p));
+    }
     /// Whether ties and upgrades are given what the multiplier leaves.
     [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
     {
-        return p.active && spend_leftover && p.multiplier != 0 && !p.over();
+        return spend_leftover && p.multiplier != 0 && !p.over();
     }
     [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
     {
@@ -232,20 +211,19 @@ struct work
 };
 static_assert(std::is_trivially_copyable_v<work>);
 
-/// The bins of a search in which a piece has thresholds, noted in its rungs, which are not known yet.
+/// The bins of the last search in which a piece has thresholds, noted in its rungs, which are not known yet.
 struct seen_bins
 {
     std::uint8_t* of;
     index_t count; ///< of the piece
     index_t mask;
 
-    MDKV_HD seen_bins(std::uint8_t* from, std::uint8_t const* end) noexcept
-        : of{from}
-        , count{end - from < piece_tokens ? end - from : piece_tokens}
-        , mask{piece_tokens - 1}
-    {
-        while (mask >= count) { mask /= 2; }
-    }
+    /// \param first  of the piece in the block
+    MDKV_HD seen_bins(work const& w, part const& block, index_t first) noexcept
+        : of{w.rungs_of(block) + first}
+        , count{block.count - first < piece_tokens ? block.count - first : piece_tokens}
+        , mask{count == piece_tokens ? piece_tokens - 1 : 0} // the last piece notes that there are some
+    {}
     [[nodiscard]] MDKV_HD bool has(index_t bin) const noexcept { return bin < 0 || of[bin & mask] != 0; }
     MDKV_HD void note(index_t bin) const noexcept { of[bin & mask] = 1; }
     template <team Team>
@@ -258,7 +236,7 @@ struct seen_bins
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[fine_bins + 2]; ///< the last but one of what lies above the bins
+    std::int64_t sums[fine_bins + 2]; ///< then of what lies above the bins, and of what lies in none
     double losses[columns];
     rung_table rungs;
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others
@@ -288,16 +266,10 @@ struct alignas(16) open_piece
         }
         t.sync();
     }
-    template <team Team>
-    MDKV_HD void clear_sums(Team const& t)
+    template <team Team, class V, std::size_t N>
+    MDKV_HD static void clear(Team const& t, V (&sums_of)[N])
     {
-        for (index_t b = t.rank(); b < fine_bins + 2; b += t.size()) { sums[b] = 0; }
-        t.sync();
-    }
-    template <team Team>
-    MDKV_HD void clear_losses(Team const& t)
-    {
-        for (index_t c = t.rank(); c < columns; c += t.size()) { losses[c] = 0; }
+        for (index_t i = t.rank(); i < index_t{N}; i += t.size()) { sums_of[i] = 0; }
         t.sync();
     }
     [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
