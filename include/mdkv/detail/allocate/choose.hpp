@@ -217,20 +217,20 @@ struct curve_reader
         index_t head             = -1;
         index_t set              = 0;
     };
-    [[nodiscard]] MDKV_HD index_t set_of(choice const& of, index_t h, index_t e) const
+    struct total
     {
-        return of.sets == nullptr ? best_set(h, e) : h == of.head ? of.set : index_t{of.sets[h]};
-    }
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t bytes_at(choice const& of, index_t e) const
+        index_t bytes;
+        double loss;
+    };
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(choice const& of, index_t e) const
     {
-        index_t sum = 0;
-        for (index_t h = 0; h < w.heads; ++h) { sum += taken(h, set_of(of, h, e), e); }
-        return sum;
-    }
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD double loss_at(choice const& of, index_t e) const
-    {
-        double sum = 0;
-        for (index_t h = 0; h < w.heads; ++h) { sum += lost(h, set_of(of, h, e), e); }
+        total sum{};
+        for (index_t h = 0; h < w.heads; ++h)
+        {
+            index_t const k = of.sets == nullptr ? best_set(h, e) : h == of.head ? of.set : index_t{of.sets[h]};
+            sum.bytes += taken(h, k, e);
+            sum.loss += lost(h, k, e);
+        }
         return sum;
     }
 
@@ -242,23 +242,24 @@ struct curve_reader
         while (low < high)
         {
             index_t const middle = (low + high) / 2;
-            if (bytes_at(of, middle) <= limit) { high = middle; }
+            if (total_at(of, middle).bytes <= limit) { high = middle; }
             else { low = middle + 1; }
         }
         index_t const before = low > 0 ? low - 1 : 0;
-        index_t const excess = bytes_at(of, before) - limit;
-        double const higher  = loss_at(of, before);
-        here.least           = higher + price(excess, before);
+        auto const higher    = total_at(of, before);
+        index_t const excess = higher.bytes - limit;
+        here.least           = higher.loss + price(excess, before);
         if (low == coarse_bins) { return here; }
         // Between two edges the loss is convex: below its chord, above its tangents.
+        auto const lower   = total_at(of, low);
         here.edge          = low;
-        here.room          = limit - bytes_at(of, low > 0 ? low : 1);
-        here.most          = loss_at(of, low);
-        double const right = here.most - price(limit - bytes_at(of, low), low);
+        here.room          = limit - (low > 0 ? lower.bytes : total_at(of, 1).bytes);
+        here.most          = lower.loss;
+        double const right = here.most - price(limit - lower.bytes, low);
         here.least         = here.least > right ? here.least : right;
         here.least         = here.least < here.most ? here.least : here.most; // whatever was rounded
         double const way = excess > 0 ? static_cast<double>(here.room) / static_cast<double>(excess + here.room) : 0.0;
-        double const chord = here.most - rounded_product(here.most - higher, way);
+        double const chord = here.most - rounded_product(here.most - higher.loss, way);
         here.lost          = (here.least + chord) * 0.5;
         return here;
     }
