@@ -32,12 +32,12 @@ namespace mdkv
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], as many as limits
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   three passes over the losses, and three over the few pieces that may hold the multiplier and its ties,
-///         O(R^2) a token; `rung` serves as working memory; scratch 18 KiB a limit, 128 bytes a head, and 16 bytes for
-///         2,048 tokens; charged by use: all but the first pass once for each candidate that may be best (at most one
-///         more than there are widths, none included), and scratch as many times, 16 KiB a head and width, and a byte a
-///         token and width
-/// \sync   returns when done (cpu); enqueued on the stream, 13 launches, or 15 where heads choose (gpu)
+/// \cost   two passes over the losses, one more where a sample of them misleads, and some over the few pieces that may
+///         hold the multiplier and its ties, O(R^2) a token; `rung` serves as working memory; scratch 18 KiB a limit, 128
+///         bytes a head, and 16 bytes for 2,048 tokens; charged by use: a pass more, all others once for each candidate
+///         that may be best (at most one more than there are widths, none included), and scratch as many times, 16 KiB a
+///         head and width, and a byte a token and width
+/// \sync   returns when done (cpu); enqueued on the stream, 15 launches (gpu)
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
