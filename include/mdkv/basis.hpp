@@ -76,7 +76,7 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 /// \param[out] basis   [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy; always complete
 /// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
 /// \pre    gram is finite
-/// \cost   O(H*D^3); scratch O(D) per thread (cpu), none (gpu)
+/// \cost   O(H*D^3); scratch O(D*D) per thread (cpu), none (gpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
 /// \throws invalid_argument   a shape disagrees, an output overlaps, a Gram matrix is not finite (before anything is
@@ -120,7 +120,8 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    detail::staged(on, "fit_basis", [&](B const& with) {
+    auto const body = [&](B const& with) __attribute__((noinline)) // called twice
+    {
         workspace::frame frame{*with.scratch, "fit_basis"};
         index_t const size   = checked_multiply(heads, checked_multiply(dim, dim));
         double* const memory = frame.take<double>(size);
@@ -130,7 +131,8 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         run(with, clear, clear.items());
         accumulate_gram_impl(with, samples, gram);
         eigenbasis_impl(with, as_input(gram), basis, energy);
-    });
+    };
+    detail::staged(on, "fit_basis", body);
 }
 
 } // namespace mdkv

@@ -10,7 +10,6 @@
 #include <mdkv/detail/team.hpp>
 
 #include <cstdint>
-#include <type_traits>
 
 namespace mdkv
 {
@@ -34,15 +33,10 @@ struct find_not_finite
     /// True when none of elements begin, begin + step, ... < n is a NaN or an infinity: all ones in the exponent.
     [[nodiscard]] MDKV_HD static bool finite(T const* x, index_t n, index_t begin, index_t step) noexcept
     {
-        using bits              = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
-        constexpr auto exponent = static_cast<bits>(sizeof(T) == 4            ? 0x7f800000U
-                                                    : std::is_same_v<T, half> ? 0x7c00U
-                                                                              : 0x7f80U);
-        bits bad                = 0;
+        std::uint32_t bad = 0;
         for (index_t d = begin; d < n; d += step)
         {
-            bits const element = load_at<bits>(x + d);
-            bad                = static_cast<bits>(bad | ((element & exponent) == exponent ? 1 : 0));
+            bad |= (bits_of_float(widen(load_at<T>(x + d))) & 0x7f800000U) == 0x7f800000U ? 1U : 0U;
         }
         return bad == 0;
     }
@@ -91,12 +85,9 @@ void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_
     run(on, job, rows.extent(0) * job.blocks());
     if (first != &place) { fetch(on, first, &place, 1); }
     if (place == all) { return; }
-    if (layer >= 0)
-    {
-        detail::fail<non_finite_input>(
-            name, ": NaN or infinity in layer ", layer, ", head ", place / count, ", row ", place % count);
-    }
-    detail::fail<non_finite_input>(name, ": NaN or infinity in head ", place / count, ", row ", place % count);
+    expects<non_finite_input>(
+        layer < 0, name, ": NaN or infinity in layer ", layer, ", head ", place / count, ", row ", place % count);
+    expects<non_finite_input>(false, name, ": NaN or infinity in head ", place / count, ", row ", place % count);
 }
 
 } // namespace mdkv

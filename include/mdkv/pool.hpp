@@ -53,13 +53,13 @@ void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view
         "; it must be odd and at least 1");
     array<index_t, 3> const shape{loss.extent(0), loss.extent(1), loss.extent(2)};
     arguments.in("loss", loss, shape, "H,R,N").out("pooled", pooled, shape, "H,R,N");
-    auto const windows = [&](auto const& job) { run(on, job, job.items()); };
     if (options.kind == pooling::adaptive)
     {
         run(on, detail::pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
+        return;
     }
-    else if (options.kind == pooling::mean) { windows(detail::pool_windows<B, true>{loss, pooled, options.width}); }
-    else { windows(detail::pool_windows<B, false>{loss, pooled, options.width}); }
+    detail::pool_windows<B> const job{loss, pooled, options.width, options.kind == pooling::mean};
+    run(on, job, job.items());
 }
 
 } // namespace mdkv

@@ -24,7 +24,7 @@ struct rung_costs
     rung_costs() = default;
 
     /// \throws invalid_argument   a rung is no whole number of coordinates, or costs no more than the one before it
-    constexpr rung_costs(ratio_set const& ratios, head_dims dims, index_t element_bytes)
+    MDKV_OUTLINE constexpr rung_costs(ratio_set const& ratios, head_dims dims, index_t element_bytes)
         : rungs{ratios.size()}
     {
         ratios.expects_fit("key", dims.keys);
@@ -39,7 +39,7 @@ struct rung_costs
     }
 
     /// Bytes of the widest projections a head could need.
-    [[nodiscard]] MDKV_HD constexpr index_t widest_projection() const noexcept
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD constexpr index_t widest_projection() const noexcept
     {
         index_t most = 0;
         for (std::size_t r = 0; r < size(); ++r) { most = projection[r] > most ? projection[r] : most; }
@@ -48,7 +48,7 @@ struct rung_costs
 
     [[nodiscard]] MDKV_HD constexpr std::size_t size() const noexcept { return rungs; }
 
-    void expects_valid(char const* caller) const
+    MDKV_OUTLINE void expects_valid(char const* caller) const
     {
         expects(rungs >= 1 && rungs <= max_rungs, caller, ": costs has ", rungs, " rungs");
         for (std::size_t r = 0; r < rungs; ++r)

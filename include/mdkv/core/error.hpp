@@ -4,9 +4,9 @@
 #include <mdkv/core/types.hpp>
 
 #include <charconv>
+#include <cstdarg>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <type_traits>
 
 namespace mdkv
@@ -51,27 +51,51 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line: a check costs its caller a comparison and a call. Pieces are passed by value, so
-// that texts of any length have one type and like checks share a function.
+// Messages are put together out of line, whatever their pieces are: a check costs its caller a comparison and a call.
 
-MDKV_OUTLINE inline void append_text(std::string& text, std::string_view piece)
+/// A letter for the type of each piece.
+template <class... P>
+inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
+                              : std::is_floating_point_v<P> ? 'f'
+                              : std::is_unsigned_v<P>       ? 'u'
+                              : std::is_integral_v<P>       ? 'i'
+                                                            : 't' ...,
+    '\0'};
+
+/// A piece as a variadic function takes it: a std::string by its address.
+template <class Piece>
+[[nodiscard]] constexpr auto argument(Piece const& piece)
 {
-    text += piece;
+    if constexpr (std::is_class_v<Piece>) { return static_cast<std::string const*>(&piece); }
+    else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
+    else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
+    else { return piece; }
 }
 
 template <class Number>
-    requires std::is_arithmetic_v<Number>
-MDKV_OUTLINE void append_text(std::string& text, Number value)
+[[gnu::cold]] MDKV_OUTLINE void append_number(std::string& text, Number number)
 {
     char digits[32];
-    text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+    text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 
-template <class Exception = invalid_argument, class... Pieces>
-[[noreturn, gnu::cold, gnu::noinline]] void fail(Pieces... pieces)
+[[gnu::cold]] MDKV_OUTLINE inline void append_piece(std::string& text, char kind, std::va_list& pieces)
 {
+    if (kind == 's') { text += *va_arg(pieces, std::string const*); }
+    else if (kind == 'f') { append_number(text, static_cast<float>(va_arg(pieces, double))); }
+    else if (kind == 'u') { append_number(text, va_arg(pieces, unsigned long long)); }
+    else if (kind == 'i') { append_number(text, va_arg(pieces, long long)); }
+    else { text += va_arg(pieces, char const*); }
+}
+
+template <class Exception>
+[[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
+{
+    std::va_list pieces;
     std::string text;
-    (append_text(text, pieces), ...);
+    va_start(pieces, kind);
+    for (; *kind != '\0'; ++kind) { append_piece(text, *kind, pieces); }
+    va_end(pieces);
     throw Exception{text};
 }
 
@@ -82,7 +106,7 @@ template <class Exception = invalid_argument, class... Pieces>
 template <class Exception = invalid_argument, class... Pieces>
 constexpr void expects(bool condition, Pieces... pieces)
 {
-    if (!condition) [[unlikely]] { detail::fail<Exception>(pieces...); }
+    if (!condition) [[unlikely]] { detail::fail<Exception>(detail::kinds<Pieces...>, detail::argument(pieces)...); }
 }
 
 /// Product and sum of sizes, checked.

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <type_traits>
 
 namespace mdkv
@@ -56,7 +55,7 @@ public:
     class frame
     {
     public:
-        frame(workspace& owner, std::string_view stage) noexcept
+        frame(workspace& owner, char const* stage) noexcept
             : owner_{owner}
             , stage_{stage}
             , mark_{owner.used_}
@@ -96,7 +95,7 @@ public:
         }
 
         workspace& owner_;
-        std::string_view stage_;
+        char const* stage_;
         std::size_t mark_;
     };
 

@@ -101,7 +101,7 @@ struct attend_job
         matrix.begin       = cache.arena + offset;
         matrix.coordinates = static_cast<int>(columns);
         matrix.token_bytes = static_cast<int>(columns * index_t{sizeof(T)});
-        block_values<T>({x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin}, nullptr);
+        block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin}, nullptr);
     }
 
     /// Scaled queries of head h as floats, in every basis.
@@ -128,14 +128,20 @@ struct attend_job
 
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
     /// asked for, and while its values are read the next keys, at last those of the run that follows.
-    template <class Stored>
     void attend_tokens(stored_run const& run, index_t begin, index_t end, room const& mine, index_t part) const
     {
+        storage const kind    = run.keys.kind;
+        auto const& values_by = kind == storage::plain  ? values_as<T>
+                                : kind == storage::int8 ? values_as<int8_code>
+                                                        : values_as<int4_codes>;
+        auto const* logits_by = kind == storage::plain  ? logits_as<T>
+                                : kind == storage::int8 ? logits_as<int8_code>
+                                                        : logits_as<int4_codes>;
         sum_rows const logits{mine.logits, most_block_tokens};
         sum_rows const to{sums_of(part) + sizes.sums_of(run.basis), sizes.sums()};
         query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
         index_t block = quantised_block_tokens;
-        if constexpr (coded<Stored>)
+        if (values_by.coded)
         {
             sum_groups(q.x, q.step, group, run.keys.coordinates, mine.q_sums);
             q.sums   = mine.q_sums;
@@ -152,14 +158,14 @@ struct attend_job
             index_t const n = std::min(block, end - t);
             read_ahead const values{run.values.begin + t * run.values.token_bytes};
             read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : following};
-            block_logits<Stored>(q, group, run.keys, t, n, logits, values, mine.tile);
+            block_logits(logits_by, q, group, run.keys, t, n, logits, values, mine.tile);
             for (index_t g = 0; g < group; ++g)
             {
                 float const factor =
                     soften(logits.x + g * logits.step, tile::round_up(n, tile_tokens), softmax[part * group + g]);
                 if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
             }
-            block_values<Stored>({logits.x, logits.step}, group, run.values, t, n, to, keys, mine.tile);
+            block_values(values_by, {logits.x, logits.step}, group, run.values, t, n, to, keys, mine.tile);
         }
     }
 
@@ -178,11 +184,7 @@ struct attend_job
             index_t const begin = cut_run(run, run_begin, number * part_bytes);
             index_t const end   = cut_run(run, run_begin, (number + 1) * part_bytes);
             run_begin += run.tokens * run.token_bytes();
-            if (begin == end) { continue; }
-            auto const attend_as = run.keys.kind == storage::plain  ? &attend_job::attend_tokens<T>
-                                   : run.keys.kind == storage::int8 ? &attend_job::attend_tokens<int8_code>
-                                                                    : &attend_job::attend_tokens<int4_codes>;
-            (this->*attend_as)(run, begin, end, mine, part);
+            if (begin < end) { attend_tokens(run, begin, end, mine, part); }
         }
     }
 
@@ -213,8 +215,9 @@ struct attend_job
                 combine(x, 1.0F, rotated, 1.0F, sizes.values);
             }
             float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
-            U* const to        = output.row(row);
-            for (index_t c = 0; c < sizes.values; ++c) { to[c] = narrow<U>(x[c] * weight); }
+            multiply_by(weight, x, sizes.values);
+            U* const to = output.row(row);
+            for (index_t c = 0; c < sizes.values; ++c) { to[c] = narrow<U>(x[c]); }
             lse(row) = state[g].lse();
         }
     }

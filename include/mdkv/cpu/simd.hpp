@@ -36,9 +36,7 @@ using bytes  = std::uint8_t __attribute__((vector_size(lanes)));
 
 [[nodiscard]] inline floats broadcast(float x) noexcept
 {
-    // A list of equal items, which both compilers turn into one instruction.
-    return [x]<int... I>(std::integer_sequence<int, I...>) { return floats{(static_cast<void>(I), x)...}; }(
-               std::make_integer_sequence<int, lanes>{});
+    return x - floats{}; // exactly x, and one instruction
 }
 
 /// The bits of a vector as one of another type.

@@ -56,7 +56,7 @@ inline void multiply_add(float const* a, index_t row_step, index_t k_step, float
 
 /// Writes n elements of any type as floats.
 template <element T>
-inline void widen_row(T const* from, float* to, index_t n) noexcept
+MDKV_OUTLINE void widen_row(T const* from, float* to, index_t n) noexcept
 {
     index_t const whole = n / simd::lanes * simd::lanes;
     for (index_t i = 0; i < whole; i += simd::lanes) { simd::store(to + i, simd::load(from + i)); }

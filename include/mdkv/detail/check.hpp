@@ -139,12 +139,12 @@ private:
         return *this;
     }
 
-    [[noreturn, gnu::cold, gnu::noinline]] void wrong_shape(tensor const& x, std::size_t i) const
+    [[gnu::cold, gnu::noinline]] void wrong_shape(tensor const& x, std::size_t i) const
     {
         std::string sizes;
-        for (std::size_t j = 0; j < x.rank; ++j) { sizes += (j == 0 ? "" : ", ") + std::to_string(x.wanted[j]); }
-        fail(stage_, ": ", x.name, " must be [", x.letters, "] = [", sizes.c_str(), "], its extent ", i, " is ",
-            x.extents[i]);
+        for (std::size_t j = 0; j < x.rank; ++j) { append_number(sizes += j == 0 ? "" : ", ", x.wanted[j]); }
+        expects(false, stage_, ": ", x.name, " must be [", x.letters, "] = [", sizes.c_str(), "], its extent ", i,
+            " is ", x.extents[i]);
     }
 
     /// No two indices of an output may share an element: each stride is beyond all that the smaller ones reach.

@@ -42,23 +42,17 @@ struct eigenvectors
     /// A team's scratch.
     struct work
     {
-        reflections steps;
-        double* diagonal;    // [D]
-        double* beside;      // [D] entry i is between rows i and i + 1
-        float* cosine;       // [D]
-        float* sine;         // [D]
-        std::int32_t* other; // [D] the row that row i is exchanged with
-        sweep* next;
-
-        MDKV_HD work(carver& cut, index_t n)
-            : steps{cut, n}
-            , diagonal{cut.take<double>(n)}
-            , beside{cut.take<double>(n)}
-            , cosine{cut.take<float>(n)}
-            , sine{cut.take<float>(n)}
-            , other{cut.take<std::int32_t>(n)}
-            , next{cut.take<sweep>(1)}
-        {}
+        carver& cut;
+        index_t n; ///< D
+        reflections steps{cut, n};
+        double* diagonal    = cut.take<double>(n);       // [D]
+        double* beside      = cut.take<double>(n);       // [D] entry i is between rows i and i + 1
+        float* cosine       = cut.take<float>(n);        // [D]
+        float* sine         = cut.take<float>(n);        // [D]
+        std::int32_t* other = cut.take<std::int32_t>(n); // [D] the row that row i is exchanged with
+        sweep* next         = cut.take<sweep>(1);
+        /// [D, padded D] of a thread; a block works in the basis itself
+        float* matrix = cut.take<float>(S == space::host ? n * square_matrix::padded(n) : 0);
     };
 
     [[nodiscard]] index_t scratch_bytes() const
@@ -68,31 +62,28 @@ struct eigenvectors
         return cut.bytes();
     }
 
-    /// Writes the matrix over the largest entry of its diagonal. Returns that entry, 0 for a matrix of zeros, infinity
-    /// where not all is finite.
+    /// Writes the matrix over the largest entry of its diagonal to `a`. Returns that entry, 0 for a matrix of zeros,
+    /// infinity where not all is finite.
     template <team Team>
-    [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head) const
+    [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head, square_matrix const& a) const
     {
-        index_t const n = gram.extent(2);
-        double most     = 0;
-        index_t spoilt  = 0;
-        for (index_t i = 0; i < n; ++i)
+        double most    = 0;
+        index_t spoilt = 0;
+        for (index_t i = 0; i < a.size; ++i)
         {
             double const* const row = gram.row(head, i);
-            for (index_t k = t.rank(); k < n; k += t.size()) { spoilt += fabs(row[k]) < infinite ? 0 : 1; }
+            for (index_t k = t.rank(); k < a.size; k += t.size()) { spoilt += fabs(row[k]) < infinite ? 0 : 1; }
             most = row[i] > most ? row[i] : most;
         }
         bool const good = t.sum(spoilt) == 0;
         // Energies below are 0 in float, and the reciprocal must be finite.
         double const by = good && most >= least_unit ? 1 / most : 0;
-        for (index_t i = 0; i < n; ++i)
+        for (index_t i = 0; i < a.size; ++i)
         {
             double const* const row = gram.row(head, i);
-            float* const to         = basis.row(head, i);
-            for (index_t k = t.rank(); k < n; k += t.size())
-            {
-                to[k] = by > 0 ? static_cast<float>(row[k] * by) : 0.0F;
-            }
+            float* const to         = a.row(i);
+            for (index_t k = t.rank(); k < a.size; k += t.size()) { to[k] = static_cast<float>(row[k] * by); }
+            for (index_t k = a.size + t.rank(); k < a.stride && S == space::host; k += t.size()) { to[k] = 0.0F; }
         }
         return !good ? infinite : by > 0 ? most : 0;
     }
@@ -153,14 +144,16 @@ struct eigenvectors
     template <team Team>
     [[nodiscard]] MDKV_OUTLINE MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
     {
+        constexpr int width = block_columns<Team>;
         for (index_t sweeps = 0; sweeps <= sweeps_a_row * a.size; ++sweeps)
         {
             if (t.rank() == 0) { *w.next = rotate(w, a.size); }
             t.sync();
             sweep const now = *w.next;
             if (now.first == now.last) { return true; }
-            for_columns(t, a.size, a.size, [&](index_t k, auto columns) {
-                constexpr int width = decltype(columns)::value;
+            for (index_t k = t.rank() * width; k < a.size; k += t.size() * width)
+            {
+                float x[width];
                 float carried[width];
                 float* row = a.row(now.last) + k;
                 for (int l = 0; l < width; ++l) { carried[l] = row[l]; }
@@ -168,21 +161,18 @@ struct eigenvectors
                 {
                     float const c = w.cosine[i];
                     float const s = w.sine[i];
-                    for (int l = 0; l < width; ++l)
-                    {
-                        float const x = (row - a.stride)[l];
-                        row[l]        = s * x + c * carried[l];
-                        carried[l]    = c * x - s * carried[l];
-                    }
+                    for (int l = 0; l < width; ++l) { x[l] = (row - a.stride)[l]; }
+                    for (int l = 0; l < width; ++l) { row[l] = s * x[l] + c * carried[l]; }
+                    for (int l = 0; l < width; ++l) { carried[l] = c * x[l] - s * carried[l]; }
                 }
                 for (int l = 0; l < width; ++l) { row[l] = carried[l]; }
-            });
+            }
             t.sync();
         }
         return false;
     }
 
-    /// Puts the largest first, and energies back to the matrix's scale.
+    /// Writes the basis with the largest first, and energies at the matrix's scale.
     template <team Team>
     MDKV_OUTLINE MDKV_HD void sort(
         Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const
@@ -199,11 +189,12 @@ struct eigenvectors
         t.sync();
         for (index_t i = 0; i < a.size; ++i)
         {
-            float* const to   = a.row(i);
-            float* const from = a.row(w.other[i]);
+            float* const to         = basis.row(head, i);
+            float* const from       = a.row(w.other[i]);
+            float const* const here = a.row(i);
             for (index_t k = t.rank(); k < a.size; k += t.size())
             {
-                float const x = to[k];
+                float const x = here[k];
                 to[k]         = from[k];
                 from[k]       = x;
             }
@@ -216,9 +207,10 @@ struct eigenvectors
         index_t const n = gram.extent(2);
         carver cut      = t.scratch();
         work const w{cut, n};
-        square_matrix const a{basis.row(head, 0), basis.stride(1), n};
-        double const unit = scale(t, head);
-        bool good         = unit < infinite;
+        square_matrix const a = S == space::host ? square_matrix{w.matrix, square_matrix::padded(n), n}
+                                                 : square_matrix{basis.row(head, 0), basis.stride(1), n};
+        double const unit     = scale(t, head, a);
+        bool good             = unit < infinite;
         if (good)
         {
             t.sync();
@@ -229,9 +221,11 @@ struct eigenvectors
         if (good) { return sort(t, head, a, w, unit); }
         for (index_t i = 0; i < n; ++i)
         {
-            for (index_t k = t.rank(); k < n; k += t.size()) { basis(head, i, k) = i == k ? 1.0F : 0.0F; }
+            for (index_t k = t.rank(); k < n; k += t.size()) { basis(head, i, k) = 0.0F; }
+            t.sync();
+            if (t.rank() == 0) { basis(head, i, i) = 1.0F; }
+            if (t.rank() == 0) { energy(head, i) = not_a_number; }
         }
-        for (index_t k = t.rank(); k < n; k += t.size()) { energy(head, k) = not_a_number; }
     }
 };
 

@@ -6,13 +6,15 @@
 #include <cstdint>
 
 // `MDKV_FOR_LANES(l, Team::lanes) { x[l] = ...; }` is a plain loop. g++ would unroll it into scalar code before it looks
-// for vectors; `MDKV_UNROLL` is for the loops around it whose bounds are known, so that arrays become registers.
+// for vectors; `MDKV_UNROLL` is for the loops around it, so that arrays become registers; `MDKV_ROLLED` forbids unrolling.
 #if defined(__CUDACC__)
 #    define MDKV_FOR_LANES(l, lanes) for (int l = 0; l < (lanes); ++l)
 #    define MDKV_UNROLL _Pragma("unroll")
+#    define MDKV_ROLLED _Pragma("unroll 1")
 #else
-#    define MDKV_FOR_LANES(l, lanes) _Pragma("GCC unroll 1") for (int l = 0; l < (lanes); ++l)
+#    define MDKV_FOR_LANES(l, lanes) MDKV_ROLLED for (int l = 0; l < (lanes); ++l)
 #    define MDKV_UNROLL _Pragma("GCC unroll 16")
+#    define MDKV_ROLLED _Pragma("GCC unroll 1")
 #endif
 
 namespace mdkv::detail

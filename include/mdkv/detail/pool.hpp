@@ -19,11 +19,10 @@ template <backend B>
 }
 
 /// Largest or mean of the neighbours. An item is a piece of a row.
-template <backend B, bool Mean>
+template <backend B>
 struct pool_windows
 {
     static constexpr char const* name = "pool_windows";
-    static constexpr float neutral    = Mean ? 0.0F : -__builtin_huge_valf();
     static constexpr index_t tile     = 2048;     // losses read by an item
     static constexpr index_t narrow   = 9;        // up to this width, one neighbour after another is cheaper
     static constexpr index_t wide     = tile / 2; // beyond, a tile would be mostly the neighbours of its few tokens
@@ -31,6 +30,7 @@ struct pool_windows
     in_view<float, 3, B> loss;
     out_view<float, 3, B> pooled;
     index_t width;
+    bool mean;
 
     [[nodiscard]] MDKV_HD bool doubles() const noexcept { return width > narrow && width <= wide; }
     [[nodiscard]] MDKV_HD index_t piece() const noexcept { return doubles() ? tile - (width - 1) : tile; }
@@ -38,10 +38,11 @@ struct pool_windows
     [[nodiscard]] index_t items() const noexcept { return loss.extent(0) * loss.extent(1) * pieces(); }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return doubles() ? 3 * tile * index_t{sizeof(float)} : 0; }
 
-    [[nodiscard]] MDKV_HD static float join(float a, float b) noexcept { return Mean ? a + b : larger<B>(a, b); }
+    [[nodiscard]] MDKV_HD float neutral() const noexcept { return mean ? 0.0F : -__builtin_huge_valf(); }
+    [[nodiscard]] MDKV_HD float join(float a, float b) const noexcept { return mean ? a + b : larger<B>(a, b); }
     [[nodiscard]] MDKV_HD float finish(float joined) const noexcept
     {
-        return Mean ? joined / static_cast<float>(width) : joined;
+        return mean ? joined / static_cast<float>(width) : joined;
     }
 
     template <team Team>
@@ -66,7 +67,7 @@ struct pool_windows
             if (i >= reach && i + some + reach <= n && i + some <= last)
             {
                 float joined[some];
-                for (int l = 0; l < some; ++l) { joined[l] = neutral; }
+                for (int l = 0; l < some; ++l) { joined[l] = neutral(); }
                 for (float const* from = x + i - reach; from <= x + i + reach; ++from)
                 {
                     for (int l = 0; l < some; ++l) { joined[l] = join(joined[l], from[l]); }
@@ -76,7 +77,7 @@ struct pool_windows
             }
             for (index_t j = i; j < i + some && j < last; ++j) // at an end of the row, or of the piece
             {
-                float joined      = neutral;
+                float joined      = neutral();
                 index_t const end = n - j <= reach ? n : j + reach + 1;
                 for (index_t k = j < reach ? 0 : j - reach; k < end; ++k) { joined = join(joined, x[k]); }
                 to[j] = finish(joined);
@@ -97,7 +98,7 @@ struct pool_windows
         index_t const count = tokens + width - 1;
         for (index_t i = t.rank(); i < count; i += t.size())
         {
-            runs[i] = start + i >= 0 && start + i < loss.extent(2) ? x[start + i] : neutral;
+            runs[i] = start + i >= 0 && start + i < loss.extent(2) ? x[start + i] : neutral();
         }
         t.sync();
         for (index_t i = t.rank(); i < tokens; i += t.size()) { joined[i] = runs[i]; } // the width is odd
@@ -155,12 +156,12 @@ struct pool_fading
     {
         index_t const h = row / loss.extent(1);
         index_t const r = row % loss.extent(1);
-        one_way<false>(t, loss.row(h, r), pooled.row(h, r));
-        one_way<true>(t, loss.row(h, r), pooled.row(h, r));
+        one_way(t, loss.row(h, r), pooled.row(h, r), false);
+        one_way(t, loss.row(h, r), pooled.row(h, r), true);
     }
 
-    template <bool Leftwards, team Team>
-    MDKV_HD void one_way(Team const& t, float const* x, float* to) const
+    template <team Team>
+    MDKV_OUTLINE MDKV_HD void one_way(Team const& t, float const* x, float* to, bool leftwards) const
     {
         constexpr int blocks = Team::lanes == 1 ? 1 : 8; // of a member at once
         constexpr int some   = blocks * block;
@@ -173,7 +174,7 @@ struct pool_fading
         {
             index_t const begin     = first + t.rank() * some;
             int const count         = n - begin < some ? (n < begin ? 0 : static_cast<int>(n - begin)) : some;
-            index_t const place     = Leftwards ? n - 1 - begin : begin;
+            index_t const place     = leftwards ? n - 1 - begin : begin;
             float const* const from = x + place;
             float* const out        = to + place;
             float near[block + some]; // begins with a block that is read, but not used
@@ -183,7 +184,7 @@ struct pool_fading
             for (int l = 0; l < some; ++l) { near[block + l] = none; }
             for (int l = 0; l < end; ++l)
             {
-                if (Team::lanes > 1 || l < count) { near[block + l] = from[Leftwards ? -l : l]; }
+                if (Team::lanes > 1 || l < count) { near[block + l] = from[leftwards ? -l : l]; }
             }
             fade<some>(near, far, 1, steps[0]);
             fade<some>(far, near, 2, steps[1]);
@@ -209,7 +210,7 @@ struct pool_fading
             for (int l = 0; l < end; ++l)
             {
                 if (Team::lanes == 1 && l >= count) { continue; }
-                if constexpr (Leftwards) { out[-l] = larger<B>(out[-l], far[l]); }
+                if (leftwards) { out[-l] = larger<B>(out[-l], far[l]); }
                 else { out[l] = far[l]; }
             }
         }

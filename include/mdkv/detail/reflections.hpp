@@ -6,35 +6,26 @@
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <type_traits>
 
 namespace mdkv::detail
 {
 
-/// Calls body(first, width), width a constant, until columns 0 to n - 1 of a matrix of `all` columns are covered; it may
-/// touch columns up to `all`. (Blocks of 32 and not of `lanes`: g++ 12 unrolls loops of 16 before it looks for vectors, and
-/// finds none.)
-template <team Team, class Body>
-MDKV_HD void for_columns(Team const& t, index_t n, index_t all, Body const& body)
-{
-    constexpr int width = Team::lanes == 1 ? 1 : 2 * Team::lanes;
-    index_t k           = t.rank() * width;
-    for (; k < n && k + width <= all; k += t.size() * width) { body(k, std::integral_constant<int, width>{}); }
-    if constexpr (width > 1) // a single thread
-    {
-        constexpr int few = 8; // most dimensions are a multiple of it
-        for (; k < n && k + few <= all; k += few) { body(k, std::integral_constant<int, few>{}); }
-        for (; k < n; ++k) { body(k, std::integral_constant<int, 1>{}); }
-    }
-}
+/// Columns that a member works on at a time: a row that a thread reads is padded to whole blocks of them. (32 and not
+/// `lanes`: g++ 12 unrolls loops of 16 before it looks for vectors, and finds none.)
+template <class Team>
+inline constexpr int block_columns = Team::lanes == 1 ? 1 : 2 * Team::lanes;
 
-/// Rows of floats, `stride` apart.
+/// Rows of floats, `stride` apart, which a thread may read and write up to the next whole block.
 struct square_matrix
 {
     float* data;
     index_t stride;
     index_t size;
 
+    [[nodiscard]] MDKV_HD static constexpr index_t padded(index_t n)
+    {
+        return (n + 31) / 32 * 32;
+    } // blocks of any team
     [[nodiscard]] MDKV_HD float* row(index_t i) const { return data + i * stride; }
 };
 
@@ -45,10 +36,10 @@ class reflections
 public:
     /// `size` is the matrix's, D.
     MDKV_HD reflections(carver& cut, index_t size)
-        : padded_{(size + sums - 1) / sums * sums}
+        : padded_{square_matrix::padded(size)}
         , partial_{cut.take<double>(sums)}
-        , u_{cut.take<float>(2 * padded_)}
-        , q_{cut.take<float>(2 * padded_)}
+        , u_{cut.take<float>(4 * padded_)}
+        , q_{u_ + 2 * padded_}
     {}
 
     /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only what is beside the
@@ -57,7 +48,8 @@ public:
     MDKV_OUTLINE MDKV_HD void tridiagonalise(
         Team const& t, square_matrix const& a, double* diagonal, double* beside) const
     {
-        clear(t);
+        clear(t, u_, 0, 4 * padded_); // and q_
+        t.sync();
         for (index_t i = a.size - 1; i > 0; --i)
         {
             // The last reflection is yet to be applied to rows 0 to i.
@@ -68,34 +60,29 @@ public:
             float* const row    = a.row(i);
             float const u_i     = u_last[i];
             float const q_i     = q_last[i];
-            for (index_t k = t.rank(); k < i - 1; k += t.size())
-            {
-                u[k] = row[k] - (u_i * q_last[k] + q_i * u_last[k]);
-            }
-            for (index_t k = i - 1 + t.rank(); k < padded_; k += t.size()) { u[k] = 0.0F; }
-            double const pivot = static_cast<double>(row[i - 1] - (u_i * q_last[i - 1] + q_i * u_last[i - 1]));
+            float const corner  = row[i] - (u_i * q_i + q_i * u_i);
+            double const pivot  = static_cast<double>(row[i - 1] - (u_i * q_last[i - 1] + q_i * u_last[i - 1]));
+            assign(t, u, i - 1, [&](index_t k) { return row[k] - (u_i * q_last[k] + q_i * u_last[k]); });
+            clear(t, u, i - 1, padded_);
             double const rest  = dot(t, u, u, i - 1);
             double const size  = sqrt(rest + pivot * pivot);
             bool const reflect = rest > 0;
             // u'u = 2. The sign is the one that does not cancel.
             double const by = reflect ? 1 / sqrt(size * (size + fabs(pivot))) : 0;
+            assign(t, u, i - 1, [&](index_t k) { return static_cast<float>(static_cast<double>(u[k]) * by); });
+            assign(t, row, i - 1, [&](index_t k) { return u[k]; });
             if (t.rank() == 0)
             {
                 double const far = pivot < 0 ? -size : size;
-                diagonal[i]      = static_cast<double>(row[i] - (u_i * q_i + q_i * u_i));
+                diagonal[i]      = static_cast<double>(corner);
                 beside[i - 1]    = reflect ? -far : pivot;
-                u[i - 1]         = static_cast<float>((pivot + far) * by);
-            }
-            for (index_t k = t.rank(); k < i - 1; k += t.size())
-            {
-                u[k] = static_cast<float>(static_cast<double>(u[k]) * by);
+                u[i - 1] = row[i - 1] = static_cast<float>((pivot + far) * by);
             }
             t.sync();
-            for (index_t k = t.rank(); k < i; k += t.size()) { row[k] = u[k]; }
             reflect_and_multiply<true>(t, a, i, u_last, q_last, u, q);
             float const half = static_cast<float>(0.5 * dot(t, u, q, i));
-            for (index_t k = t.rank(); k < i; k += t.size()) { q[k] -= half * u[k]; }
-            for (index_t k = i + t.rank(); k < padded_; k += t.size()) { q[k] = 0.0F; }
+            assign(t, q, i, [&](index_t k) { return q[k] - half * u[k]; });
+            clear(t, q, i, padded_);
             t.sync();
         }
         if (t.rank() == 0) { diagonal[0] = static_cast<double>(*a.data); }
@@ -106,7 +93,8 @@ public:
     MDKV_HD void multiply(Team const& t, square_matrix const& a) const
     {
         index_t const n = a.size;
-        clear(t);
+        clear(t, u_, 0, 4 * padded_); // and q_
+        t.sync();
         for (index_t i = 0; i < n; ++i)
         {
             float* const u_next = of(u_, i + 1);
@@ -154,10 +142,28 @@ private:
     [[nodiscard]] MDKV_HD float* of(float* arrays, index_t i) const { return arrays + i % 2 * padded_; }
 
     template <team Team>
-    MDKV_HD void clear(Team const& t) const
+    MDKV_HD static void clear(Team const& t, float* x, index_t first, index_t last)
     {
-        for (index_t k = t.rank(); k < 2 * padded_; k += t.size()) { u_[k] = q_[k] = 0.0F; }
-        t.sync();
+        for (index_t k = first + t.rank(); k < last; k += t.size()) { x[k] = 0.0F; }
+    }
+
+    /// to[k] = value(k) for the blocks that hold columns 0 to n - 1. All values of a block come first: `to` may be read.
+    template <team Team, class Value>
+    MDKV_HD static void assign(Team const& t, float* to, index_t n, Value const& value)
+    {
+        constexpr int width = block_columns<Team>;
+        for (index_t k = t.rank() * width; k < n; k += t.size() * width)
+        {
+            float x[width];
+            for (int l = 0; l < width; ++l) { x[l] = value(k + l); }
+            for (int l = 0; l < width; ++l) { to[k + l] = x[l]; }
+        }
+    }
+
+    template <team Team>
+    MDKV_HD void clear_from(Team const& t, float* x, index_t first) const
+    {
+        for (index_t k = first + t.rank(); k < padded_; k += t.size()) { x[k] = 0.0F; }
     }
 
     /// The sum of a[k] b[k], k < n, in 16 running sums of double; a is 0 from n on. The same in every member.
@@ -194,8 +200,9 @@ private:
     MDKV_HD static void reflect_and_multiply(Team const& t, square_matrix const& a, index_t n, float const* u_last,
         float const* q_last, float const* u, float* product)
     {
-        for_columns(t, n, a.size, [&](index_t k, auto columns) {
-            constexpr int width = decltype(columns)::value;
+        constexpr int width = block_columns<Team>;
+        for (index_t k = t.rank() * width; k < n; k += t.size() * width)
+        {
             float u_k[width];
             float q_k[width];
             float sum[width];
@@ -219,7 +226,7 @@ private:
                 }
             }
             for (int l = 0; l < width; ++l) { product[k + l] = sum[l]; }
-        });
+        }
     }
 
     index_t padded_;  ///< columns

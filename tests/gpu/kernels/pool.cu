@@ -4,8 +4,7 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_windows<backend, false>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_windows<backend, true>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_windows<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_fading<backend>> const);
 
 } // namespace mdkv::gpu::kernels

@@ -6,8 +6,10 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -54,14 +56,15 @@ template <class Stored, bool Whole = false>
     }
 }
 
-/// Coordinate `high` of one unit.
+/// Coordinate `high` of one unit, at any address.
 template <class Stored>
-[[nodiscard]] inline float number(Stored unit, index_t high) noexcept
+[[nodiscard]] float number(std::byte const* unit, index_t high) noexcept
 {
-    if constexpr (!coded<Stored>) { return widen(unit); }
+    auto const stored = mdkv::detail::load_at<Stored>(unit);
+    if constexpr (!coded<Stored>) { return widen(stored); }
     else
     {
-        auto const byte = static_cast<unsigned>(unit);
+        auto const byte = static_cast<unsigned>(stored);
         return static_cast<float>(per_unit<Stored> == 1 ? byte : high > 0 ? byte >> 4U : byte & 15U);
     }
 }
@@ -72,26 +75,15 @@ inline constexpr index_t quantised_block_tokens = 128;
 /// Query heads that one pass over the tokens serves: as many accumulators as the machine's registers hold.
 inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 : 2;
 
-/// body(constant) for as many of the `left` query heads as one pass serves: 8, 4, 3, 2 or 1.
-template <int G = most_group, class Body>
-inline auto heads_of_pass(index_t left, Body const& body)
+/// The number of a pass that serves as many of the `left` query heads as possible, and of its query heads.
+inline constexpr int passes = 5;
+inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
+[[nodiscard]] inline int pass_of(index_t left) noexcept
 {
-    if constexpr (G == 1) { return body(std::integral_constant<int, 1>{}); }
-    else
-    {
-        return left >= G ? body(std::integral_constant<int, G>{}) : heads_of_pass < G == 8 ? 4 : G - 1 > (left, body);
-    }
+    int last = passes;
+    while (heads_of_pass[--last] > std::min<index_t>(left, most_group)) {}
+    return last;
 }
-
-/// Kernels of one pass: of as many vectors or tiles as registers allow, of columns two, and of one.
-template <class Kernel>
-struct pass_kernels
-{
-    index_t heads;
-    Kernel* wide;
-    Kernel* two;
-    Kernel* one;
-};
 
 /// An address read a little later, asked for into the second-level cache: the hardware does not look beyond a page, and
 /// a block is several. Asking for memory beyond a buffer is harmless, so it is a number, not a pointer.

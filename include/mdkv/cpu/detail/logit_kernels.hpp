@@ -31,6 +31,7 @@ template <class Stored, int G, int Tiles>
     constexpr index_t row     = tile_tokens * index_t{sizeof(Stored)};
     constexpr index_t halves  = tile_tokens * index_t{sizeof(half)};
     index_t const tile_bytes  = tile_tokens * keys.token_bytes;
+    index_t const coordinates = keys.coordinates;
     index_t const groups      = coded<Stored> ? keys.groups() : 1;
     index_t const group_bytes = tile_tokens * stored_bytes(keys.kind, quantised_group, 0);
     auto const offset         = [&](index_t vector, index_t unit) { // of a vector's units in its row of the tiles
@@ -45,9 +46,9 @@ template <class Stored, int G, int Tiles>
             std::byte const* const scales = tile + done * tile_bytes + k * group_bytes;
             std::byte const* at           = coded<Stored> ? scales + 2 * halves : scales;
             float* const to               = logits.x + done * tile_tokens;
-            index_t const left            = keys.coordinates - k * quantised_group;
-            index_t const coordinates     = coded<Stored> ? std::min(quantised_group, left) : left;
-            index_t const rows            = (coordinates + units - 1) / units;
+            index_t const left            = coordinates - k * quantised_group;
+            index_t const here            = coded<Stored> ? std::min(quantised_group, left) : left;
+            index_t const rows            = (here + units - 1) / units;
             float const* query[G]; // one register each
             simd::floats acc[G][vectors]{};
             MDKV_UNROLL
@@ -62,7 +63,7 @@ template <class Stored, int G, int Tiles>
                 MDKV_UNROLL
                 for (int u = 0; u < units; ++u)
                 {
-                    if (u * rows + c >= coordinates) { break; } // of an odd number, the last byte has no high half
+                    if (u * rows + c >= here) { break; } // of an odd number, the last byte has no high half
                     MDKV_UNROLL
                     for (int g = 0; g < G; ++g)
                     {
@@ -72,25 +73,25 @@ template <class Stored, int G, int Tiles>
                     }
                 }
             }
+            simd::floats scale[vectors]{};
+            simd::floats minimum[vectors]{};
             MDKV_UNROLL
-            for (int v = 0; v < vectors; ++v)
+            for (int v = 0; v < vectors && coded<Stored>; ++v)
             {
-                simd::floats scale{}, minimum{};
-                if constexpr (coded<Stored>)
-                {
-                    scale   = load_halves(scales + offset(v, sizeof(half)));
-                    minimum = load_halves(scales + halves + offset(v, sizeof(half)));
-                }
+                scale[v]   = load_halves(scales + offset(v, sizeof(half)));
+                minimum[v] = load_halves(scales + halves + offset(v, sizeof(half)));
+            }
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g)
+            {
+                float* const out       = to + g * logits.step;
+                simd::floats const sum = simd::broadcast(coded<Stored> ? q.sums[g * q.groups + k] : 0.0F);
                 MDKV_UNROLL
-                for (int g = 0; g < G; ++g)
+                for (int v = 0; v < vectors; ++v)
                 {
-                    float* const out = to + g * logits.step + v * lanes;
-                    if constexpr (!coded<Stored>) { simd::store(out, acc[g][v]); }
-                    else
-                    {
-                        simd::floats const sum = simd::broadcast(q.sums[g * q.groups + k]);
-                        simd::store(out, simd::load(out) + scale * acc[g][v] + minimum * sum);
-                    }
+                    simd::floats const before = simd::load(out + v * lanes);
+                    simd::store(
+                        out + v * lanes, coded<Stored> ? before + scale[v] * acc[g][v] + minimum[v] * sum : acc[g][v]);
                 }
             }
         }
@@ -102,11 +103,22 @@ template <class Stored, int G, int Tiles>
 using logit_kernel = index_t(
     query_rows const&, run_rows const&, std::byte const*, index_t, sum_rows const&, read_ahead&) noexcept;
 
+/// The kernel of a pass, with as many tiles at a time as registers allow.
+template <class Stored, int Pass, int G = std::min(heads_of_pass[Pass], most_group)>
+inline constexpr logit_kernel* logits_of = &tile_logits<Stored, G,
+    (G * 4 <= most_group                           ? 4
+        : G * 2 <= most_group || simd::lanes == 16 ? 2
+                                                   : 1)>;
+
+/// Kernels for one way of storing: of one head and one tile at a time, then those of the passes.
+template <class Stored>
+inline constexpr logit_kernel* logits_as[]{&tile_logits<Stored, 1, 1>, logits_of<Stored, 0>, logits_of<Stored, 1>,
+    logits_of<Stored, 2>, logits_of<Stored, 3>, logits_of<Stored, 4>};
+
 /// Logits [group, n] of n tokens of a run from token t on, a multiple of 16; those of a last, incomplete sixteen are followed
 /// by -infinity. Of codes, q.sums as `sum_groups` gives them. `copy` has room for the keys of a tile.
-template <class Stored>
-[[gnu::noinline]] void block_logits(query_rows const& q, index_t group, run_rows const& keys, index_t t, index_t n,
-    sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
+[[gnu::noinline]] inline void block_logits(logit_kernel* const* as, query_rows const& q, index_t group,
+    run_rows const& keys, index_t t, index_t n, sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const padded = tile::round_up(n, tile_tokens);
     bool const narrow    = keys.width(t + n - 1) < tile_tokens;
@@ -115,23 +127,18 @@ template <class Stored>
     for (index_t g = 0; g < group; ++g) { std::fill_n(logits.x + g * logits.step, padded, 0.0F); }
     for (index_t g = 0; g < group;)
     {
-        auto const pass = heads_of_pass(group - g, [](auto heads) {
-            constexpr int G     = heads.value;
-            constexpr int tiles = G * 4 <= most_group ? 4 : G * 2 <= most_group || simd::lanes == 16 ? 2 : 1;
-            return pass_kernels<logit_kernel>{G, &tile_logits<Stored, G, tiles>, nullptr, &tile_logits<Stored, G, 1>};
-        });
-        read_ahead next = ahead;
-        sum_rows to{logits.x + g * logits.step, logits.step};
-        index_t done                  = 0;
-        logit_kernel* const kernels[] = {pass.wide, pass.one};
-        for (logit_kernel* const kernel : kernels)
+        int const pass      = pass_of(group - g);
+        read_ahead next     = ahead;
+        index_t const begin = g;
+        std::byte const* at = keys.begin + keys.tile(t);
+        index_t const done  = as[1 + pass](q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
+        at += done * tile_tokens * keys.token_bytes;
+        for (; g < begin + heads_of_pass[pass]; ++g) // the tiles that are left
         {
-            index_t const first = t + done * tile_tokens;
-            done += kernel(q.from(g), keys, keys.begin + keys.tile(first), whole - done, to, next);
-            to.x = logits.x + g * logits.step + done * tile_tokens;
+            float* const to = logits.x + g * logits.step;
+            as[0](q.from(g), keys, at, whole - done, {to + done * tile_tokens, logits.step}, next);
+            if (narrow) { as[0](q.from(g), keys, copy, 1, {to + whole * tile_tokens, logits.step}, next); }
         }
-        if (narrow) { pass.one(q.from(g), keys, copy, 1, to, next); }
-        g += pass.heads;
     }
     for (index_t g = 0; g < group; ++g)
     {
