@@ -39,8 +39,7 @@ struct pool_options
 /// \param[out] pooled  [H, R, N]  not the same memory as `loss`
 /// \pre    width odd, >= 1; a NaN makes its neighbours NaN, with `adaptive` its whole row, over which infinity spreads,
 ///         too
-/// \cost   adaptive: O(H*R*N); max, mean: O(H*R*N*log(width)) up to a width of 1,024, O(H*R*N*width) beyond. Scratch (cpu):
-///         a tile a thread, up to 24 KiB; none for max and mean of up to 9 neighbours
+/// \cost   adaptive: O(H*R*N), scratch 1 KiB a thread (cpu); max, mean: O(H*R*N*width), no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs: the same on every backend, for any number of threads and any vector width
 /// \throws invalid_argument   a shape disagrees, the width is even or below 1, the views overlap (nothing was changed)

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
@@ -12,10 +13,10 @@ namespace mdkv::detail
 
 /// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it. (B is in the type of
 /// all that is compiled here: what is compiled for one processor has a name of its own.)
-template <backend B>
-[[nodiscard]] MDKV_HD float larger(float a, float b) noexcept
+template <backend B, class Floats>
+[[nodiscard]] MDKV_HD Floats larger(Floats a, Floats b) noexcept
 {
-    return b > a || b != b ? b : a;
+    return (b > a) | (b != b) ? b : a;
 }
 
 /// Largest or mean of the neighbours. An item is a piece of a row.
@@ -23,101 +24,56 @@ template <backend B>
 struct pool_windows
 {
     static constexpr char const* name = "pool_windows";
-    static constexpr index_t tile     = 2048;     // losses read by an item
-    static constexpr index_t narrow   = 9;        // up to this width, one neighbour after another is cheaper
-    static constexpr index_t wide     = tile / 2; // beyond, a tile would be mostly the neighbours of its few tokens
+    static constexpr index_t piece    = 2048;
 
     in_view<float, 3, B> loss;
     out_view<float, 3, B> pooled;
     index_t width;
     bool mean;
 
-    [[nodiscard]] MDKV_HD bool doubles() const noexcept { return width > narrow && width <= wide; }
-    [[nodiscard]] MDKV_HD index_t piece() const noexcept { return doubles() ? tile - (width - 1) : tile; }
-    [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (loss.extent(2) + piece() - 1) / piece(); }
+    [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (loss.extent(2) + piece - 1) / piece; }
     [[nodiscard]] index_t items() const noexcept { return loss.extent(0) * loss.extent(1) * pieces(); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return doubles() ? 3 * tile * index_t{sizeof(float)} : 0; }
-
-    [[nodiscard]] MDKV_HD float neutral() const noexcept { return mean ? 0.0F : -__builtin_huge_valf(); }
-    [[nodiscard]] MDKV_HD float join(float a, float b) const noexcept { return mean ? a + b : larger<B>(a, b); }
-    [[nodiscard]] MDKV_HD float finish(float joined) const noexcept
-    {
-        return mean ? joined / static_cast<float>(width) : joined;
-    }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
+        constexpr int lanes  = Team::register_lanes;
+        using floats         = lane_floats<lanes>;
         index_t const h      = item / pieces() / loss.extent(1);
         index_t const r      = item / pieces() % loss.extent(1);
-        index_t const first  = item % pieces() * piece();
-        index_t const tokens = loss.extent(2) - first < piece() ? loss.extent(2) - first : piece();
-        if (doubles()) { by_doubling(t, loss.row(h, r), first, tokens, pooled.row(h, r)); }
-        else { one_by_one(t, loss.row(h, r), first, first + tokens, pooled.row(h, r)); }
-    }
-
-    template <team Team>
-    MDKV_HD void one_by_one(Team const& t, float const* x, index_t first, index_t last, float* to) const
-    {
-        constexpr int some  = Team::lanes == 1 ? 1 : 2 * Team::lanes; // tokens at once
-        index_t const n     = loss.extent(2);
-        index_t const reach = width / 2 < n ? width / 2 : n;
-        for (index_t i = first + t.rank() * some; i < last; i += t.size() * some)
+        index_t const first  = item % pieces() * piece;
+        index_t const n      = loss.extent(2);
+        index_t const last   = n - first < piece ? n : first + piece;
+        index_t const reach  = width / 2 < n ? width / 2 : n;
+        float const* const x = loss.row(h, r);
+        float* const to      = pooled.row(h, r);
+        for (index_t i = first + t.rank() * lanes; i < last; i += t.size() * lanes)
         {
-            if (i >= reach && i + some + reach <= n && i + some <= last)
+            if (i >= reach && i + lanes + reach <= n && i + lanes <= last)
             {
-                float joined[some];
-                for (int l = 0; l < some; ++l) { joined[l] = neutral(); }
-                for (float const* from = x + i - reach; from <= x + i + reach; ++from)
-                {
-                    for (int l = 0; l < some; ++l) { joined[l] = join(joined[l], from[l]); }
-                }
-                for (int l = 0; l < some; ++l) { to[i + l] = finish(joined[l]); }
+                auto joined = neighbours<floats>(x, i - reach, i + reach + 1);
+                __builtin_memcpy(to + i, &joined, sizeof joined);
                 continue;
             }
-            for (index_t j = i; j < i + some && j < last; ++j) // at an end of the row, or of the piece
+            for (index_t j = i; j < i + lanes && j < last; ++j) // at an end of the row, or of the piece
             {
-                float joined      = neutral();
-                index_t const end = n - j <= reach ? n : j + reach + 1;
-                for (index_t k = j < reach ? 0 : j - reach; k < end; ++k) { joined = join(joined, x[k]); }
-                to[j] = finish(joined);
+                to[j] = neighbours<float>(x, j < reach ? 0 : j - reach, n - j <= reach ? n : j + reach + 1);
             }
         }
     }
 
-    /// A window of 2k tokens is two of k side by side, and one of any width is as many of these as its number has binary
-    /// digits: a token costs a few joins whatever the width, the same ones wherever a tile begins.
-    template <team Team>
-    MDKV_HD void by_doubling(Team const& t, float const* x, index_t first, index_t tokens, float* to) const
+private:
+    template <class Floats>
+    [[nodiscard]] MDKV_HD Floats neighbours(float const* x, index_t begin, index_t end) const
     {
-        auto cut            = t.scratch();
-        float* runs         = cut.template take<float>(tile); // from i on: `length` losses joined
-        float* longer       = cut.template take<float>(tile);
-        float* const joined = cut.template take<float>(tile); // from i on: `done` losses joined
-        index_t const start = first - width / 2;
-        index_t const count = tokens + width - 1;
-        for (index_t i = t.rank(); i < count; i += t.size())
+        Floats joined = Floats{} + (mean ? 0.0F : -__builtin_huge_valf());
+        for (index_t k = begin; k < end; ++k)
         {
-            runs[i] = start + i >= 0 && start + i < loss.extent(2) ? x[start + i] : neutral();
+            Floats next;
+            __builtin_memcpy(&next, x + k, sizeof next);
+            joined = mean ? joined + next : larger<B>(joined, next);
         }
-        t.sync();
-        for (index_t i = t.rank(); i < tokens; i += t.size()) { joined[i] = runs[i]; } // the width is odd
-        index_t done = 1;
-        for (index_t length = 1; 2 * length <= width; length *= 2)
-        {
-            for (index_t i = t.rank(); i <= count - 2 * length; i += t.size())
-            {
-                longer[i] = join(runs[i], runs[i + length]);
-            }
-            t.sync();
-            float* const spare = runs;
-            runs               = longer;
-            longer             = spare;
-            if ((width & (2 * length)) == 0) { continue; }
-            for (index_t i = t.rank(); i < tokens; i += t.size()) { joined[i] = join(joined[i], runs[i + done]); }
-            done += 2 * length;
-        }
-        for (index_t i = t.rank(); i < tokens; i += t.size()) { to[first + i] = finish(joined[i]); }
+        return mean ? joined / static_cast<float>(width) : joined;
     }
 };
 

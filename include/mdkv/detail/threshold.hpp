@@ -58,6 +58,7 @@ template <std::size_t Count, class Body>
 {
     if constexpr (Count == run_time)
     {
+        MDKV_ROLLED
         for (std::size_t r = first; r < end; ++r) { body(r); }
     }
     else
