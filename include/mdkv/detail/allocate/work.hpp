@@ -275,19 +275,23 @@ struct alignas(16) open_piece
     [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
 };
 
-/// Reads as many neighbouring losses as there are lanes, 0 past the end.
+/// The first n of neighbouring losses, then 0.
+template <int Lanes>
+MDKV_OUTLINE MDKV_HD void read_some(float const* from, index_t n, lane_floats<Lanes>& loss)
+{
+    float some[Lanes]{};
+    for (index_t l = 0; l < n; ++l) { some[l] = from[l]; }
+    __builtin_memcpy(&loss, some, sizeof loss);
+}
+
+/// As many neighbouring losses as there are lanes, 0 past the end.
 template <int Lanes>
 [[nodiscard, gnu::always_inline]] MDKV_HD inline lane_floats<Lanes> read_losses(
     float const* row, index_t first, index_t count)
 {
     lane_floats<Lanes> loss;
     if (first + Lanes <= count) { __builtin_memcpy(&loss, row + first, sizeof loss); }
-    else
-    {
-        float some[Lanes]{};
-        for (int l = 0; first + l < count; ++l) { some[l] = row[first + l]; }
-        __builtin_memcpy(&loss, some, sizeof loss);
-    }
+    else { read_some<Lanes>(row + first, count - first, loss); }
     return loss;
 }
 
