@@ -58,7 +58,7 @@ class device_array
 public:
     device_array() noexcept = default;
     explicit device_array(index_t count)
-        : bytes_{mdkv::checked_multiply(count, index_t{sizeof(T)}), stream(), memory()}
+        : bytes_{mdkv::checked_multiply(count, index_t{sizeof(T)}), {stream(), &memory()}}
     {}
 
     [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(bytes_.data()); }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/quotas.hpp>
 #include <mdkv/core/types.hpp>
 
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "head_scores.hpp"
+#include "quotas.hpp"
 
 namespace runner
 {
@@ -145,8 +145,8 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
     std::vector<double> weights(cached, (1 - 1 / beta) / static_cast<double>(cached));
     for (std::size_t q = 0; q < shares.size(); ++q) { weights[q / members] += shares[q] / beta; }
     std::vector<mdkv::index_t> quotas(cached);
-    mdkv::split_exactly(total_bytes, weights, quotas);
-    static_cast<void>(mdkv::spread_surplus(quotas, capacity_bytes)); // what is left over, nobody can use
+    split_exactly(total_bytes, weights, quotas);
+    static_cast<void>(spread_surplus(quotas, capacity_bytes)); // what is left over, nobody can use
     return quotas;
 }
 

@@ -71,7 +71,7 @@ public:
         return reinterpret_cast<float*>(rows_.data());
     }
 
-    [[nodiscard]] bytes allocated(mdkv::index_t size) { return bytes{size, stream_, *memory_}; }
+    [[nodiscard]] bytes allocated(mdkv::index_t size) { return bytes{size, {stream_, memory_}}; }
 
     /// `count` elements of the host, copied.
     template <class V>

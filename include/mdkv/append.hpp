@@ -20,7 +20,7 @@ namespace mdkv
 namespace detail
 {
 
-/// One item for all heads: the count is raised when every member has read it.
+/// One item for all heads: the count is raised when every member has copied its part.
 template <backend B, element T, element U>
 struct append_token
 {
@@ -35,11 +35,13 @@ struct append_token
     MDKV_HD void operator()(Team const& t, index_t) const
     {
         index_t const at = *cache.appended;
+        if (at < cache.tail_capacity)
+        {
+            copy(t, key, at, false);
+            copy(t, value, at, true);
+        }
         t.sync();
         if (t.rank() == 0) { *cache.appended = at + 1; }
-        if (at >= cache.tail_capacity) { return; }
-        copy(t, key, at, false);
-        copy(t, value, at, true);
     }
 
 private:
@@ -49,7 +51,7 @@ private:
         auto const mine = share_rows(t, rows.extent(1));
         for (index_t h = mine.row; h < cache.layout.heads; h += mine.rows)
         {
-            run_rows const tail = tail_rows(cache, h, of_values);
+            run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
             std::byte* const to = tail.begin + tail.coordinate(at, 0);
             index_t const step  = tail.step(at);
             for (index_t d = mine.column; d < rows.extent(1); d += t.size())

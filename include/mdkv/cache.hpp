@@ -199,10 +199,9 @@ template <element T>
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (tokens[r] == 0 || !layout.projected(r)) { continue; }
-        entry.key_columns =
-            layout.key_coordinates[r] > entry.key_columns ? layout.key_coordinates[r] : entry.key_columns;
-        entry.value_columns =
-            layout.value_coordinates[r] > entry.value_columns ? layout.value_coordinates[r] : entry.value_columns;
+        auto const [keys, values] = head_dims{layout.key_coordinates[r], layout.value_coordinates[r]};
+        entry.key_columns         = keys > entry.key_columns ? keys : entry.key_columns;
+        entry.value_columns       = values > entry.value_columns ? values : entry.value_columns;
     }
     auto const place = [&](index_t size) {
         index_t const at = offset;

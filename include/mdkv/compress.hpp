@@ -125,7 +125,7 @@ struct hand_over
     }
 };
 
-/// The reports of a layer that is stored as it is, one a limit.
+/// The report of a layer that is stored as it is, for every limit: an item.
 template <space S>
 struct report_whole
 {
@@ -137,13 +137,11 @@ struct report_whole
     view<index_t const, 1, S> limit; // [limits]
 
     template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
+    MDKV_HD void operator()(Team const& t, index_t i) const
     {
-        for (index_t i = t.rank(); i < report.extent(0); i += t.size())
-        {
-            report(i)       = value;
-            report(i).limit = limit(i);
-        }
+        if (t.rank() > 0) { return; }
+        report(i)       = value;
+        report(i).limit = limit(i);
     }
 };
 
@@ -168,7 +166,7 @@ struct report_whole
 /// One call of compress behind its checks; a dry run only counts.
 template <backend B, element T, class Destination>
 compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio_set const& ratios,
-    compress_options<B> const& options, layer_shape const& shape, Destination& destination)
+    rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination)
 {
     constexpr space S    = B::memory_space;
     constexpr bool owner = requires { destination.view(); };
@@ -252,7 +250,7 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
         chosen.status      = allocation_status::everything_kept;
         chosen.token_bytes = (report.full_bytes - report.window_bytes) / parts;
         if (layout.full_rung < layout.rungs) { chosen.tokens[layout.full_rung] = H * N / parts; }
-        run(on, report_whole<S>{reports, chosen, limit}, 1);
+        run(on, report_whole<S>{reports, chosen, limit}, limits);
     }
     else
     {
@@ -264,8 +262,7 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
         score(on, layer.queries, layer.keys, layer.values, layer.window_keys, as_input(key_basis),
             as_input(value_basis), ratios, options.scoring, loss);
         if (pooled > 0) { pool(on, as_input(loss), options.pooling, smooth); }
-        allocate(on, as_input(pooled > 0 ? smooth : loss), rung_costs{ratios, shape.dims, shape.element_bytes}, limit,
-            options.allocation, rung, reports);
+        allocate(on, as_input(pooled > 0 ? smooth : loss), costs, limit, options.allocation, rung, reports);
     }
 
     [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
@@ -277,7 +274,6 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
             expects<non_finite_input>(report.chosen.status != allocation_status::non_finite_loss,
                 "compress: a loss is NaN or infinite; keys, values or queries are not finite, or too large to "
                 "multiply");
-            rung_costs const costs{ratios, shape.dims, shape.element_bytes};
             expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ",
                 report.budget_bytes, " bytes cannot hold every token at its cheapest rung; at least ",
                 report.window_bytes + checked_multiply(H * N, costs.bytes[0])
@@ -352,14 +348,13 @@ compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set c
     c.rows("window_values", layer.window_values, {{heads, shape.window, shape.dims.values}}, "H,W,Dv");
     if (options.quotas) { c.in("options.quotas", *options.quotas, {{heads}}, "H"); }
     if (options.rungs) { c.out("options.rungs", *options.rungs, {{heads, shape.tokens}}, "H,N"); }
-    ratios.expects_fit("key", shape.dims.keys);
-    ratios.expects_fit("value", shape.dims.values);
-    ratios.expects_ascending(shape.dims, shape.element_bytes);
+    rung_costs const costs{ratios, shape.dims, shape.element_bytes};
     expects(B::memory_space == space::host || options.on_non_finite == non_finite::unchecked,
         "compress: on the GPU options.on_non_finite must be unchecked; "
         "ask expects_finite first, which waits for the device");
-    return detail::staged(on, "compress",
-        [&](B const& stages) { return detail::compress_layer(stages, layer, ratios, options, shape, destination); });
+    return detail::staged(on, "compress", [&](B const& stages) {
+        return detail::compress_layer(stages, layer, ratios, costs, options, shape, destination);
+    });
 }
 
 } // namespace mdkv

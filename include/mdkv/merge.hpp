@@ -1,7 +1,6 @@
 /// \file merge.hpp: merge_attention: joins the attention over two sets of keys into that over both (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>

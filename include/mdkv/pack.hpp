@@ -33,44 +33,32 @@ struct lay_out_heads
     in_view<index_t, 2, B> first; // [H, R+1] where each rung's tokens begin
     index_t* needed;              // [1]  bytes of the arena, or the largest index_t where a basis is missing
 
-    /// Lays out head h from byte `offset` on and returns the first free byte.
-    MDKV_OUTLINE MDKV_HD index_t lay_out(index_t h, index_t offset, head_entry& entry) const
-    {
-        mdkv::array<index_t, max_rungs> count{};
-        for (std::size_t r = 0; r < cache.layout.rungs; ++r)
-        {
-            auto const at = static_cast<index_t>(r);
-            count[r]      = first(h, at + 1) - first(h, at);
-        }
-        return lay_out_head<T>(cache.layout, count, offset, entry);
-    }
-
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t) const
     {
-        index_t const heads = cache.layout.heads;
+        cache_layout const& layout = cache.layout;
         head_entry entry;
         index_t bytes   = 0;
         index_t unbased = 0; // heads with tokens at a projected rung whose basis is missing
-        for (index_t h = t.rank(); h < heads; h += t.size())
-        {
-            bytes += lay_out(h, 0, entry);
-            unbased += !bases && entry.key_columns > 0 ? 1 : 0;
-        }
-        index_t const all = t.sum(unbased) > 0 ? INT64_MAX : t.sum(bytes);
-        bool const fits   = all <= cache.arena_bytes;
-        if (t.rank() == 0) { *needed = all; }
-        if (t.rank() == 0 && cache.appended != nullptr) { *cache.appended = 0; }
-        index_t before = 0;
-        for (index_t h0 = 0; h0 < heads; h0 += t.size())
+        for (index_t h0 = 0; h0 < layout.heads; h0 += t.size())
         {
             index_t const h  = h0 + t.rank();
-            bool const there = h < heads;
-            auto const sum   = t.prefix(there ? lay_out(h, 0, entry) : index_t{0});
-            if (there) { static_cast<void>(lay_out(h, before + sum.before, entry)); }
-            if (there) { cache.heads[h] = fits ? entry : head_entry{}; }
-            before += sum.total;
+            bool const there = h < layout.heads;
+            array<index_t, max_rungs> count{};
+            for (std::size_t r = 0; there && r < layout.rungs; ++r)
+            {
+                auto const at = static_cast<index_t>(r);
+                count[r]      = first(h, at + 1) - first(h, at);
+            }
+            auto const sum = t.prefix(there ? lay_out_head<T>(layout, count, 0, entry) : index_t{0});
+            unbased += there && !bases && entry.key_columns > 0 ? 1 : 0;
+            if (there) { static_cast<void>(lay_out_head<T>(layout, count, bytes + sum.before, cache.heads[h])); }
+            bytes += sum.total;
         }
+        index_t const all = t.sum(unbased) > 0 ? INT64_MAX : bytes;
+        for (index_t h = t.rank(); all > cache.arena_bytes && h < layout.heads; h += t.size()) { cache.heads[h] = {}; }
+        if (t.rank() == 0) { *needed = all; }
+        if (t.rank() == 0 && cache.appended != nullptr) { *cache.appended = 0; }
     }
 };
 

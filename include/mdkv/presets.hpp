@@ -7,9 +7,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/pool.hpp>
-#include <mdkv/score.hpp>
-
-#include <cstddef>
 
 namespace mdkv
 {
@@ -39,12 +36,10 @@ struct preset
     template <backend B>
     [[nodiscard]] compress_options<B> options(budget limit) const
     {
-        compress_options<B> chosen;
-        chosen.limit                = limit;
-        chosen.pooling              = pooling;
-        chosen.allocation.charge    = charge;
-        chosen.scoring.quantisation = quantisation;
-        return chosen;
+        return {.limit  = limit,
+            .pooling    = pooling,
+            .allocation = {.charge = charge},
+            .scoring    = {.quantisation = quantisation}};
     }
 };
 

@@ -345,8 +345,6 @@ recompress_report recompress(
         "; it must be at least 1 and at most the window and the appended tokens, ", layout.window, " + ",
         *directory.appended);
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
-    ratios.expects_fit("key", layout.dims.keys);
-    ratios.expects_fit("value", layout.dims.values);
     ratios.expects_ascending(layout.dims, sizeof(T));
     expects(options.scale >= 0.0F, "recompress: options.scale is ", options.scale, "; it must not be negative");
 

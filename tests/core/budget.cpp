@@ -28,11 +28,10 @@ TEST_CASE("bytes of a layer count every head, key and value coordinate once")
     CHECK(uneven.window_bytes() == 0);
 }
 
-TEST_CASE("the four units of a budget are converted exactly")
+TEST_CASE("the three units of a budget are converted exactly")
 {
     CHECK(budget::bytes(12345).in_bytes(shape) == 12345);
     CHECK(budget::kv_size(64).in_bytes(shape) == 3 * 64 * 256);
-    CHECK(budget::kv_size_per_query_head(64).in_bytes(shape) == 3 * budget::kv_size(64).in_bytes(shape));
     CHECK(budget::fraction(1, 10).in_bytes(shape) == shape.full_bytes() / 10);
     CHECK(budget::fraction(1, 1).in_bytes(shape) == shape.full_bytes());
     CHECK(budget::fraction(0, 7).in_bytes(shape) == 0);
@@ -55,7 +54,6 @@ TEST_CASE("a negative budget and a zero denominator are refused with their value
 {
     CHECK(error_text<invalid_argument>([] { static_cast<void>(budget::bytes(-1)); }) == "budget: -1 is negative");
     CHECK_THROWS_AS(static_cast<void>(budget::kv_size(-5)), invalid_argument);
-    CHECK_THROWS_AS(static_cast<void>(budget::kv_size_per_query_head(-5)), invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(budget::fraction(-1, 2)), invalid_argument);
     CHECK(error_text<invalid_argument>([] { static_cast<void>(budget::fraction(1, 0)); })
           == "budget: the denominator is 0; it must be at least 1");
@@ -64,7 +62,6 @@ TEST_CASE("a negative budget and a zero denominator are refused with their value
 TEST_CASE("sizes that leave 64 bits are refused, not wrapped")
 {
     CHECK_THROWS_AS(static_cast<void>(budget::kv_size(INT64_MAX).in_bytes(shape)), size_overflow);
-    CHECK_THROWS_AS(static_cast<void>(budget::kv_size_per_query_head(INT64_MAX / 2).in_bytes(shape)), size_overflow);
     layer_shape huge = shape;
     huge.heads       = INT64_MAX / 2;
     CHECK_THROWS_AS(static_cast<void>(huge.full_bytes()), size_overflow);

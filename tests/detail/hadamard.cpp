@@ -41,11 +41,6 @@ double norm(std::vector<float> const& x)
     return std::sqrt(sum);
 }
 
-struct sixteen
-{
-    static constexpr int lanes = 16;
-};
-
 } // namespace
 
 TEST_CASE("the rotation is the product with Hadamard's matrix over the root of its order, and its own inverse")
@@ -128,7 +123,7 @@ TEST_CASE("vectors and tiles of them are rotated group by group, to the bit as e
         }
         for (index_t first = 0; first < n; first += 64)
         {
-            detail::hadamard<sixteen>(&columns[first][0], std::min<index_t>(64, n - first));
+            detail::hadamard<16>(&columns[first][0], std::min<index_t>(64, n - first));
         }
         for (std::size_t t = 0; t < 16; ++t)
         {

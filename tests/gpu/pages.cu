@@ -37,9 +37,9 @@ TEST_CASE("rows in pages are brought together whatever the order inside a page, 
         index_t const head_stride  = heads_first ? page_tokens * 2 * D : 2 * D;
         device_tensor<float, 3> rows{{H, N, D}, {.swapped = heads_first, .slack = 3}};
         support::run_on_device([&](gpu::backend const& on) {
+            float const* const values = stored.data_handle() + D;
             gpu::gather_pages(on,
-                gpu::paged_rows<float>{stored.data_handle() + D, table.data_handle(), pages, page_tokens, page_stride,
-                    token_stride, head_stride},
+                in(on, values, {pages, page_tokens, H, D}, {page_stride, token_stride, head_stride, 1}), table.in(),
                 rows.out());
         });
         auto const got = rows.host();
@@ -63,20 +63,23 @@ TEST_CASE("rows in pages are brought together whatever the order inside a page, 
 TEST_CASE("pages that cannot be are refused by name")
 {
     device_tensor<half, 3> rows{{1, 2, 4}};
-    auto const refused = [&](gpu::paged_rows<half> const& from) {
-        return support::error_text<invalid_argument>(
-            [&] { support::run_on_device([&](gpu::backend const& on) { gpu::gather_pages(on, from, rows.out()); }); });
+    auto const refused = [&](half const* data, index_t page_tokens, std::int32_t const* table, index_t entries) {
+        return support::error_text<invalid_argument>([&] {
+            support::run_on_device([&](gpu::backend const& on) {
+                gpu::gather_pages(on, in(on, data, 1, page_tokens, 1, 4), in(on, table, entries), rows.out());
+            });
+        });
     };
-    CHECK(refused({}).find("page_tokens is 0") != std::string::npos);
-    CHECK(refused({.pages = 1, .page_tokens = 1, .token_stride = -4}).find("-4") != std::string::npos);
-    CHECK(refused({.pages = 1, .page_tokens = 1}).find("null") != std::string::npos);
-    alignas(4) char bytes[8]{};
+    alignas(4) char bytes[32]{};
     auto const* const numbers = reinterpret_cast<half const*>(bytes);
     auto const* const odd     = reinterpret_cast<half const*>(bytes + 1);
-    auto const* const table   = reinterpret_cast<std::int32_t const*>(bytes);
-    auto const* const between = reinterpret_cast<std::int32_t const*>(bytes + 2);
-    CHECK(refused({.data = odd, .table = table, .page_tokens = 1}).find("data is not aligned") != std::string::npos);
-    CHECK(refused({.data = numbers, .table = between, .page_tokens = 1}).find("table is not") != std::string::npos);
+    auto const* const table   = reinterpret_cast<std::int32_t const*>(bytes + 16);
+    auto const* const between = reinterpret_cast<std::int32_t const*>(bytes + 18);
+    CHECK(refused(numbers, 0, table, 2).find("page_tokens = 0") != std::string::npos);
+    CHECK(refused(numbers, 1, table, 1).find("table must be") != std::string::npos);
+    CHECK(refused(nullptr, 1, table, 2).find("pages is null") != std::string::npos);
+    CHECK(refused(odd, 1, table, 2).find("pages is not aligned") != std::string::npos);
+    CHECK(refused(numbers, 1, between, 2).find("table is not aligned") != std::string::npos);
 }
 
 } // namespace

@@ -260,7 +260,7 @@ TEST_CASE("heads cached per query head repeat the KV heads: with room for all of
     REQUIRE(group > 1);
     runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 16};
     runner::sequence_cache<float> repeated{
-        model, runner::parse_policy("snapkv[heads=query]"), mdkv::budget::kv_size_per_query_head(50), window, 16};
+        model, runner::parse_policy("snapkv[heads=query]"), mdkv::budget::kv_size(50 * group), window, 16};
     auto const a = continue_compressed(model, tokens, 50, whole);
     auto const b = continue_compressed(model, tokens, 50, repeated);
     CHECK(repeated.resident_bytes() == group * whole.resident_bytes());

@@ -59,14 +59,8 @@ class budget
 public:
     [[nodiscard]] static constexpr budget bytes(index_t n) { return {unit::byte, n, 1}; }
 
-    /// T uncompressed tokens per KV head.
-    [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::token_per_kv_head, tokens, 1}; }
-
-    /// T uncompressed tokens per query head: G times kv_size(T), the accounting of caches that repeat KV heads.
-    [[nodiscard]] static constexpr budget kv_size_per_query_head(index_t tokens)
-    {
-        return {unit::token_per_query_head, tokens, 1};
-    }
+    /// T uncompressed tokens per KV head. (G * T where a cache that repeats KV heads would count T per query head.)
+    [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::token, tokens, 1}; }
 
     /// num/den of the uncompressed cache, rounded down to a byte.
     [[nodiscard]] static constexpr budget fraction(index_t num, index_t den) { return {unit::layer, num, den}; }
@@ -75,10 +69,7 @@ public:
     /// \throws size_overflow   it leaves 64 bits
     [[nodiscard]] MDKV_OUTLINE constexpr index_t in_bytes(layer_shape const& shape) const
     {
-        index_t const one = unit_ == unit::byte                   ? 1
-                            : unit_ == unit::token_per_kv_head    ? shape.bytes_of(1)
-                            : unit_ == unit::token_per_query_head ? shape.bytes_of(shape.group)
-                                                                  : shape.full_bytes();
+        index_t const one = unit_ == unit::byte ? 1 : unit_ == unit::token ? shape.bytes_of(1) : shape.full_bytes();
         // one * num / den, without an intermediate result beyond 64 bits
         return checked_add(checked_multiply(one / den_, num_), checked_multiply(one % den_, num_) / den_);
     }
@@ -87,8 +78,7 @@ private:
     enum class unit : std::uint8_t
     {
         byte,
-        token_per_kv_head,
-        token_per_query_head,
+        token, ///< of every KV head
         layer
     };
 

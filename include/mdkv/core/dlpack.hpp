@@ -51,14 +51,10 @@ template <class T, std::size_t Rank, space S, dlpack_tensor V>
     expects(device == 13 || (S == space::host ? device == 1 || device == 3 : device == 2),
         "dlpack: the device type is ", device, "; the backend needs ", S == space::host ? "host (1 or 3)" : "CUDA (2)",
         " or managed (13) memory");
-    array<index_t, Rank> extents{};
-    for (std::size_t i = 0; i < Rank; ++i) { extents[i] = tensor.shape[i]; }
-    array<index_t, Rank> strides = row_strides(extents); // the meaning of null strides
-    for (std::size_t i = 0; i < Rank && tensor.strides != nullptr; ++i) { strides[i] = tensor.strides[i]; }
     auto* const first = static_cast<char*>(tensor.data);
-    auto const view   = make_view<T, S>(
-        first == nullptr ? nullptr : reinterpret_cast<T*>(first + tensor.byte_offset), extents, strides);
-    expects(view.empty() || first != nullptr, "dlpack: the tensor is null but not empty");
+    T* const data     = first == nullptr ? nullptr : reinterpret_cast<T*>(first + tensor.byte_offset);
+    auto const view   = make_view<T, Rank, S>(data, tensor.shape, tensor.strides); // null strides: contiguous rows
+    expects(view.empty() || data != nullptr, "dlpack: the tensor is null but not empty");
     return view;
 }
 

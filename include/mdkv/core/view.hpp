@@ -4,7 +4,6 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <type_traits>
@@ -124,57 +123,37 @@ concept strided_tensor = requires(V const& v, std::size_t r) {
 namespace detail
 {
 
-/// What every view keeps to. (Like `fill_row_strides` for views of any type and rank, so that it is compiled once.)
-MDKV_OUTLINE constexpr void expects_view(
-    index_t const* extents, index_t const* strides, std::size_t rank, index_t element_bytes)
+/// Checks extents and strides; where no strides are given they are those of contiguous rows. (For views of any type and
+/// rank, so that it is compiled once.)
+MDKV_OUTLINE constexpr void fill_strides(
+    index_t const* extents, index_t const* given, index_t* strides, std::size_t rank, index_t element_bytes)
 {
+    index_t row  = 1; // elements of all dimensions after this one
     index_t span = 1;
     bool empty   = false;
-    for (std::size_t i = 0; i < rank; ++i)
+    for (std::size_t i = rank; i-- > 0;)
     {
+        strides[i] = given == nullptr ? row : given[i];
         expects(extents[i] >= 0, "view: extent ", i, " is ", extents[i], "; it must not be negative");
         expects(strides[i] >= 0, "view: stride ", i, " is ", strides[i], "; negative strides are not supported");
         empty = empty || extents[i] == 0;
-        if (extents[i] > 0) { span = checked_add(span, checked_multiply(extents[i] - 1, strides[i])); }
+        if (extents[i] == 0) { continue; }
+        if (given == nullptr) { row = checked_multiply(row, extents[i]); }
+        span = checked_add(span, checked_multiply(extents[i] - 1, strides[i]));
     }
     if (!empty) { static_cast<void>(checked_multiply(span, element_bytes)); }
     expects(extents[rank - 1] <= 1 || strides[rank - 1] == 1, "view: stride ", rank - 1, " is ", strides[rank - 1],
         "; elements of the last dimension must be neighbours (stride 1)");
 }
 
-/// Strides of contiguous rows.
-MDKV_OUTLINE constexpr void fill_row_strides(index_t const* extents, index_t* strides, std::size_t rank)
+template <class T, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<T, Rank, S> make_view(T* data, index_t const* extents, index_t const* strides = nullptr)
 {
-    index_t step = 1;
-    for (std::size_t i = rank; i-- > 0;)
-    {
-        strides[i] = step;
-        if (extents[i] > 0) { step = checked_multiply(step, extents[i]); }
-    }
-}
-
-template <class T, space S, std::size_t Rank>
-[[nodiscard]] constexpr view<T, Rank, S> make_view(
-    T* data, array<index_t, Rank> const& extents, array<index_t, Rank> const& strides)
-{
-    expects_view(extents.data(), strides.data(), Rank, index_t{sizeof(T)});
-    return {data, extents, strides};
-}
-
-template <std::size_t Rank>
-[[nodiscard]] constexpr array<index_t, Rank> row_strides(array<index_t, Rank> const& extents)
-{
-    array<index_t, Rank> strides{};
-    fill_row_strides(extents.data(), strides.data(), Rank);
-    return strides;
-}
-
-template <std::size_t Rank>
-[[nodiscard]] constexpr array<index_t, Rank> to_array(index_t const (&values)[Rank])
-{
-    array<index_t, Rank> all{};
-    for (std::size_t i = 0; i < Rank; ++i) { all[i] = values[i]; }
-    return all;
+    array<index_t, Rank> sizes{};
+    array<index_t, Rank> steps{};
+    for (std::size_t i = 0; i < Rank; ++i) { sizes[i] = extents[i]; }
+    fill_strides(extents, strides, steps.data(), Rank, index_t{sizeof(T)});
+    return {data, sizes, steps};
 }
 
 template <strided_tensor V>
@@ -190,7 +169,7 @@ template <class T, space S, strided_tensor V>
         extents[i] = static_cast<index_t>(tensor.extent(i));
         strides[i] = static_cast<index_t>(tensor.stride(i));
     }
-    return make_view<T, S>(static_cast<T*>(tensor.data_handle()), extents, strides);
+    return make_view<T, V::rank(), S>(static_cast<T*>(tensor.data_handle()), extents.data(), strides.data());
 }
 
 } // namespace detail
@@ -201,8 +180,8 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(sizeof...(Extents) > 0)
 [[nodiscard]] constexpr in_view<T, sizeof...(Extents), B> in(B const&, T const* data, Extents... extents)
 {
-    array<index_t, sizeof...(Extents)> const e{{static_cast<index_t>(extents)...}};
-    return detail::make_view<T const, B::memory_space>(data, e, detail::row_strides(e));
+    index_t const sizes[]{static_cast<index_t>(extents)...};
+    return detail::make_view<T const, sizeof...(Extents), B::memory_space>(data, sizes);
 }
 
 /// An input with free strides, in elements: `in(on, pointer, {H, N, D}, {D, H * D, 1})` reads [N, H, D] as [H, N, D].
@@ -211,7 +190,7 @@ template <backend B, class T, std::size_t Rank>
 [[nodiscard]] constexpr in_view<T, Rank, B> in(
     B const&, T const* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
 {
-    return detail::make_view<T const, B::memory_space>(data, detail::to_array(extents), detail::to_array(strides));
+    return detail::make_view<T const, Rank, B::memory_space>(data, extents, strides);
 }
 
 /// An input from any strided tensor type.
@@ -227,8 +206,8 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(!std::is_const_v<T> && sizeof...(Extents) > 0)
 [[nodiscard]] constexpr out_view<T, sizeof...(Extents), B> out(B const&, T* data, Extents... extents)
 {
-    array<index_t, sizeof...(Extents)> const e{{static_cast<index_t>(extents)...}};
-    return detail::make_view<T, B::memory_space>(data, e, detail::row_strides(e));
+    index_t const sizes[]{static_cast<index_t>(extents)...};
+    return detail::make_view<T, sizeof...(Extents), B::memory_space>(data, sizes);
 }
 
 /// An output with free strides, in elements.
@@ -238,7 +217,7 @@ template <backend B, class T, std::size_t Rank>
 [[nodiscard]] constexpr out_view<T, Rank, B> out(
     B const&, T* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
 {
-    return detail::make_view<T, B::memory_space>(data, detail::to_array(extents), detail::to_array(strides));
+    return detail::make_view<T, Rank, B::memory_space>(data, extents, strides);
 }
 
 /// An output from any strided tensor type.

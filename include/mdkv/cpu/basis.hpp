@@ -8,7 +8,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/eigenvectors.hpp>

@@ -83,13 +83,6 @@ public:
         auto const view = this->view();
         return view.appended == nullptr ? 0 : *view.appended;
     }
-
-    /// Forgets the appended tokens.
-    void clear_tail() noexcept
-    {
-        auto const view = this->view();
-        if (view.appended != nullptr) { *view.appended = 0; }
-    }
 };
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

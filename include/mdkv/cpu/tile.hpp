@@ -6,6 +6,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>
@@ -60,12 +61,7 @@ MDKV_OUTLINE void widen_row(T const* from, float* to, index_t n) noexcept
 {
     index_t const whole = n / simd::lanes * simd::lanes;
     for (index_t i = 0; i < whole; i += simd::lanes) { simd::store(to + i, simd::load(from + i)); }
-    for (index_t i = whole; i < n; ++i)
-    {
-        T value; // from any address
-        std::memcpy(&value, from + i, sizeof value);
-        to[i] = widen(value);
-    }
+    for (index_t i = whole; i < n; ++i) { to[i] = widen(mdkv::detail::load_at<T>(from + i)); }
 }
 
 [[nodiscard]] MDKV_OUTLINE inline float sum_of_squares(float const* x, index_t n) noexcept

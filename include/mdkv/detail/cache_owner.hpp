@@ -16,8 +16,8 @@
 namespace mdkv::detail
 {
 
-/// Appended tokens into a tail of another capacity: one item a tile of a head. The last tile may have another width. Where
-/// more tokens were appended than the old tail holds, the count falls to its capacity.
+/// Appended tokens into a tail of another capacity, whose last tile may have another width: one item a token of a head.
+/// Where more tokens were appended than the old tail holds, the count falls to its capacity.
 template <element T, space S>
 struct move_tail
 {
@@ -29,7 +29,7 @@ struct move_tail
 
     [[nodiscard]] index_t items() const noexcept
     {
-        return from.layout.heads * std::max<index_t>((from.tail_capacity + tile_tokens - 1) / tile_tokens, 1);
+        return from.layout.heads * std::max<index_t>(from.tail_capacity, 1);
     }
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -38,15 +38,13 @@ struct move_tail
         index_t const appended = *from.appended;
         index_t const tokens   = appended < from.tail_capacity ? appended : from.tail_capacity;
         if (item == 0 && t.rank() == 0 && tokens != appended) { *from.appended = tokens; }
-        index_t const h     = item % from.layout.heads;
-        index_t const first = item / from.layout.heads * tile_tokens;
-        stored_run const a  = run_of_head(from, h, from.layout.rungs + 1);
-        stored_run const b  = run_of_head(to, h, to.layout.rungs + 1);
-        for (index_t i = first; i < tokens && i < first + tile_tokens; ++i)
-        {
-            copy_token<T>(t, a.keys, i, b.keys, i);
-            copy_token<T>(t, a.values, i, b.values, i);
-        }
+        index_t const h = item % from.layout.heads;
+        index_t const i = item / from.layout.heads;
+        if (i >= tokens) { return; }
+        stored_run const a = run_of_head(from, h, from.layout.rungs + 1);
+        stored_run const b = run_of_head(to, h, to.layout.rungs + 1);
+        copy_token<T>(t, a.keys, i, b.keys, i);
+        copy_token<T>(t, a.values, i, b.values, i);
     }
 };
 

@@ -20,18 +20,12 @@ namespace mdkv::detail
     return n == 2 ? factor * 0.70710678118654752F : factor;
 }
 
-/// One vector at a time.
-struct one_lane
-{
-    static constexpr int lanes = 1;
-};
-
 /// x := H x / sqrt(n), H the Hadamard matrix of order n with H(i, j) = -1 to the number of bits that i and j share: n log n
-/// sums, then one product each, for Team::lanes vectors side by side whose coordinates are `stride` apart. Orthonormal and its
+/// sums, then one product each, for `Lanes` vectors side by side whose coordinates are `stride` apart. Orthonormal and its
 /// own inverse: products of two rotated vectors are those of the originals, and a second rotation gives the original back.
 /// Where n is no power of two, nothing changes.
-template <class Team = one_lane>
-MDKV_HD constexpr void hadamard(float* x, index_t n, index_t stride = Team::lanes) noexcept
+template <int Lanes = 1>
+MDKV_HD constexpr void hadamard(float* x, index_t n, index_t stride = Lanes) noexcept
 {
     if (!has_hadamard(n)) { return; }
     for (index_t half = 1; half < n; half *= 2)
@@ -41,7 +35,7 @@ MDKV_HD constexpr void hadamard(float* x, index_t n, index_t stride = Team::lane
             if ((i & half) != 0) { continue; }
             float* const low  = x + i * stride;
             float* const high = x + (i + half) * stride;
-            for (int l = 0; l < Team::lanes; ++l)
+            for (int l = 0; l < Lanes; ++l)
             {
                 float const a = low[l];
                 float const b = high[l];
@@ -53,7 +47,7 @@ MDKV_HD constexpr void hadamard(float* x, index_t n, index_t stride = Team::lane
     float const factor = hadamard_factor(n);
     for (index_t i = 0; i < n; ++i)
     {
-        for (int l = 0; l < Team::lanes; ++l) { x[i * stride + l] *= factor; }
+        for (int l = 0; l < Lanes; ++l) { x[i * stride + l] *= factor; }
     }
 }
 

@@ -299,7 +299,7 @@ private:
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
             float* const x = mine.x + i;
-            if (at.basis == run_basis::rotated) { hadamard<Team>(x, n, tile); }
+            if (at.basis == run_basis::rotated) { hadamard<lanes>(x, n, tile); }
             float least[lanes];
             float largest[lanes];
             float spoilt[lanes]; // NaN where a coordinate is NaN or infinite: comparisons may miss it

@@ -12,6 +12,11 @@ namespace mdkv::detail
 /// Largest finite half.
 inline constexpr float largest_half = 65504.0F;
 
+[[nodiscard]] MDKV_HD constexpr float within_half(float x) noexcept
+{
+    return x < -largest_half ? -largest_half : x > largest_half ? largest_half : x;
+}
+
 /// A constant: device code may not call numeric_limits.
 inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
@@ -45,11 +50,9 @@ struct quantiser
             minimum = scale = not_a_number;
             return;
         }
-        auto const within = [](float x) {
-            return x < -largest_half ? -largest_half : x > largest_half ? largest_half : x;
-        };
-        minimum = widen(narrow<half>(within(least)));
-        scale   = widen(narrow<half>(within((within(most) - minimum) / static_cast<float>(most_code(kind)))));
+        minimum = widen(narrow<half>(within_half(least)));
+        scale   = (within_half(most) - minimum) / static_cast<float>(most_code(kind));
+        scale   = widen(narrow<half>(within_half(scale)));
         scale   = scale > 0.0F ? scale : 0.0F; // the rounded minimum may lie above the largest coordinate
         inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
     }

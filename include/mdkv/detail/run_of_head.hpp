@@ -47,16 +47,11 @@ struct coded_group
     {
         return codes + (by_token ? token * bytes + b : b * width + token);
     }
-    /// The byte that holds the code of coordinate c of the group, and the code in it.
-    [[nodiscard]] MDKV_HD constexpr int byte_of(int c) const noexcept { return c >= bytes ? c - bytes : c; }
-    [[nodiscard]] MDKV_HD constexpr int code_in(std::byte byte, int c) const noexcept
-    {
-        auto const whole = static_cast<int>(byte);
-        return kind == storage::int8 ? whole : c >= bytes ? whole >> 4 : whole & 15;
-    }
+    /// The code of coordinate c of the group.
     [[nodiscard]] MDKV_HD int code_of(std::byte const* tile, int token, int c) const noexcept
     {
-        return code_in(tile[code(token, byte_of(c))], c);
+        auto const byte = static_cast<int>(tile[code(token, c >= bytes ? c - bytes : c)]);
+        return kind == storage::int8 ? byte : c >= bytes ? byte >> 4 : byte & 15;
     }
     [[nodiscard]] MDKV_HD float value(std::byte const* tile, int token, int c) const noexcept
     {
@@ -176,18 +171,6 @@ struct stored_run
     return layout.rungs + 2;
 }
 
-/// The keys, or the values, of head h's tail.
-template <element T, space S>
-[[nodiscard]] MDKV_HD constexpr run_rows tail_rows(cache_view<T, S> const& cache, index_t h, bool of_values) noexcept
-{
-    constexpr int unit    = sizeof(T);
-    head_dims const dims  = cache.layout.dims;
-    auto const dim        = static_cast<int>(of_values ? dims.values : dims.keys);
-    std::byte* const tail = cache.tail + h * cache.tail_head_bytes();
-    return {of_values ? tail + cache.tail_capacity * dims.keys * unit : tail, cache.tail_capacity, dim, dim * unit,
-        unit, storage::plain, of_values};
-}
-
 /// Run i of head h; without tokens where there is none. Of a tail that was asked to hold more than its capacity, the tokens
 /// it holds.
 template <element T, space S>
@@ -196,25 +179,23 @@ template <element T, space S>
     constexpr int unit         = sizeof(T);
     cache_layout const& layout = cache.layout;
     bool const own             = i < layout.rungs;
-    if (own && !layout.own_run(i)) { return {}; }
-    if (i > layout.rungs)
-    {
-        if (cache.tail_capacity == 0) { return {}; }
-        return {tail_rows(cache, h, false), tail_rows(cache, h, true),
-            *cache.appended < cache.tail_capacity ? *cache.appended : cache.tail_capacity, run_basis::original};
-    }
+    bool const tail            = i > layout.rungs;
+    if (own ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
+    head_dims const dims = own ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
     storage const kind   = own ? layout.kinds[i] : storage::plain;
-    run_entry const& run = own ? cache.heads[h].runs[i] : cache.heads[h].exact;
-    auto const rows      = [&](index_t begin, index_t coordinates, bool of_values) {
-        return run_rows{cache.arena + begin, run.tokens, static_cast<int>(coordinates),
+    index_t const begin  = h * cache.tail_head_bytes();
+    run_entry const run  = tail  ? run_entry{cache.tail_capacity, begin, begin + cache.tail_capacity * dims.keys * unit}
+                           : own ? cache.heads[h].runs[i]
+                                 : cache.heads[h].exact;
+    auto const rows      = [&](index_t from, index_t coordinates, bool of_values) {
+        return run_rows{(tail ? cache.tail : cache.arena) + from, run.tokens, static_cast<int>(coordinates),
             static_cast<int>(stored_bytes(kind, coordinates, unit)), unit, kind, of_values};
     };
-    return {rows(run.keys, own ? layout.key_coordinates[i] : layout.dims.keys, false),
-        rows(run.values, own ? layout.value_coordinates[i] : layout.dims.values, true), run.tokens,
-        !own                  ? run_basis::original
-        : layout.projected(i) ? run_basis::projected
-        : layout.rotated(i)   ? run_basis::rotated
-                              : run_basis::original};
+    return {rows(run.keys, dims.keys, false), rows(run.values, dims.values, true),
+        tail && *cache.appended < run.tokens ? *cache.appended : run.tokens,
+        own && layout.projected(i) ? run_basis::projected
+        : own && layout.rotated(i) ? run_basis::rotated
+                                   : run_basis::original};
 }
 
 /// A token in its run.

@@ -34,15 +34,10 @@ struct softmax_state
     [[nodiscard]] MDKV_HD float lse() const noexcept { return empty() ? empty_lse : ln_2 * (largest + log2f(sum)); }
 
     /// Takes in another state and says how the weighted sums that belong to the two are to be scaled. An empty side
-    /// contributes nothing, and two empty ones stay empty: infinities are never subtracted.
+    /// contributes nothing, and two empty ones stay empty: no infinity is subtracted from another.
     MDKV_HD merge_factors merge(softmax_state const& other) noexcept
     {
         if (other.empty()) { return {1.0F, 0.0F}; }
-        if (empty())
-        {
-            *this = other;
-            return {0.0F, 1.0F};
-        }
         float const top = largest < other.largest ? other.largest : largest;
         merge_factors const by{exp2f(largest - top), exp2f(other.largest - top)};
         sum     = sum * by.first + other.sum * by.second;

@@ -19,17 +19,6 @@
 namespace mdkv::detail
 {
 
-/// The nearest element that is finite where x is.
-template <element T>
-[[nodiscard]] MDKV_HD inline T narrow_within(float x) noexcept
-{
-    if constexpr (std::same_as<T, half>)
-    {
-        x = x < -largest_half ? -largest_half : x > largest_half ? largest_half : x;
-    }
-    return narrow<T>(x);
-}
-
 /// A head's stored projections as rows of bases, 0 beyond the stored columns; one item a head. They are orthonormal but for
 /// the rounding to T.
 template <element T, space S>
@@ -79,12 +68,7 @@ struct read_tokens
 
     [[nodiscard]] MDKV_HD index_t each() const { return slots.most + slots.layout.window; }
     [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
-    [[nodiscard]] index_t scratch_bytes() const
-    {
-        carver size;
-        static_cast<void>(size.take<float>(2 * longest()));
-        return size.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const { return 2 * longest() * index_t{sizeof(float)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -153,19 +137,20 @@ private:
                 for (int d = member(t); d < dim; d += members(t)) { vector[d] += stored[c] * row[d]; }
             }
         }
-        for (int d = member(t); d < dim; d += members(t)) { to[d] = narrow_within<T>(vector[d]); }
+        for (int d = member(t); d < dim; d += members(t)) // finite where the stored values are
+        {
+            to[d] = narrow<T>(std::same_as<T, half> ? within_half(vector[d]) : vector[d]);
+        }
     }
 };
 
-/// Goes over the slots of the new cache, 16 of a head an item: lists where their tokens were, and copies what the new cache
-/// can take from the old one as it is: tokens whose rung is the same, and plain coordinates in the basis of which only some
-/// are left.
+/// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies what the new cache can take
+/// from the old one as it is: tokens whose rung is the same, and plain coordinates in the basis of which only some are left.
 template <element T, space S>
 struct carry_over
 {
     static constexpr char const* name = "recompress_carry_over";
     static constexpr int threads      = 64;
-    static constexpr int strip        = 16;
 
     stored_slots<T, S> slots;
     cache_view<T, S> to;                      ///< packed
@@ -178,20 +163,13 @@ struct carry_over
         index_t const most = slots.most + slots.layout.window;
         return sources.extent(1) > most ? sources.extent(1) : most;
     }
-    [[nodiscard]] MDKV_HD index_t strips() const { return (each() + strip - 1) / strip; }
-    [[nodiscard]] index_t items() const { return slots.layout.heads * strips(); }
+    [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const begin = item % strips() * strip;
-        for (index_t k = begin; k < begin + strip && k < each(); ++k) { carry(t, item / strips(), k); }
-    }
-
-private:
-    template <team Team>
-    MDKV_HD void carry(Team const& t, index_t h, index_t slot) const
-    {
+        index_t const h            = item / each();
+        index_t const slot         = item % each();
         cache_layout const& layout = slots.layout;
         cache_layout const& before = slots.cache.layout;
         stored_token const target  = token_at(to, h, slot);

@@ -19,7 +19,6 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 namespace mdkv::gpu
@@ -60,11 +59,7 @@ struct attend_merge
         auto* const sums = reinterpret_cast<float*>(device::shared_memory());
 
         mdkv::detail::softmax_state all;
-        for (index_t s = 0; s < slices; ++s)
-        {
-            mdkv::detail::softmax_state const one{state(s)[0], state(s)[1]};
-            static_cast<void>(all.merge(one));
-        }
+        for (index_t s = 0; s < slices; ++s) { static_cast<void>(all.merge({state(s)[0], state(s)[1]})); }
         for (int c = device::thread(); c < sizes.sums(); c += threads)
         {
             float sum = 0.0F;
@@ -105,8 +100,8 @@ struct attend_merge
 
 } // namespace kernels
 
-/// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes, queries are not aligned to their element,
-///                            or head dimensions are too large for a block's shared memory
+/// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes, or head dimensions are too large for a
+///                            block's shared memory
 template <element T, element U>
 void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T, space::device> const& cache,
     attend_options options, out_view<U, 2, backend> output, out_view<float, 1, backend> lse)
@@ -128,13 +123,8 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     workspace::frame frame{*on.scratch, "attend"};
     float* const states = frame.take<float>(checked_multiply(blocks * slice_kernel::most_queries, sizes.state()));
     if (!frame.ready()) { return; }
-    auto const aligned = [](void const* data, std::uintptr_t to) {
-        return reinterpret_cast<std::uintptr_t>(data) % to == 0;
-    };
-    expects(aligned(cache.arena, 16) && aligned(cache.tail, 16),
+    expects((reinterpret_cast<std::uintptr_t>(cache.arena) | reinterpret_cast<std::uintptr_t>(cache.tail)) % 16 == 0,
         "attend: the cache's arena and tail must be aligned to 16 bytes on the GPU");
-    expects(aligned(queries.data_handle(), alignof(U)), "attend: queries are not aligned to their element of ",
-        index_t{sizeof(U)}, " bytes");
 
     slice_kernel kernel{queries, cache, states, sizes, mdkv::detail::attend_scale(options, layout.dims.keys), group,
         query_blocks, slices, slice_kernel::most_tokens, 2};

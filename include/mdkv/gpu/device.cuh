@@ -20,10 +20,6 @@ inline constexpr int warp_size = 32;
 {
     return static_cast<int>(threadIdx.x);
 }
-[[nodiscard]] __device__ __forceinline__ int threads()
-{
-    return static_cast<int>(blockDim.x);
-}
 [[nodiscard]] __device__ __forceinline__ index_t block()
 {
     return static_cast<index_t>(blockIdx.x);

@@ -1,7 +1,6 @@
 /// \file memory.cuh: device memory in the order of a stream: an owner over any resource, and the resource CUDA has built in.
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/owned_bytes.hpp>
@@ -85,21 +84,8 @@ struct stream_memory
 
 /// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
 /// on another stream must be over by then, or be waited for by that stream. Empty ones ask for nothing.
+/// `device_bytes<R>{size, {stream, &resource}}` throws whatever the resource throws.
 template <memory_resource Resource>
-class device_bytes : public mdkv::detail::owned_bytes<stream_memory<Resource>>
-{
-public:
-    static constexpr std::size_t alignment = stream_memory<Resource>::alignment;
-
-    device_bytes() noexcept = default;
-
-    /// \throws invalid_argument   the size is negative
-    /// \throws whatever the resource throws
-    device_bytes(index_t size, cudaStream_t stream, Resource& resource)
-        : mdkv::detail::owned_bytes<stream_memory<Resource>>{size, {stream, std::addressof(resource)}}
-    {
-        expects(size >= 0, "device_bytes: size is ", size, "; it must not be negative");
-    }
-};
+using device_bytes = mdkv::detail::owned_bytes<stream_memory<Resource>>;
 
 } // namespace mdkv::gpu

@@ -3,8 +3,8 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ gather_page_rows<float> const);
-template __global__ void entry(__grid_constant__ gather_page_rows<half> const);
-template __global__ void entry(__grid_constant__ gather_page_rows<bfloat16> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::gather_page_rows<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::gather_page_rows<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::gather_page_rows<backend, bfloat16>> const);
 
 } // namespace mdkv::gpu::kernels

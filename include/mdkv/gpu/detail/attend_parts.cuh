@@ -4,7 +4,9 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/device.cuh>
+#include <mdkv/gpu/team.cuh>
 
 #include <cmath>
 #include <cstddef>
@@ -17,29 +19,14 @@ inline constexpr int attend_threads = 128;                        ///< of a bloc
 inline constexpr int attend_queries = 8;                          ///< query heads of a block at most
 inline constexpr int attend_tokens  = mdkv::detail::attend_piece; ///< of a block of tokens at most
 
-/// All threads of the block copy: in asynchronous pieces of 16 bytes where the address allows it, which belong to the group
-/// of copies that is committed next.
-__device__ inline void stage_bytes(std::byte const* from, index_t bytes, std::byte* to)
+/// All threads of the block copy to an address that is aligned to 16 bytes: in asynchronous pieces of 16 where the other
+/// address allows it, which belong to the group of copies that is committed next.
+__device__ inline void stage_bytes(std::byte const* from, int bytes, std::byte* to)
 {
-    auto const address = reinterpret_cast<std::uintptr_t>(from);
-    index_t done       = 0;
-    if (address % 16 == 0)
-    {
-        for (index_t i = index_t{device::thread()} * 16; i + 16 <= bytes; i += device::threads() * 16)
-        {
-            device::copy_async(to + i, from + i);
-        }
-        done = bytes / 16 * 16;
-    }
-    else if (address % 4 == 0)
-    {
-        for (index_t i = index_t{device::thread()} * 4; i + 4 <= bytes; i += device::threads() * 4)
-        {
-            *reinterpret_cast<std::uint32_t*>(to + i) = *reinterpret_cast<std::uint32_t const*>(from + i);
-        }
-        done = bytes / 4 * 4;
-    }
-    for (index_t i = done + device::thread(); i < bytes; i += device::threads()) { to[i] = from[i]; }
+    bool const wide = reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
+    int const whole = wide ? bytes / 16 * 16 : 0;
+    for (int i = device::thread() * 16; i < whole; i += attend_threads * 16) { device::copy_async(to + i, from + i); }
+    mdkv::detail::copy_bytes(team<attend_threads>{}, from + whole, to + whole, bytes - whole);
 }
 
 /// Two bytes of a staged tile: a scale or a minimum.

@@ -15,7 +15,6 @@
 #include <mdkv/gpu/device.cuh>
 
 #include <cstddef>
-#include <cstdint>
 
 // How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for up
 // to eight query heads at once, so that every stored byte is read once whatever G. Tokens come in blocks of up to 64 whose
@@ -213,7 +212,8 @@ struct attend_slice
     /// asynchronous copies.
     __device__ void stage(stored_run const& run, index_t t, index_t end, std::byte* to) const
     {
-        index_t const tokens = run.keys.whole_tiles(t + block_tokens < end ? t + block_tokens : end) - t;
+        index_t const last = t + block_tokens < end ? t + block_tokens : end;
+        auto const tokens  = static_cast<int>(run.keys.whole_tiles(last) - t);
         stage_bytes(run.keys.begin + t * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
         stage_bytes(run.values.begin + t * run.values.token_bytes, tokens * run.values.token_bytes, to + staged_keys());
         device::copy_async_commit();

@@ -1,7 +1,6 @@
 /// \file backend.cuh: the object that is the CUDA backend: which stream to work on and where scratch memory lies.
 #pragma once
 
-#include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 

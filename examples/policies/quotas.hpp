@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace mdkv
+namespace runner
 {
 
 /// Splits `total` in proportion to the weights, by largest remainder: every part is its share rounded down, and the
@@ -18,29 +18,30 @@ namespace mdkv
 /// exactly. Weights that are all zero count as equal.
 /// \throws invalid_argument   the sizes differ, the total or a weight is negative, a weight or their sum is not finite,
 ///         or the total is positive and there are no parts
-inline void split_exactly(index_t total, std::span<double const> weights, std::span<index_t> out)
+inline void split_exactly(mdkv::index_t total, std::span<double const> weights, std::span<mdkv::index_t> out)
 {
-    expects(total >= 0, "split_exactly: total is ", total, "; it must not be negative");
-    expects(weights.size() == out.size(), "split_exactly: ", weights.size(), " weights for ", out.size(), " parts");
-    expects(total == 0 || !weights.empty(), "split_exactly: ", total, " cannot be split into no parts");
+    mdkv::expects(total >= 0, "split_exactly: total is ", total, "; it must not be negative");
+    mdkv::expects(
+        weights.size() == out.size(), "split_exactly: ", weights.size(), " weights for ", out.size(), " parts");
+    mdkv::expects(total == 0 || !weights.empty(), "split_exactly: ", total, " cannot be split into no parts");
     double sum = 0;
     for (std::size_t i = 0; i < weights.size(); ++i)
     {
-        expects(std::isfinite(weights[i]) && weights[i] >= 0, "split_exactly: weights[", i, "] is ", weights[i],
+        mdkv::expects(std::isfinite(weights[i]) && weights[i] >= 0, "split_exactly: weights[", i, "] is ", weights[i],
             "; it must be finite and not negative");
         sum += weights[i];
     }
-    expects(std::isfinite(sum), "split_exactly: the weights add up to ", sum);
+    mdkv::expects(std::isfinite(sum), "split_exactly: the weights add up to ", sum);
 
     std::vector<double> remainder(weights.size());
     std::vector<std::size_t> order;
-    index_t missing = total;
+    mdkv::index_t missing = total;
     for (std::size_t i = 0; i < weights.size(); ++i)
     {
         double const part  = sum > 0 ? weights[i] / sum : 1.0 / static_cast<double>(weights.size());
         double const share = static_cast<double>(total) * part;
         // The double of a total beyond 53 bits may exceed it.
-        out[i]       = share >= static_cast<double>(missing) ? missing : static_cast<index_t>(share);
+        out[i]       = share >= static_cast<double>(missing) ? missing : static_cast<mdkv::index_t>(share);
         remainder[i] = share - std::floor(share);
         missing -= out[i];
         if (part > 0) { order.push_back(i); }
@@ -48,10 +49,10 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
     std::stable_sort(
         order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return remainder[a] > remainder[b]; });
     // More units remain than parts only if a total beyond 53 bits was rounded.
-    auto const parts = static_cast<index_t>(order.size());
+    auto const parts = static_cast<mdkv::index_t>(order.size());
     for (std::size_t k = 0; k < order.size(); ++k)
     {
-        out[order[k]] += missing / parts + (static_cast<index_t>(k) < missing % parts ? 1 : 0);
+        out[order[k]] += missing / parts + (static_cast<mdkv::index_t>(k) < missing % parts ? 1 : 0);
     }
 }
 
@@ -62,25 +63,27 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
 /// \param[in,out] quotas    [H]
 /// \param[in]     capacity  [H]  the most each head can use
 /// \throws invalid_argument   the sizes differ, a number is negative (nothing was changed)
-[[nodiscard]] inline index_t spread_surplus(std::span<index_t> quotas, std::span<index_t const> capacity)
+[[nodiscard]] inline mdkv::index_t spread_surplus(
+    std::span<mdkv::index_t> quotas, std::span<mdkv::index_t const> capacity)
 {
-    expects(quotas.size() == capacity.size(), "spread_surplus: ", quotas.size(), " quotas and ", capacity.size(),
+    mdkv::expects(quotas.size() == capacity.size(), "spread_surplus: ", quotas.size(), " quotas and ", capacity.size(),
         " capacities");
-    index_t total = 0;
+    mdkv::index_t total = 0;
     for (std::size_t h = 0; h < quotas.size(); ++h)
     {
-        expects(quotas[h] >= 0, "spread_surplus: quotas[", h, "] is ", quotas[h], "; it must not be negative");
-        expects(capacity[h] >= 0, "spread_surplus: capacity[", h, "] is ", capacity[h], "; it must not be negative");
-        total = checked_add(total, quotas[h]);
+        mdkv::expects(quotas[h] >= 0, "spread_surplus: quotas[", h, "] is ", quotas[h], "; it must not be negative");
+        mdkv::expects(
+            capacity[h] >= 0, "spread_surplus: capacity[", h, "] is ", capacity[h], "; it must not be negative");
+        total = mdkv::checked_add(total, quotas[h]);
     }
     while (true) // every round but the last fills at least one head
     {
-        index_t surplus = 0;
+        mdkv::index_t surplus = 0;
         std::vector<std::size_t> open;
         std::vector<double> weights;
         for (std::size_t h = 0; h < quotas.size(); ++h)
         {
-            index_t const over = std::max(quotas[h] - capacity[h], index_t{0});
+            mdkv::index_t const over = std::max(quotas[h] - capacity[h], mdkv::index_t{0});
             surplus += over;
             quotas[h] -= over;
             if (quotas[h] == capacity[h]) { continue; }
@@ -88,10 +91,10 @@ inline void split_exactly(index_t total, std::span<double const> weights, std::s
             weights.push_back(static_cast<double>(quotas[h]));
         }
         if (surplus == 0 || open.empty()) { return surplus; }
-        std::vector<index_t> extra(open.size());
+        std::vector<mdkv::index_t> extra(open.size());
         split_exactly(surplus, weights, extra);
         for (std::size_t k = 0; k < open.size(); ++k) { quotas[open[k]] += extra[k]; }
     }
 }
 
-} // namespace mdkv
+} // namespace runner

@@ -1,4 +1,4 @@
-#include <mdkv/core/quotas.hpp>
+#include "policies/quotas.hpp"
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
@@ -24,7 +24,7 @@ using support::error_text;
 std::vector<index_t> split(index_t total, std::vector<double> const& weights)
 {
     std::vector<index_t> parts(weights.size());
-    mdkv::split_exactly(total, weights, parts);
+    runner::split_exactly(total, weights, parts);
     return parts;
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("split_exactly names what is wrong with its arguments")
 {
     std::vector<index_t> parts(2);
     auto const text = [&](index_t total, std::vector<double> const& weights) {
-        return error_text<mdkv::invalid_argument>([&] { mdkv::split_exactly(total, weights, parts); });
+        return error_text<mdkv::invalid_argument>([&] { runner::split_exactly(total, weights, parts); });
     };
     CHECK(text(-1, {1, 1}) == "split_exactly: total is -1; it must not be negative");
     CHECK(text(5, {1}) == "split_exactly: 1 weights for 2 parts");
@@ -101,17 +101,17 @@ TEST_CASE("what a head cannot use goes to the others in proportion, until it set
     std::vector<index_t> quotas{100, 50, 25, 25};
     std::vector<index_t> const capacity{40, 1000, 30, 1000};
     // 60 over: 30, 15, 15 to the others; the third then has 10 over: 80 to 40 of it, so 7 and 3
-    CHECK(mdkv::spread_surplus(quotas, capacity) == 0);
+    CHECK(runner::spread_surplus(quotas, capacity) == 0);
     CHECK(quotas == std::vector<index_t>{40, 87, 30, 43});
 
     std::vector<index_t> all_full{10, 10};
     std::vector<index_t> const small{3, 4};
-    CHECK(mdkv::spread_surplus(all_full, small) == 13);
+    CHECK(runner::spread_surplus(all_full, small) == 13);
     CHECK(all_full == small);
 
     std::vector<index_t> none{10, 0, 0};
     std::vector<index_t> const room{2, 100, 3};
-    CHECK(mdkv::spread_surplus(none, room) == 0);
+    CHECK(runner::spread_surplus(none, room) == 0);
     CHECK(none == std::vector<index_t>{2, 5, 3}); // equally among quotas of zero, then what the last cannot use
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("spreading loses nothing, exceeds no capacity, and leaves a surplus on
         }
         index_t const before              = sum_of(quotas);
         std::vector<index_t> const former = quotas;
-        index_t const nobody              = mdkv::spread_surplus(quotas, capacity);
+        index_t const nobody              = runner::spread_surplus(quotas, capacity);
         RC_ASSERT(sum_of(quotas) + nobody == before);
         for (std::size_t h = 0; h < quotas.size(); ++h)
         {
@@ -144,14 +144,14 @@ TEST_CASE("spread_surplus names what is wrong and changes nothing")
     std::vector<index_t> quotas{5, -1};
     std::vector<index_t> const capacity{1, 2};
     std::vector<index_t> const negative{1, -2};
-    CHECK(error_text<mdkv::invalid_argument>([&] { static_cast<void>(mdkv::spread_surplus(quotas, capacity)); })
+    CHECK(error_text<mdkv::invalid_argument>([&] { static_cast<void>(runner::spread_surplus(quotas, capacity)); })
           == "spread_surplus: quotas[1] is -1; it must not be negative");
     CHECK(quotas == std::vector<index_t>{5, -1});
     quotas[1] = 7;
-    CHECK(error_text<mdkv::invalid_argument>([&] { static_cast<void>(mdkv::spread_surplus(quotas, negative)); })
+    CHECK(error_text<mdkv::invalid_argument>([&] { static_cast<void>(runner::spread_surplus(quotas, negative)); })
           == "spread_surplus: capacity[1] is -2; it must not be negative");
     std::vector<index_t> const one{1};
-    CHECK(error_text<mdkv::invalid_argument>([&] { static_cast<void>(mdkv::spread_surplus(quotas, one)); })
+    CHECK(error_text<mdkv::invalid_argument>([&] { static_cast<void>(runner::spread_surplus(quotas, one)); })
           == "spread_surplus: 2 quotas and 1 capacities");
     CHECK(quotas == std::vector<index_t>{5, 7});
 }
