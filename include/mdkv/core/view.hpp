@@ -147,7 +147,8 @@ MDKV_OUTLINE constexpr void fill_strides(
 }
 
 template <class T, std::size_t Rank, space S>
-[[nodiscard]] constexpr view<T, Rank, S> make_view(T* data, index_t const* extents, index_t const* strides = nullptr)
+[[nodiscard]] MDKV_OUTLINE constexpr view<T, Rank, S> make_view(
+    T* data, index_t const* extents, index_t const* strides = nullptr)
 {
     array<index_t, Rank> sizes{};
     array<index_t, Rank> steps{};

@@ -16,7 +16,7 @@ namespace mdkv::detail
 template <backend B, class Floats>
 [[nodiscard]] MDKV_HD Floats larger(Floats a, Floats b) noexcept
 {
-    return (b > a) | (b != b) ? b : a;
+    return b > a ? b : (b != b ? b : a);
 }
 
 /// Largest or mean of the neighbours. An item is a piece of a row.
