@@ -40,15 +40,13 @@ struct weigh_sets
         own.open(t, w, here, k);
         own.clear(t, own.sums);
         own.clear(t, own.losses);
-        with_count(own.rungs.count, [&](auto count) {
-            constexpr int lanes = Team::register_lanes;
-            neighbours<lanes, decltype(count)::value> group;
-            for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
-            {
-                group.read(own, i);
-                add<lanes>(t, own, i, group.loss, group.steps.theta);
-            }
-        });
+        constexpr int lanes = Team::register_lanes;
+        neighbours<lanes, run_time> group; // adding to bins takes longer than finding thresholds in a loop
+        for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
+        {
+            group.read(own, i);
+            add<lanes>(t, own, i, group.loss, group.steps.theta);
+        }
         double const least = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.offsets[item] = least; }
         std::int64_t* const to = w.row(limit * w.heads + here.head, k);
