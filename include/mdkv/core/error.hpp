@@ -5,8 +5,8 @@
 
 #include <charconv>
 #include <cstdarg>
+#include <cstddef>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 
 namespace mdkv
@@ -51,52 +51,61 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line, whatever their pieces are: a check costs its caller a comparison and a call.
+// Messages are put together out of line, whatever their pieces are: a check costs its caller a comparison and a call. Not
+// in a std::string, which every file that includes this would compile anew.
 
-/// A letter for the type of each piece.
+/// A message that is being put together. What goes beyond its end is left out.
+struct message
+{
+    char text[1024]  = {};
+    std::size_t size = 0;
+
+    [[gnu::cold]] MDKV_OUTLINE void add(char const* piece) noexcept
+    {
+        for (; *piece != '\0' && size + 1 < sizeof text; ++piece) { text[size++] = *piece; }
+    }
+    template <class Number>
+    [[gnu::cold]] MDKV_OUTLINE void add_number(Number number) noexcept
+    {
+        char digits[32]{};
+        std::to_chars(digits, digits + sizeof digits - 1, number);
+        add(digits);
+    }
+};
+
+/// A letter for the type of each piece: a text, a real number, one without a sign, one with.
 template <class... P>
-inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
-                              : std::is_floating_point_v<P> ? 'f'
-                              : std::is_unsigned_v<P>       ? 'u'
-                              : std::is_integral_v<P>       ? 'i'
-                                                            : 't' ...,
+inline constexpr char kinds[]{std::is_floating_point_v<P> ? 'f'
+                              : std::is_unsigned_v<P>     ? 'u'
+                              : std::is_integral_v<P>     ? 'i'
+                                                          : 't' ...,
     '\0'};
 
-/// A piece as a variadic function takes it: a std::string by its address.
+/// A piece as a variadic function takes it.
 template <class Piece>
 [[nodiscard]] constexpr auto argument(Piece const& piece)
 {
-    if constexpr (std::is_class_v<Piece>) { return static_cast<std::string const*>(&piece); }
+    if constexpr (std::is_class_v<Piece>) { return piece.c_str(); }
     else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
     else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
     else { return piece; }
-}
-
-template <class Number>
-[[gnu::cold]] MDKV_OUTLINE void append_number(std::string& text, Number number)
-{
-    char digits[32];
-    text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
-}
-
-[[gnu::cold]] MDKV_OUTLINE inline void append_piece(std::string& text, char kind, std::va_list& pieces)
-{
-    if (kind == 's') { text += *va_arg(pieces, std::string const*); }
-    else if (kind == 'f') { append_number(text, static_cast<float>(va_arg(pieces, double))); }
-    else if (kind == 'u') { append_number(text, va_arg(pieces, unsigned long long)); }
-    else if (kind == 'i') { append_number(text, va_arg(pieces, long long)); }
-    else { text += va_arg(pieces, char const*); }
 }
 
 template <class Exception>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
 {
     std::va_list pieces;
-    std::string text;
+    message all;
     va_start(pieces, kind);
-    for (; *kind != '\0'; ++kind) { append_piece(text, *kind, pieces); }
+    for (; *kind != '\0'; ++kind)
+    {
+        if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(pieces, double))); }
+        else if (*kind == 'u') { all.add_number(va_arg(pieces, unsigned long long)); }
+        else if (*kind == 'i') { all.add_number(va_arg(pieces, long long)); }
+        else { all.add(va_arg(pieces, char const*)); }
+    }
     va_end(pieces);
-    throw Exception{text};
+    throw Exception{all.text};
 }
 
 } // namespace detail

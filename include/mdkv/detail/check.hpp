@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 
 namespace mdkv::detail
@@ -141,10 +140,14 @@ private:
 
     [[gnu::cold, gnu::noinline]] void wrong_shape(tensor const& x, std::size_t i) const
     {
-        std::string sizes;
-        for (std::size_t j = 0; j < x.rank; ++j) { append_number(sizes += j == 0 ? "" : ", ", x.wanted[j]); }
-        expects(false, stage_, ": ", x.name, " must be [", x.letters, "] = [", sizes.c_str(), "], its extent ", i,
-            " is ", x.extents[i]);
+        message sizes;
+        for (std::size_t j = 0; j < x.rank; ++j)
+        {
+            sizes.add(j == 0 ? "" : ", ");
+            sizes.add_number(x.wanted[j]);
+        }
+        expects(false, stage_, ": ", x.name, " must be [", x.letters, "] = [", sizes.text, "], its extent ", i, " is ",
+            x.extents[i]);
     }
 
     /// No two indices of an output may share an element: each stride is beyond all that the smaller ones reach.
