@@ -61,7 +61,12 @@ template <element T>
     else
     {
 #if defined(__AVX512F__)
-        return __builtin_ia32_vcvtph2ps512_mask(read<halves>(p), floats{}, -1, 4); // 4: rounds nothing
+#    if defined(__clang__)
+        constexpr unsigned short all = 0xffff;
+#    else
+        constexpr short all = -1;
+#    endif
+        return __builtin_ia32_vcvtph2ps512_mask(read<halves>(p), floats{}, all, 4); // 4: rounds nothing
 #elif defined(__AVX2__) && defined(__F16C__)
         return __builtin_ia32_vcvtph2ps256(read<halves>(p));
 #else
