@@ -90,22 +90,37 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
 
 /// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'; with `is_exact`
 /// these are P's, and `exact` becomes P.
-template <row_norm Over>
 inline void add_differences(
-    score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
+    row_norm over, score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
-    for (int i = 0; i < tile::rows; ++i)
-    {
-        simd::floats total = simd::load(sums + i * simd::lanes);
-        for (int v = 0; v < tile::vectors; ++v)
+    auto const add = [&](auto const& with) {
+        for (int i = 0; i < tile::rows; ++i)
         {
-            // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
-            simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
-            simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
-            total                    = mdkv::detail::with_row<Over>(total, is_exact ? p : simd::abs(p - exact[i][v]));
-            if (is_exact) { exact[i][v] = p; }
+            simd::floats total = simd::load(sums + i * simd::lanes);
+            for (int v = 0; v < tile::vectors; ++v)
+            {
+                // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
+                simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
+                simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
+                total                    = with(total, is_exact ? p : simd::abs(p - exact[i][v]));
+                if (is_exact) { exact[i][v] = p; }
+            }
+            simd::store(sums + i * simd::lanes, total);
         }
-        simd::store(sums + i * simd::lanes, total);
+    };
+    using simd::floats;
+    using enum row_norm;
+    if (over == sum) [[likely]]
+    {
+        add([](floats a, floats x) { return mdkv::detail::with_row<sum>(a, x); });
+    }
+    else if (over == euclidean)
+    {
+        add([](floats a, floats x) { return mdkv::detail::with_row<euclidean>(a, x); });
+    }
+    else
+    {
+        add([](floats a, floats x) { return mdkv::detail::with_row<maximum>(a, x); });
     }
 }
 
@@ -221,9 +236,6 @@ struct score_block
     /// parts.
     void add_losses() const noexcept
     {
-        auto const add = plan.over == row_norm::maximum     ? add_differences<row_norm::maximum>
-                         : plan.over == row_norm::euclidean ? add_differences<row_norm::euclidean>
-                                                            : add_differences<row_norm::sum>;
         std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);
         for_each_tile([&](index_t t, index_t p) {
             score_tile exact{};
@@ -232,7 +244,8 @@ struct score_block
             for (int i = 0; i < plan.softmaxes; ++i)
             {
                 score_tile const& logits = multiply(i, t, p, sums, shown);
-                add(logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
+                add_differences(
+                    plan.over, logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
             }
         });
     }
