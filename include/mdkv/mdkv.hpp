@@ -1,6 +1,7 @@
 /// \file mdkv.hpp: everything a host-only user needs: core, contracts and the CPU backend.
 #pragma once
 
+#include <mdkv/advance.hpp>
 #include <mdkv/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
