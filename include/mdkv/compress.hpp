@@ -73,7 +73,8 @@ struct compress_options
     allocate_options allocation{};
     score_options<B> scoring{};
 
-    /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill: instead of those that the layer's queries give.
+    /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
+    /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens.
     std::optional<in_view<float, 3, B>> losses = std::nullopt;
 
     non_finite on_non_finite = non_finite::error;
