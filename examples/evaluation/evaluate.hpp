@@ -180,6 +180,14 @@ public:
                 progress(prefill_share * static_cast<double>(done) / static_cast<double>(total));
                 if (interrupt_requested()) { throw interrupted{}; }
                 return true;
+            },
+            [&](layer_chunk<T> const& chunk) {
+                for (lane<T>& at : lanes_)
+                {
+                    bool const sees = at.who->question == question_place::window;
+                    at.cache.score_chunk(
+                        chunk, sees ? chunk.tokens : std::ssize(parts_.context), setting_.executor, scratch_);
+                }
             });
         for (lane<T>& at : lanes_)
         {

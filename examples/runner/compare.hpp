@@ -193,6 +193,11 @@ template <mdkv::element T>
                 bar.show(done, whole);
                 if (interrupt_requested()) { throw interrupted{}; }
                 return true;
+            },
+            [&](layer_chunk<T> const& chunk) {
+                auto const begun = now();
+                for (auto& one : all) { one.cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); }
+                compressing += seconds(now() - begun);
             }));
     }
     result.prefill_seconds = seconds(now() - start) - compressing;

@@ -87,7 +87,8 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         .lse                     = kv.lse,
         .query_tokens            = kv.window,
         .embedding               = shape.embedding,
-        .rotation                = &model_->rotation()};
+        .rotation                = &model_->rotation(),
+        .replayed                = reads_chunks() ? replayed_.all().data() : nullptr};
     if (policy_.per_query_head && layer.group > 1)
     {
         auto const rows = static_cast<std::size_t>(shape.query_heads * kv.tokens);
@@ -108,6 +109,17 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         layer.output_weights = memory.output_weights.data();
     }
     return layer;
+}
+
+template <mdkv::element T>
+void sequence_cache<T>::score_chunk(
+    layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+{
+    if (!reads_chunks()) { return; }
+    auto const start = std::chrono::steady_clock::now();
+    replayed_.add(policy_, model_->shape(), model_->rotation(), chunk, tokens, tokens - std::min(window(), tokens),
+        executor, scratch);
+    compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 template <mdkv::element T>
