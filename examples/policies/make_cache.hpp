@@ -224,7 +224,7 @@ template <mdkv::element T>
 std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
     mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
 {
-    mdkv::expects(layer.replayed != nullptr, "policy ", policy_.label, ": prefill has not shown its chunks");
+    mdkv::expects(layer.replayed != nullptr, "policy ", policy_.label, ": nothing has been replayed for it");
     auto const H    = layer.heads;
     auto const R    = static_cast<std::int64_t>(policy_.ratios.size());
     auto const past = layer.past();
@@ -237,7 +237,7 @@ std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, 
         using mdkv::slice;
         auto const replayed = in(on, layer.replayed, H, R, past);
         auto const shared   = out(on, pooled.data(), H, R, past);
-        if (policy_.rows == scoring_rows::replay)
+        if (!policy_.joins())
         {
             mdkv::pool(on, replayed, policy_.pooling, shared);
             return;
@@ -257,7 +257,7 @@ std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, 
         mdkv::pool(on, mdkv::as_input(window), policy_.pooling, shared);
         mdkv::join(on, replayed, mdkv::as_input(shared), static_cast<float>(policy_.join), window);
     });
-    return policy_.rows == scoring_rows::replay ? pooled : scored;
+    return policy_.joins() ? scored : pooled;
 }
 
 /// Bytes of every head of the model, decided once: at the first layer, when the prompt's length is known.

@@ -71,6 +71,28 @@ public:
         }
     }
 
+    /// Losses by the queries of a second reading, the last ones of `kv`: they see everything before them.
+    void add_real(policy const& chosen, model_shape const& shape, layer_kv<T> const& kv, std::int64_t past,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+    {
+        auto const rungs = static_cast<std::int64_t>(chosen.ratios.size());
+        losses_.resize(static_cast<std::size_t>(shape.kv_heads * rungs * past));
+        scratch.run(executor, [&](mdkv::cpu::backend on) {
+            using mdkv::in;
+            using mdkv::slice;
+            auto const keys   = in(on, kv.keys, shape.kv_heads, kv.tokens, shape.key_dim);
+            auto const values = in(on, kv.values, shape.kv_heads, kv.tokens, shape.value_dim);
+            auto const none   = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+            mdkv::score(on, in(on, kv.queries, shape.query_heads, kv.window, shape.key_dim), slice<1>(keys, 0, past),
+                slice<1>(values, 0, past), slice<1>(keys, past, kv.tokens - past), none, none, chosen.ratios,
+                {.first_query     = kv.tokens - kv.window,
+                    .lse          = in(on, kv.lse, shape.query_heads, kv.window),
+                    .quantisation = chosen.quantisation,
+                    .over         = chosen.over},
+                mdkv::out(on, losses_.data(), shape.kv_heads, rungs, past));
+        });
+    }
+
     /// [heads, R, past]
     [[nodiscard]] std::vector<float> const& all() const noexcept { return losses_; }
 

@@ -11,6 +11,7 @@
 #include <mdkv/score.hpp>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -56,7 +57,9 @@ enum class scoring_rows
 {
     window, // the last ones', where they stand
     replay, // all of the prompt's, where a replay of it would ask them
-    both    // the losses by either, joined
+    both,   // the losses by either, joined
+    real,   // those of a true replay, which is a second prefill: the anchor of the two before (KVzip, arXiv 2505.23416)
+    both_real // and joined
 };
 
 /// Tokens that prefill attends to at once, and so the most that are replayed together.
@@ -112,6 +115,14 @@ struct policy
     backend_kind backend = backend_kind::cpu;
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
+    /// Whether prefill must show its chunks.
+    [[nodiscard]] bool replays() const noexcept { return rows == scoring_rows::replay || rows == scoring_rows::both; }
+    /// Whether the prompt must be prefilled twice.
+    [[nodiscard]] bool replays_really() const noexcept
+    {
+        return rows == scoring_rows::real || rows == scoring_rows::both_real;
+    }
+    [[nodiscard]] bool joins() const noexcept { return rows == scoring_rows::both || rows == scoring_rows::both_real; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
     [[nodiscard]] bool reads_all_queries() const noexcept
     {
@@ -297,10 +308,10 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     else if (parameter == "early") { p.early = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "rows")
     {
-        if (value != "window" && value != "replay" && value != "both") { refuse("must be window, replay or both"); }
-        p.rows = value == "window"   ? scoring_rows::window
-                 : value == "replay" ? scoring_rows::replay
-                                     : scoring_rows::both;
+        constexpr std::array<std::string_view, 5> names{"window", "replay", "both", "real", "both_real"};
+        auto const found = std::find(names.begin(), names.end(), value);
+        if (found == names.end()) { refuse("must be window, replay, both, real or both_real"); }
+        p.rows = static_cast<scoring_rows>(found - names.begin());
     }
     else if (parameter == "over")
     {

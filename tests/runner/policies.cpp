@@ -113,7 +113,7 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("streaming[pool=7]", "policy streaming: pool = 7: unknown parameter; there are heads, sinks, storage");
     refuses("adakv[floor=2]", "policy adakv: floor = 2: must be a number between 0 and 1");
     refuses("adakv[floor=0.2x]", "policy adakv: floor = 0.2x: must be a number between 0 and 1");
-    refuses("best[rows=all]", "policy best: rows = all: must be window, replay or both");
+    refuses("best[rows=all]", "policy best: rows = all: must be window, replay, both, real or both_real");
     refuses("best[over=mean]", "policy best: over = mean: must be sum, rms or max");
     refuses("best[chunk=96]", "policy best: chunk = 96: must divide 512, the tokens of a chunk of prefill");
     refuses("best[join=-1]", "policy best: join = -1: must be a number between 0 and 1000000");

@@ -261,7 +261,33 @@ TEST_CASE("policies that replay stay within their bytes, choose other tokens, an
     runner::scratch_memory scratch;
     auto const load = [&](runner::layer_kv<mdkv::half> const& kv) { blind.compress_layer(kv, {}, scratch); };
     CHECK_THROWS_WITH_AS(static_cast<void>(continue_with<mdkv::half>(model, tokens, 120, load, [](auto, auto...) {})),
-        "policy best[rows=replay]: prefill has not shown its chunks", mdkv::invalid_argument);
+        "policy best[rows=replay]: nothing has been replayed for it", mdkv::invalid_argument);
+}
+
+TEST_CASE("a real replay scores by the queries of a second reading, and costs a second prefill")
+{
+    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
+    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const tokens = text(130, model.shape().vocabulary);
+    auto const prompt = std::span{tokens}.first(60);
+    runner::scratch_memory scratch;
+    std::vector<std::int32_t> twice{prompt.begin(), prompt.end()};
+    twice.insert(twice.end(), prompt.begin(), prompt.end());
+    auto const logits = [&](char const* name) {
+        runner::sequence_cache<mdkv::half> cache{
+            model, runner::parse_policy(name), mdkv::budget::kv_size(20), window, 16};
+        static_cast<void>(runner::prefill<mdkv::half>(
+            model, twice, 60, {},
+            [&](runner::layer_kv<mdkv::half> const& kv) { cache.score_replay(kv, 60, {}, scratch); },
+            [](std::int64_t, std::int64_t) { return true; }));
+        auto const found = continue_compressed(model, tokens, 60, cache);
+        for (auto const& report : cache.reports()) { CHECK(report.resident_bytes <= report.budget_bytes); }
+        return found;
+    };
+    auto const real = logits("best[rows=real]");
+    CHECK(real != logits("best"));
+    CHECK(real != logits("best[rows=replay]"));
+    CHECK(logits("best[rows=both_real]") != real);
 }
 
 TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
