@@ -28,8 +28,8 @@ namespace runner
 inline constexpr std::int64_t replay_sinks = 4; // first keys of a prompt, seen from every chunk
 static_assert(detail::chunk_tokens == prefill_chunk);
 
-/// A layer's losses, scored while prefill has its queries: those of a chunk, ahead by the prompt's length, see all keys of
-/// their chunk, later ones too, and the prompt's first few. The memory is that of the losses and of one chunk's queries.
+/// A layer's losses, scored while prefill has its queries: those of a chunk, ahead by the prompt's length, see all keys
+/// of their chunk, later ones too, and the prompt's first few. Takes the memory of the losses and of a chunk's queries.
 template <mdkv::element T>
 class replayed_losses
 {

@@ -49,8 +49,8 @@ public:
     void score_chunk(
         layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
 
-    /// Takes one layer of a second prefill, in which the first `tokens` tokens are followed by a question for them and then
-    /// by themselves, for policies that really replay: before the prefill proper.
+    /// Takes one layer of a second prefill, in which the first `tokens` tokens are followed by a request to repeat them
+    /// and then by themselves, for policies that really replay: before the prefill proper.
     void score_replay(
         layer_kv<T> const& kv, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
 

@@ -31,8 +31,8 @@ struct rotary_encoding
     index_t rotating   = 0;                    ///< n, the first coordinates of a head, even; 0: all
     rotary_pairs pairs = rotary_pairs::halves; ///< which coordinates make a pair
 
-    /// [n/2]  frequencies instead of the base's, in radians: for scaled ones (Llama 3, YaRN), or exactly those of a model
-    /// that has rounded them.
+    /// [n/2]  frequencies instead of the base's, in radians: for scaled ones (Llama 3, YaRN), or exactly those of a
+    /// model that has rounded them.
     std::optional<in_view<double, 1, B>> frequencies = std::nullopt;
 };
 
@@ -114,8 +114,8 @@ struct advance_rows
 /// \cost   reads and writes the rows once; scratch of n floats a thread (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees; more coordinates are to rotate than there are, or an odd number; the
-///                                 base is not positive; the views overlap but are not the same, or the output is not
+/// \throws invalid_argument        a shape disagrees; more coordinates are to rotate than there are, or an odd number;
+///                                 the base is not positive; the views overlap but are not the same, or the output is not
 ///                                 aligned to its elements
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/advance.cpp

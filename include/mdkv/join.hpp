@@ -99,8 +99,8 @@ private:
 /// \param[in]  first    [H, R, N]
 /// \param[in]  second   [H, R, N]  of the same rungs
 /// \param[in]  weight   of the second; >= 0
-/// \param[out] joined   [H, R, N]  may be `first` itself (same memory, same strides). A set whose mean is 0 adds nothing;
-///                      a NaN at rung 0 makes all losses NaN
+/// \param[out] joined   [H, R, N]  may be `first` itself (same memory, same strides). A set whose mean is 0 adds
+///                      nothing; a NaN at rung 0 makes all losses NaN
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads

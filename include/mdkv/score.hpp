@@ -62,8 +62,8 @@ struct score_options
 ///   full                  0
 /// By the triangle inequality that is at least the norm of the rows' own losses, and equal to it for `sum`.
 ///
-/// Prefill can score chunk by chunk while it has the queries: `keys` and `values` are a chunk's, `window_keys` keys that
-/// every row sees beside them (a prompt's first few), `first_query` N + W, and `loss` the chunk's slice of [H, R, prompt].
+/// Prefill can score chunk by chunk while it has the queries: `keys` and `values` are a chunk's, `window_keys` keys
+/// that every row sees beside them (a prompt's first few), `first_query` N + W, `loss` the chunk's slice of a prompt's.
 ///
 /// \param on                backend: threads, scratch
 /// \param[in]  queries      [H*G, Q, D]  after position encoding; rows of one KV head are neighbours

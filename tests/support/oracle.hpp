@@ -302,7 +302,7 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     probabilities const exact = attention(keys);
     scores out{
         matrix{static_cast<count>(rungs.size()), n}, std::vector<real>(static_cast<std::size_t>(n), 0), exact.lse};
-    // The norm over the rows of the weighted differences of two attentions to key j; without the second, of the first alone.
+    // The norm over the rows of the weighted difference of two attentions to key j; without the second, of the first.
     auto const over_rows = [&](probabilities const& a, probabilities const* b, count j) {
         real joined = 0;
         for (count i = 0; i < queries.rows; ++i)

@@ -211,8 +211,8 @@ struct score_states
     }
 };
 
-/// The total of a token's rows with one row more, of a number or of vectors of them, whose root for `euclidean` is the norm.
-/// A NaN stays one.
+/// The total of a token's rows with one row more; a number, or a vector of them. For `euclidean` its root is the norm. A
+/// NaN stays one.
 template <row_norm Over, class V>
 [[nodiscard]] MDKV_HD V with_row(V total, V x) noexcept
 {

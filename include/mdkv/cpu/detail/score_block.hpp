@@ -88,8 +88,8 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
     }
 }
 
-/// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'; with `is_exact`
-/// these are P's, and `exact` becomes P.
+/// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'; with
+/// `is_exact` these are P's, and `exact` becomes P.
 inline void add_differences(
     row_norm over, score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
@@ -232,8 +232,8 @@ struct score_block
         });
     }
 
-    /// Sweep two: slot.sums[0] = total over rows of P, slot.sums[i] = that of |P' - P| of softmax i, per token in `lanes`
-    /// parts.
+    /// Sweep two: slot.sums[0] = total over rows of P, slot.sums[i] = that of |P' - P| of softmax i, per token in
+    /// `lanes` parts.
     void add_losses() const noexcept
     {
         std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);

@@ -75,8 +75,8 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     device::sync_warp();
 }
 
-/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'; with `is_exact` these are P's,
-/// and `exact` becomes P.
+/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'; with `is_exact` these are
+/// P's, and `exact` becomes P.
 template <row_norm Over>
 __device__ __forceinline__ void add_differences(score_products const& logits, float const (&lse)[4], unsigned hidden,
     bool is_exact, score_products& exact, float (&totals)[4])
