@@ -221,6 +221,17 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
             rung.in(), by_hand.view());
     });
     CHECK(contents_of(cache) == contents_of(by_hand));
+
+    // Losses at hand take the place of those of the layer's queries, which only say how many share a head.
+    layer<half> other{x.sizes};
+    for (index_t h = 0; h < other.queries.extent(0); ++h) { other.queries.set(narrow<half>(1.0F), h, 0, 0); }
+    options given{.limit = choice.limit, .pooling = choice.pooling, .losses = loss.in()};
+    CHECK(compressed(other, ratios, given, cache).chosen.loss == report.chosen.loss);
+    CHECK(contents_of(cache) == contents_of(by_hand));
+    given.pooling = {1, pooling::max};
+    given.losses  = pooled.in();
+    CHECK(compressed(other, ratios, given, cache).chosen.loss == report.chosen.loss);
+    CHECK(contents_of(cache) == contents_of(by_hand));
 }
 
 TEST_CASE("resident bytes are those of the buffer and never exceed the budget, whatever the budget and the ratio set")
@@ -1020,6 +1031,9 @@ TEST_CASE("compress refuses shapes that disagree, naming argument, shape and ext
     CHECK(refusal([&](view& v) { v.window_values = shaped(2, 7, 32); })
           == "compress: window_values must be [H,W,Dv] = [2, 8, 32], its extent 1 is 7");
     CHECK(refusal([&](view& v) { v.keys = shaped(2, 30, 20); }).starts_with("compress: queries must be"));
+    tensor<float, 3> const losses{{2, 3, 30}};
+    CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, {.losses = losses.in()}, cache); })
+          == "compress: options.losses must be [H,R,N] = [2, 4, 30], its extent 1 is 3");
     layer<half> const odd{{.heads = 2, .tokens = 30, .dim = 20, .value_dim = 20}};
     CHECK(error_text<invalid_argument>([&] { compressed(odd, paper_ratios, {}, cache); })
           == "ratio_set: rung 1 (1/8) of key dimension 20 is not a whole number of coordinates");

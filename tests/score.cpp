@@ -19,6 +19,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -49,6 +50,10 @@ using host    = cpu::backend;
 using options = score_options<host>;
 
 constexpr double tolerance = 3e-5;
+
+/// Every norm over rows, and its power.
+std::vector<std::pair<row_norm, support::oracle::real>> const norms{{row_norm::sum, 1}, {row_norm::euclidean, 2},
+    {row_norm::maximum, std::numeric_limits<support::oracle::real>::infinity()}};
 
 ratio_set at_run_time(std::vector<rung> const& rungs, rounding round = rounding::exact)
 {
@@ -242,14 +247,16 @@ TEST_CASE("a log-sum-exp that is a NaN, infinite or far too low makes its head's
     layer<float> const x{{.dim = 64, .value_dim = 64}};
     for (float const bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity, 3e38F, -3e38F, -200.0F})
     {
-        for (auto const& rungs : {paper_rungs, mixed_rungs, std::vector<rung>{drop, full}})
+        for (auto const& [rungs, over] : {std::pair{paper_rungs, row_norm::sum}, {mixed_rungs, row_norm::sum},
+                 {std::vector<rung>{drop, full}, row_norm::sum}, {mixed_rungs, row_norm::euclidean},
+                 {mixed_rungs, row_norm::maximum}})
         {
             CAPTURE(bad);
             CAPTURE(rungs.size());
             tensor<float, 2> lse           = lse_of(x);
-            std::vector<float> const right = scored(x, at_run_time(rungs), {.lse = lse.in()});
+            std::vector<float> const right = scored(x, at_run_time(rungs), {.lse = lse.in(), .over = over});
             lse.set(bad, 3, 4); // of head 1
-            std::vector<float> const losses = scored(x, at_run_time(rungs), {.lse = lse.in()});
+            std::vector<float> const losses = scored(x, at_run_time(rungs), {.lse = lse.in(), .over = over});
             auto const row_size             = static_cast<std::size_t>(x.sizes.tokens);
             int wrong                       = 0;
             for (std::size_t i = 0; i < losses.size(); ++i)
@@ -332,6 +339,102 @@ TEST_CASE("log-sum-exps handed over and weights of the queries count at every ki
     std::vector<float> const ones(4, 1.0F); // change no bit
     CHECK(support::same_bits(scored(x, at_run_time(mixed_rungs), {.query_weights = in(host{}, ones.data(), 4)}),
         scored(x, at_run_time(mixed_rungs))));
+}
+
+TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximum, at every kind of rung")
+{
+    std::vector<float> const weights{0.25F, 0.0F, 1.0F, 37.5F, 2.0F};
+    for (auto const& [over, power] : norms)
+    {
+        for (auto const& rungs : {paper_rungs, mixed_rungs, quantised_sets[0]})
+        {
+            for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+            {
+                auto const x = exact_layer<bfloat16>({.group = 3,
+                    .queries                                 = 5,
+                    .tokens                                  = 75,
+                    .window                                  = 6,
+                    .dim                                     = 64,
+                    .value_dim                               = 40,
+                    .first_query                             = 74});
+                CAPTURE(static_cast<int>(over));
+                CAPTURE(rungs.size());
+                worst_error const error = against_oracle(x, rungs,
+                    scored(x, at_run_time(rungs),
+                        {.query_weights = in(host{}, weights.data(), 5), .quantisation = rule, .over = over}),
+                    {.weights       = {weights.begin(), weights.end()},
+                        .value_only = rule == quantisation_loss::value_only,
+                        .power      = power});
+                CAPTURE(error);
+                CHECK(error.within(tolerance));
+            }
+        }
+    }
+}
+
+TEST_CASE("a maximum over rows is that of its largest row, and a single row's loss is the same in every norm")
+{
+    layer<float> const x{{.heads = 1, .group = 1, .queries = 4, .tokens = 70}};
+    std::vector<float> const most = scored(x, evict_ratios, {.first_query = 200, .over = row_norm::maximum});
+    std::vector<float> by_row(most.size(), 0.0F);
+    for (std::size_t i = 0; i < 4; ++i)
+    {
+        std::vector<float> weights(4, 0.0F);
+        weights[i]        = 1.0F;
+        auto const row_of = [&](row_norm over) {
+            return scored(
+                x, evict_ratios, {.first_query = 200, .query_weights = in(host{}, weights.data(), 4), .over = over});
+        };
+        std::vector<float> const sum       = row_of(row_norm::sum);
+        std::vector<float> const euclidean = row_of(row_norm::euclidean);
+        CHECK(support::same_bits(sum, row_of(row_norm::maximum)));
+        for (std::size_t t = 0; t < sum.size(); ++t)
+        {
+            by_row[t] = std::max(by_row[t], sum[t]);
+            CHECK(euclidean[t] == doctest::Approx(double{sum[t]}).epsilon(1e-6));
+        }
+    }
+    CHECK(support::same_bits(most, by_row));
+}
+
+TEST_CASE("a prompt may be scored chunk by chunk, each chunk with its own queries and some keys that all of them see")
+{
+    constexpr index_t tokens = 200;
+    constexpr index_t chunk  = 64;
+    constexpr index_t sinks  = 4;
+    layer<half> const x{{.heads = 2, .group = 2, .queries = tokens, .tokens = tokens, .window = 0}};
+    for (auto const& [over, power] : norms)
+    {
+        CAPTURE(static_cast<int>(over));
+        tensor<float, 3> loss{{2, 4, tokens}};
+        for (index_t from = 0; from < tokens; from += chunk)
+        {
+            index_t const n        = std::min(chunk, tokens - from);
+            index_t const sinks_of = from == 0 ? 0 : sinks; // the first chunk's are among its keys
+            auto const queries     = slice<1>(x.queries.in(), from, n);
+            auto const keys        = slice<1>(x.keys.in(), from, n);
+            auto const values      = slice<1>(x.values.in(), from, n);
+            auto const seen        = slice<1>(x.keys.in(), 0, sinks_of);
+            auto const own         = [&](out_view<float, 3, host> to) {
+                support::run([&](host const& on) {
+                    score(on, queries, keys, values, seen, x.key_basis.in(), x.value_basis.in(), paper_ratios,
+                                {.first_query = n + sinks_of, .over = over}, to);
+                });
+            };
+            own(slice<2>(loss.out(), from, n));
+            tensor<float, 3> alone{{2, 4, n}};
+            own(alone.out());
+            int wrong = 0;
+            for (index_t i = 0; i < 8 * n; ++i)
+            {
+                auto const [h, r, t] = std::array{i / n / 4, i / n % 4, i % n};
+                wrong += loss.get(h, r, from + t) == alone.get(h, r, t) ? 0 : 1;
+            }
+            CHECK(wrong == 0);
+        }
+        std::vector<float> const all = loss.elements();
+        CHECK(std::all_of(all.begin(), all.begin() + tokens, [](float l) { return l > 0; })); // dropped, of head 0
+    }
 }
 
 TEST_CASE("groups that get their minimum and scale together get the same ones as each alone")

@@ -25,6 +25,7 @@
 #include "../runner/matmul.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/prefill.hpp"
+#include "../runner/real_replay.hpp"
 #include "../runner/sampler.hpp"
 #include "../runner/scratch_memory.hpp"
 #include "../runner/sequence_cache.hpp"
@@ -173,6 +174,18 @@ public:
     template <class Progress>
     void run(Progress const& progress)
     {
+        for (question_place const place : {question_place::window, question_place::after})
+        {
+            std::vector<sequence_cache<T>*> caches;
+            for (lane<T>& at : lanes_)
+            {
+                if (at.who->question == place) { caches.push_back(&at.cache); }
+            }
+            auto const length =
+                place == question_place::window ? tokens_.size() : static_cast<std::size_t>(std::ssize(parts_.context));
+            replay_really(
+                setting_.model, setting_.words, std::span{tokens_}.first(length), setting_.executor, scratch_, caches);
+        }
         constexpr double prefill_share  = 0.7; // of the time, roughly
         std::vector<float> const logits = prefill<T>(
             setting_.model, tokens_, keep_, setting_.executor, [&](layer_kv<T> const& kv) { compress(kv); },
@@ -180,6 +193,14 @@ public:
                 progress(prefill_share * static_cast<double>(done) / static_cast<double>(total));
                 if (interrupt_requested()) { throw interrupted{}; }
                 return true;
+            },
+            [&](layer_chunk<T> const& chunk) {
+                for (lane<T>& at : lanes_)
+                {
+                    bool const sees = at.who->question == question_place::window;
+                    at.cache.score_chunk(
+                        chunk, sees ? chunk.tokens : std::ssize(parts_.context), setting_.executor, scratch_);
+                }
             });
         for (lane<T>& at : lanes_)
         {

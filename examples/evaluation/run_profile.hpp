@@ -201,6 +201,11 @@ template <mdkv::element T>
                 bar.show(done, total);
                 if (interrupt_requested()) { throw interrupted{}; }
                 return true;
+            },
+            [&](layer_chunk<T> const& chunk) {
+                auto const begun = now();
+                cache.score_chunk(chunk, chunk.tokens, executor, scratch);
+                compressing += seconds(now() - begun);
             }));
     }
     record.prefill_s      = seconds(now() - start) - compressing;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "../runner/device_layers.hpp"
@@ -50,6 +51,8 @@ public:
 private:
     [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
+    [[nodiscard]] std::vector<float> losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
     void share_among_heads(prompt_layer<T> const& layer, std::int64_t bytes);
     /// [heads, past] 1 for what stays of `size` tokens a head, the window among them.
     [[nodiscard]] std::vector<std::uint8_t> chosen_tokens(prompt_layer<T> const& layer, std::int64_t size,

@@ -14,7 +14,9 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/join.hpp>
 #include <mdkv/pack.hpp>
+#include <mdkv/pool.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -176,6 +178,9 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             made.report);
         return made;
     }
+    std::vector<float> const losses = policy_.rows != scoring_rows::window && layer.past() > 0
+                                          ? losses_at_hand(layer, weights, executor, scratch)
+                                          : std::vector<float>{};
     mdkv::cpu::cache<T> cache;
     if (ledger_ != nullptr) { cache = mdkv::cpu::cache<T>{mdkv::cache_layout{}, 0, 0, &ledger_->memory}; }
     made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
@@ -196,6 +201,11 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             .layer   = layer.layer,
         };
         options.allocation.charge = policy_.charge;
+        if (!losses.empty())
+        {
+            options.losses  = in(on, losses.data(), H, static_cast<mdkv::index_t>(policy_.ratios.size()), layer.past());
+            options.pooling = {1}; // done
+        }
         if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
         if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
         return mdkv::compress(on, view, policy_.ratios, options, cache);
@@ -206,6 +216,48 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
     }
     else { made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens); }
     return made;
+}
+
+/// Losses [heads, R, past] of policies that replay: pooled, and joined with the window's where both score. Of two kinds
+/// only the window's are pooled: its few rows point beside what they need, the replayed ones are many.
+template <mdkv::element T>
+std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
+{
+    mdkv::expects(layer.replayed != nullptr, "policy ", policy_.label, ": nothing has been replayed for it");
+    auto const H    = layer.heads;
+    auto const R    = static_cast<std::int64_t>(policy_.ratios.size());
+    auto const past = layer.past();
+    auto const rows = std::ssize(weights);
+    std::vector<float> scored(static_cast<std::size_t>(H * R * past));
+    std::vector<float> pooled(scored.size());
+    scratch.run(executor, [&](mdkv::cpu::backend on) {
+        using mdkv::in;
+        using mdkv::out;
+        using mdkv::slice;
+        auto const replayed = in(on, layer.replayed, H, R, past);
+        auto const shared   = out(on, pooled.data(), H, R, past);
+        if (!policy_.joins())
+        {
+            mdkv::pool(on, replayed, policy_.pooling, shared);
+            return;
+        }
+        auto const all    = layer.query_tokens;
+        auto const keys   = in(on, layer.keys, H, layer.tokens, layer.key_dim);
+        auto const values = in(on, layer.values, H, layer.tokens, layer.value_dim);
+        auto const none   = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+        auto const window = out(on, scored.data(), H, R, past);
+        mdkv::score(on, slice<1>(in(on, layer.queries, H * layer.group, all, layer.key_dim), all - rows, rows),
+            slice<1>(keys, 0, past), slice<1>(values, 0, past), slice<1>(keys, past, layer.window), none, none,
+            policy_.ratios,
+            {.lse              = slice<1>(in(on, layer.lse, H * layer.group, all), all - rows, rows),
+                .query_weights = in(on, weights.data(), rows),
+                .quantisation  = policy_.quantisation},
+            window);
+        mdkv::pool(on, mdkv::as_input(window), policy_.pooling, shared);
+        mdkv::join(on, replayed, mdkv::as_input(shared), static_cast<float>(policy_.join), window);
+    });
+    return policy_.joins() ? scored : pooled;
 }
 
 /// Bytes of every head of the model, decided once: at the first layer, when the prompt's length is known.

@@ -28,6 +28,7 @@ struct prompt_layer
     float const* output_weights = nullptr; // [embedding, heads * group * value_dim], for policies that read them
     std::int64_t embedding      = 0;
     rotary const* rotation      = nullptr; // for policies that read it
+    float const* replayed       = nullptr; // [heads, R, past], losses by replayed queries, for policies that read them
 
     [[nodiscard]] std::int64_t past() const noexcept { return tokens - window; }
 };

@@ -25,6 +25,7 @@
 #include "divergence.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
+#include "real_replay.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
 #include "terminal.hpp"
@@ -178,6 +179,10 @@ template <mdkv::element T>
         queries = std::max(queries, queries_to_keep(one.cache.chosen(), common.window, options.context));
     }
     scratch_memory scratch;
+    std::vector<sequence_cache<T>*> caches;
+    for (auto& one : all) { caches.push_back(&one.cache); }
+    replay_really(run.model(), run.words(), std::span{tokens}.first(static_cast<std::size_t>(options.context)),
+        run.executor(), scratch, caches);
     double compressing = 0;
     auto const start   = now();
     {
@@ -193,6 +198,11 @@ template <mdkv::element T>
                 bar.show(done, whole);
                 if (interrupt_requested()) { throw interrupted{}; }
                 return true;
+            },
+            [&](layer_chunk<T> const& chunk) {
+                auto const begun = now();
+                for (auto& one : all) { one.cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); }
+                compressing += seconds(now() - begun);
             }));
     }
     result.prefill_seconds = seconds(now() - start) - compressing;

@@ -151,7 +151,8 @@ int run_generate(session& run, common_options const& common, generate_options co
                 bar.show(done, total);
                 if (interrupt_requested()) { throw interrupted{}; }
                 return true;
-            });
+            },
+            [&](layer_chunk<T> const& chunk) { cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); });
     }
     auto const read = now();
 

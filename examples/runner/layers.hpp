@@ -50,6 +50,9 @@ public:
     /// Floats that `angles` fills for one position.
     [[nodiscard]] std::int64_t table_size() const noexcept { return 2 * std::ssize(frequencies_); }
 
+    /// Radians that each pair turns in one position: [coordinates / 2].
+    [[nodiscard]] std::span<double const> frequencies() const noexcept { return frequencies_; }
+
     /// Cosine and sine of each pair. The angle is taken in double: at position 8,000 a float angle is off by 5e-4.
     void angles(std::int64_t position, float* table) const noexcept
     {

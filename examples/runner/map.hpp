@@ -82,7 +82,8 @@ template <mdkv::element T>
             bar.show(done, total);
             if (interrupt_requested()) { throw interrupted{}; }
             return true;
-        }));
+        },
+        [&](layer_chunk<T> const& chunk) { cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); }));
     return map;
 }
 

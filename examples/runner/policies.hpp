@@ -11,6 +11,7 @@
 #include <mdkv/score.hpp>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -51,6 +52,19 @@ enum class ranking
     expected_attention
 };
 
+/// Whose queries tell what a prompt's tokens are worth.
+enum class scoring_rows
+{
+    window, // the last ones', where they stand
+    replay, // all of the prompt's, where a replay of it would ask them
+    both,   // the losses by either, joined
+    real,   // those of a true replay, which is a second prefill: the anchor of the two before (KVzip, arXiv 2505.23416)
+    both_real // and joined
+};
+
+/// Tokens that prefill attends to at once, and so the most that are replayed together.
+inline constexpr std::int64_t prefill_chunk = 512;
+
 /// Where layers are compressed and attended; all else of a model runs on the CPU.
 enum class backend_kind
 {
@@ -85,6 +99,10 @@ struct policy
     std::int64_t keep                    = 0; // last tokens that stay as they are, at most the window; 0: the window
     std::int64_t queries                 = 0; // last queries that score, at least the window's
     double early                         = 1; // what a query before the window's counts
+    scoring_rows rows                    = scoring_rows::window;
+    mdkv::row_norm over                  = mdkv::row_norm::maximum; // of replayed rows
+    std::int64_t chunk                   = 256;                     // tokens whose queries see each other's keys only
+    double join                          = 1;                    // weight of the window's losses beside replayed ones
     mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
     double beta                          = 0;                    // how uneven pyramid and head_scores are
     double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it
@@ -97,6 +115,14 @@ struct policy
     backend_kind backend = backend_kind::cpu;
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
+    /// Whether prefill must show its chunks.
+    [[nodiscard]] bool replays() const noexcept { return rows == scoring_rows::replay || rows == scoring_rows::both; }
+    /// Whether the prompt must be prefilled twice.
+    [[nodiscard]] bool replays_really() const noexcept
+    {
+        return rows == scoring_rows::real || rows == scoring_rows::both_real;
+    }
+    [[nodiscard]] bool joins() const noexcept { return rows == scoring_rows::both || rows == scoring_rows::both_real; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
     [[nodiscard]] bool reads_all_queries() const noexcept
     {
@@ -105,7 +131,7 @@ struct policy
     /// Whether its layers can be made and attended on a GPU: those that go through mdkv::compress, each by itself.
     [[nodiscard]] bool runs_on_device() const noexcept
     {
-        return (kind == cache_kind::mixed || whole()) && share == sharing::uniform;
+        return ((kind == cache_kind::mixed && rows == scoring_rows::window) || whole()) && share == sharing::uniform;
     }
     /// Last tokens of a prompt that stay as they are, the window being that of all policies.
     [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept
@@ -181,8 +207,8 @@ inline void take(policy& p, mdkv::preset const& from)
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(
-                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "early"});
+            p.parameters.insert(p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries",
+                                                          "early", "rows", "over", "chunk", "join"});
             if (p.name.starts_with("best")) { take(p, mdkv::presets::best); }
             else if (p.name == "evict") { take(p, mdkv::presets::evict); }
             else if (p.name == "paper_literal") { take(p, mdkv::presets::paper_literal); }
@@ -280,6 +306,29 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         (parameter == "keep" ? p.keep : p.queries) = tokens;
     }
     else if (parameter == "early") { p.early = number(0, 1e6, "between 0 and 1000000"); }
+    else if (parameter == "rows")
+    {
+        constexpr std::array<std::string_view, 5> names{"window", "replay", "both", "real", "both_real"};
+        auto const found = std::find(names.begin(), names.end(), value);
+        if (found == names.end()) { refuse("must be window, replay, both, real or both_real"); }
+        p.rows = static_cast<scoring_rows>(found - names.begin());
+    }
+    else if (parameter == "over")
+    {
+        if (value != "sum" && value != "rms" && value != "max") { refuse("must be sum, rms or max"); }
+        p.over = value == "sum"   ? mdkv::row_norm::sum
+                 : value == "rms" ? mdkv::row_norm::euclidean
+                                  : mdkv::row_norm::maximum;
+    }
+    else if (parameter == "chunk")
+    {
+        p.chunk = parse_integer<std::int64_t>("chunk", value);
+        if (p.chunk < 1 || prefill_chunk % p.chunk != 0)
+        {
+            refuse("must divide 512, the tokens of a chunk of prefill");
+        }
+    }
+    else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
     else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
     else if (parameter == "sinks")
@@ -312,6 +361,12 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
                                          + "\" is not of the form parameter=value"};
         }
         set_parameter(p, part.substr(0, equals), part.substr(equals + 1));
+    }
+    if (p.rows != scoring_rows::window && (p.ratios.any_projected() || p.per_query_head))
+    {
+        throw mdkv::invalid_argument{"policy \"" + std::string{text}
+                                     + "\": replayed rows score neither projected rungs, whose bases are known at the "
+                                       "prompt's end, nor heads=query"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

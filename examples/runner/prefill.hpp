@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <mdkv/core/types.hpp>
@@ -32,6 +34,21 @@ struct layer_kv
     T const* queries; // [query_heads, window, key_dim], of the last `window` tokens, after rotation
     float const* lse; // [query_heads, window], natural log-sum-exp of those rows' scaled logits over all visible keys
 };
+
+/// What prefill has when it has attended to one chunk of one layer's tokens. The memory is reused for the next chunk.
+template <mdkv::element T>
+struct layer_chunk
+{
+    std::int64_t layer, first, count; // tokens [first, first + count) of the prompt
+    std::int64_t tokens;              // of the prompt; keys and values have been computed of the first `first + count`
+    T const* keys;                    // [kv_heads, tokens, key_dim], after rotation
+    T const* values;                  // [kv_heads, tokens, value_dim]
+    T const* queries;                 // [count, query_heads, key_dim], after rotation
+};
+
+/// For prefills whose chunks are not looked at.
+struct ignore_chunks
+{};
 
 /// The progress callback asked for an end.
 struct prefill_cancelled : std::runtime_error
@@ -78,15 +95,23 @@ public:
         });
     }
 
-    template <class OnLayer, class Progress>
-    std::vector<float> run(OnLayer&& on_layer, Progress&& progress)
+    template <class OnLayer, class Progress, class OnChunk>
+    std::vector<float> run(OnLayer&& on_layer, Progress&& progress, OnChunk&& on_chunk)
     {
+        constexpr bool shows_chunks = !std::same_as<std::remove_cvref_t<OnChunk>, ignore_chunks>;
+        if (shows_chunks) { chunk_queries_.resize(static_cast<std::size_t>(query_.size())); }
         for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
         {
             for (std::int64_t first = 0; first < tokens_; first += chunk_tokens)
             {
                 std::int64_t const count = std::min(chunk_tokens, tokens_ - first);
                 run_attention(model_.layer(layer), first, count);
+                if constexpr (shows_chunks)
+                {
+                    narrow_row(query_.data(), count * query_.cols(), chunk_queries_.data());
+                    on_chunk(layer_chunk<T>{
+                        layer, first, count, tokens_, keys_.data(), values_.data(), chunk_queries_.data()});
+                }
                 run_feed_forward(model_.layer(layer), first, count);
                 if (!progress(layer * tokens_ + first + count, shape_.layers * tokens_)) { throw prefill_cancelled{}; }
             }
@@ -190,6 +215,7 @@ private:
     std::vector<T> keys_;                         // [kv_heads, tokens, key_dim]
     std::vector<T> values_;                       // [kv_heads, tokens, value_dim]
     std::vector<T> queries_;                      // [query_heads, window, key_dim]
+    std::vector<T> chunk_queries_;                // [chunk, query_heads, key_dim], if chunks are shown
     std::vector<float> lse_;                      // [query_heads, window]
     float_matrix normed_;                         // [chunk, embedding]
     float_matrix query_, key_, value_, attended_; // [chunk, heads * D]
@@ -205,12 +231,14 @@ private:
 /// \param window     how many last tokens' queries and log-sum-exps `on_layer` receives; cut to the number of tokens
 /// \param on_layer   void(layer_kv<T> const&), after each layer, in the calling thread
 /// \param progress   bool(done, total), in token-layers, in the calling thread; false cancels
+/// \param on_chunk   void(layer_chunk<T> const&), after each chunk's attention, in the calling thread; or ignore_chunks
 /// \cost   memory: the residual stream and one layer's keys and values for all tokens, activations of one chunk
 /// \throws std::invalid_argument   no tokens, more than the model's context, one outside the vocabulary, window < 0
 /// \throws prefill_cancelled       `progress` returned false
-template <mdkv::element T, class OnLayer, class Progress>
+template <mdkv::element T, class OnLayer, class Progress, class OnChunk = ignore_chunks>
 [[nodiscard]] std::vector<float> prefill(llama_model const& model, std::span<std::int32_t const> tokens,
-    std::int64_t window, mdkv::cpu::executor_ref executor, OnLayer&& on_layer, Progress&& progress)
+    std::int64_t window, mdkv::cpu::executor_ref executor, OnLayer&& on_layer, Progress&& progress,
+    OnChunk&& on_chunk = {})
 {
     if (tokens.empty()) { throw std::invalid_argument("prefill: there are no tokens"); }
     if (std::ssize(tokens) > model.shape().context)
@@ -220,7 +248,7 @@ template <mdkv::element T, class OnLayer, class Progress>
     }
     if (window < 0) { throw std::invalid_argument("prefill: window is " + std::to_string(window) + ", below 0"); }
     expect_tokens(model, tokens, "prefill");
-    return detail::prefill_run<T>(model, tokens, window, executor).run(on_layer, progress);
+    return detail::prefill_run<T>(model, tokens, window, executor).run(on_layer, progress, on_chunk);
 }
 
 } // namespace runner

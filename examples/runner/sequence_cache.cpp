@@ -87,7 +87,12 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         .lse                     = kv.lse,
         .query_tokens            = kv.window,
         .embedding               = shape.embedding,
-        .rotation                = &model_->rotation()};
+        .rotation                = &model_->rotation(),
+        .replayed                = replayed_.all().data()};
+    if (!really_replayed_.empty())
+    {
+        layer.replayed = really_replayed_[static_cast<std::size_t>(kv.layer)].all().data();
+    }
     if (policy_.per_query_head && layer.group > 1)
     {
         auto const rows = static_cast<std::size_t>(shape.query_heads * kv.tokens);
@@ -108,6 +113,27 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         layer.output_weights = memory.output_weights.data();
     }
     return layer;
+}
+
+template <mdkv::element T>
+void sequence_cache<T>::score_chunk(
+    layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+{
+    if (!policy_.replays()) { return; }
+    auto const start = std::chrono::steady_clock::now();
+    replayed_.add(policy_, model_->shape(), model_->rotation(), chunk, tokens, tokens - std::min(window(), tokens),
+        executor, scratch);
+    compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+template <mdkv::element T>
+void sequence_cache<T>::score_replay(
+    layer_kv<T> const& kv, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+{
+    if (!policy_.replays_really()) { return; }
+    really_replayed_.resize(layers_.size());
+    really_replayed_[static_cast<std::size_t>(kv.layer)].add_real(
+        policy_, model_->shape(), kv, tokens - std::min(window(), tokens), executor, scratch);
 }
 
 template <mdkv::element T>

@@ -14,6 +14,7 @@
 #include "../policies/cache_maker.hpp"
 #include "../policies/fold_plan.hpp"
 #include "../policies/layer_cache.hpp"
+#include "../policies/replayed_losses.hpp"
 #include "llama_model.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
@@ -42,6 +43,16 @@ public:
     ~sequence_cache();
     sequence_cache(sequence_cache&&) noexcept;
     sequence_cache& operator=(sequence_cache&&) = delete; // layers must go before their memory's count
+
+    /// Takes one chunk of a layer from prefill, before the layer itself, for policies that replay.
+    /// \param tokens   of the prompt that is compressed, the first ones of prefill's
+    void score_chunk(
+        layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
+
+    /// Takes one layer of a second prefill, in which the first `tokens` tokens are followed by a request to repeat them
+    /// and then by themselves, for policies that really replay: before the prefill proper.
+    void score_replay(
+        layer_kv<T> const& kv, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
 
     /// Takes one layer from prefill, which may hand over more queries than the window's (see `queries_to_keep`).
     /// \param rungs   [H, N] receives every token's rung of the policy's ratio set, or null; not for policies whose caches
@@ -80,7 +91,9 @@ private:
     std::int64_t tail_tokens_;
     std::vector<std::unique_ptr<layer_cache>> layers_; // [layers]
     std::vector<mdkv::compress_report> reports_;
-    std::vector<float> repeated_; // [query_heads * (D + Dv)], the key and value being appended
+    replayed_losses<T> replayed_;                     // of the layer that prefill is at
+    std::vector<replayed_losses<T>> really_replayed_; // [layers], if there was a second prefill
+    std::vector<float> repeated_;                     // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
     std::int64_t full_bytes_ = 0;
     double compress_seconds_ = 0;

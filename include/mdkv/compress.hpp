@@ -72,6 +72,11 @@ struct compress_options
     pool_options pooling{};
     allocate_options allocation{};
     score_options<B> scoring{};
+
+    /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
+    /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens.
+    std::optional<in_view<float, 3, B>> losses = std::nullopt;
+
     non_finite on_non_finite = non_finite::error;
     index_t layer            = -1; ///< number for error messages
 
@@ -224,8 +229,8 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
 
     auto const rungs     = static_cast<index_t>(ratios.size());
     index_t const bases  = !whole && ratios.any_projected() ? H : 0;
-    index_t const scored = whole ? 0 : H;
-    index_t const pooled = options.pooling.copies() ? 0 : scored;
+    index_t const scored = whole || options.losses ? 0 : H;
+    index_t const pooled = whole || options.pooling.copies() ? 0 : H;
     index_t const limits = options.quotas ? H : 1;
     workspace::frame frame{*on.scratch, "compress"};
     auto const rung        = out(on, frame.template take<std::uint8_t>(H * N), H, N);
@@ -259,10 +264,14 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
             fit_basis(on, layer.keys, key_basis, slice<1>(energy, 0, D));
             fit_basis(on, layer.values, value_basis, slice<1>(energy, 0, Dv));
         }
-        score(on, layer.queries, layer.keys, layer.values, layer.window_keys, as_input(key_basis),
-            as_input(value_basis), ratios, options.scoring, loss);
-        if (pooled > 0) { pool(on, as_input(loss), options.pooling, smooth); }
-        allocate(on, as_input(pooled > 0 ? smooth : loss), costs, limit, options.allocation, rung, reports);
+        if (!options.losses)
+        {
+            score(on, layer.queries, layer.keys, layer.values, layer.window_keys, as_input(key_basis),
+                as_input(value_basis), ratios, options.scoring, loss);
+        }
+        in_view<float, 3, B> const losses = options.losses ? *options.losses : as_input(loss);
+        if (pooled > 0) { pool(on, losses, options.pooling, smooth); }
+        allocate(on, pooled > 0 ? as_input(smooth) : losses, costs, limit, options.allocation, rung, reports);
     }
 
     [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
@@ -347,6 +356,11 @@ compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set c
     c.rows("window_keys", layer.window_keys, {{heads, shape.window, shape.dims.keys}}, "H,W,D");
     c.rows("window_values", layer.window_values, {{heads, shape.window, shape.dims.values}}, "H,W,Dv");
     if (options.quotas) { c.in("options.quotas", *options.quotas, {{heads}}, "H"); }
+    if (options.losses)
+    {
+        auto const rungs = static_cast<index_t>(ratios.size());
+        c.in("options.losses", *options.losses, {{heads, rungs, shape.tokens}}, "H,R,N");
+    }
     if (options.rungs) { c.out("options.rungs", *options.rungs, {{heads, shape.tokens}}, "H,N"); }
     rung_costs const costs{ratios, shape.dims, shape.element_bytes};
     expects(B::memory_space == space::host || options.on_non_finite == non_finite::unchecked,

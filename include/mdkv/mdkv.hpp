@@ -1,6 +1,7 @@
 /// \file mdkv.hpp: everything a host-only user needs: core, contracts and the CPU backend.
 #pragma once
 
+#include <mdkv/advance.hpp>
 #include <mdkv/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
@@ -21,6 +22,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/finite.hpp>
+#include <mdkv/join.hpp>
 #include <mdkv/merge.hpp>
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>

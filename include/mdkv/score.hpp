@@ -17,8 +17,16 @@ namespace mdkv
 /// The loss of quantised rungs that keep all coordinates.
 enum class quantisation_loss : std::uint8_t
 {
-    bound,     ///< as that of every rung, the paper's bound: sum |P' - P| |v| + P |v - v'|
-    value_only ///< sum P |v - v'|, because the first term overstates what keys lose; saves the products with k'
+    bound,     ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|
+    value_only ///< ||P|| |v - v'|, because the first term overstates what keys lose; saves the products with k'
+};
+
+/// How the rows of a head, its G*Q queries, become one loss: a norm of their magnitudes x.
+enum class row_norm : std::uint8_t
+{
+    sum,       ///< the paper's: sum x
+    euclidean, ///< sqrt(sum x^2), which is sqrt(G*Q) times the root mean square
+    maximum    ///< max x: a token counts as much as the one row that needs it most
 };
 
 template <backend B>
@@ -37,19 +45,25 @@ struct score_options
     /// which `allocate` reports as non_finite_loss; other wrong values are not noticed. Unset: computed.
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
-    /// [Q]  how much each query counts, the same for every query head: its part of every sum is multiplied by it. >= 0.
+    /// [Q]  how much each query counts, the same for every query head: its P and |P' - P| are multiplied by it. >= 0.
     /// Unset: 1. With more queries than the window's, lets the question weigh more than the text before it.
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
 
     quantisation_loss quantisation = quantisation_loss::bound;
+
+    row_norm over = row_norm::sum;
 };
 
 /// Loss of every token at every rung: the paper's bound on the change of the window's attention output if all tokens were
 /// stored at that rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N
-/// keys replaced by their stored form; summed over the Q queries of the G query heads:
-///   dropped               sum 2 P |v|
-///   projected, quantised  sum |P' - P| |v| + P |v - v'|, k' and v' as read back; see quantisation_loss
+/// keys replaced by their stored form; ||x|| is the norm of x over the Q queries of the G query heads (`options.over`):
+///   dropped               2 ||P|| |v|
+///   projected, quantised  ||P' - P|| |v| + ||P|| |v - v'|, k' and v' as read back; see quantisation_loss
 ///   full                  0
+/// By the triangle inequality that is at least the norm of the rows' own losses, and equal to it for `sum`.
+///
+/// Prefill can score chunk by chunk while it has the queries: `keys` and `values` are a chunk's, `window_keys` keys
+/// that every row sees beside them (a prompt's first few), `first_query` N + W, `loss` the chunk's slice of a prompt's.
 ///
 /// \param on                backend: threads, scratch
 /// \param[in]  queries      [H*G, Q, D]  after position encoding; rows of one KV head are neighbours

@@ -51,12 +51,13 @@ struct choice
     tensor<float, 1> const* weights    = nullptr;
     quantisation_loss rule             = quantisation_loss::bound;
     rounding round                     = rounding::exact;
+    row_norm over                      = row_norm::sum;
 };
 
 template <class B>
 score_options<B> options_of(choice const& c)
 {
-    return {.scale = c.scale, .first_query = c.first_query, .quantisation = c.rule};
+    return {.scale = c.scale, .first_query = c.first_query, .quantisation = c.rule, .over = c.over};
 }
 
 template <class T>
@@ -233,6 +234,26 @@ TEST_CASE(
             }
         }
         compare(x, mixed_rungs, {.scale = 0.07F, .rule = rule});
+    }
+}
+
+TEST_CASE("score on the GPU agrees with the CPU in every norm over rows, for chunks of a prompt as well")
+{
+    tensor<float, 1> weights{{9}};
+    for (index_t i = 0; i < 9; ++i) { weights.set(0.25F * static_cast<float>(i), i); }
+    for (auto const over : {row_norm::euclidean, row_norm::maximum})
+    {
+        CAPTURE(static_cast<int>(over));
+        for (auto const& rungs : {paper_rungs, mixed_rungs})
+        {
+            auto const x = exact_layer<half>(
+                {.group = 3, .queries = 9, .tokens = 75, .window = 6, .dim = 64, .value_dim = 64, .first_query = 70});
+            compare(x, rungs, {.first_query = 70, .over = over});
+            compare(x, rungs, {.first_query = 200, .weights = &weights, .over = over});
+        }
+        check<bfloat16>({.group = 2, .queries = 70, .tokens = 70, .window = 4, .dim = 64, .value_dim = 64},
+            {drop, full_int4, full}, {.first_query = 74, .rule = quantisation_loss::value_only, .over = over});
+        check<float>({.group = 1, .queries = 3, .tokens = 300, .dim = 40, .value_dim = 8}, paper_rungs, {.over = over});
     }
 }
 

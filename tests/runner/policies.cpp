@@ -92,6 +92,11 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(mixed.keep == 16);
     CHECK(mixed.queries == 64);
     CHECK(mixed.early == 0.5);
+    auto const replayed = runner::parse_policy("best[rows=both+over=rms+chunk=128+join=2]");
+    CHECK(replayed.rows == runner::scoring_rows::both);
+    CHECK(replayed.over == mdkv::row_norm::euclidean);
+    CHECK(replayed.chunk == 128);
+    CHECK(replayed.join == 2);
     CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("adakv[floor=0.5]").floor == 0.5);
     CHECK(runner::parse_policy("snapkv[storage=int4]").stored == mdkv::storage::int4);
@@ -108,6 +113,13 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("streaming[pool=7]", "policy streaming: pool = 7: unknown parameter; there are heads, sinks, storage");
     refuses("adakv[floor=2]", "policy adakv: floor = 2: must be a number between 0 and 1");
     refuses("adakv[floor=0.2x]", "policy adakv: floor = 0.2x: must be a number between 0 and 1");
+    refuses("best[rows=all]", "policy best: rows = all: must be window, replay, both, real or both_real");
+    refuses("best[over=mean]", "policy best: over = mean: must be sum, rms or max");
+    refuses("best[chunk=96]", "policy best: chunk = 96: must divide 512, the tokens of a chunk of prefill");
+    refuses("best[join=-1]", "policy best: join = -1: must be a number between 0 and 1000000");
+    refuses("paper[rows=both]", "policy \"paper[rows=both]\": replayed rows score neither projected rungs, whose bases "
+                                "are known at the prompt's "
+                                "end, nor heads=query");
     refuses("tova[heads=all]", "policy tova: heads = all: must be kv or query");
     CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[ratios=1,0]")), mdkv::invalid_argument);
 }
@@ -132,7 +144,8 @@ TEST_CASE("on a device run the policies that go through compress layer by layer,
         CHECK(runner::chosen_policy(text, common).backend == runner::backend_kind::cuda);
         CHECK(runner::chosen_policy(text, common).label == text);
     }
-    for (char const* const text : {"snapkv", "h2o_decode", "think", "low_rank", "headkv[scores=x]", "best_h[scores=x]"})
+    for (char const* const text :
+        {"snapkv", "h2o_decode", "think", "low_rank", "headkv[scores=x]", "best_h[scores=x]", "best[rows=both]"})
     {
         CAPTURE(text);
         CHECK_THROWS_WITH_AS(static_cast<void>(runner::chosen_policy(text, common)),

@@ -41,13 +41,13 @@ std::vector<std::int32_t> text(std::int64_t count, std::int64_t vocabulary)
 }
 
 /// Logits of the tokens after `context`, fed one by one through whatever cache `load` and `attend` stand for.
-template <class T, class Load, class Attend>
+template <class T, class Load, class Attend, class OnChunk = runner::ignore_chunks>
 std::vector<float> continue_with(runner::llama_model const& model, std::vector<std::int32_t> const& tokens,
-    std::int64_t context, Load load, Attend attend, std::int64_t queries = window)
+    std::int64_t context, Load load, Attend attend, std::int64_t queries = window, OnChunk on_chunk = {})
 {
     auto const first = std::span{tokens}.first(static_cast<std::size_t>(context));
-    static_cast<void>(
-        runner::prefill<T>(model, first, queries, {}, load, [](std::int64_t, std::int64_t) { return true; }));
+    static_cast<void>(runner::prefill<T>(
+        model, first, queries, {}, load, [](std::int64_t, std::int64_t) { return true; }, on_chunk));
     auto const vocabulary = static_cast<std::size_t>(model.shape().vocabulary);
     std::vector<float> all;
     std::vector<float> logits(vocabulary);
@@ -76,7 +76,8 @@ std::vector<float> continue_compressed(runner::llama_model const& model, std::ve
         [&](std::int64_t layer, float const* q, float const* k, float const* v, float* out) {
             cache.attend(layer, q, k, v, out, {});
         },
-        runner::queries_to_keep(cache.chosen(), window, context));
+        runner::queries_to_keep(cache.chosen(), window, context),
+        [&](runner::layer_chunk<T> const& chunk) { cache.score_chunk(chunk, context, {}, scratch); });
 }
 
 /// Head scores of a model in a file that lives as long as this does.
@@ -231,6 +232,62 @@ TEST_CASE("every policy stays within its bytes, but for the two whose authors ro
             }
         }
     }
+}
+
+TEST_CASE("policies that replay stay within their bytes, choose other tokens, and refuse a prefill without chunks")
+{
+    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
+    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const tokens = text(130, model.shape().vocabulary);
+    auto const logits = [&](char const* name) {
+        CAPTURE(name);
+        runner::sequence_cache<mdkv::half> cache{
+            model, runner::parse_policy(name), mdkv::budget::kv_size(30), window, 16};
+        auto const found = continue_compressed(model, tokens, 120, cache);
+        for (auto const& report : cache.reports()) { CHECK(report.resident_bytes <= report.budget_bytes); }
+        return found;
+    };
+    auto const window_only = logits("best");
+    CHECK(logits("best[rows=window]") == window_only);
+    CHECK(logits("best[rows=replay]") != window_only);
+    auto const both = logits("best[rows=both]");
+    CHECK(both != window_only);
+    CHECK(logits("best[rows=both+join=0.1]") != both);
+    CHECK(logits("best[rows=both+over=sum]") != both);
+    CHECK(logits("best[rows=both+chunk=16]") != both);
+
+    runner::sequence_cache<mdkv::half> blind{
+        model, runner::parse_policy("best[rows=replay]"), mdkv::budget::kv_size(30), window, 16};
+    runner::scratch_memory scratch;
+    auto const load = [&](runner::layer_kv<mdkv::half> const& kv) { blind.compress_layer(kv, {}, scratch); };
+    CHECK_THROWS_WITH_AS(static_cast<void>(continue_with<mdkv::half>(model, tokens, 120, load, [](auto, auto...) {})),
+        "policy best[rows=replay]: nothing has been replayed for it", mdkv::invalid_argument);
+}
+
+TEST_CASE("a real replay scores by the queries of a second reading, and costs a second prefill")
+{
+    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
+    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const tokens = text(130, model.shape().vocabulary);
+    auto const prompt = std::span{tokens}.first(60);
+    runner::scratch_memory scratch;
+    std::vector<std::int32_t> twice{prompt.begin(), prompt.end()};
+    twice.insert(twice.end(), prompt.begin(), prompt.end());
+    auto const logits = [&](char const* name) {
+        runner::sequence_cache<mdkv::half> cache{
+            model, runner::parse_policy(name), mdkv::budget::kv_size(20), window, 16};
+        static_cast<void>(runner::prefill<mdkv::half>(
+            model, twice, 60, {},
+            [&](runner::layer_kv<mdkv::half> const& kv) { cache.score_replay(kv, 60, {}, scratch); },
+            [](std::int64_t, std::int64_t) { return true; }));
+        auto const found = continue_compressed(model, tokens, 60, cache);
+        for (auto const& report : cache.reports()) { CHECK(report.resident_bytes <= report.budget_bytes); }
+        return found;
+    };
+    auto const real = logits("best[rows=real]");
+    CHECK(real != logits("best"));
+    CHECK(real != logits("best[rows=replay]"));
+    CHECK(logits("best[rows=both_real]") != real);
 }
 
 TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")

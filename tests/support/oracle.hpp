@@ -259,6 +259,7 @@ struct scoring
 {
     std::vector<real> weights = {};    ///< [Q]; none: 1
     bool value_only           = false; ///< quantised tokens with all coordinates lose by their values only
+    real power                = 1;     ///< of the norm over a head's rows; infinity: their maximum
 };
 
 /// Algorithm 1 for one KV head: the losses [rungs, N] of the first N rows of `keys`; what follows them is the window, whose
@@ -266,7 +267,7 @@ struct scoring
 struct scores
 {
     matrix loss;               ///< [rungs, N]
-    std::vector<real> dropped; ///< [N]   sum of 2 P |v|: the magnitude against which errors of a loss are judged
+    std::vector<real> dropped; ///< [N]   2 P |v| over the rows: the magnitude against which errors of a loss are judged
     std::vector<real> lse;     ///< [G*Q]
 };
 
@@ -301,12 +302,19 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     probabilities const exact = attention(keys);
     scores out{
         matrix{static_cast<count>(rungs.size()), n}, std::vector<real>(static_cast<std::size_t>(n), 0), exact.lse};
-    for (count j = 0; j < n; ++j)
-    {
+    // The norm over the rows of the weighted difference of two attentions to key j; without the second, of the first.
+    auto const over_rows = [&](probabilities const& a, probabilities const* b, count j) {
+        real joined = 0;
         for (count i = 0; i < queries.rows; ++i)
         {
-            out.dropped[static_cast<std::size_t>(j)] += 2 * weight(i) * exact.p(i, j) * norm(values, j);
+            real const x = weight(i) * std::fabs(a.p(i, j) - (b == nullptr ? 0 : b->p(i, j)));
+            joined       = std::isinf(how.power) ? std::max(joined, x) : joined + std::pow(x, how.power);
         }
+        return std::isinf(how.power) ? joined : std::pow(joined, 1 / how.power);
+    };
+    for (count j = 0; j < n; ++j)
+    {
+        out.dropped[static_cast<std::size_t>(j)] = 2 * over_rows(exact, nullptr, j) * norm(values, j);
     }
     matrix tokens{n, dim};
     for (count j = 0; j < n; ++j)
@@ -349,13 +357,9 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         {
             real far = 0;
             for (count d = 0; d < values.cols; ++d) { far += (values(j, d) - v(j, d)) * (values(j, d) - v(j, d)); }
-            far             = std::sqrt(far);
-            real const size = norm(values, j);
-            for (count i = 0; i < queries.rows; ++i)
-            {
-                real const moved = moves ? std::fabs(other.p(i, j) - exact.p(i, j)) : 0;
-                out.loss(r, j) += weight(i) * (moved * size + exact.p(i, j) * far);
-            }
+            far              = std::sqrt(far);
+            real const moved = moves ? over_rows(other, &exact, j) : 0;
+            out.loss(r, j)   = moved * norm(values, j) + over_rows(exact, nullptr, j) * far;
         }
     }
     return out;

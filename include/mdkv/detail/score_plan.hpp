@@ -96,6 +96,7 @@ struct score_plan
     int panel      = 0; ///< rows that are multiplied together
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
+    row_norm over  = row_norm::sum;
 
     index_t first_query = 0;       ///< place of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
@@ -113,6 +114,7 @@ struct score_plan
         , panel{panel_}
         , unit{unit_}
         , to_log2{(options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim))) * log2_e}
+        , over{options.over}
         , first_query{options.first_query.value_or(tokens - queries)}
     {
         first_query = first_query < tokens ? first_query : tokens;
@@ -209,13 +211,35 @@ struct score_states
     }
 };
 
-/// Loss of a dropped token: sum of P, and |v|.
+/// The total of a token's rows with one row more; a number, or a vector of them. For `euclidean` its root is the norm. A
+/// NaN stays one.
+template <row_norm Over, class V>
+[[nodiscard]] MDKV_HD V with_row(V total, V x) noexcept
+{
+    if constexpr (Over == row_norm::euclidean) { return total + x * x; }
+    else if constexpr (Over == row_norm::maximum) { return (total < x ? x : total) + x * 0.0F; }
+    else { return total + x; }
+}
+
+/// The total of both parts of a token's rows.
+template <class V>
+[[nodiscard]] MDKV_HD V joined_rows(row_norm over, V a, V b) noexcept
+{
+    return over == row_norm::maximum ? with_row<row_norm::maximum>(a, b) : a + b;
+}
+
+[[nodiscard]] MDKV_HD inline float norm_of(row_norm over, float total) noexcept
+{
+    return over == row_norm::euclidean ? sqrtf(total) : total;
+}
+
+/// Loss of a dropped token: ||P||, and |v|.
 [[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float norm) noexcept
 {
     return 2 * mass * norm;
 }
 
-/// Loss of a stored token: sum |P' - P| (0 where the rule leaves it out), sum P, |v| and |v - v'|.
+/// Loss of a stored token: ||P' - P|| (0 where the rule leaves it out), ||P||, |v| and |v - v'|.
 [[nodiscard]] MDKV_HD inline float stored_loss(float moved, float mass, float norm, float missing) noexcept
 {
     return moved * norm + mass * missing;

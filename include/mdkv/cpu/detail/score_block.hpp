@@ -41,7 +41,7 @@ struct score_slot
     float* rotated; // [block, dim or value_dim]              the same, rotated
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
     float* again;   // [block, count] for each softmax of keys read again; or values of one rung
-    float* sums;    // [softmaxes, block, lanes]              sum P, then sum |P' - P|
+    float* sums;    // [softmaxes, block, lanes]              total over rows of P, then of |P' - P|
 
     score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
         : rows{memory.take<float>(tile::block * std::max(plan.dim, plan.value_dim))}
@@ -88,23 +88,39 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
     }
 }
 
-/// Adds |P' - P| of one tile to its tokens' sums [tile::rows, lanes], from logits and log-sum-exps of P'; with `is_exact` these
-/// are P's, and `exact` becomes P.
+/// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'; with
+/// `is_exact` these are P's, and `exact` becomes P.
 inline void add_differences(
-    score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
+    row_norm over, score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
-    for (int i = 0; i < tile::rows; ++i)
-    {
-        simd::floats total = simd::load(sums + i * simd::lanes);
-        for (int v = 0; v < tile::vectors; ++v)
+    auto const add = [&](auto const& with) {
+        for (int i = 0; i < tile::rows; ++i)
         {
-            // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
-            simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
-            simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
-            total += is_exact ? p : simd::abs(p - exact[i][v]);
-            if (is_exact) { exact[i][v] = p; }
+            simd::floats total = simd::load(sums + i * simd::lanes);
+            for (int v = 0; v < tile::vectors; ++v)
+            {
+                // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
+                simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
+                simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
+                total                    = with(total, is_exact ? p : simd::abs(p - exact[i][v]));
+                if (is_exact) { exact[i][v] = p; }
+            }
+            simd::store(sums + i * simd::lanes, total);
         }
-        simd::store(sums + i * simd::lanes, total);
+    };
+    using simd::floats;
+    using enum row_norm;
+    if (over == sum) [[likely]]
+    {
+        add([](floats a, floats x) { return mdkv::detail::with_row<sum>(a, x); });
+    }
+    else if (over == euclidean)
+    {
+        add([](floats a, floats x) { return mdkv::detail::with_row<euclidean>(a, x); });
+    }
+    else
+    {
+        add([](floats a, floats x) { return mdkv::detail::with_row<maximum>(a, x); });
     }
 }
 
@@ -216,8 +232,8 @@ struct score_block
         });
     }
 
-    /// Sweep two: slot.sums[0] = sum over rows of P, slot.sums[i] = sum of |P' - P| of softmax i, per token in `lanes`
-    /// parts.
+    /// Sweep two: slot.sums[0] = total over rows of P, slot.sums[i] = that of |P' - P| of softmax i, per token in
+    /// `lanes` parts.
     void add_losses() const noexcept
     {
         std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);
@@ -228,7 +244,8 @@ struct score_block
             for (int i = 0; i < plan.softmaxes; ++i)
             {
                 score_tile const& logits = multiply(i, t, p, sums, shown);
-                add_differences(logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
+                add_differences(
+                    plan.over, logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
             }
         });
     }
@@ -241,7 +258,12 @@ struct score_block
         index_t const columns = plan.value_columns();
         if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
         if (plan.rotates) { hadamard_rows(slot.rows, count, plan.value_dim, slot.rotated); }
-        auto const total = [&](int softmax, index_t i) { return simd::sum(simd::load(slot.sum(softmax, i))); };
+        auto const total = [&](int softmax, index_t i) {
+            auto const join = [&](simd::floats a, simd::floats b) {
+                return mdkv::detail::joined_rows(plan.over, a, b);
+            };
+            return mdkv::detail::norm_of(plan.over, simd::over_lanes(simd::load(slot.sum(softmax, i)), join));
+        };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
         float norm[tile::block];

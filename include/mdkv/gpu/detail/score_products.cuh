@@ -95,7 +95,7 @@ struct score_thread_sums
     static constexpr int parts = score_threads;
 
     int tokens;           ///< of the tile
-    float* probabilities; // [softmaxes, parts]  sum P, then sum |P' - P|
+    float* probabilities; // [softmaxes, parts]  total over rows of P, then of |P' - P|
     float* squares;       // [parts]             |v|^2
     float* roundings;     // [rungs, parts]      |v - v'|^2 by rounding
     float* kept;          // [rungs, parts]      squares of the coordinates from kept_from on
@@ -110,11 +110,14 @@ struct score_thread_sums
         , rests{memory.take<float>(index_t{p.count} * parts)}
     {}
 
-    /// Sum i of those at `sums` of one token: its parts in their order.
-    [[nodiscard]] __device__ float joined(float const* sums, int i, int token) const
+    /// Total i of those at `sums` of one token: its parts in their order.
+    [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm over = row_norm::sum) const
     {
         float total = 0;
-        for (int part = token; part < parts; part += tokens) { total += sums[i * parts + part]; }
+        for (int part = token; part < parts; part += tokens)
+        {
+            total = mdkv::detail::joined_rows(over, total, sums[i * parts + part]);
+        }
         return total;
     }
 };
@@ -194,15 +197,17 @@ __device__ __forceinline__ void multiply_exact(
     }
 }
 
-/// Sums of four numbers over the lanes that differ in the bits `high` and `low`; a lane gets that of the number which those
-/// two bits of its own say.
-[[nodiscard]] __device__ __forceinline__ float fold4(float const (&x)[4], int high, int low)
+/// Totals of four numbers over the lanes that differ in the bits `high` and `low`; a lane gets that of the number which
+/// those two bits of its own say.
+[[nodiscard]] __device__ __forceinline__ float fold4(
+    float const (&x)[4], int high, int low, row_norm over = row_norm::sum)
 {
-    bool const h  = (device::lane() & high) != 0;
-    bool const l  = (device::lane() & low) != 0;
-    float const a = (h ? x[2] : x[0]) + device::shuffle_xor(h ? x[0] : x[2], high);
-    float const b = (h ? x[3] : x[1]) + device::shuffle_xor(h ? x[1] : x[3], high);
-    return (l ? b : a) + device::shuffle_xor(l ? a : b, low);
+    bool const h    = (device::lane() & high) != 0;
+    bool const l    = (device::lane() & low) != 0;
+    auto const join = [&](float a, float b) { return mdkv::detail::joined_rows(over, a, b); };
+    float const a   = join(h ? x[2] : x[0], device::shuffle_xor(h ? x[0] : x[2], high));
+    float const b   = join(h ? x[3] : x[1], device::shuffle_xor(h ? x[1] : x[3], high));
+    return join(l ? b : a, device::shuffle_xor(l ? a : b, low));
 }
 
 /// A logit, or -infinity where it is hidden.

@@ -75,6 +75,23 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     device::sync_warp();
 }
 
+/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'; with `is_exact` these are
+/// P's, and `exact` becomes P.
+template <row_norm Over>
+__device__ __forceinline__ void add_differences(score_products const& logits, float const (&lse)[4], unsigned hidden,
+    bool is_exact, score_products& exact, float (&totals)[4])
+{
+    for (int i = 0; i < 4; ++i)
+    {
+        for (int j = 0; j < 4; ++j)
+        {
+            float const probability = exp2f(shown(logits[i][j], hidden, i, j) - lse[j]);
+            totals[i]               = mdkv::detail::with_row<Over>(totals[i], fabsf(probability - exact[i][j]));
+            if (is_exact) { exact[i][j] = probability; }
+        }
+    }
+}
+
 } // namespace mdkv::gpu::detail
 
 namespace mdkv::gpu::kernels
@@ -195,7 +212,7 @@ struct score_losses
     }
 
 private:
-    /// Adds up P and |P' - P| over the rows.
+    /// Totals of P and |P' - P| over the rows.
     __device__ void add_differences(
         detail::score_block const& block, index_t first, int count, detail::score_thread_sums const& sums) const
     {
@@ -211,17 +228,18 @@ private:
                 block.template multiply<T>(logits, softmax, p);
                 float4 const of_rows = detail::load4(block.operands.lse + index_t{softmax} * plan.rows + row);
                 float const lse[4]{of_rows.x, of_rows.y, of_rows.z, of_rows.w};
-                float moved[4] = {};
-                for (int i = 0; i < 4; ++i)
+                float totals[4] = {};
+                if (plan.over == row_norm::maximum)
                 {
-                    for (int j = 0; j < 4; ++j)
-                    {
-                        float const probability = exp2f(detail::shown(logits[i][j], hidden, i, j) - lse[j]);
-                        moved[i] += fabsf(probability - exact[i][j]);
-                        if (softmax == 0) { exact[i][j] = probability; }
-                    }
+                    detail::add_differences<row_norm::maximum>(logits, lse, hidden, softmax == 0, exact, totals);
                 }
-                sums.probabilities[softmax * threads + device::thread()] += detail::fold4(moved, 2, 1);
+                else if (plan.over == row_norm::euclidean)
+                {
+                    detail::add_differences<row_norm::euclidean>(logits, lse, hidden, softmax == 0, exact, totals);
+                }
+                else { detail::add_differences<row_norm::sum>(logits, lse, hidden, softmax == 0, exact, totals); }
+                float& total = sums.probabilities[softmax * threads + device::thread()];
+                total        = mdkv::detail::joined_rows(plan.over, total, detail::fold4(totals, 2, 1, plan.over));
             }
         }
     }
@@ -289,8 +307,11 @@ private:
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares, 0, token);
         float const norm    = sqrtf(squared);
-        float const mass    = sums.joined(sums.probabilities, 0, token);
-        float kept          = 0;
+        auto const total    = [&](int softmax) {
+            return mdkv::detail::norm_of(plan.over, sums.joined(sums.probabilities, softmax, token, plan.over));
+        };
+        float const mass = total(0);
+        float kept       = 0;
         if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, norm); }
         if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
         for (int r = 0; r < plan.count; ++r)
@@ -303,7 +324,7 @@ private:
                 missing +=
                     mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
             }
-            float const moved       = u.softmax > 0 ? sums.joined(sums.probabilities, u.softmax, token) : 0.0F;
+            float const moved       = u.softmax > 0 ? total(u.softmax) : 0.0F;
             loss(head, u.index, at) = mdkv::detail::stored_loss(moved, mass, norm, sqrtf(missing));
         }
     }

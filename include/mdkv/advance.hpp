@@ -1,0 +1,143 @@
+/// \file advance.hpp: advance: queries turned to later positions, e.g. to where a replay of the prompt would ask them.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/element.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+namespace mdkv
+{
+
+/// The coordinates that rotate together, of n rotating ones.
+enum class rotary_pairs : std::uint8_t
+{
+    halves,    ///< i and i + n/2, as Hugging Face's models and vLLM store them
+    neighbours ///< 2 i and 2 i + 1, as llama.cpp stores those of the llama architecture
+};
+
+/// A model's rotary position encoding: at position p, pair i is turned by p * frequency(i).
+template <backend B>
+struct rotary_encoding
+{
+    double base        = 10000;                ///< frequency(i) = base^(-2 i / n) radians
+    index_t rotating   = 0;                    ///< n, the first coordinates of a head, even; 0: all
+    rotary_pairs pairs = rotary_pairs::halves; ///< which coordinates make a pair
+
+    /// [n/2]  frequencies instead of the base's, in radians: for scaled ones (Llama 3, YaRN), or exactly those of a
+    /// model that has rounded them.
+    std::optional<in_view<double, 1, B>> frequencies = std::nullopt;
+};
+
+namespace detail
+{
+
+/// An item is some rows of one head.
+template <backend B, element T>
+struct advance_rows
+{
+    static constexpr char const* name  = "advance";
+    static constexpr int threads       = 128;
+    static constexpr index_t rows_each = 64;
+
+    in_view<T, 3, B> queries;
+    out_view<T, 3, B> advanced;
+    double positions;
+    double base;
+    in_view<double, 1, B> frequencies; // or empty
+    index_t rotating;
+    bool neighbours;
+
+    [[nodiscard]] MDKV_HD index_t blocks() const noexcept { return (queries.extent(1) + rows_each - 1) / rows_each; }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return rotating * index_t{sizeof(float)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const pairs = rotating / 2;
+        auto* const turn    = t.scratch().template take<float>(rotating); // cosines, then sines
+        for (index_t i = t.rank(); i < pairs; i += t.size())
+        {
+            double const exponent  = -2.0 * static_cast<double>(i) / static_cast<double>(rotating);
+            double const frequency = frequencies.empty() ? pow(base, exponent) : frequencies(i);
+            turn[i]                = static_cast<float>(cos(positions * frequency));
+            turn[pairs + i]        = static_cast<float>(sin(positions * frequency));
+        }
+        t.sync();
+        index_t const h     = item / blocks();
+        index_t const begin = item % blocks() * rows_each;
+        index_t const end   = queries.extent(1) - begin < rows_each ? queries.extent(1) : begin + rows_each;
+        index_t const rest  = queries.extent(2) - rotating; // coordinates that stay
+        auto const mine     = share_rows(t, pairs + rest);
+        for (index_t row = begin + mine.row; row < end; row += mine.rows)
+        {
+            T const* const from = queries.row(h, row);
+            T* const to         = advanced.row(h, row);
+            for (index_t i = mine.column; i < pairs + rest; i += t.size())
+            {
+                if (i >= pairs)
+                {
+                    store_at(to + pairs + i, load_at<T>(from + pairs + i));
+                    continue;
+                }
+                index_t const first  = neighbours ? 2 * i : i;
+                index_t const second = neighbours ? 2 * i + 1 : pairs + i;
+                float const x        = widen(load_at<T>(from + first));
+                float const y        = widen(load_at<T>(from + second));
+                store_at(to + first, narrow<T>(x * turn[i] - y * turn[pairs + i]));
+                store_at(to + second, narrow<T>(x * turn[pairs + i] + y * turn[i]));
+            }
+        }
+    }
+};
+
+} // namespace detail
+
+/// Turns position-encoded rows ahead by the same number of positions: they become those of the same tokens that many
+/// positions later, because rotations add up. A prompt's queries N positions ahead are nearly those of a second reading
+/// of it; scored without a mask they tell what any later question may ask (`score_options::over`).
+///
+/// \param on             backend: threads, scratch
+/// \param[in]  queries   [H*G, Q, D]  after position encoding; keys will do as well
+/// \param[in]  positions to turn by; a negative number turns back
+/// \param[in]  encoding  the model's; a factor in its cosines and sines (YaRN's) is in the rows already
+/// \param[out] advanced  [H*G, Q, D]  the same view as `queries`, or memory apart from them
+/// \pre    positions * frequency at most 2^28: angles are taken in double, so that the result is that of encoding the
+///         rows anew, to the rounding of T
+/// \cost   reads and writes the rows once; scratch of n floats a thread (cpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads
+/// \throws invalid_argument        a shape disagrees; more coordinates are to rotate than there are, or an odd number;
+///                                 the base is not positive; the views overlap but are not the same, or the output is not
+///                                 aligned to its elements
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/advance.cpp
+template <backend B, element T>
+void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_encoding<B> const& encoding,
+    out_view<T, 3, B> advanced)
+{
+    array<index_t, 3> const shape = queries.extents();
+    index_t const rotating        = encoding.rotating == 0 ? shape[2] : encoding.rotating;
+    expects(rotating >= 0 && rotating <= shape[2] && rotating % 2 == 0, "advance: ", rotating, " of ", shape[2],
+        " coordinates are to rotate; that must be an even number of them");
+    expects(encoding.base > 0 && encoding.base <= std::numeric_limits<double>::max(), "advance: base is ",
+        encoding.base, "; it must be positive and finite");
+    bool const in_place = queries.data_handle() == advanced.data_handle() && shape == advanced.extents()
+                          && queries.strides() == advanced.strides();
+    detail::check arguments{on, "advance"};
+    if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
+    if (encoding.frequencies) { arguments.in("encoding.frequencies", *encoding.frequencies, {{rotating / 2}}, "n/2"); }
+    arguments.out("advanced", advanced, shape, "H*G,Q,D");
+    detail::advance_rows<B, T> const job{queries, advanced, static_cast<double>(positions), encoding.base,
+        encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, encoding.pairs == rotary_pairs::neighbours};
+    run(on, job, shape[0] * job.blocks());
+}
+
+} // namespace mdkv

@@ -1,0 +1,133 @@
+/// \file join.hpp: join: the losses that two sets of rows give the same tokens, made one.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <limits>
+
+namespace mdkv
+{
+
+namespace detail
+{
+
+/// Sums of the losses at rung 0, in double. An item is a piece of one head's tokens.
+template <backend B>
+struct sum_losses
+{
+    static constexpr char const* name = "sum_losses";
+    static constexpr index_t piece    = 4096;
+
+    in_view<float, 3, B> first;
+    in_view<float, 3, B> second;
+    double* sums; // [2, items]
+
+    [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (first.extent(2) + piece - 1) / piece; }
+    [[nodiscard]] MDKV_HD index_t items() const noexcept { return first.extent(0) * pieces(); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h     = item / pieces();
+        index_t const begin = item % pieces() * piece;
+        index_t const end   = first.extent(2) - begin < piece ? first.extent(2) : begin + piece;
+        double a            = 0;
+        double b            = 0;
+        for (index_t i = begin + t.rank(); i < end; i += t.size())
+        {
+            a += double{first(h, 0, i)};
+            b += double{second(h, 0, i)};
+        }
+        a = t.sum(a);
+        b = t.sum(b);
+        if (t.rank() == 0)
+        {
+            sums[item]           = a;
+            sums[items() + item] = b;
+        }
+    }
+};
+
+/// Both sets in units of their means, added. An item is one row.
+template <backend B>
+struct add_losses
+{
+    static constexpr char const* name = "add_losses";
+
+    sum_losses<B> of;
+    float weight;
+    out_view<float, 3, B> joined;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h = item / joined.extent(1);
+        index_t const r = item % joined.extent(1);
+        float const a   = unit(t, of.sums);
+        float const b   = unit(t, of.sums + of.items()) * weight;
+        for (index_t i = t.rank(); i < joined.extent(2); i += t.size())
+        {
+            joined(h, r, i) = of.first(h, r, i) * a + of.second(h, r, i) * b;
+        }
+    }
+
+private:
+    /// One over the mean; 0 where no token would lose anything.
+    template <team Team>
+    [[nodiscard]] MDKV_HD float unit(Team const& t, double const* sums) const
+    {
+        double total = 0;
+        for (index_t i = t.rank(); i < of.items(); i += t.size()) { total += sums[i]; }
+        total = t.sum(total);
+        return total == 0 ? 0.0F : static_cast<float>(static_cast<double>(joined.extent(0) * joined.extent(2)) / total);
+    }
+};
+
+} // namespace detail
+
+/// Joins losses by two sets of rows. Rows of one set may be many and of one kind (all of a prompt's queries, replayed),
+/// those of the other few (the last ones, which tell what comes next), so each set is measured by its own mean:
+///   joined = first / mean(first) + weight * second / mean(second)
+/// with the means over all heads and tokens of the losses at rung 0, which is the dropped one wherever there is one.
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  first    [H, R, N]
+/// \param[in]  second   [H, R, N]  of the same rungs
+/// \param[in]  weight   of the second; >= 0
+/// \param[out] joined   [H, R, N]  may be `first` itself (same memory, same strides). A set whose mean is 0 adds
+///                      nothing; a NaN at rung 0 makes all losses NaN
+/// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads
+/// \throws invalid_argument        a shape disagrees, the weight is negative, the output overlaps anything but `first`
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/join.cpp; docs/quality.md compares other ways to join
+template <backend B>
+void join(
+    B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
+{
+    expects(weight >= 0 && weight <= std::numeric_limits<float>::max(), "join: weight is ", weight,
+        "; it must be finite and not negative");
+    array<index_t, 3> const shape = first.extents();
+    detail::check arguments{on, "join"};
+    // In place an input is its output, which is checked.
+    if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
+    {
+        arguments.in("first", first, shape, "H,R,N");
+    }
+    arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
+    workspace::frame frame{*on.scratch, "join"};
+    detail::sum_losses<B> sums{first, second, nullptr};
+    sums.sums = frame.template take<double>(2 * sums.items());
+    static_cast<void>(frame.ready());
+    if (shape[1] == 0) { return; }
+    run(on, sums, sums.items());
+    run(on, detail::add_losses<B>{sums, weight, joined}, shape[0] * shape[1]);
+}
+
+} // namespace mdkv

@@ -1,0 +1,157 @@
+#include <mdkv/join.hpp>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/losses.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::random_losses;
+using support::tensor;
+using host = cpu::backend;
+
+tensor<float, 3> joined(tensor<float, 3> const& first, tensor<float, 3> const& second, float weight,
+    support::placement how = {}, cpu::executor_ref threads = {})
+{
+    tensor<float, 3> to{{first.extent(0), first.extent(1), first.extent(2)}, how};
+    support::run([&](host const& on) { join(on, first.in(), second.in(), weight, to.out()); }, threads);
+    return to;
+}
+
+/// Mean of the losses at rung 0.
+double mean_of(tensor<float, 3> const& loss)
+{
+    double total = 0;
+    for (index_t h = 0; h < loss.extent(0); ++h)
+    {
+        for (index_t i = 0; i < loss.extent(2); ++i) { total += double{loss.get(h, 0, i)}; }
+    }
+    return total / static_cast<double>(loss.extent(0) * loss.extent(2));
+}
+
+} // namespace
+
+TEST_CASE("joined losses are the sum of both in units of their means over heads and tokens at rung 0")
+{
+    for (index_t const tokens : {1, 7, 4096, 4097, 10000})
+    {
+        for (float const weight : {0.0F, 0.3F, 1.0F, 4.0F})
+        {
+            CAPTURE(tokens);
+            CAPTURE(weight);
+            auto const a        = random_losses(3, 4, tokens, 1e-6F);
+            auto const b        = random_losses(3, 4, tokens, 1e+4F);
+            auto const got      = joined(a, b, weight);
+            double const mean_a = mean_of(a);
+            double const mean_b = mean_of(b);
+            double most         = 0;
+            for (index_t h = 0; h < 3; ++h)
+            {
+                for (index_t r = 0; r < 4; ++r)
+                {
+                    for (index_t i = 0; i < tokens; ++i)
+                    {
+                        double const want =
+                            double{a.get(h, r, i)} / mean_a + double{weight} * double{b.get(h, r, i)} / mean_b;
+                        most = std::max(most, std::fabs(double{got.get(h, r, i)} - want) / want);
+                    }
+                }
+            }
+            CHECK(most < 0x1p-21);
+        }
+    }
+}
+
+TEST_CASE("a set that loses nothing adds nothing, and a NaN at rung 0 spoils every loss")
+{
+    auto const a = random_losses(2, 3, 50, 1.0F);
+    tensor<float, 3> nothing{{2, 3, 50}};
+    nothing.assign(std::vector<float>(300, 0.0F));
+    auto const alone = joined(a, nothing, 1.0F);
+    CHECK(support::same_bits(joined(a, a, 0.0F).elements(), alone.elements()));
+    CHECK(support::same_bits(joined(nothing, nothing, 1.0F).elements(), nothing.elements()));
+    tensor<float, 3> bad = a.relaid({});
+    bad.set(std::numeric_limits<float>::quiet_NaN(), 1, 0, 49);
+    for (float const loss : joined(a, bad, 1.0F).elements()) { CHECK(std::isnan(loss)); }
+}
+
+TEST_CASE("losses may lie anywhere, be joined in place and by any number of threads, with the same bits")
+{
+    auto const a    = random_losses(4, 3, 9000, 1.0F);
+    auto const b    = random_losses(4, 3, 9000, 2.0F);
+    auto const want = joined(a, b, 0.7F).elements();
+    CHECK(support::same_bits(
+        joined(a.relaid({.swapped = true}), b.relaid({.slack = 3}), 0.7F, {.slack = 1}).elements(), want));
+    cpu::thread_pool three{3};
+    CHECK(support::same_bits(joined(a, b, 0.7F, {}, three).elements(), want));
+    tensor<float, 3> own = a.relaid({.slack = 5});
+    support::run([&](host const& on) { join(on, own.in(), b.in(), 0.7F, own.out()); });
+    CHECK(support::same_bits(own.elements(), want));
+}
+
+TEST_CASE("join has nothing to do without heads, rungs or tokens")
+{
+    for (auto const shape : {std::array<index_t, 3>{0, 4, 8}, {2, 0, 8}, {2, 4, 0}})
+    {
+        tensor<float, 3> const none{shape};
+        CHECK(joined(none, none, 1.0F).count() == 0);
+    }
+}
+
+TEST_CASE("join refuses weights that are negative or not finite, and names the argument that is wrong")
+{
+    auto a       = random_losses(2, 3, 8, 1.0F);
+    auto const b = random_losses(2, 3, 8, 2.0F);
+    tensor<float, 3> const shorter{{2, 3, 7}};
+    tensor<float, 3> to{{2, 3, 8}};
+    auto const refusal = [](auto const& call) { return error_text<invalid_argument>([&] { support::run(call); }); };
+    CHECK(refusal([&](host const& on) { join(on, a.in(), b.in(), -1.0F, to.out()); })
+          == "join: weight is -1; it must be finite and not negative");
+    CHECK(refusal([&](host const& on) { join(on, a.in(), b.in(), std::numeric_limits<float>::infinity(), to.out()); })
+          == "join: weight is inf; it must be finite and not negative");
+    CHECK(refusal([&](host const& on) { join(on, a.in(), shorter.in(), 1.0F, to.out()); })
+          == "join: second must be [H,R,N] = [2, 3, 8], its extent 2 is 7");
+    CHECK(refusal([&](host const& on) { join(on, b.in(), a.in(), 1.0F, a.out()); }) == "join: joined overlaps second");
+    CHECK(refusal([&](host const& on) {
+        join(on, slice<2>(a.in(), 0, 4), slice<2>(b.in(), 0, 4), 1.0F, slice<2>(a.out(), 2, 4));
+    }) == "join: joined overlaps first");
+}
+
+TEST_CASE("join names the scratch it needs when it gets one byte too few, and writes nothing")
+{
+    auto const a = random_losses(2, 3, 8, 1.0F);
+    tensor<float, 3> to{{2, 3, 8}};
+    auto const call                     = [&](host const& on) { join(on, a.in(), a.in(), 1.0F, to.out()); };
+    std::size_t const bytes             = support::scratch_bytes(call);
+    std::vector<std::byte> const before = to.memory();
+    support::scratch_memory memory{bytes};
+    workspace small{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] { call(host{&small}); })
+          == "join: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
+    CHECK(to.memory() == before);
+    workspace exact{memory.span()};
+    CHECK_NOTHROW(call(host{&exact}));
+    CHECK(to.memory() != before);
+}

@@ -1,0 +1,163 @@
+#include "policies/replayed_losses.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <mdkv/core/types.hpp>
+
+#include "runner/layers.hpp"
+#include "runner/llama_model.hpp"
+#include "runner/policies.hpp"
+#include "runner/prefill.hpp"
+#include "runner/scratch_memory.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+
+namespace
+{
+
+using support::oracle::matrix;
+
+constexpr runner::model_shape shape{.layers = 1,
+    .embedding                              = 1,
+    .feed_forward                           = 1,
+    .query_heads                            = 4,
+    .kv_heads                               = 2,
+    .key_dim                                = 8,
+    .value_dim                              = 8,
+    .vocabulary                             = 1,
+    .context                                = 1,
+    .rms_epsilon                            = 0,
+    .rope_base                              = 500};
+constexpr std::int64_t tokens = 150;
+constexpr std::int64_t past   = 143;
+
+/// One layer of a prompt whose vectors are known before their positions are encoded.
+struct prompt
+{
+    runner::rotary rotation{shape.key_dim, 500.0, {}};
+    std::vector<float> plain;   // queries [tokens, query_heads, D]
+    std::vector<float> queries; // the same, encoded
+    std::vector<float> keys;    // [kv_heads, tokens, D], encoded
+    std::vector<float> values;  // [kv_heads, tokens, D]
+
+    prompt()
+    {
+        support::source random{"replayed losses"};
+        auto const fill = [&](std::vector<float>& all, std::int64_t heads) {
+            all.resize(static_cast<std::size_t>(heads * tokens * 8));
+            for (float& x : all) { x = static_cast<float>(random.normal()); }
+        };
+        fill(plain, shape.query_heads);
+        fill(keys, shape.kv_heads);
+        fill(values, shape.kv_heads);
+        queries = plain;
+        for (std::int64_t t = 0; t < tokens; ++t)
+        {
+            for (std::int64_t h = 0; h < shape.query_heads; ++h) { turn(queries, (t * shape.query_heads + h) * 8, t); }
+            for (std::int64_t h = 0; h < shape.kv_heads; ++h) { turn(keys, (h * tokens + t) * 8, t); }
+        }
+    }
+
+    void turn(std::vector<float>& rows, std::int64_t at, std::int64_t position) const
+    {
+        std::vector<float> table(static_cast<std::size_t>(rotation.table_size()));
+        rotation.angles(position, table.data());
+        rotation.turn(rows.data() + at, table.data());
+    }
+
+    /// Losses, prefill's chunks being of this length.
+    [[nodiscard]] std::vector<float> scored(runner::policy const& chosen, std::int64_t chunk) const
+    {
+        runner::replayed_losses<float> losses;
+        runner::scratch_memory scratch;
+        for (std::int64_t first = 0; first < tokens; first += chunk)
+        {
+            losses.add(chosen, shape, rotation,
+                {.layer      = 0,
+                    .first   = first,
+                    .count   = std::min(chunk, tokens - first),
+                    .tokens  = tokens,
+                    .keys    = keys.data(),
+                    .values  = values.data(),
+                    .queries = queries.data() + first * shape.query_heads * 8},
+                tokens, past, {}, scratch);
+        }
+        return losses.all();
+    }
+};
+
+} // namespace
+
+TEST_CASE(
+    "replayed losses are those of the prompt's queries encoded anew N positions ahead, each seeing its chunk and sinks")
+{
+    prompt const x;
+    for (auto const& [text, power] : {std::pair{"evict[rows=replay+chunk=32]", INFINITY},
+             {"evict[rows=both+chunk=64+over=rms]", 2.0F}, {"evict[rows=replay+chunk=256+over=sum]", 1.0F}})
+    {
+        CAPTURE(text);
+        auto const chosen = runner::parse_policy(text);
+        auto const got    = x.scored(chosen, 512);
+        for (std::int64_t h = 0; h < shape.kv_heads; ++h)
+        {
+            for (std::int64_t first = 0; first < past; first += chosen.chunk)
+            {
+                auto const count = std::min(chosen.chunk, past - first);
+                auto const sinks = std::min<std::int64_t>(first, 4);
+                matrix queries{2 * count, 8}, keys{count + sinks, 8}, values{count, 8};
+                auto const none = matrix{0, 0};
+                for (std::int64_t i = 0; i < count; ++i)
+                {
+                    for (std::int64_t g = 0; g < 2; ++g)
+                    {
+                        std::vector<float> ahead = x.plain;
+                        auto const at            = ((first + i) * shape.query_heads + h * 2 + g) * 8;
+                        x.turn(ahead, at, first + i + tokens);
+                        for (int d = 0; d < 8; ++d)
+                        {
+                            queries(g * count + i, d) =
+                                static_cast<long double>(ahead[static_cast<std::size_t>(at + d)]);
+                        }
+                    }
+                }
+                for (std::int64_t i = 0; i < count + sinks; ++i)
+                {
+                    auto const at = static_cast<std::size_t>((h * tokens + (i < count ? first + i : i - count)) * 8);
+                    for (std::size_t d = 0; d < 8; ++d)
+                    {
+                        auto const c = static_cast<support::oracle::count>(d);
+                        keys(i, c)   = static_cast<long double>(x.keys[at + d]);
+                        if (i < count) { values(i, c) = static_cast<long double>(x.values[at + d]); }
+                    }
+                }
+                auto const want = support::oracle::losses(queries, count, keys, values, none, none, {{0, 0}, {8, 8}},
+                    1 / std::sqrt(8.0L), count + sinks, {.power = static_cast<long double>(power)});
+                double worst    = 0;
+                for (std::int64_t i = 0; i < count; ++i)
+                {
+                    auto const loss    = double{got[static_cast<std::size_t>(h * 2 * past + first + i)]};
+                    auto const exactly = static_cast<double>(want.dropped[static_cast<std::size_t>(i)]);
+                    worst              = std::max(worst, std::abs(loss - exactly) / exactly);
+                    CHECK(got[static_cast<std::size_t>((h * 2 + 1) * past + first + i)] == 0.0F); // kept
+                }
+                CHECK(worst < 2e-5);
+            }
+        }
+    }
+}
+
+TEST_CASE("replayed losses have the same bits however long prefill's chunks are")
+{
+    prompt const x;
+    auto const chosen = runner::parse_policy("best[rows=replay+chunk=32]");
+    auto const want   = x.scored(chosen, 512);
+    CHECK(std::all_of(want.begin(), want.end(), [](float loss) { return loss >= 0; }));
+    for (std::int64_t const chunk : {32, 64, 128}) { CHECK(x.scored(chosen, chunk) == want); }
+}
