@@ -60,10 +60,11 @@ struct message
     char text[1024]  = {};
     std::size_t size = 0;
 
-    [[gnu::cold]] MDKV_OUTLINE void add(char const* piece) noexcept
+    [[gnu::cold]] MDKV_OUTLINE void add(char const* piece, std::size_t length) noexcept
     {
-        for (; *piece != '\0' && size + 1 < sizeof text; ++piece) { text[size++] = *piece; }
+        for (std::size_t i = 0; i < length && size + 1 < sizeof text; ++i) { text[size++] = piece[i]; }
     }
+    [[gnu::cold]] MDKV_OUTLINE void add(char const* piece) noexcept { add(piece, __builtin_strlen(piece)); }
     template <class Number>
     [[gnu::cold]] MDKV_OUTLINE void add_number(Number number) noexcept
     {
@@ -73,19 +74,27 @@ struct message
     }
 };
 
-/// A letter for the type of each piece: a text, a real number, one without a sign, one with.
+/// A text with its length.
+struct text_piece
+{
+    char const* data;
+    std::size_t size;
+};
+
+/// A letter for the type of each piece: std::string or std::string_view, a real number, one without a sign, one with, a text.
 template <class... P>
-inline constexpr char kinds[]{std::is_floating_point_v<P> ? 'f'
-                              : std::is_unsigned_v<P>     ? 'u'
-                              : std::is_integral_v<P>     ? 'i'
-                                                          : 't' ...,
+inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
+                              : std::is_floating_point_v<P> ? 'f'
+                              : std::is_unsigned_v<P>       ? 'u'
+                              : std::is_integral_v<P>       ? 'i'
+                                                            : 't' ...,
     '\0'};
 
 /// A piece as a variadic function takes it.
 template <class Piece>
 [[nodiscard]] constexpr auto argument(Piece const& piece)
 {
-    if constexpr (std::is_class_v<Piece>) { return piece.c_str(); }
+    if constexpr (std::is_class_v<Piece>) { return text_piece{piece.data(), piece.size()}; }
     else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
     else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
     else { return piece; }
@@ -102,6 +111,11 @@ template <class Exception>
         if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(pieces, double))); }
         else if (*kind == 'u') { all.add_number(va_arg(pieces, unsigned long long)); }
         else if (*kind == 'i') { all.add_number(va_arg(pieces, long long)); }
+        else if (*kind == 's')
+        {
+            auto const piece = va_arg(pieces, text_piece);
+            all.add(piece.data, piece.size);
+        }
         else { all.add(va_arg(pieces, char const*)); }
     }
     va_end(pieces);

@@ -211,10 +211,9 @@ struct score_states
     }
 };
 
-/// The total of a token's rows with one row more; a number, or a vector of them. For `euclidean` its root is the norm. A
-/// NaN stays one.
-template <row_norm Over, class V>
-[[nodiscard]] MDKV_HD V with_row(V total, V x) noexcept
+/// The total of a token's rows with one row more. For `euclidean` its root is the norm. A NaN stays one.
+template <row_norm Over>
+[[nodiscard]] MDKV_HD float with_row(float total, float x) noexcept
 {
     if constexpr (Over == row_norm::euclidean) { return total + x * x; }
     else if constexpr (Over == row_norm::maximum) { return (total < x ? x : total) + x * 0.0F; }
@@ -222,8 +221,7 @@ template <row_norm Over, class V>
 }
 
 /// The total of both parts of a token's rows.
-template <class V>
-[[nodiscard]] MDKV_HD V joined_rows(row_norm over, V a, V b) noexcept
+[[nodiscard]] MDKV_HD inline float joined_rows(row_norm over, float a, float b) noexcept
 {
     return over == row_norm::maximum ? with_row<row_norm::maximum>(a, b) : a + b;
 }

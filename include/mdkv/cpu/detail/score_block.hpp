@@ -88,6 +88,12 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
     }
 }
 
+/// `with_row` of score_plan.hpp for vectors, which nvcc keeps out of functions that a device shares.
+inline simd::floats larger_row(simd::floats total, simd::floats x) noexcept
+{
+    return (total < x ? x : total) + x * 0.0F;
+}
+
 /// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'; with
 /// `is_exact` these are P's, and `exact` becomes P.
 inline void add_differences(
@@ -112,16 +118,13 @@ inline void add_differences(
     using enum row_norm;
     if (over == sum) [[likely]]
     {
-        add([](floats a, floats x) { return mdkv::detail::with_row<sum>(a, x); });
+        add([](floats a, floats x) { return a + x; });
     }
     else if (over == euclidean)
     {
-        add([](floats a, floats x) { return mdkv::detail::with_row<euclidean>(a, x); });
+        add([](floats a, floats x) { return a + x * x; });
     }
-    else
-    {
-        add([](floats a, floats x) { return mdkv::detail::with_row<maximum>(a, x); });
-    }
+    else { add(larger_row); }
 }
 
 /// A head's queries in its key basis.
@@ -260,7 +263,7 @@ struct score_block
         if (plan.rotates) { hadamard_rows(slot.rows, count, plan.value_dim, slot.rotated); }
         auto const total = [&](int softmax, index_t i) {
             auto const join = [&](simd::floats a, simd::floats b) {
-                return mdkv::detail::joined_rows(plan.over, a, b);
+                return plan.over == row_norm::maximum ? larger_row(a, b) : a + b;
             };
             return mdkv::detail::norm_of(plan.over, simd::over_lanes(simd::load(slot.sum(softmax, i)), join));
         };
