@@ -86,12 +86,12 @@ template <element T>
 [[nodiscard]] inline ints load_bytes(std::byte const* p) noexcept
 {
 #if defined(__AVX2__) && !defined(__clang__) // which makes several instructions of the expression below
-    char sixteen __attribute__((vector_size(16))){};
-    std::memcpy(&sixteen, p, lanes);
+    using sixteen = char __attribute__((vector_size(16)));
 #    if defined(__AVX512F__)
-    return __builtin_ia32_pmovzxbd512_mask(sixteen, ints{}, 0xffff);
+    return __builtin_ia32_pmovzxbd512_mask(read<sixteen>(p), ints{}, 0xffff);
 #    else
-    return __builtin_ia32_pmovzxbd256(sixteen);
+    using pair = long long __attribute__((vector_size(16))); // not bytes, which would go through memory
+    return __builtin_ia32_pmovzxbd256(bits_as<sixteen>(pair{read<long long>(p), 0}));
 #    endif
 #else
     return __builtin_convertvector(read<bytes>(p), ints);
