@@ -296,6 +296,27 @@ TEST_CASE("tokens in any order lose the same: a sample of neighbours that mislea
     }
 }
 
+TEST_CASE("a sample in which everything fits does not decide: the limit holds")
+{
+    source random{"allocate sample"};
+    for (index_t const apart : {index_t{250}, index_t{254}, index_t{255}, index_t{256}})
+    {
+        layer in = heavy_tailed(random, 1, 40000, {0, 64, 128, 512});
+        for (index_t i = 0; i < in.tokens; ++i)
+        {
+            if (i % apart >= 16) { continue; }
+            for (index_t r = 0; r < in.rungs(); ++r) { in.of(0, r, i) = 0; } // worth no byte
+        }
+        for (index_t const share : {20, 2})
+        {
+            index_t const limit  = in.most() / share;
+            allocation const got = solve(in, {limit}).one();
+            CHECK(got.token_bytes <= limit);
+            CHECK(got.multiplier == doctest::Approx(static_cast<double>(bisect(in, limit).multiplier)).epsilon(1e-6));
+        }
+    }
+}
+
 TEST_CASE("plateaus of any length are filled by head and position")
 {
     for (index_t const tokens : {1, 15, 513, 4096, 5000, 20000})

@@ -74,7 +74,7 @@ struct compress_options
     score_options<B> scoring{};
 
     /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
-    /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens.
+    /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens. `pooling` applies to them, too.
     std::optional<in_view<float, 3, B>> losses = std::nullopt;
 
     non_finite on_non_finite = non_finite::error;

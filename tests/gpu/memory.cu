@@ -1,5 +1,6 @@
 #include <mdkv/gpu/memory.cuh>
 
+#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
 #include "gpu/support/device_packed.hpp"
@@ -7,6 +8,8 @@
 #include <new>
 #include <type_traits>
 #include <utility>
+
+#include "support/host.hpp"
 
 #include <doctest/doctest.h>
 
@@ -41,10 +44,13 @@ TEST_CASE("device bytes go back to the resource they came from, once, also when 
     CHECK(resource.outstanding() == 0);
 }
 
-TEST_CASE("a resource that has nothing left leaves nothing behind")
+TEST_CASE("a resource that has nothing left, and a negative size, leave nothing behind")
 {
     device_resource resource;
     resource.fail_after(0);
     CHECK_THROWS_AS((bytes{1, {nullptr, &resource}}), std::bad_alloc);
+    CHECK(support::error_text<invalid_argument>([&] {
+        bytes const bad{-1, {nullptr, &resource}};
+    }) == "bytes of a backend's memory: size is -1; it must not be negative");
     CHECK(resource.outstanding() == 0);
 }

@@ -1,6 +1,7 @@
 /// \file owned_bytes.hpp: bytes that are given back to the memory they came from.
 #pragma once
 
+#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
 #include <cstddef>
@@ -16,10 +17,12 @@ class owned_bytes
 public:
     owned_bytes() noexcept = default;
 
+    /// \throws invalid_argument   the size is negative
     /// \throws whatever the memory throws
     owned_bytes(index_t size, Memory const& memory)
         : data_{nullptr, give_back{memory, size}}
     {
+        expects(size >= 0, "bytes of a backend's memory: size is ", size, "; it must not be negative");
         if (size > 0) { data_.reset(static_cast<std::byte*>(memory.allocate(static_cast<std::size_t>(size)))); }
     }
 

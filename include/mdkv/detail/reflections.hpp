@@ -22,10 +22,8 @@ struct square_matrix
     index_t stride;
     index_t size;
 
-    [[nodiscard]] MDKV_HD static constexpr index_t padded(index_t n)
-    {
-        return (n + 31) / 32 * 32;
-    } // blocks of any team
+    /// A multiple of any team's blocks.
+    [[nodiscard]] MDKV_HD static constexpr index_t padded(index_t n) { return (n + 31) / 32 * 32; }
     [[nodiscard]] MDKV_HD float* row(index_t i) const { return data + i * stride; }
 };
 

@@ -84,7 +84,7 @@ struct stream_memory
 
 /// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
 /// on another stream must be over by then, or be waited for by that stream. Empty ones ask for nothing.
-/// `device_bytes<R>{size, {stream, &resource}}` throws whatever the resource throws.
+/// `device_bytes<R>{size, {stream, &resource}}` refuses a negative size, and throws whatever the resource throws.
 template <memory_resource Resource>
 using device_bytes = mdkv::detail::owned_bytes<stream_memory<Resource>>;
 

@@ -174,7 +174,7 @@ struct work
     /// Whether there is something to search.
     [[nodiscard]] MDKV_HD bool searches(problem const& p, int level) const noexcept
     {
-        return p.active && !p.over() && (level < piece_level ? p.bins > 1 : spends(p));
+        return p.active && !p.over() && (level < piece_level ? p.bins > 1 || p.guessed : spends(p));
     }
     /// Whether ties and upgrades are given what the multiplier leaves.
     [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
