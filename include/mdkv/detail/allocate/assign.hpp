@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>

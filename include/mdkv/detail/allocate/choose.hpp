@@ -3,6 +3,7 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/team.hpp>
 
