@@ -138,15 +138,27 @@ inline void narrow_to(half* p, floats v) noexcept
     std::memcpy(static_cast<void*>(p), &rounded, sizeof rounded);
 }
 
-/// The larger of each pair; the second where one is NaN. Both compilers make one instruction of it.
+/// The larger of each pair; the second where one is NaN.
 [[nodiscard]] inline floats max(floats a, floats b) noexcept
 {
+#if defined(__AVX512F__) && !defined(__clang__) // g++ makes two instructions of the expression below
+    return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return __builtin_ia32_maxps256(a, b);
+#else
     return a > b ? a : b;
+#endif
 }
 /// The smaller of each pair; the second where one is NaN.
 [[nodiscard]] inline floats min(floats a, floats b) noexcept
 {
+#if defined(__AVX512F__) && !defined(__clang__)
+    return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return __builtin_ia32_minps256(a, b);
+#else
     return a < b ? a : b;
+#endif
 }
 [[nodiscard]] inline floats abs(floats a) noexcept
 {
@@ -211,7 +223,8 @@ template <bool KeepNan = false>
     floats const floor  = broadcast(-126.0F);
     ints const tiny     = x < floor;
     floats const y      = max(x, floor);
-    floats const halved = y + (y < broadcast(0.0F) ? broadcast(-0.5F) : broadcast(0.5F));
+    ints const half     = (bits_as<ints>(y) & ~0x7fffffff) | bits_as<ints>(broadcast(0.5F)); // of the sign of y
+    floats const halved = y + bits_as<floats>(half);
     ints const whole    = __builtin_convertvector(halved, ints);
     floats const f      = (KeepNan ? x : y) - __builtin_convertvector(whole, floats);
     floats p            = broadcast(1.535335905e-04F);
@@ -221,7 +234,11 @@ template <bool KeepNan = false>
     p                   = p * f + broadcast(2.402264774e-01F);
     p                   = p * f + broadcast(6.931471825e-01F);
     p                   = p * f + broadcast(1.0F);
+#if defined(__AVX512F__)
+    p = __builtin_ia32_scalefps512_mask(p, __builtin_convertvector(whole, floats), p, -1, 4);
+#else
     p *= bits_as<floats>((whole + 127) << 23);
+#endif
     return tiny ? broadcast(0.0F) : p;
 }
 
