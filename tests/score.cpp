@@ -270,6 +270,69 @@ TEST_CASE("a log-sum-exp that is a NaN, infinite or far too low makes its head's
     }
 }
 
+TEST_CASE("keys elsewhere take their part of every softmax, known by their log-sum-exps alone")
+{
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    for (auto const& [over, rungs] : {std::pair{row_norm::sum, paper_rungs}, {row_norm::maximum, mixed_rungs}})
+    {
+        CAPTURE(rungs.size());
+        layer<float> const x{
+            {.group = 3, .queries = 7, .tokens = 150, .window = 9, .dim = 64, .value_dim = 64, .first_query = 200}};
+        ratio_set const ratios = at_run_time(rungs);
+        // The window's keys are those elsewhere.
+        tensor<float, 2> lse{{x.sizes.heads * 3, 7}};
+        for (index_t h = 0; h < x.sizes.heads * 3; ++h)
+        {
+            for (index_t q = 0; q < 7; ++q)
+            {
+                long double sum = 0;
+                for (index_t w = 0; w < 9; ++w)
+                {
+                    long double logit = 0;
+                    for (index_t d = 0; d < 64; ++d)
+                    {
+                        logit += static_cast<long double>(x.queries.get(h, q, d))
+                                 * static_cast<long double>(x.window_keys.get(h / 3, w, d));
+                    }
+                    sum += std::exp(logit / 8);
+                }
+                lse.set(static_cast<float>(std::log(sum)), h, q);
+            }
+        }
+        auto const none           = in(host{nullptr}, static_cast<float const*>(nullptr), x.sizes.heads, 0, 64);
+        auto const without_window = [&](options choice) {
+            tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), 150}};
+            choice.first_query = 200;
+            choice.over        = over;
+            support::run([&](host const& on) {
+                score(on, x.queries.in(), x.keys.in(), x.values.in(), none, x.key_basis.in(), x.value_basis.in(),
+                    ratios, choice, loss.out());
+            });
+            return loss.elements();
+        };
+        std::vector<float> const want = scored(x, ratios, {.over = over});
+        std::vector<float> const got  = without_window({.lse_elsewhere = lse.in()});
+        worst_error error;
+        for (std::size_t i = 0; i < got.size(); ++i)
+        {
+            auto const dropped = static_cast<long double>(want[i / 150 / rungs.size() * rungs.size() * 150 + i % 150]);
+            error.add(static_cast<long double>(got[i]), static_cast<long double>(want[i]),
+                dropped + static_cast<long double>(want[i]) + 1e-3L, static_cast<std::int64_t>(i));
+        }
+        CAPTURE(error);
+        CHECK(error.within(tolerance));
+        std::vector<float> const alone = without_window({});
+        CHECK(got != alone);
+        for (float const bad : {std::numeric_limits<float>::quiet_NaN(), infinity, 3e38F})
+        {
+            lse.set(bad, 4, 2); // of head 1
+            CHECK(std::isnan(without_window({.lse_elsewhere = lse.in()})[rungs.size() * 150]));
+        }
+        for (index_t i = 0; i < x.sizes.heads * 21; ++i) { lse.set(-infinity, i / 7, i % 7); }
+        CHECK(support::same_bits(without_window({.lse_elsewhere = lse.in()}), alone));
+    }
+}
+
 TEST_CASE("ratio sets of one to sixteen rungs, with and without 0 and 1, are all scored")
 {
     std::vector<rung> sixteen{drop};
@@ -976,6 +1039,8 @@ TEST_CASE("score refuses arguments whose shapes disagree, naming argument, shape
         "value_basis must be [H,Dv,Dv] = [2, 32, 32], its extent 0 is 1");
     refused([&](call& c) { c.output = narrow_loss.out(); }, "loss must be [H,R,N] = [2, 4, 64], its extent 1 is 3");
     refused([&](call& c) { c.choice.lse = lse.in(); }, "options.lse must be [H*G,Q] = [4, 8], its extent 1 is 7");
+    refused([&](call& c) { c.choice.lse_elsewhere = lse.in(); },
+        "options.lse_elsewhere must be [H*G,Q] = [4, 8], its extent 1 is 7");
     refused([&](call& c) { c.choice.query_weights = in(host{}, weights.data(), 7); },
         "options.query_weights must be [Q] = [8], its extent 0 is 7");
     refused([](call& c) { c.queries = shaped(3, 8, 32); },

@@ -45,6 +45,11 @@ struct score_options
     /// which `allocate` reports as non_finite_loss; other wrong values are not noticed. Unset: computed.
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
+    /// [H*G, Q]  the same over keys that each query sees beside those of this call, e.g. tokens kept elsewhere, or a
+    /// replay's own: they stay as they are, and draw their part of every softmax. -infinity stands for none; a value that
+    /// is a NaN or above 1e30 makes its head's losses NaN. `lse`, if given, has them in it.
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
+
     /// [Q]  how much each query counts, the same for every query head: its P and |P' - P| are multiplied by it. >= 0.
     /// Unset: 1. With more queries than the window's, lets the question weigh more than the text before it.
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
@@ -127,6 +132,10 @@ void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view
     }
     if (options.query_weights) { all.in("options.query_weights", *options.query_weights, {per_head}, "Q"); }
     if (options.lse) { all.in("options.lse", *options.lse, {query_heads, per_head}, "H*G,Q"); }
+    if (options.lse_elsewhere)
+    {
+        all.in("options.lse_elsewhere", *options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
+    }
     all.out("loss", loss, {heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N");
     score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
 }

@@ -48,6 +48,7 @@ struct choice
     float scale                        = 0.0F;
     std::optional<index_t> first_query = std::nullopt;
     tensor<float, 2> const* lse        = nullptr;
+    tensor<float, 2> const* elsewhere  = nullptr;
     tensor<float, 1> const* weights    = nullptr;
     quantisation_loss rule             = quantisation_loss::bound;
     rounding round                     = rounding::exact;
@@ -66,6 +67,7 @@ std::vector<float> on_cpu(layer<T> const& x, std::vector<rung> const& rungs, cho
     auto options        = options_of<cpu::backend>(c);
     options.first_query = c.first_query ? c.first_query : x.sizes.first_query;
     if (c.lse != nullptr) { options.lse = c.lse->in(); }
+    if (c.elsewhere != nullptr) { options.lse_elsewhere = c.elsewhere->in(); }
     if (c.weights != nullptr) { options.query_weights = c.weights->in(); }
     tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), x.sizes.tokens}};
     support::run([&](cpu::backend const& on) {
@@ -88,11 +90,13 @@ std::vector<float> on_gpu(
     tensor<float, 2> const no_lse{{0, 0}};
     tensor<float, 1> const no_weights{{0}};
     device_tensor<float, 2> const lse{c.lse != nullptr ? *c.lse : no_lse};
+    device_tensor<float, 2> const elsewhere{c.elsewhere != nullptr ? *c.elsewhere : no_lse};
     device_tensor<float, 1> const weights{c.weights != nullptr ? *c.weights : no_weights};
     device_tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), x.sizes.tokens}, of_loss};
     auto options        = options_of<gpu::backend>(c);
     options.first_query = c.first_query ? c.first_query : x.sizes.first_query;
     if (c.lse != nullptr) { options.lse = lse.in(); }
+    if (c.elsewhere != nullptr) { options.lse_elsewhere = elsewhere.in(); }
     if (c.weights != nullptr) { options.query_weights = weights.in(); }
     support::run_on_device([&](gpu::backend const& on) {
         score(on, queries.in(), keys.in(), values.in(), window_keys.in(), key_basis.in(), value_basis.in(),
@@ -231,6 +235,7 @@ TEST_CASE(
             for (auto const& rungs : {mixed_rungs, std::vector<rung>{drop, full}})
             {
                 compare(x, rungs, {.lse = given, .weights = &weights, .rule = rule});
+                compare(x, rungs, {.lse = given, .elsewhere = &lse, .rule = rule}); // as if all were there twice
             }
         }
         compare(x, mixed_rungs, {.scale = 0.07F, .rule = rule});

@@ -95,6 +95,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         }
     });
     mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
+        options.lse_elsewhere.value_or(in_view<float, 2, backend>{}),
         options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
     run(on, join, heads * join.per_head());
 

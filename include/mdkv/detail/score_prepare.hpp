@@ -93,8 +93,9 @@ struct score_join
     static constexpr char const* name = "score_join";
     static constexpr index_t per_item = 256;
 
-    in_view<float, 2, B> lse;     // [H*G, Q]  natural logarithm, or empty
-    in_view<float, 1, B> weights; // [Q]       or empty
+    in_view<float, 2, B> lse;       // [H*G, Q]  natural logarithm, or empty
+    in_view<float, 2, B> elsewhere; // [H*G, Q]  or empty
+    in_view<float, 1, B> weights;   // [Q]       or empty
     score_plan plan;
     score_states states;
 
@@ -119,21 +120,25 @@ private:
     [[nodiscard]] MDKV_HD float joined(index_t head, int softmax, int row) const
     {
         if (row >= plan.query_rows) { return -lowest_logit; } // weighs nothing
+        index_t const of   = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
         int const query    = row % plan.per_head;
         float const weight = weights.empty() ? 0.0F : log2f(weights(query));
         if (softmax == 0 && !lse.empty())
         {
-            float const given = lse(head * (plan.query_rows / plan.per_head) + row / plan.per_head, query);
+            float const given = lse(of, query);
             // An infinite one would make all probabilities 0, and every token free to drop.
             return given > lowest_logit && given < -lowest_logit ? given * log2_e - weight : not_a_number;
         }
-        float largest = lowest_logit;
+        float outside = elsewhere.empty() ? lowest_logit : elsewhere(of, query);
+        if (!(outside < -lowest_logit)) { return not_a_number; }
+        outside       = outside > lowest_logit ? outside * log2_e : lowest_logit;
+        float largest = outside;
         for (index_t part = 0; part < states.parts; ++part)
         {
             float const here = states.largest(head, part, softmax)[row];
             largest          = here > largest ? here : largest;
         }
-        float total = 0;
+        float total = elsewhere.empty() ? 0.0F : exp2f(outside - largest);
         for (index_t part = 0; part < states.parts; ++part)
         {
             float const here = states.largest(head, part, softmax)[row];
