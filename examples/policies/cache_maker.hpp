@@ -18,6 +18,7 @@
 #include "fold_plan.hpp"
 #include "head_scores.hpp"
 #include "layer_cache.hpp"
+#include "model_budget.hpp"
 #include "prompt_layer.hpp"
 
 namespace runner
@@ -43,12 +44,19 @@ public:
     cache_maker(policy chosen, fold_plan const& plan, fold_ledger& ledger);
 
     /// \param shape   of the model's own cache, which budgets refer to; the layer's heads may be query heads
-    /// \param rungs   [heads, past] receives the tokens' rungs, or null
+    /// \param rungs   [heads, past] receives the tokens' rungs, or null; lives until its cache is made
+    /// \return the layer's cache. With one budget for all layers none until the last layer, then those of all, in order
     /// \throws mdkv::invalid_argument   the budget is below the window; rungs are asked of a policy that has none
-    [[nodiscard]] made_cache make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+    [[nodiscard]] std::vector<made_cache> make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
         std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
 
 private:
+    [[nodiscard]] made_cache one_layer(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+        std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
+    [[nodiscard]] std::vector<made_cache> all_layers(mdkv::layer_shape const& shape, std::int64_t tail_tokens,
+        mdkv::cpu::executor_ref executor, scratch_memory& scratch);
+    /// [Q] weights of the queries that score, the last ones of the layer's.
+    [[nodiscard]] std::vector<float> query_weights(prompt_layer<T> const& layer) const;
     [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
     [[nodiscard]] std::vector<float> losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
@@ -61,7 +69,7 @@ private:
     /// \param counts   [heads] past tokens that will stay, for rankings that depend on it
     [[nodiscard]] std::vector<float> ranked(prompt_layer<T> const& layer, std::vector<std::int64_t> const& counts,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
-    static void count_rungs(std::vector<std::uint8_t> const& rungs, mdkv::compress_report& report);
+    static void count_rungs(std::span<std::uint8_t const> rungs, mdkv::compress_report& report);
 
     policy policy_;
     mdkv::budget limit_;
@@ -70,6 +78,8 @@ private:
     fold_ledger* ledger_ = nullptr;     // of caches that fold
     std::optional<head_scores> scores_; // where heads share by them
     std::vector<mdkv::index_t> quotas_; // [layers, heads] bytes, of mixed caches that do
+    model_budget<T> held_;              // of policies with one budget for all layers
+    std::vector<std::uint8_t*> asked_;  // [layers held] where their rungs are to go, or null
 };
 
 } // namespace runner

@@ -79,8 +79,73 @@ cache_maker<T>::cache_maker(policy chosen, fold_plan const& plan, fold_ledger& l
 }
 
 template <mdkv::element T>
-made_cache cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape, std::int64_t tail_tokens,
-    mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+std::vector<made_cache> cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+    std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+{
+    std::vector<made_cache> made;
+    if (!policy_.one_budget())
+    {
+        made.push_back(one_layer(layer, shape, tail_tokens, executor, scratch, rungs));
+        return made;
+    }
+    mdkv::expects(limit_.in_bytes(shape) >= shape.window_bytes(), "policy ", policy_.label, ": ",
+        limit_.in_bytes(shape), " bytes a layer do not hold the window of ", shape.window_bytes());
+    if (interrupt_requested()) { throw interrupted{}; }
+    held_.hold(layer, losses_at_hand(layer, query_weights(layer), executor, scratch), policy_.depth);
+    asked_.push_back(rungs);
+    if (layer.layer + 1 == layer.layers) { made = all_layers(shape, tail_tokens, executor, scratch); }
+    return made;
+}
+
+template <mdkv::element T>
+std::vector<made_cache> cache_maker<T>::all_layers(
+    mdkv::layer_shape const& shape, std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+{
+    auto const layers             = std::ssize(held_.layers());
+    mdkv::allocation const chosen = held_.allocate(executor, scratch, policy_.ratios,
+        mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes},
+        layers * (limit_.in_bytes(shape) - shape.window_bytes()));
+    mdkv::expects(chosen.status != mdkv::allocation_status::non_finite_loss, "policy ", policy_.label,
+        ": a loss is NaN or infinite");
+    mdkv::expects(chosen.status != mdkv::allocation_status::over_limit, "policy ", policy_.label, ": ",
+        limit_.in_bytes(shape), " bytes a layer do not hold every token at its cheapest rung");
+    std::vector<made_cache> made(static_cast<std::size_t>(layers));
+    for (std::size_t i = 0; i < made.size(); ++i)
+    {
+        if (interrupt_requested()) { throw interrupted{}; }
+        prompt_layer<T> const& layer = held_.layers()[i];
+        auto const rungs             = held_.rungs(i);
+        made[i].cache                = std::make_unique<packed_cache<T>>(
+            pack_layer(executor, scratch, layer, policy_.ratios, {}, rungs), layer.group, tail_tokens);
+        made[i].report.shape             = shape;
+        made[i].report.budget_bytes      = limit_.in_bytes(shape);
+        made[i].report.window_bytes      = shape.window_bytes();
+        made[i].report.resident_bytes    = made[i].cache->resident_bytes();
+        made[i].report.full_bytes        = shape.full_bytes();
+        made[i].report.chosen.multiplier = chosen.multiplier;
+        count_rungs(rungs, made[i].report);
+        if (asked_[i] != nullptr) { std::copy(rungs.begin(), rungs.end(), asked_[i]); }
+    }
+    made.back().report.chosen.loss = chosen.loss; // reports of layers are added up
+    made.back().report.chosen.dual = chosen.dual;
+    held_                          = {};
+    asked_.clear();
+    return made;
+}
+
+template <mdkv::element T>
+std::vector<float> cache_maker<T>::query_weights(prompt_layer<T> const& layer) const
+{
+    auto const question = std::max(layer.question, layer.window);
+    auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);
+    std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early));
+    std::fill(weights.end() - std::min(question, rows), weights.end(), 1.0F);
+    return weights;
+}
+
+template <mdkv::element T>
+made_cache cache_maker<T>::one_layer(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+    std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
     std::int64_t const bytes = limit_.in_bytes(shape);
     if (policy_.kind == cache_kind::whole || policy_.kind == cache_kind::mixed)
@@ -160,10 +225,8 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
         limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + heads, mdkv::index_t{0});
     }
     if (interrupt_requested()) { throw interrupted{}; }
-    auto const question = std::max(layer.question, layer.window);
-    auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);       // Q
-    std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early)); // [Q]
-    std::fill(weights.end() - std::min(question, rows), weights.end(), 1.0F);
+    std::vector<float> const weights = query_weights(layer);
+    auto const rows                  = std::ssize(weights);
     made_cache made;
     if (device_ != nullptr)
     {
@@ -196,7 +259,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             .limit   = mdkv::budget::bytes(limit),
             .pooling = policy_.pooling,
             .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
-                .query_weights = in(on, std::as_const(weights).data(), rows),
+                .query_weights = in(on, weights.data(), rows),
                 .quantisation  = policy_.quantisation},
             .layer   = layer.layer,
         };
@@ -218,13 +281,15 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
     return made;
 }
 
-/// Losses [heads, R, past] of policies that replay: pooled, and joined with the window's where both score. Of two kinds
+/// Losses [heads, R, past], pooled: the window's, those of policies that replay, or both, joined. Of two kinds
 /// only the window's are pooled: its few rows point beside what they need, the replayed ones are many.
 template <mdkv::element T>
 std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
     mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
 {
-    mdkv::expects(layer.replayed != nullptr, "policy ", policy_.label, ": nothing has been replayed for it");
+    bool const replays = policy_.rows != scoring_rows::window;
+    mdkv::expects(!replays || layer.replayed != nullptr || layer.past() == 0, "policy ", policy_.label,
+        ": nothing has been replayed for it");
     auto const H    = layer.heads;
     auto const R    = static_cast<std::int64_t>(policy_.ratios.size());
     auto const past = layer.past();
@@ -237,7 +302,7 @@ std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, 
         using mdkv::slice;
         auto const replayed = in(on, layer.replayed, H, R, past);
         auto const shared   = out(on, pooled.data(), H, R, past);
-        if (!policy_.joins())
+        if (replays && !policy_.joins())
         {
             mdkv::pool(on, replayed, policy_.pooling, shared);
             return;
@@ -255,6 +320,7 @@ std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, 
                 .quantisation  = policy_.quantisation},
             window);
         mdkv::pool(on, mdkv::as_input(window), policy_.pooling, shared);
+        if (!replays) { return; }
         mdkv::join(on, replayed, mdkv::as_input(shared), static_cast<float>(policy_.join), window);
     });
     return policy_.joins() ? scored : pooled;
@@ -304,6 +370,7 @@ std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(
             return keep_best(scores, std::vector<std::int64_t>(first, first + layer.heads));
         }
         case sharing::uniform:
+        case sharing::losses: // of mixed ones
             break;
     }
     return keep_best(scores, even);
@@ -340,7 +407,7 @@ std::vector<float> cache_maker<T>::ranked(prompt_layer<T> const& layer, std::vec
 }
 
 template <mdkv::element T>
-void cache_maker<T>::count_rungs(std::vector<std::uint8_t> const& rungs, mdkv::compress_report& report)
+void cache_maker<T>::count_rungs(std::span<std::uint8_t const> rungs, mdkv::compress_report& report)
 {
     for (std::uint8_t const rung : rungs) { ++report.chosen.tokens[rung]; }
 }

@@ -46,7 +46,7 @@ public:
         for (std::int64_t first = chunk.first; first < end; first += chosen.chunk)
         {
             std::int64_t const count = std::min(chosen.chunk, end - first);
-            std::int64_t const sinks = std::min(first, replay_sinks);
+            std::int64_t const sinks = chosen.own ? 0 : std::min(first, replay_sinks); // its own tokens have some
             ahead_.resize(static_cast<std::size_t>(shape.query_heads * count * shape.key_dim));
             scratch.run(executor, [&](mdkv::cpu::backend on) {
                 using mdkv::in;
@@ -63,9 +63,14 @@ public:
                 auto const ahead      = out(on, ahead_.data(), Hq, count, D);
                 auto const none       = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
                 mdkv::advance(on, slice<1>(queries, first - chunk.first, count), tokens, encoding, ahead);
+                mdkv::score_options<mdkv::cpu::backend> options{
+                    .first_query = count + sinks, .quantisation = chosen.quantisation, .over = chosen.over};
+                if (chosen.own)
+                {
+                    options.lse_elsewhere = slice<1>(in(on, chunk.lse, Hq, chunk.count), first - chunk.first, count);
+                }
                 mdkv::score(on, mdkv::as_input(ahead), slice<1>(keys, first, count), slice<1>(values, first, count),
-                    slice<1>(keys, 0, sinks), none, none, chosen.ratios,
-                    {.first_query = count + sinks, .quantisation = chosen.quantisation, .over = chosen.over},
+                    slice<1>(keys, 0, sinks), none, none, chosen.ratios, options,
                     slice<2>(out(on, losses_.data(), H, rungs, past), first, count));
             });
         }

@@ -60,23 +60,16 @@ template <mdkv::element T>
     std::int64_t const whole = (dims.keys + dims.values) * std::int64_t{sizeof(T)}; // bytes of a token as it is
     byte_map map{shape.layers, shape.kv_heads, options.context, whole,
         std::vector<std::int64_t>(static_cast<std::size_t>(shape.layers * shape.kv_heads * options.context), whole)};
+    std::int64_t const past = options.context - std::min(cache.window(), options.context);
+    auto const of_layer     = static_cast<std::size_t>(shape.kv_heads * past);
+    std::vector<std::uint8_t> rungs(static_cast<std::size_t>(shape.layers) * of_layer); // [layers, kv_heads, past]
     scratch_memory scratch;
     progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
     static_cast<void>(prefill<T>(
         run.model(), tokens, queries_to_keep(chosen, common.window, options.context), run.executor(),
         [&](layer_kv<T> const& kv) {
-            std::int64_t const compressible = kv.tokens - std::min(cache.window(), kv.tokens);
-            std::vector<std::uint8_t> rungs(static_cast<std::size_t>(shape.kv_heads * compressible));
-            cache.compress_layer(kv, run.executor(), scratch, rungs.data());
-            for (std::int64_t h = 0; h < shape.kv_heads; ++h)
-            {
-                for (std::int64_t t = 0; t < compressible; ++t)
-                {
-                    std::size_t const rung = rungs[static_cast<std::size_t>(h * compressible + t)];
-                    map.bytes[static_cast<std::size_t>((kv.layer * shape.kv_heads + h) * kv.tokens + t)] =
-                        rung < chosen.ratios.size() ? chosen.ratios.bytes(rung, dims, std::int64_t{sizeof(T)}) : whole;
-                }
-            }
+            cache.compress_layer(
+                kv, run.executor(), scratch, rungs.data() + static_cast<std::size_t>(kv.layer) * of_layer);
         },
         [&](std::int64_t done, std::int64_t total) {
             bar.show(done, total);
@@ -84,6 +77,15 @@ template <mdkv::element T>
             return true;
         },
         [&](layer_chunk<T> const& chunk) { cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); }));
+    for (std::int64_t head = 0; head < shape.layers * shape.kv_heads; ++head)
+    {
+        for (std::int64_t t = 0; t < past; ++t)
+        {
+            std::size_t const rung = rungs[static_cast<std::size_t>(head * past + t)];
+            map.bytes[static_cast<std::size_t>(head * options.context + t)] =
+                rung < chosen.ratios.size() ? chosen.ratios.bytes(rung, dims, std::int64_t{sizeof(T)}) : whole;
+        }
+    }
     return map;
 }
 

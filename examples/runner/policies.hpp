@@ -76,9 +76,10 @@ enum class backend_kind
 enum class sharing
 {
     uniform,
-    pyramid,    // more for early layers
-    adaptive,   // among the heads of a layer, by what they rank
-    head_scores // among all heads, by scores measured beforehand
+    pyramid,     // more for early layers
+    adaptive,    // among the heads of a layer, by what they rank
+    head_scores, // among all heads, by scores measured beforehand
+    losses       // among all heads, by what their tokens lose: one multiplier
 };
 
 /// What is done to a prompt's cache.
@@ -102,7 +103,9 @@ struct policy
     scoring_rows rows                    = scoring_rows::window;
     mdkv::row_norm over                  = mdkv::row_norm::maximum; // of replayed rows
     std::int64_t chunk                   = 256;                     // tokens whose queries see each other's keys only
-    double join                          = 1;                    // weight of the window's losses beside replayed ones
+    bool own                             = false; // rows of a replay see its own tokens, too: those before them
+    double join                          = 1;     // weight of the window's losses beside replayed ones
+    double depth                         = 0;     // e^depth is the weight of the last layer in one budget
     mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
     double beta                          = 0;                    // how uneven pyramid and head_scores are
     double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it
@@ -115,6 +118,8 @@ struct policy
     backend_kind backend = backend_kind::cpu;
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
+    /// Whether all layers share one budget by their losses, and so are made together.
+    [[nodiscard]] bool one_budget() const noexcept { return share == sharing::losses; }
     /// Whether prefill must show its chunks.
     [[nodiscard]] bool replays() const noexcept { return rows == scoring_rows::replay || rows == scoring_rows::both; }
     /// Whether the prompt must be prefilled twice.
@@ -207,8 +212,9 @@ inline void take(policy& p, mdkv::preset const& from)
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries",
-                                                          "early", "rows", "over", "chunk", "join"});
+            p.parameters.insert(
+                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "early",
+                                          "rows", "over", "chunk", "join", "own", "budget", "depth"});
             if (p.name.starts_with("best")) { take(p, mdkv::presets::best); }
             else if (p.name == "evict") { take(p, mdkv::presets::evict); }
             else if (p.name == "paper_literal") { take(p, mdkv::presets::paper_literal); }
@@ -328,6 +334,13 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
             refuse("must divide 512, the tokens of a chunk of prefill");
         }
     }
+    else if (parameter == "own") { p.own = either("yes", "no"); }
+    else if (parameter == "budget")
+    {
+        if (p.share == sharing::head_scores) { refuse("heads share by their scores"); }
+        p.share = either("model", "layer") ? sharing::losses : sharing::uniform;
+    }
+    else if (parameter == "depth") { p.depth = number(-10, 10, "between -10 and 10"); }
     else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
     else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
@@ -367,6 +380,11 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         throw mdkv::invalid_argument{"policy \"" + std::string{text}
                                      + "\": replayed rows score neither projected rungs, whose bases are known at the "
                                        "prompt's end, nor heads=query"};
+    }
+    if (p.one_budget() && p.ratios.any_projected())
+    {
+        throw mdkv::invalid_argument{
+            "policy \"" + std::string{text} + "\": one budget for all layers is for rungs without projections"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

@@ -137,7 +137,7 @@ void sequence_cache<T>::score_replay(
 }
 
 template <mdkv::element T>
-mdkv::compress_report sequence_cache<T>::compress_layer(
+void sequence_cache<T>::compress_layer(
     layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
     auto const start       = std::chrono::steady_clock::now();
@@ -148,10 +148,12 @@ mdkv::compress_report sequence_cache<T>::compress_layer(
             std::min(window(), kv.tokens), {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
         tail_tokens_, executor, scratch, rungs);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    layers_[static_cast<std::size_t>(kv.layer)] = std::move(made.cache);
     full_bytes_ += own.kv_heads * kv.tokens * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
-    reports_.push_back(made.report);
-    return made.report;
+    for (made_cache& one : made)
+    {
+        layers_[reports_.size()] = std::move(one.cache);
+        reports_.push_back(one.report);
+    }
 }
 
 template <mdkv::element T>

@@ -56,10 +56,10 @@ public:
 
     /// Takes one layer from prefill, which may hand over more queries than the window's (see `queries_to_keep`).
     /// \param rungs   [H, N] receives every token's rung of the policy's ratio set, or null; not for policies whose caches
-    ///                are not made of rungs of KV heads
+    ///                are not made of rungs of KV heads. With one budget for all layers when the last one has come
     /// \throws interrupted   after Ctrl-C, and what compress throws
-    mdkv::compress_report compress_layer(layer_kv<T> const& kv, mdkv::cpu::executor_ref executor,
-        scratch_memory& scratch, std::uint8_t* rungs = nullptr);
+    void compress_layer(layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch,
+        std::uint8_t* rungs = nullptr);
 
     /// Appends one token's key [H * D] and value [H * Dv] and attends with its query [Hq * D]; the tail grows as needed.
     void attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,

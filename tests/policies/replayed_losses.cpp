@@ -72,6 +72,12 @@ struct prompt
         rotation.turn(rows.data() + at, table.data());
     }
 
+    /// What prefill says that a query's own tokens add up to.
+    [[nodiscard]] static float lse_of(std::int64_t head, std::int64_t token)
+    {
+        return static_cast<float>(head * 31 + token * 17 % 40) * 0.1F;
+    }
+
     /// Losses, prefill's chunks being of this length.
     [[nodiscard]] std::vector<float> scored(runner::policy const& chosen, std::int64_t chunk) const
     {
@@ -79,14 +85,21 @@ struct prompt
         runner::scratch_memory scratch;
         for (std::int64_t first = 0; first < tokens; first += chunk)
         {
+            std::int64_t const count = std::min(chunk, tokens - first);
+            std::vector<float> lse; // [query_heads, count]
+            for (std::int64_t i = 0; i < shape.query_heads * count; ++i)
+            {
+                lse.push_back(lse_of(i / count, first + i % count));
+            }
             losses.add(chosen, shape, rotation,
                 {.layer      = 0,
                     .first   = first,
-                    .count   = std::min(chunk, tokens - first),
+                    .count   = count,
                     .tokens  = tokens,
                     .keys    = keys.data(),
                     .values  = values.data(),
-                    .queries = queries.data() + first * shape.query_heads * 8},
+                    .queries = queries.data() + first * shape.query_heads * 8,
+                    .lse     = lse.data()},
                 tokens, past, {}, scratch);
         }
         return losses.all();
@@ -153,11 +166,68 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("rows that see a replay's own tokens share their attention with them, and see no sinks")
+{
+    prompt const x;
+    std::int64_t const chunk = 64;
+    auto const got           = x.scored(runner::parse_policy("evict[rows=replay+own=yes+chunk=64]"), 512);
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h)
+    {
+        double worst = 0;
+        for (std::int64_t first = 0; first < past; first += chunk)
+        {
+            auto const count = std::min(chunk, past - first);
+            std::vector<double> largest(static_cast<std::size_t>(count)); // over rows, of P
+            for (std::int64_t row = 0; row < 2 * count; ++row)
+            {
+                std::int64_t const head  = h * 2 + row / count;
+                std::int64_t const token = first + row % count;
+                std::vector<float> ahead = x.plain;
+                auto const at            = (token * shape.query_heads + head) * 8;
+                x.turn(ahead, at, token + tokens);
+                std::vector<double> weights;
+                double sum = std::exp(double{prompt::lse_of(head, token)});
+                for (std::int64_t t = 0; t < count; ++t)
+                {
+                    double logit = 0;
+                    for (std::int64_t d = 0; d < 8; ++d)
+                    {
+                        logit += double{ahead[static_cast<std::size_t>(at + d)]}
+                                 * double{x.keys[static_cast<std::size_t>((h * tokens + first + t) * 8 + d)]};
+                    }
+                    weights.push_back(std::exp(logit / std::sqrt(8.0)));
+                    sum += weights.back();
+                }
+                for (std::size_t t = 0; t < weights.size(); ++t)
+                {
+                    largest[t] = std::max(largest[t], weights[t] / sum);
+                }
+            }
+            for (std::int64_t t = 0; t < count; ++t)
+            {
+                double squared = 0;
+                for (std::int64_t d = 0; d < 8; ++d)
+                {
+                    double const v = double{x.values[static_cast<std::size_t>((h * tokens + first + t) * 8 + d)]};
+                    squared += v * v;
+                }
+                double const want = 2 * largest[static_cast<std::size_t>(t)] * std::sqrt(squared);
+                double const loss = double{got[static_cast<std::size_t>(h * 2 * past + first + t)]};
+                worst             = std::max(worst, std::abs(loss - want) / want);
+            }
+        }
+        CHECK(worst < 2e-5);
+    }
+}
+
 TEST_CASE("replayed losses have the same bits however long prefill's chunks are")
 {
     prompt const x;
-    auto const chosen = runner::parse_policy("best[rows=replay+chunk=32]");
-    auto const want   = x.scored(chosen, 512);
-    CHECK(std::all_of(want.begin(), want.end(), [](float loss) { return loss >= 0; }));
-    for (std::int64_t const chunk : {32, 64, 128}) { CHECK(x.scored(chosen, chunk) == want); }
+    for (char const* const text : {"best[rows=replay+chunk=32]", "best[rows=replay+chunk=32+own=yes]"})
+    {
+        auto const chosen = runner::parse_policy(text);
+        auto const want   = x.scored(chosen, 512);
+        CHECK(std::all_of(want.begin(), want.end(), [](float loss) { return loss >= 0; }));
+        for (std::int64_t const chunk : {32, 64, 128}) { CHECK(x.scored(chosen, chunk) == want); }
+    }
 }

@@ -97,6 +97,13 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(replayed.over == mdkv::row_norm::euclidean);
     CHECK(replayed.chunk == 128);
     CHECK(replayed.join == 2);
+    CHECK(!replayed.own);
+    CHECK(!replayed.one_budget());
+    auto const shared = runner::parse_policy("best[rows=both+own=yes+budget=model+depth=-0.5]");
+    CHECK(shared.own);
+    CHECK(shared.one_budget());
+    CHECK(shared.depth == -0.5);
+    CHECK(!shared.runs_on_device());
     CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("adakv[floor=0.5]").floor == 0.5);
     CHECK(runner::parse_policy("snapkv[storage=int4]").stored == mdkv::storage::int4);
@@ -120,6 +127,12 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("paper[rows=both]", "policy \"paper[rows=both]\": replayed rows score neither projected rungs, whose bases "
                                 "are known at the prompt's "
                                 "end, nor heads=query");
+    refuses("best[own=1]", "policy best: own = 1: must be yes or no");
+    refuses("best[budget=all]", "policy best: budget = all: must be model or layer");
+    refuses("best[depth=x]", "policy best: depth = x: must be a number between -10 and 10");
+    refuses("best_h[budget=model]", "policy best_h: budget = model: heads share by their scores");
+    refuses("paper[budget=model]",
+        "policy \"paper[budget=model]\": one budget for all layers is for rungs without projections");
     refuses("tova[heads=all]", "policy tova: heads = all: must be kv or query");
     CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[ratios=1,0]")), mdkv::invalid_argument);
 }

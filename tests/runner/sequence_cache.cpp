@@ -255,6 +255,7 @@ TEST_CASE("policies that replay stay within their bytes, choose other tokens, an
     CHECK(logits("best[rows=both+join=0.1]") != both);
     CHECK(logits("best[rows=both+over=sum]") != both);
     CHECK(logits("best[rows=both+chunk=16]") != both);
+    CHECK(logits("best[rows=both+own=yes]") != both);
 
     runner::sequence_cache<mdkv::half> blind{
         model, runner::parse_policy("best[rows=replay]"), mdkv::budget::kv_size(30), window, 16};
@@ -262,6 +263,76 @@ TEST_CASE("policies that replay stay within their bytes, choose other tokens, an
     auto const load = [&](runner::layer_kv<mdkv::half> const& kv) { blind.compress_layer(kv, {}, scratch); };
     CHECK_THROWS_WITH_AS(static_cast<void>(continue_with<mdkv::half>(model, tokens, 120, load, [](auto, auto...) {})),
         "policy best[rows=replay]: nothing has been replayed for it", mdkv::invalid_argument);
+}
+
+TEST_CASE("one budget for all layers gives them what their tokens are worth, and stays within the bytes of all")
+{
+    support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
+    auto const model         = runner::llama_model::load(llama.writer().file());
+    auto const tokens        = text(130, model.shape().vocabulary);
+    constexpr std::int64_t N = 120 - window;
+    struct outcome
+    {
+        std::vector<std::uint8_t> rungs; // [layers, kv_heads, N]
+        std::vector<float> logits;
+        std::vector<std::int64_t> bytes; // of each layer
+    };
+    auto const with = [&](char const* name, std::int64_t kv_size) {
+        CAPTURE(name);
+        runner::sequence_cache<float> cache{
+            model, runner::parse_policy(name), mdkv::budget::kv_size(kv_size), window, 16};
+        auto const of_layer = static_cast<std::size_t>(model.shape().kv_heads * N);
+        outcome found{std::vector<std::uint8_t>(3 * of_layer), {}, {}};
+        runner::scratch_memory scratch;
+        found.logits = continue_with<float>(
+            model, tokens, 120,
+            [&](runner::layer_kv<float> const& kv) {
+                CHECK(cache.reports().empty() == (cache.chosen().one_budget() || kv.layer == 0)); // until the last
+                cache.compress_layer(
+                    kv, {}, scratch, found.rungs.data() + static_cast<std::size_t>(kv.layer) * of_layer);
+            },
+            [&](std::int64_t layer, float const* q, float const* k, float const* v, float* out) {
+                cache.attend(layer, q, k, v, out, {});
+            },
+            runner::queries_to_keep(cache.chosen(), window, 120),
+            [&](runner::layer_chunk<float> const& chunk) { cache.score_chunk(chunk, 120, {}, scratch); });
+        std::int64_t used = 0, limit = 0, counted = 0;
+        for (auto const& report : cache.reports())
+        {
+            found.bytes.push_back(report.resident_bytes);
+            used += report.resident_bytes;
+            limit += report.budget_bytes;
+            for (auto const n : report.chosen.tokens) { counted += n; }
+        }
+        CHECK(cache.reports().size() == 3);
+        CHECK(used == cache.resident_bytes());
+        CHECK(used <= limit);
+        CHECK(counted == std::ssize(found.rungs));
+        return found;
+    };
+    for (char const* const name : {"evict[budget=model]", "best[budget=model]", "best[rows=both+budget=model+depth=1]"})
+    {
+        auto const found = with(name, 30);
+        CHECK((found.bytes[0] != found.bytes[1] || found.bytes[1] != found.bytes[2]));
+    }
+    // The later layers count the more, the more of the bytes are theirs.
+    auto const even = with("best[budget=model]", 30);
+    auto const late = with("best[budget=model+depth=6]", 30);
+    CHECK(late.bytes[2] > even.bytes[2]);
+    CHECK(late.bytes[0] < even.bytes[0]);
+    CHECK(late.rungs != even.rungs);
+    // A budget that holds everything leaves nothing to choose.
+    CHECK(with("best[budget=model]", 120).logits == with("best", 120).logits);
+
+    runner::scratch_memory scratch;
+    runner::sequence_cache<float> narrow{
+        model, runner::parse_policy("best[budget=model]"), mdkv::budget::kv_size(window - 1), window, 16};
+    CHECK_THROWS_AS(static_cast<void>(continue_compressed(model, tokens, 120, narrow)), mdkv::invalid_argument);
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::sequence_cache<float>::folding(
+                             model, runner::parse_policy("best[budget=model]"), 1 << 20, 16, window)),
+        "--max-bytes: policy best[budget=model] shares bytes among the heads of all layers; here every layer gets the "
+        "same",
+        mdkv::invalid_argument);
 }
 
 TEST_CASE("a real replay scores by the queries of a second reading, and costs a second prefill")
