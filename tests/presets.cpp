@@ -20,14 +20,23 @@ TEST_CASE("presets differ from the paper's in what their names say")
     CHECK(presets::paper_literal.pooling.width == 1);
     CHECK(presets::paper_literal.charge == projection_charge::always);
     CHECK(presets::evict.ratios[1] == full);
-    for (std::size_t r = 0; r < presets::best.ratios.size(); ++r) { CHECK(!presets::best.ratios[r].projected()); }
+    for (std::size_t r = 0; r < presets::by_window.ratios.size(); ++r)
+    {
+        CHECK(!presets::by_window.ratios[r].projected());
+    }
+    CHECK(!presets::by_window.replays);
+    CHECK(presets::best.replays);
+    CHECK(presets::best.join > 0);
+    CHECK(presets::best.ratios.size() == presets::by_window.ratios.size());
+    CHECK(presets::any_question.replays);
+    CHECK(presets::any_question.join == 0);
 }
 
 TEST_CASE("a preset's options reach compress")
 {
-    auto const options = presets::best.options<cpu::backend>(budget::kv_size(64));
-    CHECK(options.pooling.kind == presets::best.pooling.kind);
-    CHECK(options.pooling.width == presets::best.pooling.width);
+    auto const options = presets::by_window.options<cpu::backend>(budget::kv_size(64));
+    CHECK(options.pooling.kind == presets::by_window.pooling.kind);
+    CHECK(options.pooling.width == presets::by_window.pooling.width);
     CHECK(options.scoring.quantisation == quantisation_loss::value_only);
     CHECK(
         presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);

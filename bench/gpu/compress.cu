@@ -41,7 +41,7 @@ using mdkv::in;
 using mdkv::out;
 
 constexpr auto const& paper  = mdkv::presets::paper;
-constexpr auto const& best   = mdkv::presets::best;
+constexpr auto const& best   = mdkv::presets::by_window;
 constexpr auto rungs         = static_cast<index_t>(paper.ratios.size());
 constexpr mdkv::budget tenth = mdkv::budget::fraction(1, 10);
 

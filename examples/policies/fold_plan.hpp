@@ -72,7 +72,7 @@ template <mdkv::element T>
     std::int64_t max_bytes, std::int64_t every, std::int64_t window, policy const& chosen, model_shape const& shape)
 {
     mdkv::expects(chosen.kind == cache_kind::mixed, "--max-bytes: policy ", chosen.label,
-        " cannot go on compressing while it decodes; those made of rungs can, such as paper and best");
+        " cannot go on compressing while it decodes; those made of rungs can, such as paper and by_window");
     mdkv::expects(chosen.share == sharing::uniform, "--max-bytes: policy ", chosen.label,
         " shares bytes among the heads of all layers; here every layer gets the same");
     mdkv::expects(chosen.ratios.can_drop(), "--max-bytes: policy ", chosen.label, " must be able to drop tokens");

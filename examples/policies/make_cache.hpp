@@ -14,6 +14,7 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/finite.hpp>
 #include <mdkv/join.hpp>
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
@@ -91,6 +92,13 @@ std::vector<made_cache> cache_maker<T>::make(prompt_layer<T> const& layer, mdkv:
     mdkv::expects(limit_.in_bytes(shape) >= shape.window_bytes(), "policy ", policy_.label, ": ",
         limit_.in_bytes(shape), " bytes a layer do not hold the window of ", shape.window_bytes());
     if (interrupt_requested()) { throw interrupted{}; }
+    scratch.run(executor, [&](mdkv::cpu::backend on) {
+        mdkv::expects_finite(
+            on, "keys", mdkv::in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim), layer.layer);
+        mdkv::expects_finite(
+            on, "values", mdkv::in(on, layer.values, layer.heads, layer.tokens, layer.value_dim), layer.layer);
+        return 0;
+    });
     held_.hold(layer, losses_at_hand(layer, query_weights(layer), executor, scratch), policy_.depth);
     asked_.push_back(rungs);
     if (layer.layer + 1 == layer.layers) { made = all_layers(shape, tail_tokens, executor, scratch); }
@@ -115,8 +123,12 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         if (interrupt_requested()) { throw interrupted{}; }
         prompt_layer<T> const& layer = held_.layers()[i];
         auto const rungs             = held_.rungs(i);
-        made[i].cache                = std::make_unique<packed_cache<T>>(
-            pack_layer(executor, scratch, layer, policy_.ratios, {}, rungs), layer.group, tail_tokens);
+        if (device_ != nullptr) { made[i].cache = device_->pack(layer, policy_.ratios, rungs, tail_tokens); }
+        else
+        {
+            made[i].cache = std::make_unique<packed_cache<T>>(
+                pack_layer(executor, scratch, layer, policy_.ratios, {}, rungs), layer.group, tail_tokens);
+        }
         made[i].report.shape             = shape;
         made[i].report.budget_bytes      = limit_.in_bytes(shape);
         made[i].report.window_bytes      = shape.window_bytes();

@@ -61,7 +61,8 @@ struct common_options
         " needs head scores: give --head-scores FILE; mdkv_run head-scores makes one");
     chosen.backend = parse_backend(options.backend);
     mdkv::expects(chosen.backend == backend_kind::cpu || chosen.runs_on_device(), "--backend cuda: policy ",
-        chosen.label, " runs on the CPU only; paper, paper_literal, evict and best run on the device");
+        chosen.label,
+        " runs on the CPU only; paper, paper_literal, evict, by_window, best and any_question run on the device");
     return chosen;
 }
 

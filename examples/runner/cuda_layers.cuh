@@ -196,6 +196,33 @@ public:
             fitted(cache, report.resident_bytes, request.tail_tokens), layer.group, scratch_);
     }
 
+    [[nodiscard]] std::unique_ptr<layer_cache> pack(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
+        std::span<std::uint8_t const> rungs, std::int64_t tail_tokens) override
+    {
+        std::int64_t const H = layer.heads;
+        auto const keys      = scratch_.copied(layer.keys, H * layer.tokens * layer.key_dim);
+        auto const values    = scratch_.copied(layer.values, H * layer.tokens * layer.value_dim);
+        auto const chosen    = scratch_.copied(rungs.data(), std::ssize(rungs));
+        auto const rungs_of  = [&](mdkv::gpu::backend const& on) {
+            return mdkv::in(on, reinterpret_cast<std::uint8_t const*>(chosen.data()), H, layer.past());
+        };
+        mdkv::cache_layout const layout{ratios, H, layer.window, {layer.key_dim, layer.value_dim}};
+        mdkv::index_t arena = 0;
+        scratch_.run([&](mdkv::gpu::backend const& on) { arena = mdkv::packed_bytes<T>(on, rungs_of(on), layout); });
+        packed cache{layout, arena, tail_tokens, scratch_.backend().stream, scratch_.memory()};
+        scratch_.run([&](mdkv::gpu::backend const& on) {
+            auto const all = [&](bytes const& of, std::int64_t dim) {
+                return mdkv::in(on, reinterpret_cast<T const*>(of.data()), H, layer.tokens, dim);
+            };
+            auto const cut  = mdkv::split_window(on, mdkv::in(on, static_cast<T const*>(nullptr), H, 0, layer.key_dim),
+                 all(keys, layer.key_dim), all(values, layer.value_dim), layer.window);
+            auto const none = mdkv::in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+            mdkv::pack(
+                on, cut.keys, cut.values, cut.window_keys, cut.window_values, none, none, rungs_of(on), cache.view());
+        });
+        return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_);
+    }
+
 private:
     using bytes  = typename device_scratch<Resource>::bytes;
     using packed = mdkv::gpu::cache<T, Resource>;

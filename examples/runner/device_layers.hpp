@@ -44,6 +44,11 @@ public:
     ///                                                          for a layer that the budget holds whole
     [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer,
         mdkv::ratio_set const& ratios, device_request const& request, mdkv::compress_report& report) = 0;
+
+    /// The layer with its tokens at rungs chosen elsewhere; returns when it is made.
+    /// \param rungs   [heads, past], in host memory
+    [[nodiscard]] virtual std::unique_ptr<layer_cache> pack(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
+        std::span<std::uint8_t const> rungs, std::int64_t tail_tokens) = 0;
 };
 
 /// \throws mdkv::error   this program was built without CUDA, or no GPU answers

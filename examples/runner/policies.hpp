@@ -133,10 +133,13 @@ struct policy
     {
         return rank == ranking::all_attention || rank == ranking::expected_attention;
     }
-    /// Whether its layers can be made and attended on a GPU: those that go through mdkv::compress, each by itself.
+    /// Whether its layers can be made and attended on a GPU: those that go through mdkv::compress, each by itself, and
+    /// those whose rungs are chosen on the CPU for all layers.
     [[nodiscard]] bool runs_on_device() const noexcept
     {
-        return ((kind == cache_kind::mixed && rows == scoring_rows::window) || whole()) && share == sharing::uniform;
+        return one_budget()
+               || (((kind == cache_kind::mixed && rows == scoring_rows::window) || whole())
+                   && share == sharing::uniform);
     }
     /// Last tokens of a prompt that stay as they are, the window being that of all policies.
     [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept
@@ -159,6 +162,13 @@ inline void take(policy& p, mdkv::preset const& from)
     p.keep         = from.window < from.question ? from.window : 0;
     p.queries      = from.queries > from.question ? from.queries : 0;
     p.early        = double{from.early_weight};
+    p.over         = from.over;
+    p.chunk        = from.chunk;
+    p.own          = from.own;
+    p.depth        = double{from.depth};
+    if (from.replays) { p.rows = from.join > 0 ? scoring_rows::both : scoring_rows::replay; }
+    if (from.join > 0) { p.join = double{from.join}; }
+    if (from.one_budget) { p.share = sharing::losses; }
 }
 
 [[nodiscard]] inline std::vector<policy> all_policies()
@@ -202,10 +212,14 @@ inline void take(policy& p, mdkv::preset const& from)
         {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling, every head paying for projections",
             "arXiv 2603.20616", k::mixed},
         {"evict", "token eviction by MixedDimKV's scores: ratio set 0, 1, no pooling", "arXiv 2603.20616", k::mixed},
-        {"best", "tokens in as many bits as they are worth, adaptive pooling, more queries than the window's",
+        {"by_window", "tokens in as many bits as they are worth, adaptive pooling, more queries than the window's",
             "docs/quality.md", k::mixed},
-        {"best_h", "the same, heads of all layers sharing the budget by measured scores", "docs/quality.md", k::mixed,
-            r::none, s::head_scores, {"beta", "scores"}},
+        {"by_window_h", "the same, heads of all layers sharing the budget by measured scores", "docs/quality.md",
+            k::mixed, r::none, s::head_scores, {"beta", "scores"}},
+        {"best", "as by_window, the prompt's own queries replayed as well; one budget for all layers",
+            "docs/quality.md", k::mixed},
+        {"any_question", "as best, by replayed queries alone: for contexts whose questions come later",
+            "docs/quality.md", k::mixed},
     };
     for (policy& p : all)
     {
@@ -215,7 +229,9 @@ inline void take(policy& p, mdkv::preset const& from)
             p.parameters.insert(
                 p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "early",
                                           "rows", "over", "chunk", "join", "own", "budget", "depth"});
-            if (p.name.starts_with("best")) { take(p, mdkv::presets::best); }
+            if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
+            else if (p.name == "best") { take(p, mdkv::presets::best); }
+            else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
             else if (p.name == "evict") { take(p, mdkv::presets::evict); }
             else if (p.name == "paper_literal") { take(p, mdkv::presets::paper_literal); }
             else { take(p, mdkv::presets::paper); }

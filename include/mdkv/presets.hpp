@@ -7,12 +7,14 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/pool.hpp>
+#include <mdkv/score.hpp>
 
 namespace mdkv
 {
 
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
-/// queries to the layer. A starting point: every member may be changed.
+/// queries to the layer. The members from `replays` on are the caller's work, because compress sees one layer of a whole
+/// prompt (docs/pipeline.md shows how). A starting point: every member may be changed.
 struct preset
 {
     char const* name;
@@ -24,6 +26,14 @@ struct preset
     index_t queries                = 32;   ///< last queries to score with
     index_t question               = 32;   ///< the last of them, of weight 1
     float early_weight             = 1.0F; ///< weight of the earlier ones: score_options::query_weights
+
+    bool replays    = false;               ///< the prompt's own queries, advanced by its length, score, too: advance
+    row_norm over   = row_norm::euclidean; ///< of replayed rows: score_options::over
+    index_t chunk   = 256;                 ///< tokens of which all replayed rows see each other's keys
+    bool own        = false;               ///< they see a replay's own tokens, too: score_options::lse_elsewhere
+    float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
+    bool one_budget = false; ///< allocate serves all layers at once, each one's losses in units of their mean
+    float depth     = 0.0F;  ///< those of the last layer count e^depth times as much as those of the first
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -55,10 +65,19 @@ inline constexpr preset paper_literal{"paper_literal", paper_ratios, {1, pooling
 /// Token eviction by MixedDimKV's scores.
 inline constexpr preset evict{"evict", evict_ratios, {1, pooling::max}};
 
-/// The best in the project's own evaluation (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
+/// The best that one call of compress can do (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
 /// more queries than the question's.
-inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
+inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F};
+
+/// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
+inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, false, 4.0F, true, 1.0F};
+
+/// For contexts whose questions come later (shared prefixes, documents): replayed rows alone. It finds what the window's
+/// queries do not know of, and text that goes on is further from that of the full cache than with `best`.
+inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, true, 0.0F, true, 1.0F};
 
 } // namespace presets
 

@@ -247,10 +247,30 @@ void expects_same(preset const& from, sizes const& s, std::int64_t scoring, budg
     CHECK(memory.outstanding() == 0);
 }
 
-TEST_CASE("the runner's layers on the device attend as its packed caches do, under the policies best and paper")
+TEST_CASE("the runner's layers on the device attend as its packed caches do, under the policies by_window and paper")
 {
-    expects_same<half>(presets::best, {.key_dim = 64, .value_dim = 72}, 16, budget::fraction(1, 4));
+    expects_same<half>(presets::by_window, {.key_dim = 64, .value_dim = 72}, 16, budget::fraction(1, 4));
     expects_same<half>(presets::paper, {.group = 3}, 8, budget::fraction(1, 3));
+}
+
+TEST_CASE("a layer whose rungs were chosen elsewhere attends on the device as on the host")
+{
+    prompt<half> x{{.key_dim = 64, .value_dim = 72}};
+    std::vector<std::uint8_t> rungs(static_cast<std::size_t>(x.layer.heads * x.layer.past()));
+    for (std::size_t i = 0; i < rungs.size(); ++i) { rungs[i] = static_cast<std::uint8_t>(i * 7 % 4); }
+    device_resource memory;
+    {
+        layers_on_device<half> layers{nullptr, memory};
+        runner::scratch_memory scratch;
+        outcome got, want;
+        got.cache  = layers.pack(x.layer, bit_ratios, rungs, 2);
+        want.cache = std::make_unique<runner::packed_cache<half>>(
+            runner::pack_layer(cpu::executor_ref{}, scratch, x.layer, bit_ratios, {}, rungs), x.layer.group, 2);
+        CHECK(got.cache->resident_bytes() == want.cache->resident_bytes());
+        auto const error = difference(x, got, want, 20);
+        CHECK_MESSAGE(error.within(1e-5), error);
+    }
+    CHECK(memory.outstanding() == 0);
 }
 
 TEST_CASE("one device holds the layers of a sequence, and a layer may be whole or a window alone")

@@ -74,9 +74,10 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
     auto const model  = small_model();
     auto const tokens = support::random_tokens(400, model.shape().vocabulary, 1);
     // From prompts that are compressed, stored whole, shorter than the window, and in every storage.
-    for (auto const& [policy, context, bytes] : {std::tuple{"best", 150, 40000}, std::tuple{"best", 20, 40000},
-             std::tuple{"best[ratios=0,1/4:int4,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
-             std::tuple{"paper[charge=always]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
+    for (auto const& [policy, context, bytes] :
+        {std::tuple{"by_window", 150, 40000}, std::tuple{"by_window", 20, 40000},
+            std::tuple{"by_window[ratios=0,1/4:int4,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
+            std::tuple{"paper[charge=always]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
     {
         CAPTURE(policy);
         CAPTURE(context);
@@ -97,7 +98,7 @@ TEST_CASE("where the memory holds all there is, folding changes nothing but the 
     auto const model  = small_model();
     auto const tokens = support::random_tokens(130, model.shape().vocabulary, 2);
     auto folding      = runner::sequence_cache<float>::folding(
-             model, runner::find_policy("best"), std::int64_t{1} << 20, every, window);
+        model, runner::find_policy("by_window"), std::int64_t{1} << 20, every, window);
     runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 100};
     auto const found    = decoded(model, tokens, 40, folding);
     auto const expected = decoded(model, tokens, 40, whole);
@@ -123,15 +124,15 @@ TEST_CASE("memory that cannot be kept to is refused by name, and the least that 
     };
     CHECK(text("snapkv", 100000).find("--max-bytes: policy snapkv cannot") != std::string::npos);
     CHECK(text("full", 100000).find("--max-bytes: policy full cannot") != std::string::npos);
-    CHECK(text("best_h", 100000).find("--max-bytes: policy best_h shares") != std::string::npos);
+    CHECK(text("by_window_h", 100000).find("--max-bytes: policy by_window_h shares") != std::string::npos);
     CHECK(text("paper[ratios=1/4,1]", 100000).find("drop") != std::string::npos);
 
-    std::string const said  = text("best", 1000);
+    std::string const said  = text("by_window", 1000);
     std::string const named = "at least ";
     REQUIRE(said.find(named) != std::string::npos);
     auto const least = std::stoll(said.substr(said.find(named) + named.size()));
-    CHECK(text("best", least - 1) != "threw nothing");
-    auto cache = make("best", least);
+    CHECK(text("by_window", least - 1) != "threw nothing");
+    auto cache = make("by_window", least);
     decoded(model, support::random_tokens(60, model.shape().vocabulary, 3), 30, cache);
     CHECK(cache.folds()->memory.most_bytes() <= least);
     CHECK(cache.folds()->folds == 3 * 2);

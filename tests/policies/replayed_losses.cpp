@@ -223,7 +223,7 @@ TEST_CASE("rows that see a replay's own tokens share their attention with them, 
 TEST_CASE("replayed losses have the same bits however long prefill's chunks are")
 {
     prompt const x;
-    for (char const* const text : {"best[rows=replay+chunk=32]", "best[rows=replay+chunk=32+own=yes]"})
+    for (char const* const text : {"by_window[rows=replay+chunk=32]", "by_window[rows=replay+chunk=32+own=yes]"})
     {
         auto const chosen = runner::parse_policy(text);
         auto const want   = x.scored(chosen, 512);

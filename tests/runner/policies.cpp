@@ -22,7 +22,7 @@ TEST_CASE("every policy is found by its own name, names are different, and all b
         CHECK(!p.keeps.empty());
         CHECK((p.source.empty() == (p.whole() || p.name == "random")));
     }
-    CHECK(names.size() == 21);
+    CHECK(names.size() == 23);
 }
 
 TEST_CASE("an unknown policy is refused with the list of those there are")
@@ -30,7 +30,7 @@ TEST_CASE("an unknown policy is refused with the list of those there are")
     CHECK_THROWS_WITH_AS(static_cast<void>(runner::find_policy("papr")),
         "policy \"papr\" is unknown; there are full, random, streaming, h2o, h2o_decode, snapkv, pyramidkv, adakv, "
         "criticalkv, headkv, keydiff, tova, expected_attention, think, low_rank, paper, paper_h, paper_literal, evict, "
-        "best, best_h",
+        "by_window, by_window_h, best, any_question",
         mdkv::invalid_argument);
 }
 
@@ -44,13 +44,25 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(runner::find_policy("evict").pooling.width == 1);
     CHECK(runner::find_policy("full").whole());
 
+    runner::policy const by_window = runner::find_policy("by_window");
+    CHECK(runner::text_of(by_window.ratios) == "0,1:int4,1:int8,1");
+    CHECK(by_window.pooling.kind == mdkv::pooling::adaptive);
+    CHECK(by_window.kept_window(32) == mdkv::presets::by_window.window);
+    CHECK(by_window.kept_window(4) == 4);
+    CHECK(by_window.queries == mdkv::presets::by_window.queries);
+    CHECK(by_window.rows == runner::scoring_rows::window);
+    CHECK(!by_window.one_budget());
     runner::policy const best = runner::find_policy("best");
-    CHECK(runner::text_of(best.ratios) == "0,1:int4,1:int8,1");
-    CHECK(best.pooling.kind == mdkv::pooling::adaptive);
-    CHECK(best.kept_window(32) == mdkv::presets::best.window);
-    CHECK(best.kept_window(4) == 4);
-    CHECK(best.queries == mdkv::presets::best.queries);
-    CHECK(runner::find_policy("best_h").share == runner::sharing::head_scores);
+    CHECK(best.rows == runner::scoring_rows::both);
+    CHECK(best.join == double{mdkv::presets::best.join});
+    CHECK(best.over == mdkv::row_norm::euclidean);
+    CHECK(best.one_budget());
+    runner::policy const any = runner::find_policy("any_question");
+    CHECK(any.rows == runner::scoring_rows::replay);
+    CHECK(any.own);
+    CHECK(any.one_budget());
+    CHECK(any.depth == 1);
+    CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
     CHECK(runner::find_policy("paper").kept_window(32) == 32);
     CHECK(runner::find_policy("paper").charge == mdkv::projection_charge::by_use);
     CHECK(runner::find_policy("paper_literal").charge == mdkv::projection_charge::always);
@@ -92,18 +104,18 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(mixed.keep == 16);
     CHECK(mixed.queries == 64);
     CHECK(mixed.early == 0.5);
-    auto const replayed = runner::parse_policy("best[rows=both+over=rms+chunk=128+join=2]");
+    auto const replayed = runner::parse_policy("by_window[rows=both+over=rms+chunk=128+join=2]");
     CHECK(replayed.rows == runner::scoring_rows::both);
     CHECK(replayed.over == mdkv::row_norm::euclidean);
     CHECK(replayed.chunk == 128);
     CHECK(replayed.join == 2);
     CHECK(!replayed.own);
     CHECK(!replayed.one_budget());
-    auto const shared = runner::parse_policy("best[rows=both+own=yes+budget=model+depth=-0.5]");
+    auto const shared = runner::parse_policy("by_window[rows=both+own=yes+budget=model+depth=-0.5]");
     CHECK(shared.own);
     CHECK(shared.one_budget());
     CHECK(shared.depth == -0.5);
-    CHECK(!shared.runs_on_device());
+    CHECK(shared.runs_on_device());
     CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("adakv[floor=0.5]").floor == 0.5);
     CHECK(runner::parse_policy("snapkv[storage=int4]").stored == mdkv::storage::int4);
@@ -120,17 +132,17 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("streaming[pool=7]", "policy streaming: pool = 7: unknown parameter; there are heads, sinks, storage");
     refuses("adakv[floor=2]", "policy adakv: floor = 2: must be a number between 0 and 1");
     refuses("adakv[floor=0.2x]", "policy adakv: floor = 0.2x: must be a number between 0 and 1");
-    refuses("best[rows=all]", "policy best: rows = all: must be window, replay, both, real or both_real");
-    refuses("best[over=mean]", "policy best: over = mean: must be sum, rms or max");
-    refuses("best[chunk=96]", "policy best: chunk = 96: must divide 512, the tokens of a chunk of prefill");
-    refuses("best[join=-1]", "policy best: join = -1: must be a number between 0 and 1000000");
+    refuses("by_window[rows=all]", "policy by_window: rows = all: must be window, replay, both, real or both_real");
+    refuses("by_window[over=mean]", "policy by_window: over = mean: must be sum, rms or max");
+    refuses("by_window[chunk=96]", "policy by_window: chunk = 96: must divide 512, the tokens of a chunk of prefill");
+    refuses("by_window[join=-1]", "policy by_window: join = -1: must be a number between 0 and 1000000");
     refuses("paper[rows=both]", "policy \"paper[rows=both]\": replayed rows score neither projected rungs, whose bases "
                                 "are known at the prompt's "
                                 "end, nor heads=query");
-    refuses("best[own=1]", "policy best: own = 1: must be yes or no");
-    refuses("best[budget=all]", "policy best: budget = all: must be model or layer");
-    refuses("best[depth=x]", "policy best: depth = x: must be a number between -10 and 10");
-    refuses("best_h[budget=model]", "policy best_h: budget = model: heads share by their scores");
+    refuses("by_window[own=1]", "policy by_window: own = 1: must be yes or no");
+    refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
+    refuses("by_window[depth=x]", "policy by_window: depth = x: must be a number between -10 and 10");
+    refuses("by_window_h[budget=model]", "policy by_window_h: budget = model: heads share by their scores");
     refuses("paper[budget=model]",
         "policy \"paper[budget=model]\": one budget for all layers is for rungs without projections");
     refuses("tova[heads=all]", "policy tova: heads = all: must be kv or query");
@@ -151,19 +163,21 @@ TEST_CASE("on a device run the policies that go through compress layer by layer,
     runner::common_options common;
     CHECK(runner::chosen_policy("snapkv", common).backend == runner::backend_kind::cpu);
     common.backend = "cuda";
-    for (char const* const text : {"paper", "paper_literal", "evict", "best", "full", "best[heads=query+pool=5]"})
+    for (char const* const text :
+        {"paper", "paper_literal", "evict", "by_window", "full", "by_window[heads=query+pool=5]"})
     {
         CAPTURE(text);
         CHECK(runner::chosen_policy(text, common).backend == runner::backend_kind::cuda);
         CHECK(runner::chosen_policy(text, common).label == text);
     }
-    for (char const* const text :
-        {"snapkv", "h2o_decode", "think", "low_rank", "headkv[scores=x]", "best_h[scores=x]", "best[rows=both]"})
+    for (char const* const text : {"snapkv", "h2o_decode", "think", "low_rank", "headkv[scores=x]",
+             "by_window_h[scores=x]", "by_window[rows=both]"})
     {
         CAPTURE(text);
         CHECK_THROWS_WITH_AS(static_cast<void>(runner::chosen_policy(text, common)),
             ("--backend cuda: policy " + std::string{text}
-                + " runs on the CPU only; paper, paper_literal, evict and best run on the device")
+                + " runs on the CPU only; paper, paper_literal, evict, by_window, best and any_question run on the "
+                  "device")
                 .c_str(),
             mdkv::invalid_argument);
     }
@@ -179,12 +193,12 @@ TEST_CASE("options of all commands change what a policy's text leaves open, wher
     common.pooling            = "adaptive";
     common.ratios             = "0,1:int4,1";
     common.score_queries      = 128;
-    runner::policy const best = runner::chosen_policy("best[pool=5]", common);
+    runner::policy const best = runner::chosen_policy("by_window[pool=5]", common);
     CHECK(best.pooling.width == 5);
     CHECK(best.pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::text_of(best.ratios) == "0,1:int4,1");
     CHECK(best.queries == 128);
-    CHECK(best.label == "best[pool=5+pooling=adaptive+ratios=0,1:int4,1+queries=128]");
+    CHECK(best.label == "by_window[pool=5+pooling=adaptive+ratios=0,1:int4,1+queries=128]");
     CHECK(runner::chosen_policy("random", common).label == "random");
     CHECK_THROWS_AS(static_cast<void>(runner::chosen_policy("paper_h", common)), mdkv::invalid_argument);
 }
