@@ -101,8 +101,8 @@ struct policy
     std::int64_t queries                 = 0; // last queries that score, at least the window's
     double early                         = 1; // what a query before the window's counts
     scoring_rows rows                    = scoring_rows::window;
-    mdkv::row_norm over                  = mdkv::row_norm::maximum; // of replayed rows
-    std::int64_t chunk                   = 256;                     // tokens whose queries see each other's keys only
+    mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
+    std::int64_t chunk                   = 256;                       // tokens whose queries see each other's keys only
     bool own                             = false; // rows of a replay see its own tokens, too: those before them
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget

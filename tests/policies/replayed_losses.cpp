@@ -112,7 +112,7 @@ TEST_CASE(
     "replayed losses are those of the prompt's queries encoded anew N positions ahead, each seeing its chunk and sinks")
 {
     prompt const x;
-    for (auto const& [text, power] : {std::pair{"evict[rows=replay+chunk=32]", INFINITY},
+    for (auto const& [text, power] : {std::pair{"evict[rows=replay+chunk=32+over=max]", INFINITY},
              {"evict[rows=both+chunk=64+over=rms]", 2.0F}, {"evict[rows=replay+chunk=256+over=sum]", 1.0F}})
     {
         CAPTURE(text);
@@ -170,7 +170,7 @@ TEST_CASE("rows that see a replay's own tokens share their attention with them, 
 {
     prompt const x;
     std::int64_t const chunk = 64;
-    auto const got           = x.scored(runner::parse_policy("evict[rows=replay+own=yes+chunk=64]"), 512);
+    auto const got           = x.scored(runner::parse_policy("evict[rows=replay+own=yes+over=max+chunk=64]"), 512);
     for (std::int64_t h = 0; h < shape.kv_heads; ++h)
     {
         double worst = 0;
