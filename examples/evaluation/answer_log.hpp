@@ -80,6 +80,11 @@ struct answer
     }
     add(std::to_string(one.max_new_tokens) + (one.stop_at_newline ? "n" : "") + (one.chat ? "c" : "")
         + (one.min_new_tokens > 0 ? "m" + std::to_string(one.min_new_tokens) : ""));
+    if (!one.next_question.empty())
+    {
+        add(one.next_question);
+        for (std::string const& text : one.next_answers) { add(text); }
+    }
     std::string digits;
     for (int shift = 60; shift >= 0; shift -= 4) { digits += "0123456789abcdef"[(hash >> shift) & 15U]; }
     return digits;

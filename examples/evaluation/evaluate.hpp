@@ -11,11 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <set>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,25 +24,17 @@
 #include "../runner/policies.hpp"
 #include "../runner/prefill.hpp"
 #include "../runner/real_replay.hpp"
-#include "../runner/sampler.hpp"
 #include "../runner/scratch_memory.hpp"
 #include "../runner/sequence_cache.hpp"
 #include "../runner/terminal.hpp"
 #include "../runner/tokenizer.hpp"
+#include "answer_lane.hpp"
 #include "answer_log.hpp"
 #include "layer_prefix.hpp"
 #include "sample.hpp"
 
 namespace runner
 {
-
-/// One policy at one size, asked in one way.
-struct entrant
-{
-    policy chosen;
-    std::int64_t kv_size    = 0; // tokens per KV head; 0 for the whole cache
-    question_place question = question_place::window;
-};
 
 /// Every policy at every size and question place, the full cache first, asked for or not: the others are judged by it.
 [[nodiscard]] inline std::vector<entrant> entrants_of(std::vector<policy> const& policies,
@@ -95,55 +85,11 @@ namespace detail
     return (std::max(live, least) + tile - 1) / tile * tile;
 }
 
-/// One entrant's way through one sample.
-template <mdkv::element T>
-struct lane
+/// The tokens between two answers; none where there is one only.
+[[nodiscard]] inline std::vector<std::int32_t> next_question_of(evaluation_setting const& setting, sample const& one)
 {
-    entrant const* who;
-    sequence_cache<T> cache;
-    std::int64_t position;  // of the next token, be it the question's or the answer's
-    std::int32_t token = 0; // made last, to be fed next
-    std::int64_t made  = 0;
-    bool done          = false;
-    std::string text{};
-};
-
-/// The likeliest token, or, where the answer must go on, the likeliest that does not end it.
-[[nodiscard]] inline std::int32_t chosen_token(
-    std::span<float const> logits, tokenizer const& words, sample const& one, std::int64_t made)
-{
-    std::int32_t const likeliest = greedy_token(logits);
-    auto const ends              = [&](std::int32_t token) {
-        return words.is_end_of_generation(token)
-               || (one.stop_at_newline && words.decode_one(token).find('\n') != std::string_view::npos);
-    };
-    if (made >= one.min_new_tokens || !ends(likeliest)) { return likeliest; }
-    std::vector<float> others{logits.begin(), logits.end()};
-    for (std::size_t token = 0; token < others.size(); ++token)
-    {
-        if (ends(static_cast<std::int32_t>(token))) { others[token] = -std::numeric_limits<float>::infinity(); }
-    }
-    return greedy_token(others);
-}
-
-/// A token the model made: its text, and whether the answer ends with it.
-template <mdkv::element T>
-void take_token(lane<T>& at, std::int32_t token, tokenizer const& words, sample const& one)
-{
-    if (words.is_end_of_generation(token))
-    {
-        at.done = true;
-        return;
-    }
-    std::string_view const piece = words.decode_one(token);
-    if (words.find_control(piece) != token) { at.text += piece; }
-    at.token = token;
-    at.done  = ++at.made >= one.max_new_tokens;
-    if (std::size_t const line = at.text.find('\n'); one.stop_at_newline && line != std::string::npos)
-    {
-        at.text.resize(line);
-        at.done = true;
-    }
+    if (one.next_question.empty()) { return {}; }
+    return encode_next_question(setting.words, one.next_question, one.chat);
 }
 
 /// All entrants of one prefill.
@@ -156,6 +102,7 @@ public:
         , sample_{one}
         , parts_{parts}
         , tokens_{parts.whole()}
+        , next_{next_question_of(setting, one)}
     {}
 
     void enter(entrant const& who)
@@ -163,10 +110,11 @@ public:
         bool const sees   = who.question == question_place::window;
         auto const limit  = who.chosen.whole() ? mdkv::budget::fraction(1, 1) : mdkv::budget::kv_size(who.kv_size);
         auto const behind = sees ? 0 : std::ssize(parts_.question);
-        lanes_.push_back({&who,
-            sequence_cache<T>{
-                setting_.model, who.chosen, limit, setting_.origin.window, behind + sample_.max_new_tokens},
+        auto const fed =
+            behind + sample_.max_new_tokens + (next_.empty() ? 0 : std::ssize(next_) + sample_.max_new_tokens);
+        lanes_.push_back({&who, sequence_cache<T>{setting_.model, who.chosen, limit, setting_.origin.window, fed},
             std::ssize(tokens_) - behind});
+        if (!sees) { lanes_.back().reading.assign(parts_.question.rbegin(), parts_.question.rend()); }
         keep_ = std::max(keep_, behind + queries_to_keep(who.chosen, setting_.origin.window, lanes_.back().position));
     }
 
@@ -204,12 +152,11 @@ public:
             });
         for (lane<T>& at : lanes_)
         {
-            if (at.position == std::ssize(tokens_))
-            {
-                take_token(at, chosen_token(logits, setting_.words, sample_, at.made), setting_.words, sample_);
-            }
+            if (at.reading.empty()) { take(at, logits); }
         }
-        auto const steps = static_cast<double>(std::ssize(parts_.question) + sample_.max_new_tokens);
+        auto const answers = next_.empty() ? 1 : 2;
+        auto const steps =
+            static_cast<double>(std::ssize(parts_.question) + std::ssize(next_) + answers * sample_.max_new_tokens);
         for (double step = 0; step_all(); ++step)
         {
             progress(prefill_share + (1 - prefill_share) * std::min(1.0, step / steps));
@@ -245,6 +192,14 @@ private:
         }
     }
 
+    /// Makes a lane's next token, and lets it read the next question where that token ends the answer to the first one.
+    void take(lane<T>& at, std::span<float const> logits)
+    {
+        std::int32_t const token = chosen_token(logits, setting_.words, sample_, at.made);
+        take_token(at, token, setting_.words, sample_);
+        if (at.done && !next_.empty() && !at.next_asked) { ask_next(at, token, setting_.words, next_); }
+    }
+
     /// One token further for every lane that is not done; false when all are.
     bool step_all()
     {
@@ -263,8 +218,7 @@ private:
         std::vector<std::int64_t> positions;
         for (lane<T>* const at : going)
         {
-            bool const reading = at->position < std::ssize(tokens_);
-            fed.push_back(reading ? tokens_[static_cast<std::size_t>(at->position)] : at->token);
+            fed.push_back(at->reading.empty() ? at->token : at->reading.back());
             positions.push_back(at->position);
         }
         fed.resize(lock_step(going.size()), fed[0]); // what is computed for these is not looked at
@@ -282,10 +236,11 @@ private:
             logits_, space_);
         for (std::size_t i = 0; i < going.size(); ++i)
         {
-            if (++going[i]->position < std::ssize(tokens_)) { continue; } // the question goes on
-            auto const logits = std::span{logits_}.subspan(i * vocabulary, vocabulary);
-            take_token(
-                *going[i], chosen_token(logits, setting_.words, sample_, going[i]->made), setting_.words, sample_);
+            lane<T>& at = *going[i];
+            ++at.position;
+            if (!at.reading.empty()) { at.reading.pop_back(); }
+            if (!at.reading.empty()) { continue; } // the question goes on
+            take(at, std::span{logits_}.subspan(i * vocabulary, vocabulary));
         }
     }
 
@@ -293,6 +248,7 @@ private:
     sample const& sample_;
     prompt_parts const& parts_;
     std::vector<std::int32_t> tokens_; // the whole prompt's
+    std::vector<std::int32_t> next_;   // what comes behind the first of two answers; else empty
     std::int64_t keep_ = 0;            // queries prefill hands over
     std::vector<lane<T>> lanes_;
     layer_prefix<T> prefix_;
@@ -319,18 +275,24 @@ struct open_sample
 inline void expect_fits(evaluation_setting const& setting, sample const& one, prompt_parts const& parts)
 {
     std::string const name = "task " + one.task + ", sample " + one.id + ": ";
-    auto const prompt      = std::ssize(parts.context) + std::ssize(parts.question);
+    auto const next        = std::ssize(next_question_of(setting, one));
+    auto const prompt      = std::ssize(parts.context) + std::ssize(parts.question) + next;
+    auto const made        = one.max_new_tokens * (next > 0 ? 2 : 1);
     auto const limit       = setting.model.shape().context;
     if (one.max_new_tokens < 1)
     {
         throw mdkv::error{name + "max_new_tokens is " + std::to_string(one.max_new_tokens) + ", not at least 1"};
     }
     if (parts.context.empty()) { throw mdkv::error{name + "the context is empty, so there is nothing to compress"}; }
-    if (one.max_new_tokens > limit || prompt > limit - one.max_new_tokens)
+    if (next > 0 && !one.stop_at_newline)
+    {
+        throw mdkv::error{name + "two answers are told apart by lines, but none ends at a line's end"};
+    }
+    if (made > limit || prompt > limit - made)
     {
         throw mdkv::error{
-            name + "a prompt of " + std::to_string(prompt) + " tokens and an answer of up to "
-            + std::to_string(one.max_new_tokens) + " are longer than the model's context of " + std::to_string(limit)
+            name + "a prompt of " + std::to_string(prompt) + " tokens and an answer of up to " + std::to_string(made)
+            + " are longer than the model's context of " + std::to_string(limit)
             + "; make the prompts shorter (--lengths or --max-length), or take a model with more context. "
               "Finished answers are kept"};
     }
@@ -364,7 +326,8 @@ inline void expect_fits(evaluation_setting const& setting, sample const& one, pr
 /// Runs what the log does not have yet, sample by sample, and files every sample's answers as soon as they are there.
 ///
 /// \param title   of the line of progress on standard error
-/// \param score   std::map<std::string, double>(sample const&, std::string const& answer), each from 0 to 100
+/// \param score   std::map<std::string, double>(sample const&, std::string const& answer), each from 0 to 100; of two
+///                questions the answers are one text, a line each
 /// \order  answers do not depend on the executor, on `most_at_once` or on what was finished before
 /// \throws interrupted    after Ctrl-C; what the log has stays
 /// \throws mdkv::error    before anything is run: a sample is longer than the model's context
@@ -398,8 +361,9 @@ void evaluate(evaluation_setting const& setting, std::string const& title, std::
             });
             for (auto const& lane : run.lanes())
             {
-                answers.push_back({key_of(setting, *left.one, left.mark, *lane.who), lane.text,
-                    score(*left.one, lane.text), lane.cache.resident_bytes(), lane.cache.full_bytes(), left.one->about,
+                std::string const text = lane.before + lane.text;
+                answers.push_back({key_of(setting, *left.one, left.mark, *lane.who), text, score(*left.one, text),
+                    lane.cache.resident_bytes(), lane.cache.full_bytes(), left.one->about,
                     lane.cache.compress_seconds() + lane.cache.attend_seconds()});
             }
         }

@@ -82,11 +82,11 @@ struct needle_frame
 }
 
 /// The sandwich, its two questions and the words it is scored by are the public programs'; the number is this program's
-/// own.
+/// own. Of a pair: the sandwich.
 [[nodiscard]] inline needle_texts texts_of(needle_options const& options, std::int64_t length, double depth)
 {
     bool const original = options.form == needle_form::original;
-    if (options.kind == needle_kind::sandwich)
+    if (options.kind != needle_kind::number)
     {
         return {"\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n",
             "eat a sandwich and sit in dolores park on a sunny day.",
@@ -95,6 +95,13 @@ struct needle_frame
     std::string const number = needle_number(options.seed, length, depth, options.digits);
     return {"\nThe secret number of this book is " + number + ".\n", number,
         original ? "What is the secret number of this book?" : "The secret number of this book is: "};
+}
+
+/// The number that follows a pair's sandwich.
+[[nodiscard]] inline needle_texts second_texts_of(needle_options options, std::int64_t length, double depth)
+{
+    options.kind = needle_kind::number;
+    return texts_of(options, length, depth);
 }
 
 /// How many tokens stand around a prompt's texts when it is read: those of the chat form where the prompt goes into one
@@ -127,22 +134,36 @@ struct filled_book
     std::int64_t tokens     = 0; // of the whole prompt when it is read
 };
 
+/// A statement of the book, in tokens without special ones.
+struct hidden_needle
+{
+    std::vector<std::int32_t> tokens;
+    double depth = 0;
+    bool first   = true; // to be asked for
+};
+
 /// Fills the book of one length and depth with more or less of the haystack.
 class book_filler
 {
 public:
     book_filler(tokenizer const& words, std::span<std::int32_t const> haystack, needle_options const& options,
-        needle_texts const& texts, std::string_view question, std::int64_t length, double depth)
+        std::vector<hidden_needle> needles, std::string_view question, std::int64_t length)
         : words_(words)
         , haystack_(haystack)
         , frame_(frame_of(options.form))
-        , needle_(words.encode(texts.needle))
+        , needles_(std::move(needles))
         , length_(length)
-        , depth_(depth)
         , question_(question)
-    {}
+    {
+        std::sort(needles_.begin(), needles_.end(), [](auto const& a, auto const& b) { return a.depth < b.depth; });
+    }
 
-    [[nodiscard]] std::int64_t needle_tokens() const noexcept { return std::ssize(needle_); }
+    [[nodiscard]] std::int64_t needle_tokens() const noexcept
+    {
+        std::int64_t tokens = 0;
+        for (hidden_needle const& one : needles_) { tokens += std::ssize(one.tokens); }
+        return tokens;
+    }
 
     /// Book and needle make `length - buffer` tokens.
     [[nodiscard]] filled_book with_buffer(std::int64_t buffer) const
@@ -202,11 +223,21 @@ private:
         filled_book book;
         book.hay_from    = std::ssize(begin);
         book.hay         = std::ssize(hay);
-        book.needle_at   = needle_position(words_, hay, depth_);
-        auto const at    = static_cast<std::size_t>(book.needle_at);
-        book.context     = std::string(frame_.before_book) + lossy_utf8(words_.decode(hay.first(at)));
-        book.needle_byte = book.context.size();
-        book.context += words_.decode(needle_) + lossy_utf8(words_.decode(hay.subspan(at)));
+        book.context     = std::string(frame_.before_book);
+        std::size_t from = 0;
+        for (hidden_needle const& one : needles_)
+        {
+            auto const at = static_cast<std::size_t>(needle_position(words_, hay, one.depth));
+            book.context += lossy_utf8(words_.decode(hay.subspan(from, at - from)));
+            if (one.first)
+            {
+                book.needle_at   = static_cast<std::int64_t>(at);
+                book.needle_byte = book.context.size();
+            }
+            book.context += words_.decode(one.tokens);
+            from = at;
+        }
+        book.context += lossy_utf8(words_.decode(hay.subspan(from)));
         book.tokens = std::ssize(encode_parts(words_, book.context, question_, "", frame_.chat).whole());
         return book;
     }
@@ -214,36 +245,42 @@ private:
     tokenizer const& words_;
     std::span<std::int32_t const> haystack_;
     needle_frame frame_;
-    std::vector<std::int32_t> needle_; // without special tokens
+    std::vector<hidden_needle> needles_; // in the book's order
     std::int64_t length_;
-    double depth_;
     std::string_view question_;
 };
 
 } // namespace detail
 
-/// One needle in one haystack. The context ends where the book does; the question is all behind it.
+/// One needle in one haystack, or a pair. The context ends where the book does; the question is all behind it.
 ///
 /// \param haystack   at least `length` tokens, from haystack_tokens()
-/// \throws mdkv::invalid_argument   the length leaves nothing of the haystack, the haystack is shorter, or the depth is
-///                                  no percentage
+/// \throws mdkv::invalid_argument   the length leaves nothing of the haystack, the haystack is shorter, the depth is no
+///                                  percentage, or a pair is asked for in HeadKV's form
 [[nodiscard]] inline sample make_needle_sample(tokenizer const& words, std::span<std::int32_t const> haystack,
     needle_options const& options, std::int64_t length, double depth)
 {
     mdkv::expects(length <= std::ssize(haystack), "needle: length is ", length, ", but the haystack has only ",
         std::ssize(haystack), " tokens");
     mdkv::expects(depth >= 0 && depth <= 100, "needle: depth is ", depth, ", not within 0 and 100");
+    bool const pair = options.kind == needle_kind::pair;
+    mdkv::expects(!pair || options.form == needle_form::original,
+        "needle: a pair is asked for in a conversation, and the prompt \"headkv\" is none; take the original one");
     needle_texts const texts = texts_of(options, length, depth);
     needle_frame const frame = frame_of(options.form);
+    std::vector<detail::hidden_needle> needles{{words.encode(texts.needle), depth}};
+    double const second_depth = depth + pair_distance - (depth + pair_distance > 100 ? 100 : 0);
+    needle_texts const second = second_texts_of(options, length, second_depth);
+    if (pair) { needles.push_back({words.encode(second.needle), second_depth, false}); }
     sample out;
     out.task     = "needle";
     out.question = std::string(frame.before_question) + texts.question + std::string(frame.after_question);
-    detail::book_filler const filler(words, haystack, options, texts, out.question, length, depth);
+    detail::book_filler const filler(words, haystack, options, std::move(needles), out.question, length);
     bool const exact         = options.fit == needle_fit::exact;
     detail::filled_book book = exact ? filler.exact() : filler.with_buffer(options.buffer);
 
-    bool const number = options.kind == needle_kind::number;
-    out.id            = text_of(options.form) + (number ? "-number-" : "-") + std::to_string(length) + "-"
+    bool const number = options.kind != needle_kind::sandwich;
+    out.id = text_of(options.form) + "-" + (number ? text_of(options.kind) + "-" : "") + std::to_string(length) + "-"
              + detail::depth_text(depth) + (number ? "-" + std::to_string(options.seed) : "")
              + (number && options.digits != needle_options{}.digits ? "-" + std::to_string(options.digits) : "");
     out.context              = std::move(book.context);
@@ -262,6 +299,13 @@ private:
     {
         out.about["seed"]   = options.seed;
         out.about["digits"] = options.digits;
+    }
+    if (pair)
+    {
+        out.next_question          = second.question + std::string(frame.after_question);
+        out.next_answers           = {second.answer};
+        out.about["second_needle"] = second.needle;
+        out.about["second_depth"]  = second_depth;
     }
     return out;
 }

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -27,7 +28,8 @@ enum class needle_form
 enum class needle_kind
 {
     sandwich, // the public programs'
-    number    // a number, another one in every sample: it can only be read, not guessed
+    number,   // a number, another one in every sample: it can only be read, not guessed
+    pair      // both, the number further on in the book, asked for one after the other
 };
 
 /// How much of the haystack is taken.
@@ -36,6 +38,10 @@ enum class needle_fit
     exact, // as much as makes the whole prompt `length` tokens as it is read, chat form included
     buffer // the public rule: book and needle make `length` less `buffer` tokens, whatever the text around them takes
 };
+
+/// The number of a pair stands so many percent of the book behind the sandwich, counted on from the book's beginning
+/// where it ends.
+inline constexpr double pair_distance = 40;
 
 /// round(linspace(0, 100, count)), halves to even: the public programs' depths are those of 10 (HeadKV) and 35
 /// (original).
@@ -70,6 +76,7 @@ struct needle_options
 
 [[nodiscard]] inline std::string text_of(needle_kind kind)
 {
+    if (kind == needle_kind::pair) { return "pair"; }
     return kind == needle_kind::sandwich ? "sandwich" : "number";
 }
 
@@ -82,12 +89,15 @@ namespace detail
 {
 
 template <class Choice>
-[[nodiscard]] Choice parse_choice(std::string_view what, std::string_view text, Choice first, Choice second)
+[[nodiscard]] Choice parse_choice(std::string_view what, std::string_view text, std::initializer_list<Choice> choices)
 {
-    if (text == text_of(first)) { return first; }
-    if (text == text_of(second)) { return second; }
-    throw mdkv::invalid_argument{std::string{what} + ": \"" + std::string{text} + "\" is unknown; there are "
-                                 + text_of(first) + ", " + text_of(second)};
+    std::string all;
+    for (Choice const one : choices)
+    {
+        if (text == text_of(one)) { return one; }
+        all += (all.empty() ? "" : ", ") + text_of(one);
+    }
+    throw mdkv::invalid_argument{std::string{what} + ": \"" + std::string{text} + "\" is unknown; there are " + all};
 }
 
 } // namespace detail
@@ -95,17 +105,17 @@ template <class Choice>
 /// \throws mdkv::invalid_argument   no such form, kind or fit; the message lists those there are
 [[nodiscard]] inline needle_form parse_needle_form(std::string_view text)
 {
-    return detail::parse_choice("prompt", text, needle_form::original, needle_form::headkv);
+    return detail::parse_choice("prompt", text, {needle_form::original, needle_form::headkv});
 }
 
 [[nodiscard]] inline needle_kind parse_needle_kind(std::string_view text)
 {
-    return detail::parse_choice("needle", text, needle_kind::sandwich, needle_kind::number);
+    return detail::parse_choice("needle", text, {needle_kind::sandwich, needle_kind::number, needle_kind::pair});
 }
 
 [[nodiscard]] inline needle_fit parse_needle_fit(std::string_view text)
 {
-    return detail::parse_choice("fit", text, needle_fit::exact, needle_fit::buffer);
+    return detail::parse_choice("fit", text, {needle_fit::exact, needle_fit::buffer});
 }
 
 inline constexpr std::int64_t longest_needle_prompt = std::int64_t{1} << 24;

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -56,7 +57,10 @@ inline void add_needle_options(CLI::App& command, needle_command& options)
     command.add_option("--depths", options.depths, "percent, comma-separated; ten from 0 to 100 by default");
     command.add_option("--prompt", options.prompt, "original (in the chat form) or headkv (plain)")
         ->capture_default_str();
-    command.add_option("--needle", options.kind, "sandwich (the public one) or number (another one in every sample)")
+    command
+        .add_option("--needle", options.kind,
+            "sandwich (the public one), number (another one in every sample), or pair (both, asked one after the "
+            "other)")
         ->capture_default_str();
     command.add_option("--fit", options.fit, "exact: prompts have these lengths; buffer: the public rule")
         ->capture_default_str();
@@ -83,16 +87,31 @@ namespace detail
     return needles;
 }
 
-/// The sandwich by its words, as the public programs draw it; a number is there or not. ROUGE-1 is of the whole needle, so
-/// that a perfect short answer is below 100.
+/// The sandwich by its words, as the public programs draw it; a number is there or not. ROUGE-1 is of the whole needle,
+/// so that a perfect short answer is below 100. A pair's answers have scores of their own.
 [[nodiscard]] inline std::map<std::string, double> needle_scores(sample const& one, std::string const& text)
 {
     double const rouge = 100 * rouge_1(text, one.about.at("needle").get<std::string>());
+    if (one.about.at("needle_kind") == text_of(needle_kind::pair))
+    {
+        std::string const first  = text.substr(0, text.find('\n'));
+        std::string const second = text.substr(std::min(text.size(), first.size() + 1));
+        return {{"first", 100 * word_recall(first, one.answers.at(0))},
+            {"second", 100 * string_match_all(second, one.next_answers)},
+            {"first_rouge1", 100 * rouge_1(first, one.about.at("needle").get<std::string>())},
+            {"second_rouge1", 100 * rouge_1(second, one.about.at("second_needle").get<std::string>())}};
+    }
     if (one.about.at("needle_kind") == text_of(needle_kind::number))
     {
         return {{"match", 100 * string_match_all(text, one.answers)}, {"rouge1", rouge}};
     }
     return {{"recall", 100 * word_recall(text, one.answers.at(0))}, {"rouge1", rouge}};
+}
+
+[[nodiscard]] inline std::vector<std::string> needle_metrics(needle_kind kind)
+{
+    if (kind == needle_kind::pair) { return {"first", "second", "first_rouge1", "second_rouge1"}; }
+    return {kind == needle_kind::number ? "match" : "recall", "rouge1"};
 }
 
 } // namespace detail
@@ -103,12 +122,11 @@ int run_needle(session& run, common_options const& common, needle_command const&
 {
     constexpr std::size_t most_columns = 12; // of lengths; the heatmaps show more
     needle_options const needles       = detail::needles_of(options);
-    bool const number                  = needles.kind == needle_kind::number;
     evaluation_plan plan;
     plan.title        = "needle";
     plan.make_samples = [&] { return make_needle_samples(run.words(), read_haystack(options.texts), needles); };
     plan.score        = detail::needle_scores;
-    plan.metrics      = {number ? "match" : "recall", "rouge1"};
+    plan.metrics      = detail::needle_metrics(needles.kind);
     if (needles.lengths.size() <= most_columns)
     {
         plan.column = [](sample const& one) { return std::to_string(one.about.at("length").get<std::int64_t>()); };

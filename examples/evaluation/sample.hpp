@@ -21,6 +21,8 @@ struct sample
     std::string answer_prefix;        // what the answer is made to begin with; follows the chat form's header
     std::vector<std::string> answers; // references
     std::vector<std::string> classes; // that an answer may name, for classification
+    std::string next_question{};      // asked of the same cache behind the answer, which ends at a line's end; or empty
+    std::vector<std::string> next_answers{}; // references of that question's answer
     std::int64_t max_new_tokens = 32;
     std::int64_t min_new_tokens = 0; // so many cannot be the end, nor end the line where that ends the answer
     bool stop_at_newline        = false;

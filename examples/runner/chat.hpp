@@ -103,6 +103,17 @@ private:
     marked_tokens out_;
 };
 
+/// A question, and behind it where the answer begins.
+inline void write_chatml_question(chat_writer& out, std::string_view user)
+{
+    out.control("<|im_start|>");
+    out.user_text("user\n", user);
+    out.control("<|im_end|>");
+    out.text("\n");
+    out.control("<|im_start|>");
+    out.text("assistant\n");
+}
+
 inline marked_tokens encode_chatml(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
@@ -118,37 +129,53 @@ inline marked_tokens encode_chatml(
         out.control("<|im_end|>");
         out.text("\n");
     }
-    out.control("<|im_start|>");
-    out.user_text("user\n", user);
-    out.control("<|im_end|>");
-    out.text("\n");
-    out.control("<|im_start|>");
-    out.text("assistant\n");
+    write_chatml_question(out, user);
     return out.take();
+}
+
+inline void write_llama3_header(chat_writer& out, std::string const& role)
+{
+    out.control("<|start_header_id|>");
+    out.text(role);
+    out.control("<|end_header_id|>");
+}
+
+/// A question, and behind it where the answer begins.
+inline void write_llama3_question(chat_writer& out, std::string_view user)
+{
+    write_llama3_header(out, "user");
+    out.user_text("\n\n", trimmed(user));
+    out.control("<|eot_id|>");
+    write_llama3_header(out, "assistant");
+    out.text("\n\n");
 }
 
 inline marked_tokens encode_llama3(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
     chat_writer out(words);
-    auto const header = [&](std::string const& role) {
-        out.control("<|start_header_id|>");
-        out.text(role);
-        out.control("<|end_header_id|>");
-    };
     out.control("<|begin_of_text|>");
     if (system)
     {
-        header("system");
+        write_llama3_header(out, "system");
         out.text("\n\n" + std::string(trimmed(*system)));
         out.control("<|eot_id|>");
     }
-    header("user");
-    out.user_text("\n\n", trimmed(user));
-    out.control("<|eot_id|>");
-    header("assistant");
-    out.text("\n\n");
+    write_llama3_question(out, user);
     return out.take();
+}
+
+/// A question up to where the answer begins, the system text in front of it.
+inline void write_mistral_question(
+    chat_writer& out, tokenizer const& words, std::string const& lead, std::string_view user)
+{
+    if (words.find_control("[INST]") && words.find_control("[/INST]"))
+    {
+        out.control("[INST]");
+        out.user_text(lead, user);
+        out.control("[/INST]");
+    }
+    else { out.user_text("[INST] " + lead, user, " [/INST]"); }
 }
 
 /// As mistral_common encodes it: the system text is the beginning of the question, nothing is trimmed, and [INST] is
@@ -159,13 +186,7 @@ inline marked_tokens encode_mistral(
     chat_writer out(words);
     std::string const lead = system && !system->empty() ? std::string(*system) + "\n\n" : "";
     out.token(words.bos().value());
-    if (words.find_control("[INST]") && words.find_control("[/INST]"))
-    {
-        out.control("[INST]");
-        out.user_text(lead, user);
-        out.control("[/INST]");
-    }
-    else { out.user_text("[INST] " + lead, user, " [/INST]"); }
+    write_mistral_question(out, words, lead, user);
     return out.take();
 }
 
@@ -222,6 +243,35 @@ inline marked_tokens encode_mistral(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
     return detail::encode_chat_marked(words, system, user).ids;
+}
+
+/// What comes behind an answer for the conversation to go on: the end of the answer's turn, which is not among the
+/// answer's tokens, the next question, and where its answer begins. A text comes from outside, as with encode_chat.
+///
+/// \param chat   in the model's form of conversation; a model without a known form, or false: a line of bare text
+[[nodiscard]] inline std::vector<std::int32_t> encode_next_question(
+    tokenizer const& words, std::string_view question, bool chat)
+{
+    detail::chat_writer out(words);
+    switch (chat ? chat_form_of(words) : chat_form::none)
+    {
+        case chat_form::chatml:
+            out.control("<|im_end|>");
+            out.text("\n");
+            detail::write_chatml_question(out, question);
+            break;
+        case chat_form::llama3:
+            out.control("<|eot_id|>");
+            detail::write_llama3_question(out, question);
+            break;
+        case chat_form::mistral:
+            if (words.eos()) { out.token(*words.eos()); }
+            detail::write_mistral_question(out, words, {}, question);
+            break;
+        case chat_form::none:
+            return words.encode_continued("\n" + std::string(question) + "\n");
+    }
+    return out.take().ids;
 }
 
 /// A prompt in two pieces, one after the other.

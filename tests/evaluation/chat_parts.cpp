@@ -92,6 +92,23 @@ TEST_CASE("texts never become control tokens, in whatever part they are")
     }
 }
 
+TEST_CASE("a next question ends the answer's turn and begins the next one's")
+{
+    auto const chat = byte_vocabulary({}, false, "smollm", chatml);
+    CHECK(chat.decode(runner::encode_next_question(chat, "and<|im_end|>? ", true))
+          == "<|im_end|>\n<|im_start|>user\nand<|im_end|>? <|im_end|>\n<|im_start|>assistant\n");
+    ids const next = runner::encode_next_question(chat, "<|im_end|>", true);
+    CHECK(std::ranges::count(next, chat.find_control("<|im_end|>").value()) == 2);
+    auto const trimming = byte_vocabulary({}, false, "smollm", llama3);
+    CHECK(trimming.decode(runner::encode_next_question(trimming, " and? ", true))
+          == "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nand?<|eot_id|>"
+             "<|start_header_id|>assistant<|end_header_id|>\n\n");
+    // Bare text, asked for or for want of a form; no beginning-of-sequence token stands within.
+    auto const bare = byte_vocabulary({}, true, "smollm", {"<bos>"});
+    CHECK(chat.decode(runner::encode_next_question(chat, "and?", false)) == "\nand?\n");
+    CHECK(bare.decode(runner::encode_next_question(bare, "and?", true)) == "\nand?\n");
+}
+
 TEST_CASE("a token across the cut is the question's, so that the tokens are the same wherever the cut is")
 {
     auto const words = byte_vocabulary({"a b"});

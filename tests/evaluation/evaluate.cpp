@@ -247,6 +247,79 @@ TEST_CASE("the full cache answers the same with the question in the window and b
     CHECK(texts.size() > 3); // or the comparison would mean little
 }
 
+TEST_CASE("a second question is read behind the first answer, through the same cache")
+{
+    byte_model const model;
+    auto const entrants = some_entrants();
+    auto const answers  = [&](std::vector<runner::sample> const& samples) {
+        scratch_folder const folder;
+        runner::answer_log log{folder.file("answers.jsonl")};
+        runner::evaluate<float>(model.setting(), "test", samples, entrants, log, length_score);
+        return log.answers();
+    };
+    std::vector<runner::sample> both = some_samples(4);
+    for (runner::sample& one : both)
+    {
+        one.chat            = false;
+        one.stop_at_newline = true;
+        one.next_question   = "and?";
+    }
+    std::size_t compared = 0;
+    for (auto const& [key, given] : answers(both))
+    {
+        std::size_t const line = given.text.find('\n');
+        REQUIRE(line != std::string::npos);
+        CHECK(given.text.find('\n', line + 1) == std::string::npos);
+        std::string const first = given.text.substr(0, line);
+        // As one question that holds the first answer. Shorter answers may have ended in more than one way.
+        if (key.question != "after" || std::ssize(first) < both[0].max_new_tokens || compared >= 8) { continue; }
+        runner::sample one = both[static_cast<std::size_t>(std::stoi(key.id))];
+        one.question += one.answer_prefix + first + "\nand?\n";
+        one.answer_prefix.clear();
+        one.next_question.clear();
+        runner::answer_key alone = key;
+        alone.prompt             = runner::sample_mark(one);
+        auto const expected      = answers({one});
+        CHECK(given.text.substr(line + 1) == expected.at(alone).text);
+        CHECK(given.resident_bytes == expected.at(alone).resident_bytes);
+        ++compared;
+    }
+    CHECK(compared == 8);
+
+    both[0].stop_at_newline = false;
+    CHECK_THROWS_AS(static_cast<void>(answers(both)), mdkv::error);
+    both[0].stop_at_newline = true;
+    both[0].next_question   = std::string(300, 'x');
+    CHECK_THROWS_AS(static_cast<void>(answers(both)), mdkv::error);
+}
+
+TEST_CASE("a lane that goes on reads the answer's last token first, unless that ends a turn")
+{
+    byte_model const model;
+    runner::entrant const who{runner::find_policy("full")};
+    std::vector<std::int32_t> const question = runner::encode_next_question(model.words, "and?", true);
+    auto const read                          = [&](std::vector<std::int32_t> const& answer) {
+        runner::sample one;
+        one.max_new_tokens  = 3;
+        one.stop_at_newline = true;
+        runner::detail::lane<float> at{
+            &who, runner::sequence_cache<float>{model.model, who.chosen, mdkv::budget::fraction(1, 1), 8, 0}, 0};
+        for (std::int32_t const token : answer) { runner::detail::take_token(at, token, model.words, one); }
+        REQUIRE(at.done);
+        runner::detail::ask_next(at, answer.back(), model.words, question);
+        CHECK_FALSE(at.done);
+        CHECK(at.text.empty());
+        CHECK(at.made == 0);
+        CHECK(at.next_asked);
+        std::ranges::reverse(at.reading);
+        return at.before + "|" + model.words.decode(at.reading);
+    };
+    std::string const turn = "<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n";
+    CHECK(read({'a', 'b', model.words.find_control("<|im_end|>").value()}) == "ab\n|" + turn);
+    CHECK(read({'a', 'b', 'c'}) == "abc\n|c" + turn);
+    CHECK(read({'a', '\n'}) == "a\n|\n" + turn);
+}
+
 TEST_CASE("a cache compressed before the question holds fewer tokens, and its budget is that of its size")
 {
     byte_model const model;

@@ -1,6 +1,7 @@
 /// \file needle.cpp: a needle stands where it should, the prompt is as long as asked, and every byte of it is known
 #include "evaluation/needle.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,6 +15,7 @@
 
 #include "evaluation/needle_haystack.hpp"
 #include "evaluation/needle_options.hpp"
+#include "evaluation/run_needle.hpp"
 #include "evaluation/sample.hpp"
 #include "runner/chat.hpp"
 #include "runner/gguf.hpp"
@@ -172,6 +174,77 @@ TEST_CASE("needle: a number is the same for the same seed and place and another 
     CHECK(longer.find_first_not_of("0123456789") == std::string::npos);
 }
 
+TEST_CASE("needle: of a pair the number stands further on, and is asked for behind the first answer")
+{
+    auto const words               = byte_vocabulary({}, false, "smollm", {"<bos>", "<|im_start|>", "<|im_end|>"});
+    runner::needle_options options = asked({700});
+    options.form                   = runner::needle_form::original;
+    options.kind                   = runner::needle_kind::pair;
+    options.depths                 = {0, 30, 60, 60.5, 100};
+    options.seed                   = 7;
+    auto const made                = runner::make_needle_samples(words, prose(40), options);
+    std::vector<double> const second{40, 70, 100, 0.5, 40};
+    options.kind     = runner::needle_kind::sandwich;
+    auto const alone = runner::make_needle_samples(words, prose(40), options);
+    for (std::size_t i = 0; i < made.size(); ++i)
+    {
+        runner::sample const& s = made[i];
+        CAPTURE(s.id);
+        std::string const number = runner::needle_number(7, 700, second[i], 7);
+        std::string const hidden = "\nThe secret number of this book is " + number + ".\n";
+        CHECK(s.question == alone[i].question);
+        CHECK(s.answers == alone[i].answers);
+        CHECK(s.next_question
+              == "What is the secret number of this book? Don't give information outside the document or repeat your "
+                 "findings");
+        CHECK(s.next_answers == std::vector<std::string>{number});
+        CHECK(alone[i].next_question.empty());
+        CHECK(tokens_of(words, s) == 700); // with the first question
+        CHECK(s.about["second_depth"] == second[i]);
+        CHECK(s.about["second_needle"] == hidden);
+        CHECK(s.about["needle_tokens"] == std::ssize(sandwich) + std::ssize(hidden));
+        std::size_t const first = s.about["needle_byte"];
+        std::size_t const other = s.context.find(hidden);
+        REQUIRE(other != std::string::npos);
+        CHECK(s.context.substr(first, sandwich.size()) == sandwich);
+        CHECK((other > first) == (second[i] > options.depths[i]));
+        // Without them the book is the haystack's.
+        std::string book = s.context;
+        book.erase(std::max(first, other), other > first ? hidden.size() : sandwich.size());
+        book.erase(std::min(first, other), other > first ? sandwich.size() : hidden.size());
+        std::string_view const top = runner::frame_of(options.form).before_book;
+        CHECK(book == std::string(top) + prose(40).substr(0, book.size() - top.size()));
+    }
+    CHECK(made[1].id == "original-pair-700-30-7");
+
+    options.kind = runner::needle_kind::pair;
+    options.form = runner::needle_form::headkv;
+    CHECK(message_of([&] { static_cast<void>(runner::make_needle_samples(words, prose(40), options)); })
+          == "needle: a pair is asked for in a conversation, and the prompt \"headkv\" is none; take the original one");
+}
+
+TEST_CASE("needle: each answer of a pair has its own scores")
+{
+    runner::sample one;
+    one.answers       = {"eat a sandwich"};
+    one.next_answers  = {"1234567"};
+    one.about         = {{"needle_kind", "pair"}, {"needle", "to eat a sandwich"}, {"second_needle", "it is 1234567"}};
+    auto const scores = [&](std::string const& text) {
+        auto const all = runner::detail::needle_scores(one, text);
+        REQUIRE(all.size() == 4);
+        for (std::string const& metric : runner::detail::needle_metrics(runner::needle_kind::pair))
+        {
+            CHECK(all.contains(metric));
+        }
+        return std::vector<double>{all.at("first"), all.at("second"), all.at("first_rouge1"), all.at("second_rouge1")};
+    };
+    CHECK(scores("to eat a sandwich\nit is 1234567") == std::vector<double>{100, 100, 100, 100});
+    CHECK(scores("it is 1234567\nto eat a sandwich") == std::vector<double>{0, 0, 0, 0});
+    CHECK(scores("to eat a sandwich\n") == std::vector<double>{100, 0, 100, 0});
+    CHECK(scores("\nit is 1234567") == std::vector<double>{0, 100, 0, 100});
+    CHECK(scores("") == std::vector<double>{0, 0, 0, 0});
+}
+
 TEST_CASE("needle: it stands behind the full stop before its depth")
 {
     // Tokens "." and " ." are full stops; ".." and ".x" are none.
@@ -211,6 +284,7 @@ TEST_CASE("needle: depths and lengths are the public ones")
     CHECK(runner::parse_needle_form("original") == runner::needle_form::original);
     CHECK(runner::parse_needle_form("headkv") == runner::needle_form::headkv);
     CHECK(runner::parse_needle_kind("number") == runner::needle_kind::number);
+    CHECK(runner::parse_needle_kind("pair") == runner::needle_kind::pair);
     CHECK(runner::parse_needle_fit("buffer") == runner::needle_fit::buffer);
 }
 
@@ -238,7 +312,7 @@ TEST_CASE("needle: words that are no option are refused by name")
     CHECK(refused([](std::string_view t) { return runner::parse_needle_form(t); }, "x")
           == "prompt: \"x\" is unknown; there are original, headkv");
     CHECK(refused([](std::string_view t) { return runner::parse_needle_kind(t); }, "x")
-          == "needle: \"x\" is unknown; there are sandwich, number");
+          == "needle: \"x\" is unknown; there are sandwich, number, pair");
     CHECK(refused([](std::string_view t) { return runner::parse_needle_fit(t); }, "x")
           == "fit: \"x\" is unknown; there are exact, buffer");
     CHECK_THROWS_AS(static_cast<void>(runner::even_depths(0)), std::exception);

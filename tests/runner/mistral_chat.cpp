@@ -54,6 +54,8 @@ TEST_CASE("Mistral: a conversation where [INST] is text")
     whole.insert(whole.begin(), 1);
     CHECK(encoded == whole);
     CHECK(made.decode(runner::encode_chat(made, "c", "a")) == "<s> [INST] c\n\na [/INST]");
+    whole[0] = made.eos().value(); // the answer's
+    CHECK(runner::encode_next_question(made, "a b", true) == whole);
 }
 
 TEST_CASE("Mistral: a conversation where [INST] is a control token")
@@ -66,6 +68,7 @@ TEST_CASE("Mistral: a conversation where [INST] is a control token")
     ids const pasted = runner::encode_chat(made, std::nullopt, "a[/INST]");
     CHECK(std::ranges::count(pasted, end) == 1);
     CHECK(made.decode(pasted) == "<s>[INST] a[/INST][/INST]");
+    CHECK(runner::encode_next_question(made, "a", true) == ids{made.eos().value(), begin, made.encode("a")[0], end});
 }
 
 TEST_CASE("Mistral: a prompt in parts is the whole prompt, cut where the context ends")
