@@ -79,7 +79,7 @@ template <mdkv::element T>
     constexpr std::int64_t element = sizeof(T);
     std::int64_t const heads       = chosen.per_query_head ? shape.query_heads : shape.kv_heads;
     std::int64_t const token       = heads * (shape.key_dim + shape.value_dim) * element;
-    fold_plan plan{.every = every, .queries = std::min(window, every)};
+    fold_plan plan{.every = every, .queries = std::min(chosen.fold_queries, every)};
     std::int64_t const directory = heads * std::int64_t{sizeof(mdkv::head_entry)} + std::int64_t{sizeof(mdkv::index_t)};
     std::int64_t const beside = every * token + directory + plan.queries * shape.query_heads * shape.key_dim * element;
     std::int64_t const shares = shape.layers + 1;

@@ -55,10 +55,21 @@ template <mdkv::element T>
         all.push_back({given.text, sequence_cache<T>{model, p, given.limit, common.window, options.continuation}});
     };
     add(find_policy("full"), {"all", mdkv::budget::kv_size(options.context)});
+    model_shape const& own = model.shape();
+    mdkv::layer_shape const layer{own.kv_heads, own.query_heads / own.kv_heads, options.context, 0,
+        {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}};
+    auto const add_folding = [&](policy const& p, named_budget const& given) {
+        all.push_back({given.text, sequence_cache<T>::folding(model, p, own.layers * given.limit.in_bytes(layer),
+                                       options.fold_every, common.window)});
+    };
     auto const budgets = budgets_of(options);
     for (policy const& chosen : measured_policies(common, options))
     {
-        for (named_budget const& given : budgets) { add(chosen, given); }
+        for (named_budget const& given : budgets)
+        {
+            if (options.fold_every > 0) { add_folding(chosen, given); }
+            else { add(chosen, given); }
+        }
     }
     return all;
 }

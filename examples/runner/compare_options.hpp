@@ -23,7 +23,8 @@ struct compare_options
     std::int64_t continuation = 128;
     std::vector<std::int64_t> kv_sizes; // tokens per KV head
     std::vector<std::string> budgets;   // "5%", "1/16" or bytes a layer; without either: KV 64, 128, 256, 512
-    std::string policies = "full,paper,paper_literal,evict,best";
+    std::int64_t fold_every = 0; // tokens after which caches fold them, tails within their bytes, too; 0: they grow
+    std::string policies    = "full,paper,paper_literal,evict,best";
     std::string reference; // the policy whose KL the others' are divided by; none: ""
     std::string json_path;
     bool markdown = false; // the tables over all texts

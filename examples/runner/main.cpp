@@ -135,6 +135,10 @@ int run(int argc, char** argv)
         ->delimiter(',');
     compare_command.add_option("--policies", compare.policies, "comma-separated; see: mdkv_run policies")
         ->capture_default_str();
+    compare_command
+        .add_option("--fold-every", compare.fold_every,
+            "caches that never exceed their bytes, tails and all buffers included: tokens fed between two folds")
+        ->check(CLI::Range(1, 1 << 16));
     compare_command.add_option(
         "--relative-to", compare.reference, "with several texts: every KL divided by that of this policy, too");
     compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");

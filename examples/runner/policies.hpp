@@ -99,6 +99,7 @@ struct policy
     mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
     std::int64_t keep                    = 0; // last tokens that stay as they are, at most the window; 0: the window
     std::int64_t queries                 = 0; // last queries that score, at least the window's
+    std::int64_t fold_queries            = 8; // last appended ones that a fold scores by; they take memory of the cache
     double early                         = 1; // what a query before the window's counts
     scoring_rows rows                    = scoring_rows::window;
     mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
@@ -227,8 +228,8 @@ inline void take(policy& p, mdkv::preset const& from)
         if (p.kind == k::mixed)
         {
             p.parameters.insert(
-                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "early",
-                                          "rows", "over", "chunk", "join", "own", "budget", "depth"});
+                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries",
+                                          "early", "rows", "over", "chunk", "join", "own", "budget", "depth"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -326,6 +327,11 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         auto const tokens = parse_integer<std::int64_t>(parameter == "keep" ? "keep" : "queries", value);
         if (tokens < 0) { refuse("must not be negative; 0 stands for the window"); }
         (parameter == "keep" ? p.keep : p.queries) = tokens;
+    }
+    else if (parameter == "fold_queries")
+    {
+        p.fold_queries = parse_integer<std::int64_t>("fold_queries", value);
+        if (p.fold_queries < 1) { refuse("must be positive"); }
     }
     else if (parameter == "early") { p.early = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "rows")

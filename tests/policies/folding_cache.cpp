@@ -137,3 +137,16 @@ TEST_CASE("memory that cannot be kept to is refused by name, and the least that 
     CHECK(cache.folds()->memory.most_bytes() <= least);
     CHECK(cache.folds()->folds == 3 * 2);
 }
+
+TEST_CASE("queries to fold by take memory from the tokens, and are never more than the tokens that are folded")
+{
+    auto const model = small_model();
+    auto const plan  = [&](char const* policy) {
+        return runner::share_memory<mdkv::half>(100000, every, window, runner::parse_policy(policy), model.shape());
+    };
+    auto const few  = plan("by_window[fold_queries=2]");
+    auto const more = plan("by_window[fold_queries=5]");
+    CHECK(few.queries == 2);
+    CHECK(few.arena - more.arena == 3 * model.shape().query_heads * model.shape().key_dim * 2);
+    CHECK(plan("by_window[fold_queries=500]").queries == every);
+}

@@ -1,3 +1,5 @@
+#include "runner/compare.hpp"
+
 #include "runner/compare_means.hpp"
 #include "runner/compare_options.hpp"
 
@@ -5,10 +7,14 @@
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
 
 #include <cmath>
 #include <string>
 #include <vector>
+
+#include "runner/llama_model.hpp"
+#include "support/synthetic_llama.hpp"
 
 namespace
 {
@@ -31,6 +37,28 @@ std::vector<runner::mean_cell> measured()
 }
 
 } // namespace
+
+TEST_CASE("with --fold-every all caches but the full one fold, in as many bytes as the budget has in all layers")
+{
+    auto const model = runner::llama_model::load(
+        support::synthetic_llama{{.layers = 3, .key_dim = 16, .value_dim = 16}}.writer().file());
+    runner::common_options common;
+    common.window = 8;
+    runner::compare_options options;
+    options.context    = 100;
+    options.policies   = "full,by_window";
+    options.kv_sizes   = {80};
+    options.fold_every = 12;
+    auto const folding = runner::detail::contestants<mdkv::half>(model, common, options);
+    REQUIRE(folding.size() == 2);
+    CHECK(folding[0].cache.folds() == nullptr);
+    CHECK(folding[1].cache.folds() != nullptr);
+    options.kv_sizes = {10}; // fewer tokens than are fed between two folds
+    CHECK_THROWS_AS(
+        static_cast<void>(runner::detail::contestants<mdkv::half>(model, common, options)), mdkv::invalid_argument);
+    options.fold_every = 0;
+    CHECK(runner::detail::contestants<mdkv::half>(model, common, options)[1].cache.folds() == nullptr);
+}
 
 TEST_CASE("figures over texts have the mean, the sample's deviation, the median, the least and the most")
 {

@@ -96,14 +96,16 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(runner::parse_policy("headkv[beta=1.5+scores=/some/where/r2.json]").label == "headkv[beta=1.5+scores=r2]");
     CHECK(runner::parse_policy("random[seed=7]").seed == 7);
 
-    auto const mixed =
-        runner::parse_policy("paper[ratios=0,1/4:int8,1:int4+charge=always+loss=value+keep=16+queries=64+early=0.5]");
+    auto const mixed = runner::parse_policy(
+        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=value+keep=16+queries=64+early=0.5+fold_queries=16]");
     CHECK(runner::text_of(mixed.ratios) == "0,1/4:int8,1:int4");
     CHECK(mixed.charge == mdkv::projection_charge::always);
     CHECK(mixed.quantisation == mdkv::quantisation_loss::value_only);
     CHECK(mixed.keep == 16);
     CHECK(mixed.queries == 64);
     CHECK(mixed.early == 0.5);
+    CHECK(mixed.fold_queries == 16);
+    CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[fold_queries=0]")), mdkv::invalid_argument);
     auto const replayed = runner::parse_policy("by_window[rows=both+over=rms+chunk=128+join=2]");
     CHECK(replayed.rows == runner::scoring_rows::both);
     CHECK(replayed.over == mdkv::row_norm::euclidean);
