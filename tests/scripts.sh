@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the shell scripts promise: setup_clang with a made-up apt, the options of run.sh, and no pipe that fails by SIGPIPE.
+# What the shell scripts promise: setup_clang with a made-up apt, the options of run.sh and ggml.sh, no pipe that fails by SIGPIPE.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=$(mktemp -d)
@@ -75,11 +75,21 @@ check "run.sh refuses an unknown option beside a known one" refused --all everyt
 usage() { [[ $(bash "$root/tests/run.sh" --help) == *'bash tests/run.sh --all '*' passed, '* ]]; }
 check "run.sh says how it is used" usage
 
+# no_ggml FOLDER...: ggml.sh refuses it and says how to get a checkout
+no_ggml() {
+    local code=0 output
+    output=$(bash "$root/bench/peers/ggml.sh" "$@" 2>&1) || code=$?
+    echo "$output"
+    [[ $code == 2 && $output == *'git clone '* ]]
+}
+check "ggml.sh asks for a checkout" no_ggml
+check "ggml.sh refuses a folder without ggml" no_ggml "$folder"
+
 # A reader that leaves early ends the writer with SIGPIPE, and pipefail makes that the pipe's status.
 no_early_reader() {
     ! grep -nE '\| *(grep (-[a-zA-Z]*q|-m|--quiet|--max-count)|head( |$)|sed [^|]*[0-9/;{]q|awk [^|]*exit)' "$@"
 }
-mapfile -t scripts < <(find "$root/examples" "$root/tests" "$root/.ci" \( -name '*.sh' -o -path '*/.ci/run' \) ! -name scripts.sh)
+mapfile -t scripts < <(find "$root/examples" "$root/tests" "$root/bench" "$root/.ci" \( -name '*.sh' -o -path '*/.ci/run' \) ! -name scripts.sh)
 check "no script pipes into what leaves early" no_early_reader "${scripts[@]}"
 for script in "${scripts[@]}"; do
     check "bash reads ${script#"$root"/}" bash -n "$script"

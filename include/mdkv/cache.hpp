@@ -34,10 +34,11 @@ namespace mdkv
 //
 //   quantised     tile by tile, inside a tile group by group (64 coordinates, the last group fewer), and of a group with
 //                 g coordinates:  scales [w] half, minima [w] half, then the codes
-//                   int8 keys    [g, w] bytes         int8 values  [w, g] bytes
-//                   int4 keys    [g', w] bytes        int4 values  [w, g'] bytes     with g' = (g + 1) / 2
-//                 A byte of int4 holds coordinate j of the group in its low half and coordinate g' + j in its high half
-//                 (0 where there is none), so that widening a vector of bytes gives two vectors of neighbours.
+//                 of keys [g / 4, w, 4] bytes, four neighbours of a token together, and of values [w / 4, g, 4], the same
+//                 coordinate of four tokens together: instructions multiply such fours and add their products. The g % 4
+//                 or w % 4 that are left follow as [g % 4, w] and [w % 4, g]. Of int4, g' = (g + 1) / 2 bytes stand for g:
+//                 byte j holds coordinate j of the group in its low half and g' + j in its high half (0 where there is
+//                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
 //                 vector's own coordinates is rotated first (detail/hadamard.hpp): multiplied with the Hadamard matrix
 //                 of its size over the root of that size; a group of another size is not rotated.

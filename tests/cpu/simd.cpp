@@ -86,7 +86,7 @@ TEST_CASE("load and store move floats bit for bit from odd addresses")
     for (std::size_t shift = 0; shift < 4; ++shift) { CHECK(wrong_lanes<float>(bytes, 64, shift) == 0); }
 }
 
-TEST_CASE("bytes become numbers from 0 to 255, and their low halves numbers from 0 to 15")
+TEST_CASE("bytes become numbers from 0 to 255")
 {
     std::vector<std::byte> bytes(256 + 1);
     for (std::size_t i = 0; i < 256; ++i) { bytes[i + 1] = static_cast<std::byte>(i); } // at an odd address
@@ -94,11 +94,34 @@ TEST_CASE("bytes become numbers from 0 to 255, and their low halves numbers from
     {
         auto const codes = simd::load_bytes(bytes.data() + 1 + first);
         auto const whole = simd::to_floats(codes);
-        auto const low   = simd::low_nibbles(codes);
+        for (int lane = 0; lane < simd::lanes; ++lane) { CHECK(static_cast<int>(whole[lane]) == first + lane); }
+    }
+}
+
+TEST_CASE("products of 16-bit numbers are added two by two, and the second bytes of pairs become numbers")
+{
+    support::source random{"simd products"};
+    for (int i = 0; i < 100; ++i)
+    {
+        simd::ints sum{};
+        simd::ints a{};
+        simd::ints b{};
         for (int lane = 0; lane < simd::lanes; ++lane)
         {
-            CHECK(static_cast<int>(whole[lane]) == first + lane);
-            CHECK(static_cast<int>(low[lane]) == (first + lane) % 16);
+            sum[lane] = static_cast<std::int32_t>(random.bits() & 0xFFFFFU);
+            a[lane]   = static_cast<std::int32_t>(random.bits() & 0x00FF00FFU); // codes
+            b[lane]   = static_cast<std::int32_t>(random.bits());
+        }
+        auto const half = [](std::int32_t word, int which) {
+            return int{static_cast<std::int16_t>(static_cast<std::uint32_t>(word) >> (16 * which))};
+        };
+        simd::ints const got  = simd::add_products(sum, a, b);
+        simd::ints const high = simd::high_bytes(b);
+        for (int lane = 0; lane < simd::lanes; ++lane)
+        {
+            CHECK(got[lane] == sum[lane] + half(a[lane], 0) * half(b[lane], 0) + half(a[lane], 1) * half(b[lane], 1));
+            CHECK(half(high[lane], 0) == (half(b[lane], 0) >> 8 & 0xFF));
+            CHECK(half(high[lane], 1) == (half(b[lane], 1) >> 8 & 0xFF));
         }
     }
 }

@@ -201,7 +201,11 @@ struct coded_vector
         for (index_t c = 0; c < g; ++c)
         {
             index_t const b = nibbles ? c % bytes : c;
-            index_t const i = which == side::key ? b * width + in_tile : in_tile * bytes + b;
+            // four bytes of a key together, or a byte of four values; those beyond the last whole four behind them
+            index_t const i = which == side::key ? (
+                                  b < bytes - bytes % 4 ? b / 4 * 4 * width + 4 * in_tile + b % 4 : b * width + in_tile)
+                              : in_tile < width - width % 4 ? in_tile / 4 * 4 * bytes + 4 * b + in_tile % 4
+                                                            : in_tile * bytes + b;
             int const byte  = std::to_integer<int>(codes[i]);
             all.codes.push_back(!nibbles ? byte : c < bytes ? byte % 16 : byte / 16);
         }
@@ -356,6 +360,21 @@ template <class V, class T = std::remove_const_t<V>>
         all.push_back(std::move(whole));
     }
     return all;
+}
+
+/// How far the CPU's products of rounded queries, or weights, and codes may be off, relative to the output: queries and weights have
+/// 16 bits where codes have 8, and 8 bits where codes have 4.
+[[nodiscard]] inline double integer_rounding(mdkv::cache_layout const& layout)
+{
+    double error = 0;
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        double const of_rung = layout.kinds[r] == mdkv::storage::int4   ? 3e-2
+                               : layout.kinds[r] == mdkv::storage::int8 ? 3e-4
+                                                                        : 0.0;
+        error                = std::max(error, of_rung);
+    }
+    return error;
 }
 
 /// Softmax attention of one query by the definition.

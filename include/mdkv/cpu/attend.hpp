@@ -10,6 +10,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/detail/code_kernels.hpp>
 #include <mdkv/cpu/detail/hadamard.hpp>
 #include <mdkv/cpu/detail/logit_kernels.hpp>
 #include <mdkv/cpu/detail/value_kernels.hpp>
@@ -43,6 +44,7 @@ inline constexpr index_t most_parts       = 512;
 /// Tokens attended at a time: their logits and their rows stay in the nearest cache.
 inline constexpr index_t most_block_tokens  = 256;
 inline constexpr index_t most_block_bytes   = index_t{1} << 15;
+inline constexpr index_t most_coded_bytes   = index_t{9} << 12; // have more to finish at a block's end
 inline constexpr index_t least_block_tokens = 64;
 
 /// to = to * by + from * from_by, over n coordinates.
@@ -79,17 +81,19 @@ struct attend_job
     /// A thread's part of the scratch.
     struct room
     {
-        float* logits;   // [G, most_block_tokens]
-        float* q;        // [G, sizes.queries()]
-        float* q_sums;   // [G, groups]: sums over the groups of the run being read
-        std::byte* tile; // of the longest keys or values
+        float* logits;          // [G, most_block_tokens]
+        float* q;               // [G, sizes.queries()]
+        rounded_query* rounded; // [G, groups] of the coded run being read
+        std::byte* tile;        // most_logit_tiles of the longest keys; two of values, and a vector
     };
     [[nodiscard]] room carve(mdkv::detail::carver& memory) const
     {
         index_t const groups = (sizes.keys + quantised_group - 1) / quantised_group;
         return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
-            memory.take<float>(group * groups),
-            memory.take<std::byte>(tile_tokens * std::max(sizes.key_bytes, sizes.value_bytes))};
+            memory.take<rounded_query>(group * groups),
+            memory.take<std::byte>(
+                tile_tokens * std::max(most_logit_tiles * sizes.key_bytes, index_t{2} * sizes.value_bytes)
+                + index_t{sizeof(simd::ints)})};
     }
 
     [[nodiscard]] float* sums_of(index_t part) const { return sums + part * group * sizes.sums(); }
@@ -101,7 +105,7 @@ struct attend_job
         matrix.begin       = cache.arena + offset;
         matrix.coordinates = static_cast<int>(columns);
         matrix.token_bytes = static_cast<int>(columns * index_t{sizeof(T)});
-        block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin}, nullptr);
+        block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin});
     }
 
     /// Scaled queries of head h as floats, in every basis.
@@ -131,27 +135,20 @@ struct attend_job
     void attend_tokens(stored_run const& run, index_t begin, index_t end, room const& mine, index_t part) const
     {
         storage const kind    = run.keys.kind;
-        auto const& values_by = kind == storage::plain  ? values_as<T>
-                                : kind == storage::int8 ? values_as<int8_code>
-                                                        : values_as<int4_codes>;
-        auto const* logits_by = kind == storage::plain  ? logits_as<T>
-                                : kind == storage::int8 ? logits_as<int8_code>
-                                                        : logits_as<int4_codes>;
+        bool const coded      = kind != storage::plain;
+        auto const* logits_by = !coded ? logits_as<T> : kind == storage::int8 ? coded_logits_as<8> : coded_logits_as<4>;
         sum_rows const logits{mine.logits, most_block_tokens};
         sum_rows const to{sums_of(part) + sizes.sums_of(run.basis), sizes.sums()};
         query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
-        index_t block = quantised_block_tokens;
-        if (values_by.coded)
+        if (coded)
         {
-            sum_groups(q.x, q.step, group, run.keys.coordinates, mine.q_sums);
-            q.sums   = mine.q_sums;
-            q.groups = run.keys.groups();
+            (kind == storage::int8 ? &round_queries<8> : &round_queries<4>)(q.x, q.step, group, run.keys.coordinates,
+                mine.rounded);
+            q = {q.x, q.step, mine.rounded, run.keys.groups()};
         }
-        else
-        {
-            block = std::clamp(most_block_bytes / run.token_bytes() / least_block_tokens * least_block_tokens,
-                least_block_tokens, most_block_tokens);
-        }
+        index_t const block = std::clamp(
+            (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
+            least_block_tokens, most_block_tokens);
         std::byte const* const following = run.values.begin + run.tokens * run.values.token_bytes;
         for (index_t t = begin; t < end; t += block)
         {
@@ -165,7 +162,25 @@ struct attend_job
                     soften(logits.x + g * logits.step, tile::round_up(n, tile_tokens), softmax[part * group + g]);
                 if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
             }
-            block_values(values_by, {logits.x, logits.step}, group, run.values, t, n, to, keys, mine.tile);
+            query_rows const weights{logits.x, logits.step};
+            if (!coded) { block_values(values_as<T>, weights, group, run.values, t, n, to, keys); }
+            else
+            {
+                coded_block_values(kind == storage::int8 ? coded_sums_as<8> : coded_sums_as<4>, weights, group,
+                    run.values, t, n, to, keys, mine.tile);
+            }
+        }
+    }
+
+    /// Asks for a head's key projection and for the first keys of its runs, which nothing that was read announced.
+    void ask_for_beginnings(index_t h) const noexcept
+    {
+        head_entry const& entry = cache.heads[h];
+        read_ahead{cache.arena + entry.key_projection}.fetch(sizes.keys * entry.key_columns * index_t{sizeof(T)});
+        for (std::size_t r = 0; r < mdkv::detail::most_runs(cache.layout); ++r)
+        {
+            stored_run const run = mdkv::detail::run_of_head(cache, h, r);
+            read_ahead{run.keys.begin}.fetch(std::min(run.tokens * run.keys.token_bytes, most_block_bytes / 2));
         }
     }
 
@@ -175,6 +190,8 @@ struct attend_job
     {
         std::fill_n(softmax + part * group, group, softmax_state{});
         std::fill_n(sums_of(part), group * sizes.sums(), 0.0F);
+        if (number == 0) { ask_for_beginnings(h); }
+        if (h + 1 < cache.layout.heads && part + 1 == first_part[h + 1]) { ask_for_beginnings(h + 1); }
         load_queries(h, mine.q);
         index_t run_begin = 0;
         for (std::size_t r = 0; r < mdkv::detail::most_runs(cache.layout); ++r)

@@ -98,25 +98,111 @@ template <element T>
 #endif
 }
 
+/// The second byte of each pair, as the pair's number.
+[[nodiscard]] inline ints high_bytes(ints v) noexcept
+{
+    using pairs = std::uint16_t __attribute__((vector_size(4 * lanes)));
+    return bits_as<ints>(bits_as<pairs>(v) >> 8);
+}
+
+/// sum + the products of 16-bit numbers, two by two: lane i grows by a[2i] * b[2i] + a[2i + 1] * b[2i + 1].
+[[nodiscard]] inline ints add_products(ints sum, ints a, ints b) noexcept
+{
+#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__clang__)
+    return bits_as<ints>(__builtin_ia32_vpdpwssd512(sum, a, b));
+#elif defined(__AVX512VNNI__) && defined(__AVX512F__)
+    return __builtin_ia32_vpdpwssd_v16si(sum, a, b);
+#else
+    using pairs = short __attribute__((vector_size(4 * lanes)));
+#    if defined(__AVX512BW__) && defined(__clang__)
+    return sum + bits_as<ints>(__builtin_ia32_pmaddwd512(bits_as<pairs>(a), bits_as<pairs>(b)));
+#    elif defined(__AVX512BW__)
+    return sum + bits_as<ints>(__builtin_ia32_pmaddwd512_mask(bits_as<pairs>(a), bits_as<pairs>(b), sum, 0xffff));
+#    elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + bits_as<ints>(__builtin_ia32_pmaddwd256(bits_as<pairs>(a), bits_as<pairs>(b)));
+#    elif defined(__SSE2__) && !defined(__AVX512F__)
+    return sum + bits_as<ints>(__builtin_ia32_pmaddwd128(bits_as<pairs>(a), bits_as<pairs>(b)));
+#    else
+    return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#    endif
+#endif
+}
+
+/// Sums of products of bytes, two or four to a lane; see add_byte_products.
+#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+using byte_sums = ints;
+[[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
+{
+#    if defined(__AVX512F__) && defined(__clang__)
+    return bits_as<ints>(__builtin_ia32_vpdpbusd512(sum, a, b));
+#    elif defined(__AVX512F__)
+    return __builtin_ia32_vpdpbusd_v16si(sum, a, b);
+#    elif defined(__clang__)
+    return bits_as<ints>(__builtin_ia32_vpdpbusd256(sum, a, b));
+#    else
+    return __builtin_ia32_vpdpbusd_v8si(sum, a, b);
+#    endif
+}
+[[nodiscard]] inline ints widened(byte_sums sum) noexcept
+{
+    return sum;
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+using byte_sums = short __attribute__((vector_size(4 * lanes)));
+/// sum + the products of the bytes of a, from 0 to 255, and of b, from -128 to 127. Widened before they may pass 32767.
+[[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
+{
+    using all = char __attribute__((vector_size(4 * lanes)));
+    return sum + __builtin_ia32_pmaddubsw256(bits_as<all>(a), bits_as<all>(b));
+}
+[[nodiscard]] inline ints widened(byte_sums sum) noexcept
+{
+    return add_products(ints{}, bits_as<ints>(sum), ints{} + 0x00010001);
+}
+#else
+using byte_sums = ints;
+[[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
+{
+    using pairs     = short __attribute__((vector_size(4 * lanes)));
+    auto const odd  = bits_as<ints>(bits_as<pairs>(b) >> 8);
+    auto const even = bits_as<ints>((bits_as<pairs>(b) << 8) >> 8);
+    return add_products(add_products(sum, a & 0x00ff00ff, even), high_bytes(a), odd);
+}
+[[nodiscard]] inline ints widened(byte_sums sum) noexcept
+{
+    return sum;
+}
+#endif
+
+/// The four bytes at p in every lane.
+[[nodiscard]] inline ints words(std::byte const* p) noexcept
+{
+    std::int32_t word = 0;
+    std::memcpy(&word, p, sizeof word);
+    return word - ints{};
+}
+
+/// Stores the last two bytes of every lane.
+inline void store_shorts(std::byte* p, ints v) noexcept
+{
+    auto const narrow = __builtin_convertvector(v, shorts);
+    std::memcpy(p, &narrow, sizeof narrow);
+}
+/// Of every four lanes the middle two change places.
+template <class Ints>
+[[nodiscard]] inline Ints swap_middle(Ints v) noexcept
+{
+    if constexpr (sizeof(Ints) == 64)
+    {
+        return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    }
+    else if constexpr (sizeof(Ints) == 32) { return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7); }
+    else { return __builtin_shufflevector(v, v, 0, 2, 1, 3); }
+}
+
 [[nodiscard]] inline floats to_floats(ints v) noexcept
 {
     return __builtin_convertvector(v, floats);
-}
-
-/// The low four bits of every lane as numbers from 0 to 15.
-[[nodiscard]] inline floats low_nibbles(ints v) noexcept
-{
-#if defined(__AVX512F__)
-    // one look-up instead of a mask and a conversion
-    floats const numbers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#    if defined(__clang__)
-    return __builtin_ia32_permvarsf512(numbers, v);
-#    else
-    return __builtin_ia32_permvarsf512_mask(numbers, v, numbers, 0xffff);
-#    endif
-#else
-    return to_floats(v & 15);
-#endif
 }
 
 inline void store(float* p, floats v) noexcept
@@ -196,6 +282,31 @@ template <int Half, class Floats>
     else { return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H); }
 }
 
+/// The nearest whole numbers, below 2^22 in magnitude.
+[[nodiscard]] inline ints to_nearest(floats x) noexcept
+{
+    floats const magic = broadcast(12582912.0F); // 1.5 * 2^23: the last bits of a sum are the nearest whole number
+    return bits_as<ints>(x + magic) - bits_as<ints>(magic);
+}
+
+/// Stores the last bytes of 16 lanes, those of 16 / lanes vectors.
+inline void store_bytes(std::byte* p, ints const* v) noexcept
+{
+#if defined(__AVX512F__)
+    using sixteen        = char __attribute__((vector_size(16)));
+    sixteen const narrow = __builtin_ia32_pmovdb512_mask(*v, sixteen{}, 0xffff);
+    std::memcpy(p, &narrow, 16);
+#elif defined(__AVX2__)
+    using pairs      = short __attribute__((vector_size(32)));
+    auto const words = bits_as<pairs>(__builtin_ia32_packusdw256(v[0] & 0xff, v[1] & 0xff));
+    auto const fours = bits_as<ints>(__builtin_ia32_packuswb256(words, words)); // 0 and 1: lanes 0 to 3 of both
+    ints const all   = __builtin_ia32_permvarsi256(fours, ints{0, 4, 1, 5, 0, 4, 1, 5});
+    std::memcpy(p, &all, 16);
+#else
+    for (int i = 0; i < 16; ++i) { p[i] = static_cast<std::byte>(v[i / lanes][i % lanes] & 0xff); }
+#endif
+}
+
 /// Joins all lanes, pairwise: halves of the vector first.
 template <class Join>
 [[nodiscard]] inline float over_lanes(floats v, Join const& join) noexcept
@@ -220,24 +331,24 @@ template <class Join>
 template <bool KeepNan = false>
 [[nodiscard]] inline floats exp2(floats x) noexcept
 {
-    floats const floor  = broadcast(-126.0F);
-    ints const tiny     = x < floor;
-    floats const y      = max(x, floor);
-    ints const half     = (bits_as<ints>(y) & ~0x7fffffff) | bits_as<ints>(broadcast(0.5F)); // of the sign of y
-    floats const halved = y + bits_as<floats>(half);
-    ints const whole    = __builtin_convertvector(halved, ints);
-    floats const f      = (KeepNan ? x : y) - __builtin_convertvector(whole, floats);
-    floats p            = broadcast(1.535335905e-04F);
-    p                   = p * f + broadcast(1.339887618e-03F);
-    p                   = p * f + broadcast(9.618437849e-03F);
-    p                   = p * f + broadcast(5.550332367e-02F);
-    p                   = p * f + broadcast(2.402264774e-01F);
-    p                   = p * f + broadcast(6.931471825e-01F);
-    p                   = p * f + broadcast(1.0F);
+    floats const floor = broadcast(-126.0F);
+    floats const magic = broadcast(12582912.0F + 127.0F); // as in to_nearest, and the offset of exponents
+    ints const tiny    = x < floor;
+    floats const y     = max(x, floor);
+    floats const moved = y + magic;
+    floats const whole = moved - magic;
+    floats const f     = (KeepNan ? x : y) - whole;
+    floats p           = broadcast(1.535335905e-04F);
+    p                  = p * f + broadcast(1.339887618e-03F);
+    p                  = p * f + broadcast(9.618437849e-03F);
+    p                  = p * f + broadcast(5.550332367e-02F);
+    p                  = p * f + broadcast(2.402264774e-01F);
+    p                  = p * f + broadcast(6.931471825e-01F);
+    p                  = p * f + broadcast(1.0F);
 #if defined(__AVX512F__)
-    p = __builtin_ia32_scalefps512_mask(p, __builtin_convertvector(whole, floats), p, -1, 4);
+    p = __builtin_ia32_scalefps512_mask(p, whole, p, -1, 4);
 #else
-    p *= bits_as<floats>((whole + 127) << 23);
+    p *= bits_as<floats>(bits_as<ints>(moved) << 23); // magic's other bits are shifted out
 #endif
     return tiny ? broadcast(0.0F) : p;
 }

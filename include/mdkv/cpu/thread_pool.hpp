@@ -53,6 +53,7 @@ public:
         busy_    = threads() - 1;
         start_loop();
         drain();
+        spin([&] { return busy_ == 0; });
         for (int busy = busy_; busy != 0; busy = busy_) { busy_.wait(busy); }
         if (failure_) { std::rethrow_exception(std::exchange(failure_, nullptr)); }
     }
@@ -64,6 +65,19 @@ private:
     {
         ++loop_;
         loop_.notify_all();
+    }
+
+    /// Waits a moment, some ten microseconds, for what a sleeping thread would be woken for: to wake it takes longer than
+    /// many a loop.
+    template <class Done>
+    static void spin(Done const& done) noexcept
+    {
+        for (int i = 0; i < 2000 && !done(); ++i)
+        {
+#if defined(__SSE2__)
+            __builtin_ia32_pause();
+#endif
+        }
     }
 
     void drain() noexcept
@@ -88,6 +102,7 @@ private:
     {
         for (unsigned seen = 0;; ++seen)
         {
+            spin([&] { return loop_ != seen; });
             loop_.wait(seen);
             if (task_ == nullptr) { return; }
             drain();

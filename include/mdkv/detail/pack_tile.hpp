@@ -344,7 +344,10 @@ private:
                 int const upper = both ? q.code(high[l], most) << 4 : 0;
                 line[l]         = static_cast<std::uint8_t>(q.code(low[l], most) + upper);
             }
-            put(line, at.width - from.token, to + group.code(from.token, from.row), at.rows.by_token ? group.bytes : 1);
+            for (int l = 0; l < lanes && from.token + l < at.width; ++l)
+            {
+                to[group.code(from.token + l, from.row)] = std::byte{line[l]};
+            }
         }
     }
 };

@@ -24,7 +24,7 @@ struct coded_group
     int width;       ///< tokens of the tile
     int scales;      // [width] half
     int minima;      // [width] half
-    int codes;       // [bytes, width] of keys, [width, bytes] of values
+    int codes;       // see code()
     bool by_token;
     storage kind;
 
@@ -42,10 +42,10 @@ struct coded_group
 
     [[nodiscard]] MDKV_HD constexpr int scale(int token) const noexcept { return scales + token * int{sizeof(half)}; }
     [[nodiscard]] MDKV_HD constexpr int minimum(int token) const noexcept { return minima + token * int{sizeof(half)}; }
-    /// Byte b of a token's codes.
+    /// Byte b of a token's codes: of keys, four neighbours of a token lie together, of values the same byte of four tokens.
     [[nodiscard]] MDKV_HD constexpr int code(int token, int b) const noexcept
     {
-        return codes + (by_token ? token * bytes + b : b * width + token);
+        return codes + (by_token ? by_fours(token, width, b, bytes) : by_fours(b, bytes, token, width));
     }
     /// The code of coordinate c of the group.
     [[nodiscard]] MDKV_HD int code_of(std::byte const* tile, int token, int c) const noexcept
@@ -61,6 +61,12 @@ struct coded_group
 
 private:
     static constexpr int size = quantised_group;
+
+    /// Place of (i, j) in [n / 4, m, 4], (i / 4, j, i % 4), followed by [n % 4, m].
+    [[nodiscard]] MDKV_HD static constexpr int by_fours(int i, int n, int j, int m) noexcept
+    {
+        return i < n / 4 * 4 ? (i / 4 * m + j) * 4 + i % 4 : i * m + j;
+    }
 };
 
 /// The keys of a run, or its values. Offsets are bytes from `begin`.

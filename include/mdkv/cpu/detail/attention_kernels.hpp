@@ -19,58 +19,11 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-// Of codes, a coordinate is minimum + scale * code, with one minimum and one scale for a token's group. No kernel forms it:
-// a logit is scale * (sum of q * code) + minimum * (sum of q), and a sum of values is (weight * scale) * code summed, plus
-// the sum of weight * minimum, the same for all columns of the group.
-//
 // Every kernel is one function for each way of storing, number of query heads and number of vectors side by side, and is
 // never inlined: compile time is proportional to their number. Their loops of constant length must be unrolled, so that
 // arrays of vectors stay in registers; g++ does that where such a loop is not the outermost of its function.
 
 using mdkv::detail::run_rows;
-
-/// What one byte of codes is to the kernels, beside the element types.
-enum class int8_code : std::uint8_t
-{
-};
-enum class int4_codes : std::uint8_t ///< low half: coordinate c of the group; high half: c + half of them, rounded up
-{
-};
-
-template <class Stored>
-inline constexpr bool coded = !element<Stored>;
-template <class Stored>
-inline constexpr int per_unit = std::same_as<Stored, int4_codes> ? 2 : 1; ///< coordinates
-
-/// A vector of stored units as numbers: to[0] elements, codes or low halves, to[1] high halves. High halves of `Whole`
-/// units are not taken out of their bytes, which are 16 times the high half plus the low one.
-template <class Stored, bool Whole = false>
-[[gnu::always_inline]] inline void unpack(std::byte const* from, simd::floats* to) noexcept
-{
-    if constexpr (!coded<Stored>) { to[0] = simd::load(reinterpret_cast<Stored const*>(from)); }
-    else
-    {
-        simd::ints const bytes = simd::load_bytes(from);
-        to[0]                  = per_unit<Stored> == 2 ? simd::low_nibbles(bytes) : simd::to_floats(bytes);
-        if constexpr (per_unit<Stored> == 2) { to[1] = simd::to_floats(Whole ? bytes : bytes >> 4); }
-    }
-}
-
-/// Coordinate `high` of one unit, at any address.
-template <class Stored>
-[[nodiscard]] float number(std::byte const* unit, index_t high) noexcept
-{
-    auto const stored = mdkv::detail::load_at<Stored>(unit);
-    if constexpr (!coded<Stored>) { return widen(stored); }
-    else
-    {
-        auto const byte = static_cast<unsigned>(stored);
-        return static_cast<float>(per_unit<Stored> == 1 ? byte : high > 0 ? byte >> 4U : byte & 15U);
-    }
-}
-
-/// Tokens in a block of codes, whose sums have more to finish at its end; their bytes come from the second-level cache.
-inline constexpr index_t quantised_block_tokens = 128;
 
 /// Query heads that one pass over the tokens serves: as many accumulators as the machine's registers hold.
 inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 : 2;
@@ -99,7 +52,7 @@ public:
     {
         for (index_t b = 0; b < bytes; b += 64)
         {
-            __builtin_prefetch(reinterpret_cast<void const*>(at_ + static_cast<std::uintptr_t>(b)), 0, 2);
+            __builtin_prefetch(reinterpret_cast<void const*>(at_ + static_cast<std::uintptr_t>(b)), 0, 3);
         }
         at_ += static_cast<std::uintptr_t>(bytes);
     }
@@ -108,15 +61,50 @@ private:
     std::uintptr_t at_;
 };
 
+/// Bytes of a rounded number.
+template <int Bits>
+inline constexpr int number_bytes = Bits / 4;
+
+/// Rounded numbers of the largest kind.
+inline constexpr index_t most_number_bytes = 2;
+
+/// One query's group of coordinates: its numbers, their units, the coordinates' sum, and what a sum of products lacks.
+struct rounded_query
+{
+    /// Bytes of codes whose numbers share a unit.
+    template <int Bits>
+    static constexpr index_t part = Bits == 8 ? quantised_group : 16;
+
+    std::byte numbers[quantised_group * most_number_bytes + 32];
+    float unit[2];
+    float sum;
+    float offset;
+
+    /// Number i.
+    template <int Bits>
+    [[nodiscard]] int number(index_t i) const noexcept
+    {
+        if constexpr (Bits == 4) { return mdkv::detail::load_at<std::int8_t>(numbers + i); }
+        else
+        {
+            index_t const place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
+            return mdkv::detail::load_at<std::int16_t>(numbers + place * number_bytes<Bits>);
+        }
+    }
+};
+
 /// Queries of the heads of a group, or their weights: `step` apart.
 struct query_rows
 {
     float const* x;
     index_t step;
-    float const* sums = nullptr; ///< [G, groups] of coordinates, for keys that are codes
-    index_t groups    = 0;
+    rounded_query const* rounded = nullptr; ///< [G, groups] for keys that are codes
+    index_t groups               = 0;
 
-    [[nodiscard]] query_rows from(index_t g) const noexcept { return {x + g * step, step, sums + g * groups, groups}; }
+    [[nodiscard]] query_rows from(index_t g) const noexcept
+    {
+        return {x + g * step, step, rounded + g * groups, groups};
+    }
 };
 
 /// What grows by the product, for each head of a group.
@@ -125,6 +113,18 @@ struct sum_rows
     float* x;
     index_t step;
 };
+
+/// Makes logits of a run's whole tiles from a tile on, as many as it can, and returns their number.
+using logit_kernel = index_t(
+    query_rows const&, run_rows const&, std::byte const*, index_t, sum_rows const&, read_ahead&) noexcept;
+
+/// The kernel of a pass, and the tiles that it takes at a time.
+struct logit_pass
+{
+    logit_kernel* kernel;
+    index_t tiles;
+};
+inline constexpr index_t most_logit_tiles = 4;
 
 [[nodiscard]] inline simd::floats load_halves(std::byte const* p) noexcept
 {
@@ -148,7 +148,21 @@ struct sum_rows
     {
         index_t const bytes = rows.group(t, k).bytes;
         widen_rows(2, sizeof(half)); // scales, minima
-        widen_rows(rows.by_token ? 1 : bytes, rows.by_token ? bytes : 1);
+        if (!rows.by_token)
+        {
+            widen_rows(bytes / 4, 4);
+            widen_rows(bytes % 4, 1);
+            continue;
+        }
+        index_t const fours = width / 4 * 4;
+        std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
+        std::memcpy(to, from, static_cast<std::size_t>(fours * bytes));
+        for (index_t i = fours; i < width; ++i)
+        {
+            for (index_t b = 0; b < bytes; ++b) { to[fours * bytes + b * 4 + i % 4] = from[i * bytes + b]; }
+        }
+        from += width * bytes;
+        to += tile_tokens * bytes;
     }
 }
 

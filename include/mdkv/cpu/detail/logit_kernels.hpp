@@ -13,86 +13,56 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Writes the logits of `tiles` neighbouring whole tiles (of codes adds to them, group by group) for G queries, `Tiles`
-/// at a time and as far as that goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so
-/// nothing is ever summed across lanes.
-template <class Stored, int G, int Tiles>
+/// Writes the logits of `tiles` neighbouring whole tiles of elements for G queries, `Tiles` at a time and as far as that
+/// goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is ever summed across lanes.
+template <element T, int G, int Tiles>
 [[gnu::noinline]] index_t tile_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
 {
-    constexpr int lanes       = simd::lanes;
-    constexpr int vectors     = Tiles * int{tile_tokens} / lanes;
-    constexpr int units       = per_unit<Stored>;
-    constexpr index_t few     = coded<Stored> ? 4 : 1; // rows asked for at a time: a line or two
-    constexpr index_t row     = tile_tokens * index_t{sizeof(Stored)};
-    constexpr index_t halves  = tile_tokens * index_t{sizeof(half)};
-    index_t const tile_bytes  = tile_tokens * keys.token_bytes;
-    index_t const coordinates = keys.coordinates;
-    index_t const groups      = coded<Stored> ? keys.groups() : 1;
-    index_t const group_bytes = tile_tokens * stored_bytes(keys.kind, quantised_group, 0);
-    auto const offset         = [&](index_t vector, index_t unit) { // of a vector's units in its row of the tiles
-        return vector * lanes / tile_tokens * tile_bytes + vector * lanes % tile_tokens * unit;
-    };
-    read_ahead next = ahead;
-    index_t done    = 0;
+    constexpr int lanes      = simd::lanes;
+    constexpr int vectors    = Tiles * int{tile_tokens} / lanes;
+    constexpr index_t row    = tile_tokens * index_t{sizeof(T)};
+    index_t const tile_bytes = tile_tokens * keys.token_bytes;
+    read_ahead next          = ahead;
+    index_t done             = 0;
     for (; tiles - done >= Tiles; done += Tiles)
     {
-        for (index_t k = 0; k < groups; ++k)
+        std::byte const* at = tile + done * tile_bytes;
+        float const* query[G]; // one register each
+        simd::floats acc[G][vectors]{};
+        MDKV_UNROLL
+        for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step; }
+        for (index_t c = 0; c < keys.coordinates; ++c, at += row)
         {
-            std::byte const* const scales = tile + done * tile_bytes + k * group_bytes;
-            std::byte const* at           = coded<Stored> ? scales + 2 * halves : scales;
-            float* const to               = logits.x + done * tile_tokens;
-            index_t const left            = coordinates - k * quantised_group;
-            index_t const here            = coded<Stored> ? std::min(quantised_group, left) : left;
-            index_t const rows            = (here + units - 1) / units;
-            float const* query[G]; // one register each
-            simd::floats acc[G][vectors]{};
+            next.fetch(Tiles * row);
+            simd::floats key[vectors];
             MDKV_UNROLL
-            for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step + k * quantised_group; }
-            if (coded<Stored>) { next.fetch(2 * halves * Tiles); }
-            for (index_t c = 0; c < rows; ++c, at += row)
+            for (int v = 0; v < vectors; ++v)
             {
-                if (c % few == 0) { next.fetch(few * Tiles * row); }
-                simd::floats key[vectors][units];
-                MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v) { unpack<Stored>(at + offset(v, sizeof(Stored)), key[v]); }
-                MDKV_UNROLL
-                for (int u = 0; u < units; ++u)
-                {
-                    if (u * rows + c >= here) { break; } // of an odd number, the last byte has no high half
-                    MDKV_UNROLL
-                    for (int g = 0; g < G; ++g)
-                    {
-                        simd::floats const factor = simd::broadcast(query[g][u * rows + c]);
-                        MDKV_UNROLL
-                        for (int v = 0; v < vectors; ++v) { acc[g][v] += factor * key[v][u]; }
-                    }
-                }
-            }
-            simd::floats scale[vectors]{};
-            simd::floats minimum[vectors]{};
-            MDKV_UNROLL
-            for (int v = 0; v < vectors && coded<Stored>; ++v)
-            {
-                scale[v]   = load_halves(scales + offset(v, sizeof(half)));
-                minimum[v] = load_halves(scales + halves + offset(v, sizeof(half)));
+                index_t const token = v * lanes;
+                key[v] =
+                    simd::load(reinterpret_cast<T const*>(at + token / tile_tokens * tile_bytes) + token % tile_tokens);
             }
             MDKV_UNROLL
             for (int g = 0; g < G; ++g)
             {
-                float* const out       = to + g * logits.step;
-                simd::floats const sum = simd::broadcast(coded<Stored> ? q.sums[g * q.groups + k] : 0.0F);
+                simd::floats const factor = simd::broadcast(query[g][c]);
                 MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v)
-                {
-                    simd::floats const before = simd::load(out + v * lanes);
-                    simd::store(
-                        out + v * lanes, coded<Stored> ? before + scale[v] * acc[g][v] + minimum[v] * sum : acc[g][v]);
-                }
+                for (int v = 0; v < vectors; ++v) { acc[g][v] += factor * key[v]; }
+            }
+        }
+        MDKV_UNROLL
+        for (int g = 0; g < G; ++g)
+        {
+            MDKV_UNROLL
+            for (int v = 0; v < vectors; ++v)
+            {
+                simd::store(logits.x + g * logits.step + done * tile_tokens + v * lanes, acc[g][v]);
             }
         }
     }
@@ -100,70 +70,53 @@ template <class Stored, int G, int Tiles>
     return done;
 }
 
-using logit_kernel = index_t(
-    query_rows const&, run_rows const&, std::byte const*, index_t, sum_rows const&, read_ahead&) noexcept;
-
 /// The kernel of a pass, with as many tiles at a time as registers allow.
-template <class Stored, int Pass, int G = std::min(heads_of_pass[Pass], most_group)>
-inline constexpr logit_kernel* logits_of = &tile_logits<Stored, G,
-    (G * 4 <= most_group                           ? 4
-        : G * 2 <= most_group || simd::lanes == 16 ? 2
-                                                   : 1)>;
-
-/// Kernels for one way of storing: of one head and one tile at a time, then those of the passes.
-template <class Stored>
-inline constexpr logit_kernel* logits_as[]{&tile_logits<Stored, 1, 1>, logits_of<Stored, 0>, logits_of<Stored, 1>,
-    logits_of<Stored, 2>, logits_of<Stored, 3>, logits_of<Stored, 4>};
+template <element T, int Pass>
+[[nodiscard]] constexpr logit_pass logits_of() noexcept
+{
+    constexpr int G     = std::min(heads_of_pass[Pass], most_group);
+    constexpr int tiles = G * 4 <= most_group ? 4 : G * 2 <= most_group || simd::lanes == 16 ? 2 : 1;
+    return {&tile_logits<T, G, tiles>, tiles};
+}
+template <element T>
+inline constexpr logit_pass logits_as[passes]{
+    logits_of<T, 0>(), logits_of<T, 1>(), logits_of<T, 2>(), logits_of<T, 3>(), logits_of<T, 4>()};
 
 /// Logits [group, n] of n tokens of a run from token t on, a multiple of 16; those of a last, incomplete sixteen are followed
-/// by -infinity. Of codes, q.sums as `sum_groups` gives them. `copy` has room for the keys of a tile.
-[[gnu::noinline]] inline void block_logits(logit_kernel* const* as, query_rows const& q, index_t group,
+/// by -infinity. There is room for logits up to a multiple of `most_logit_tiles` tiles, and in `copy` for the keys of as many.
+[[gnu::noinline]] inline void block_logits(logit_pass const* as, query_rows const& q, index_t group,
     run_rows const& keys, index_t t, index_t n, sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
-    index_t const padded = tile::round_up(n, tile_tokens);
-    bool const narrow    = keys.width(t + n - 1) < tile_tokens;
-    index_t const whole  = padded / tile_tokens - (narrow ? 1 : 0);
-    if (narrow) { widen_tile(keys, t + n - 1, copy); }
-    for (index_t g = 0; g < group; ++g) { std::fill_n(logits.x + g * logits.step, padded, 0.0F); }
+    index_t const tile_bytes  = tile_tokens * keys.token_bytes;
+    index_t const padded      = tile::round_up(n, tile_tokens);
+    bool const narrow         = keys.width(t + n - 1) < tile_tokens;
+    index_t const whole       = padded / tile_tokens - (narrow ? 1 : 0);
+    std::byte const* const at = keys.begin + keys.tile(t);
+    for (index_t g = 0; g < group; ++g)
+    {
+        std::fill_n(logits.x + g * logits.step, tile::round_up(padded, most_logit_tiles * tile_tokens), 0.0F);
+    }
     for (index_t g = 0; g < group;)
     {
-        int const pass      = pass_of(group - g);
-        read_ahead next     = ahead;
-        index_t const begin = g;
-        std::byte const* at = keys.begin + keys.tile(t);
-        index_t const done  = as[1 + pass](q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
-        at += done * tile_tokens * keys.token_bytes;
-        for (; g < begin + heads_of_pass[pass]; ++g) // the tiles that are left
+        int const pass  = pass_of(group - g);
+        read_ahead next = ahead;
+        index_t const done =
+            as[pass].kernel(q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
+        index_t const left = padded / tile_tokens - done;
+        if (left > 0) // fewer than the kernel takes at a time
         {
-            float* const to = logits.x + g * logits.step;
-            as[0](q.from(g), keys, at, whole - done, {to + done * tile_tokens, logits.step}, next);
-            if (narrow) { as[0](q.from(g), keys, copy, 1, {to + whole * tile_tokens, logits.step}, next); }
+            index_t const bytes = (whole - done) * tile_bytes;
+            std::memcpy(copy, at + done * tile_bytes, static_cast<std::size_t>(bytes));
+            std::memset(copy + bytes, 0, static_cast<std::size_t>(as[pass].tiles * tile_bytes - bytes));
+            if (narrow) { widen_tile(keys, t + n - 1, copy + bytes); }
+            float* const to = logits.x + g * logits.step + done * tile_tokens;
+            as[pass].kernel(q.from(g), keys, copy, as[pass].tiles, {to, logits.step}, next);
         }
+        g += heads_of_pass[pass];
     }
     for (index_t g = 0; g < group; ++g)
     {
         std::fill_n(logits.x + g * logits.step + n, padded - n, mdkv::detail::empty_lse);
-    }
-}
-
-/// Sums of every row's coordinates group by group: sums [rows, groups].
-[[gnu::noinline]] inline void sum_groups(
-    float const* x, index_t step, index_t rows, index_t coordinates, float* sums) noexcept
-{
-    index_t const groups = (coordinates + quantised_group - 1) / quantised_group;
-    for (index_t i = 0; i < rows; ++i)
-    {
-        for (index_t k = 0; k < groups; ++k)
-        {
-            float const* const at = x + i * step + k * quantised_group;
-            index_t const n       = std::min(quantised_group, coordinates - k * quantised_group);
-            simd::floats wide     = simd::broadcast(0.0F);
-            index_t c             = 0;
-            for (; c + simd::lanes <= n; c += simd::lanes) { wide += simd::load(at + c); }
-            float sum = simd::sum(wide);
-            for (; c < n; ++c) { sum += at[c]; }
-            sums[i * groups + k] = sum;
-        }
     }
 }
 

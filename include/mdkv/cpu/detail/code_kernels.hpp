@@ -1,0 +1,341 @@
+/// \file code_kernels.hpp: attention over tokens stored as codes, in products of integers: the logits of a block, and its weighted sums of values (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/detail/rounding.hpp>
+#include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/tile.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+{
+
+// A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. Nothing forms it: a logit is
+// scale * (sum of q * code) + minimum * (sum of q), and a sum of values is (weight * scale) * code summed, plus the sum of
+// weight * minimum, the same for all columns of the group. What multiplies codes, queries by group and weights by block, is
+// rounded to multiples of a unit, so that products and their sums are whole numbers: to 16 bits where codes have 8, to 8 bits
+// where codes have 4. Codes scatter around their middle: the middle times what rounding took off all numbers is added, so
+// that only what it took off each times the distance of a code from the middle is lost (docs/numerics.md).
+
+/// Fours of codes as two factors: of 8 bits first and third, second and fourth; of 4 bits low halves, high halves.
+template <int Bits>
+[[gnu::always_inline]] inline void unpack(std::byte const* from, simd::ints& first, simd::ints& second) noexcept
+{
+    auto const codes = simd::read<simd::ints>(from);
+    first            = codes & (Bits == 8 ? 0x00ff00ff : 0x0f0f0f0f);
+    second           = Bits == 8 ? simd::high_bytes(codes) : (codes >> 4) & 0x0f0f0f0f;
+}
+
+/// Adds products: a from 0 to 255, of 4-bit codes b from -128 to 127.
+template <int Bits, class Sums>
+[[gnu::always_inline]] inline void multiply(Sums& sums, simd::ints a, simd::ints b) noexcept
+{
+    if constexpr (Bits == 8) { sums = simd::add_products(sums, a, b); }
+    else { sums = simd::add_byte_products(sums, a, b); }
+}
+
+/// Adds the logits of `tiles` neighbouring whole tiles, group by group, to those of G queries, `Vectors` vectors of tokens
+/// at a time and as far as that goes; returns the number of tiles done.
+template <int Bits, int G, int Vectors>
+[[gnu::noinline]] index_t coded_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
+    sum_rows const& logits, read_ahead& ahead) noexcept
+{
+    constexpr int lanes      = simd::lanes;
+    constexpr int of_tile    = int{tile_tokens} / lanes; // vectors
+    constexpr int size       = number_bytes<Bits>;
+    constexpr index_t fours  = 4 * tile_tokens; // bytes
+    constexpr index_t halves = tile_tokens * index_t{sizeof(half)};
+    index_t const tile_bytes = tile_tokens * keys.token_bytes;
+    read_ahead next          = ahead;
+    index_t done             = 0; // vectors
+    for (; tiles * of_tile - done >= Vectors; done += Vectors)
+    {
+        auto const offset = [&](int v, index_t unit) { // of a vector's units in its row of the tiles
+            return (done + v) / of_tile * tile_bytes + (done + v) % of_tile * lanes * unit;
+        };
+        std::byte const* at = tile;
+        for (int k = 0; k < keys.groups(); ++k)
+        {
+            std::byte const* const scales = at;
+            index_t const coordinates     = std::min(quantised_group, keys.coordinates - k * quantised_group);
+            index_t const bytes           = Bits == 8 ? coordinates : (coordinates + 1) / 2;
+            index_t const whole           = bytes / 4 * 4;
+            rounded_query const* query[G]; // one register each
+            simd::floats acc[G][Vectors]{};
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g) { query[g] = q.rounded + g * q.groups + k; }
+            next.fetch(4 * Vectors * lanes);
+            at += 2 * halves;
+            auto const add_fours = [&](auto& sums, index_t c, index_t end) __attribute__((always_inline))
+            {
+                for (; c < end; c += 4, at += fours)
+                {
+                    next.fetch(4 * Vectors * lanes);
+                    simd::ints first[Vectors]; // codes of bytes first and third, or low halves
+                    simd::ints second[Vectors];
+                    MDKV_UNROLL
+                    for (int v = 0; v < Vectors; ++v) { unpack<Bits>(at + offset(v, 4), first[v], second[v]); }
+                    MDKV_UNROLL
+                    for (int g = 0; g < G; ++g)
+                    {
+                        std::byte const* const number = query[g]->numbers + c * size;
+                        simd::ints const one          = simd::words(number);
+                        MDKV_UNROLL
+                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[g][v], first[v], one); }
+                        simd::ints const other = simd::words(number + (Bits == 8 ? 4 : bytes));
+                        MDKV_UNROLL
+                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[g][v], second[v], other); }
+                    }
+                }
+            };
+            // The sums of one unit, of 4-bit codes before they may pass the numbers of 16 bits.
+            constexpr index_t part = rounded_query::part<Bits>;
+            for (index_t c = 0; c < whole; c += part)
+            {
+                std::conditional_t<Bits == 8, simd::ints, simd::byte_sums> sums[G][Vectors]{};
+                add_fours(sums, c, std::min(c + part, whole));
+                MDKV_UNROLL
+                for (int g = 0; g < G; ++g)
+                {
+                    MDKV_UNROLL
+                    for (int v = 0; v < Vectors; ++v)
+                    {
+                        simd::ints sum;
+                        if constexpr (Bits == 8) { sum = sums[g][v]; }
+                        else { sum = simd::widened(sums[g][v]); }
+                        acc[g][v] += simd::to_floats(sum) * simd::broadcast(query[g]->unit[c / part]);
+                    }
+                }
+            }
+            for (index_t c = whole; c < bytes; ++c, at += tile_tokens) // less than four are left: one by one
+            {
+                for (int v = 0; v < Vectors; ++v)
+                {
+                    simd::ints const code = simd::load_bytes(at + offset(v, 1));
+                    for (int g = 0; g < G; ++g)
+                    {
+                        simd::ints sum = (Bits == 8 ? code : code & 15) * query[g]->template number<Bits>(c);
+                        if (Bits == 4) { sum += (code >> 4) * query[g]->template number<Bits>(bytes + c); }
+                        acc[g][v] += simd::to_floats(sum) * simd::broadcast(query[g]->unit[c / part]);
+                    }
+                }
+            }
+            MDKV_UNROLL
+            for (int v = 0; v < Vectors; ++v)
+            {
+                simd::floats const scale   = load_halves(scales + offset(v, sizeof(half)));
+                simd::floats const minimum = load_halves(scales + halves + offset(v, sizeof(half)));
+                MDKV_UNROLL
+                for (int g = 0; g < G; ++g)
+                {
+                    float* const to        = logits.x + g * logits.step + (done + v) * lanes;
+                    simd::floats const sum = acc[g][v] + simd::broadcast(query[g]->offset);
+                    simd::store(to, simd::load(to) + scale * sum + minimum * simd::broadcast(query[g]->sum));
+                }
+            }
+        }
+    }
+    ahead = next;
+    return done / of_tile;
+}
+
+template <int Bits, int Pass>
+[[nodiscard]] constexpr logit_pass coded_logits_of() noexcept
+{
+    constexpr int G       = std::min(heads_of_pass[Pass], most_group);
+    constexpr int vectors = std::max(int{tile_tokens} / simd::lanes, std::min(4, 8 / G));
+    return {&coded_logits<Bits, G, vectors>, vectors * simd::lanes / tile_tokens};
+}
+
+/// As logits_as, for codes of `Bits` bits.
+template <int Bits>
+inline constexpr logit_pass coded_logits_as[passes]{coded_logits_of<Bits, 0>(), coded_logits_of<Bits, 1>(),
+    coded_logits_of<Bits, 2>(), coded_logits_of<Bits, 3>(), coded_logits_of<Bits, 4>()};
+
+/// A group's codes in neighbouring tiles of values.
+struct coded_columns
+{
+    std::byte const* begin; ///< of the first tile's codes
+    index_t tile_bytes;
+    index_t tiles;
+    index_t coordinates; ///< of the group
+    index_t bytes;       ///< of one token's codes
+};
+
+MDKV_OUTLINE inline void add_few(simd::floats more, float* to, index_t n) noexcept
+{
+    float all[simd::lanes];
+    simd::store(all, more);
+    for (index_t i = 0; i < n; ++i) { to[i] += all[i]; }
+}
+
+/// Adds the first n lanes.
+[[gnu::always_inline]] inline void add_columns(simd::floats more, float* to, index_t n) noexcept
+{
+    if (n >= simd::lanes) { simd::store(to, simd::load(to) + more); }
+    else { add_few(more, to, n); }
+}
+
+/// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for the columns that `Vectors` vectors of
+/// four bytes a column hold, from byte b on.
+template <int Bits, int G, int Vectors>
+[[gnu::noinline]] void coded_sums(rounded_weights const& weights, coded_columns const& from, index_t b,
+    sum_rows const& sums, read_ahead& ahead) noexcept
+{
+    constexpr int lanes  = simd::lanes;
+    constexpr int halves = 8 / Bits;
+    constexpr int size   = number_bytes<Bits>;
+    read_ahead next      = ahead;
+    simd::ints acc[G][Vectors][halves]{};
+    std::byte const* tile = from.begin + 4 * b;
+    for (index_t i = 0; i < from.tiles; ++i, tile += from.tile_bytes)
+    {
+        std::byte const* at    = tile;
+        auto const add_sixteen = [&](auto& to) __attribute__((always_inline))
+        {
+            for (index_t t = i * tile_tokens; t < (i + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
+            {
+                if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
+                simd::ints first[Vectors];
+                simd::ints second[Vectors];
+                MDKV_UNROLL
+                for (int v = 0; v < Vectors; ++v) { unpack<Bits>(at + 4 * v * lanes, first[v], second[v]); }
+                MDKV_UNROLL
+                for (int g = 0; g < G; ++g)
+                {
+                    std::byte const* const number = weights.numbers[g] + t * size;
+                    simd::ints const word         = simd::words(number);
+                    MDKV_UNROLL
+                    for (int v = 0; v < Vectors; ++v)
+                    {
+                        if constexpr (Bits == 8) { multiply<Bits>(to[g][v][0], first[v], word); }
+                        else
+                        {
+                            multiply<Bits>(to[g][v][0], word, first[v]);
+                            multiply<Bits>(to[g][v][1], word, second[v]);
+                        }
+                    }
+                    if constexpr (Bits == 4) { continue; }
+                    simd::ints const other = simd::words(number + 4);
+                    MDKV_UNROLL
+                    for (int v = 0; v < Vectors; ++v) { multiply<Bits>(to[g][v][0], second[v], other); }
+                }
+            }
+        };
+        if constexpr (Bits == 8) { add_sixteen(acc); }
+        else
+        {
+            simd::byte_sums part[G][Vectors][halves]{};
+            add_sixteen(part);
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g)
+            {
+                MDKV_UNROLL
+                for (int v = 0; v < Vectors; ++v)
+                {
+                    MDKV_UNROLL
+                    for (int h = 0; h < halves; ++h) { acc[g][v][h] += simd::widened(part[g][v][h]); }
+                }
+            }
+        }
+    }
+    MDKV_UNROLL
+    for (int g = 0; g < G; ++g)
+    {
+        MDKV_UNROLL
+        for (int v = 0; v < Vectors; ++v)
+        {
+            MDKV_UNROLL
+            for (int h = 0; h < halves; ++h)
+            {
+                index_t const byte = b + v * lanes;
+                index_t const c    = h * from.bytes + byte;
+                add_columns(
+                    simd::to_floats(acc[g][v][h]) * simd::broadcast(weights.unit[g]) + simd::broadcast(weights.bias[g]),
+                    sums.x + g * sums.step + c, std::min(from.bytes - byte, from.coordinates - c));
+            }
+        }
+    }
+    ahead = next;
+}
+
+using coded_kernel = void(rounded_weights const&, coded_columns const&, index_t, sum_rows const&, read_ahead&) noexcept;
+
+/// Kernels of one pass: of as many vectors as registers allow, and of one.
+struct coded_pass
+{
+    index_t vectors;
+    coded_kernel* wide;
+    coded_kernel* one;
+};
+template <int Bits, int Pass>
+[[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
+{
+    constexpr int G    = std::min(heads_of_pass[Pass], most_group);
+    constexpr int most = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
+    constexpr int wide = std::clamp(most, 1, Bits == 4 ? 2 : 4);
+    return {wide, &coded_sums<Bits, G, wide>, &coded_sums<Bits, G, 1>};
+}
+template <int Bits>
+inline constexpr coded_pass coded_sums_as[passes]{coded_sums_of<Bits, 0>(), coded_sums_of<Bits, 1>(),
+    coded_sums_of<Bits, 2>(), coded_sums_of<Bits, 3>(), coded_sums_of<Bits, 4>()};
+
+/// block_values for codes; `copy` has room for the values of two tiles and a vector.
+MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows const& weights, index_t group,
+    run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
+{
+    constexpr index_t lanes  = simd::lanes;
+    index_t const tile_bytes = tile_tokens * values.token_bytes;
+    index_t const tiles      = (n + tile_tokens - 1) / tile_tokens;
+    // The last tile is copied where it is narrow, and the one before it where a vector might read beyond the run.
+    bool const ragged = values.group(t, values.groups() - 1).bytes % lanes != 0;
+    index_t whole     = n / tile_tokens;
+    auto const behind = [&] { return (values.stored - t - whole * tile_tokens) * values.token_bytes; };
+    while (ragged && whole > 0 && behind() < index_t{sizeof(simd::ints)}) { --whole; }
+    for (index_t i = whole; i < tiles; ++i)
+    {
+        widen_tile(values, t + i * tile_tokens, copy + (i - whole) * tile_bytes);
+    }
+    for (index_t g = 0; g < group;)
+    {
+        int const pass      = pass_of(group - g);
+        index_t const heads = heads_of_pass[pass];
+        read_ahead next     = ahead;
+        auto const from     = weights.from(g);
+        sum_rows to{sums.x + g * sums.step, sums.step};
+        for (int k = 0; k < values.groups(); ++k, to.x += quantised_group)
+        {
+            mdkv::detail::coded_group const codes{values.coordinates, k, tile_tokens, true, values.kind};
+            auto const add_tiles = [&](std::byte const* begin, index_t first, index_t count) {
+                rounded_weights rounded;
+                auto const round = values.kind == storage::int8 ? &round_weights<8> : &round_weights<4>;
+                round({from.x + first * tile_tokens, from.step}, heads, begin + codes.scales, tile_bytes,
+                    count * tile_tokens, codes.bytes, rounded, next);
+                coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
+                for (index_t b = 0; b < codes.bytes;)
+                {
+                    bool const wide = codes.bytes - b >= as[pass].vectors * lanes;
+                    (wide ? as[pass].wide : as[pass].one)(rounded, columns, b, to, next);
+                    b += wide ? as[pass].vectors * lanes : lanes;
+                }
+            };
+            constexpr index_t at_once = rounded_tokens / tile_tokens;
+            for (index_t i = 0; i < whole; i += at_once)
+            {
+                add_tiles(values.begin + values.tile(t) + i * tile_bytes, i, std::min(at_once, whole - i));
+            }
+            if (whole < tiles) { add_tiles(copy, whole, tiles - whole); }
+        }
+        g += heads;
+    }
+}
+
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

@@ -1,0 +1,166 @@
+/// \file rounding.hpp: what multiplies codes in attention, queries and weights, rounded to whole numbers of 8 or 16 bits (docs/numerics.md).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/lanes.hpp>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+{
+
+/// Where codes have their middle.
+template <int Bits>
+inline constexpr float middle_code = Bits == 8 ? 127.5F : 7.5F;
+
+/// Tokens whose weights have one unit. The sums of 256 are below 2^31.
+inline constexpr index_t rounded_tokens = 128;
+
+/// How numbers up to `largest` are rounded to multiples of a unit, at most `most` of them.
+struct rounding
+{
+    float unit;
+    float factor; ///< 1 / unit; 0 for numbers that are not told from 0
+
+    rounding(float largest, float most) noexcept
+        : unit{largest / most}
+        , factor{largest >= 0x1p-100F ? most / largest : 0.0F}
+    {}
+};
+
+/// Rounds n numbers times `factor`, a multiple of 16, and returns the vectors' sum. Numbers of 16 bits have the
+/// order first, third, second, fourth of every four.
+template <int Bits>
+[[gnu::always_inline]] inline simd::ints round_numbers(float const* x, float factor, index_t n, std::byte* to) noexcept
+{
+    constexpr int vectors = int{tile_tokens} / simd::lanes;
+    simd::ints sum{};
+    for (index_t i = 0; i < n; i += tile_tokens)
+    {
+        simd::ints number[vectors];
+        MDKV_UNROLL
+        for (int v = 0; v < vectors; ++v)
+        {
+            index_t const at = i + v * simd::lanes;
+            number[v]        = simd::to_nearest(simd::load(x + at) * simd::broadcast(factor));
+            sum += number[v];
+            if constexpr (Bits == 8) { simd::store_shorts(to + at * number_bytes<Bits>, simd::swap_middle(number[v])); }
+        }
+        if constexpr (Bits == 4) { simd::store_bytes(to + i, number); }
+    }
+    return sum;
+}
+
+/// Rounds the groups of rows of coordinates: to [rows, groups].
+template <int Bits>
+[[gnu::noinline]] void round_queries(
+    float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* to) noexcept
+{
+    constexpr index_t half = quantised_group / 2;
+    constexpr index_t part = std::min(half, rounded_query::part<Bits>);
+    for (index_t i = 0; i < rows; ++i, x += step)
+    {
+        for (index_t c = 0; c < coordinates; c += quantised_group, ++to)
+        {
+            // The numbers of the low halves of bytes and those of the high ones; of 8 bits just the first and the others.
+            float number[2][half]{};
+            index_t const n      = std::min(quantised_group, coordinates - c);
+            index_t const first  = Bits == 8 ? std::min(n, half) : (n + 1) / 2;
+            index_t const second = Bits == 8 ? half : first;
+            std::copy_n(x + c, first, number[0]);
+            std::copy_n(x + c + first, n - first, number[1]);
+            simd::floats sum  = simd::broadcast(0.0F);
+            simd::floats left = simd::broadcast(0.0F);
+            float factors[half / 16];
+            for (index_t j = 0; j < half; j += part)
+            {
+                simd::floats top = simd::broadcast(0.0F);
+                for (index_t l = j; l < j + part; l += simd::lanes)
+                {
+                    simd::floats const low  = simd::load(number[0] + l);
+                    simd::floats const high = simd::load(number[1] + l);
+                    top                     = simd::max(top, simd::max(simd::abs(low), simd::abs(high)));
+                    sum += low + high;
+                }
+                rounding const by{simd::max_lane(top), Bits == 8 ? 32767.0F : 127.0F};
+                to->unit[j / part] = by.unit;
+                factors[j / part]  = by.factor;
+            }
+            for (index_t h = 0; h < 2; ++h) // the second numbers begin where the first end, not where a part does
+            {
+                for (index_t j = 0; j < half; j += part)
+                {
+                    left += simd::to_floats(round_numbers<Bits>(number[h] + j, factors[j / part], part,
+                                to->numbers + (h * second + j) * number_bytes<Bits>))
+                            * simd::broadcast(to->unit[j / part]);
+                }
+            }
+            to->sum    = simd::sum(sum);
+            to->offset = middle_code<Bits> * (to->sum - simd::sum(left));
+        }
+    }
+}
+
+/// Weights of a block times scales, by head.
+struct rounded_weights
+{
+    alignas(64) std::byte numbers[most_group][rounded_tokens * most_number_bytes];
+    float unit[most_group];
+    float bias[most_group]; ///< of all columns
+};
+
+/// Rounds the weights of n tokens in whole tiles, times their scales, which are in the tiles from `scales` on.
+template <int Bits>
+[[gnu::noinline]] void round_weights(query_rows const& weights, index_t heads, std::byte const* scales,
+    index_t tile_bytes, index_t n, index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept
+{
+    constexpr index_t lanes = simd::lanes;
+    float scale[rounded_tokens];
+    float minimum[rounded_tokens];
+    for (index_t t = 0; t < n; t += lanes)
+    {
+        std::byte const* const at = scales + t / tile_tokens * tile_bytes + t % tile_tokens * index_t{sizeof(half)};
+        ahead.fetch(lanes * bytes / 4);
+        simd::store(scale + t, load_halves(at));
+        simd::store(minimum + t, load_halves(at + tile_tokens * index_t{sizeof(half)}));
+    }
+    // The steps of one head wait for one another: each step is done for all heads.
+    float scaled[most_group][rounded_tokens];
+    simd::floats largest[most_group];
+    simd::floats bias[most_group];
+    for (index_t g = 0; g < heads; ++g)
+    {
+        float const* const weight = weights.x + g * weights.step;
+        simd::floats most         = simd::broadcast(0.0F);
+        simd::floats sum          = simd::broadcast(0.0F);
+        for (index_t t = 0; t < n; t += lanes)
+        {
+            simd::floats const number = simd::load(weight + t) * simd::load(scale + t);
+            simd::store(scaled[g] + t, number);
+            most = simd::max(number, most);
+            sum += simd::load(weight + t) * simd::load(minimum + t) + number * simd::broadcast(middle_code<Bits>);
+        }
+        largest[g] = most;
+        bias[g]    = sum;
+    }
+    float factor[most_group];
+    for (index_t g = 0; g < heads; ++g)
+    {
+        rounding const by{simd::max_lane(largest[g]), Bits == 8 ? 32767.0F : 255.0F};
+        to.unit[g] = by.unit;
+        factor[g]  = by.factor;
+    }
+    for (index_t g = 0; g < heads; ++g)
+    {
+        simd::ints const all = round_numbers<Bits>(scaled[g], factor[g], n, to.numbers[g]);
+        bias[g] -= simd::to_floats(all) * simd::broadcast(to.unit[g] * middle_code<Bits>);
+    }
+    for (index_t g = 0; g < heads; ++g) { to.bias[g] = simd::sum(bias[g]); }
+}
+
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
