@@ -116,6 +116,7 @@ TEST_CASE(
     {
         growing g{rungs};
         CAPTURE(rungs.size());
+        double const integers = support::integer_rounding(g.view().layout);
         index_t lowered = 0, dropped = 0;
         for (int i = 0; i < 50; ++i)
         {
@@ -139,7 +140,7 @@ TEST_CASE(
             REQUIRE(report.kept == check.stayed - 3 * 4);
             REQUIRE(report.lowered == check.lowered);
             REQUIRE(report.dropped == check.dropped);
-            if (i % 10 == 0) { CHECK(attention_error(g, all_tokens(g)) < 2e-3); }
+            if (i % 10 == 0) { CHECK(attention_error(g, all_tokens(g)) < 2e-3 + integers); }
             lowered += check.lowered;
             dropped += check.dropped;
         }
