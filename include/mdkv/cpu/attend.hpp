@@ -84,7 +84,7 @@ struct attend_job
         float* logits;          // [G, most_block_tokens]
         float* q;               // [G, sizes.queries()]
         rounded_query* rounded; // [G, groups] of the coded run being read
-        std::byte* tile;        // most_logit_tiles of the longest keys; two of values, and a vector
+        std::byte* tile;        // most_logit_tiles of the longest keys; copy_bytes of the longest values
     };
     [[nodiscard]] room carve(mdkv::detail::carver& memory) const
     {
@@ -92,8 +92,7 @@ struct attend_job
         return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
             memory.take<rounded_query>(group * groups),
             memory.take<std::byte>(
-                tile_tokens * std::max(most_logit_tiles * sizes.key_bytes, index_t{2} * sizes.value_bytes)
-                + index_t{sizeof(simd::ints)})};
+                std::max(most_logit_tiles * tile_tokens * sizes.key_bytes, copy_bytes(sizes.value_bytes)))};
     }
 
     [[nodiscard]] float* sums_of(index_t part) const { return sums + part * group * sizes.sums(); }
@@ -136,7 +135,7 @@ struct attend_job
     {
         storage const kind    = run.keys.kind;
         bool const coded      = kind != storage::plain;
-        auto const* logits_by = !coded ? logits_as<T> : kind == storage::int8 ? coded_logits_as<8> : coded_logits_as<4>;
+        auto const& logits_by = !coded ? logits_as<T> : kind == storage::int8 ? coded_logits_as<8> : coded_logits_as<4>;
         sum_rows const logits{mine.logits, most_block_tokens};
         sum_rows const to{sums_of(part) + sizes.sums_of(run.basis), sizes.sums()};
         query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};

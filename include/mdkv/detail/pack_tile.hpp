@@ -331,22 +331,48 @@ private:
         t.sync();
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
-            cell const from{t, at, i, group.bytes};
-            bool const both         = kind == storage::int4 && from.row + group.bytes < n;
-            float const* const low  = mine.x + from.row * tile + from.token;
+            bool const both         = kind == storage::int4 && i / tile + group.bytes < n;
+            float* const low        = mine.x + i;
             float const* const high = both ? low + group.bytes * tile : low;
-            std::uint8_t line[lanes];
             for (int l = 0; l < lanes; ++l)
             {
                 quantiser q;
-                q.minimum       = mine.minimum[from.token + l];
-                q.inverse       = mine.inverse[from.token + l];
+                q.minimum       = mine.minimum[i % tile + l];
+                q.inverse       = mine.inverse[i % tile + l];
                 int const upper = both ? q.code(high[l], most) << 4 : 0;
-                line[l]         = static_cast<std::uint8_t>(q.code(low[l], most) + upper);
+                low[l]          = static_cast<float>(q.code(low[l], most) + upper);
             }
-            for (int l = 0; l < lanes && from.token + l < at.width; ++l)
+        }
+        t.sync();
+        write_bytes(t, mine.x, group, to + group.codes);
+    }
+
+    /// The bytes of a group's codes, which x has as numbers, four at a time where they lie together.
+    template <team Team>
+    MDKV_HD static void write_bytes(Team const& t, float const* x, coded_group const& group, std::byte* to)
+    {
+        int const neighbours = group.by_token ? group.width : group.bytes;
+        int const others     = group.by_token ? group.bytes : group.width;
+        int const step       = group.by_token ? 1 : tile;
+        int const other_step = group.by_token ? tile : 1;
+        for (int f = 0; f < neighbours / 4; ++f, x += 4 * step, to += 4 * others)
+        {
+            for (int o = member(t); o < others; o += members(t))
             {
-                to[group.code(from.token + l, from.row)] = std::byte{line[l]};
+                float const* const four = x + o * other_step;
+                std::uint32_t word      = 0;
+                for (int k = 0; k < 4; ++k)
+                {
+                    word |= static_cast<std::uint32_t>(static_cast<int>(four[k * step])) << 8 * k;
+                }
+                store_at(to + 4 * o, word);
+            }
+        }
+        for (int k = 0; k < neighbours % 4; ++k, x += step, to += others)
+        {
+            for (int o = member(t); o < others; o += members(t))
+            {
+                to[o] = static_cast<std::byte>(static_cast<int>(x[o * other_step]));
             }
         }
     }

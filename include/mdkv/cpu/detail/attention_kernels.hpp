@@ -31,15 +31,15 @@ inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 :
 /// The number of a pass that serves as many of the `left` query heads as possible, and of its query heads.
 inline constexpr int passes = 5;
 inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
-[[nodiscard]] inline int pass_of(index_t left) noexcept
+[[nodiscard]] inline int pass_of(index_t left, index_t most = most_group) noexcept
 {
     int last = passes;
-    while (heads_of_pass[--last] > std::min<index_t>(left, most_group)) {}
+    while (heads_of_pass[--last] > std::min(left, most)) {}
     return last;
 }
 
-/// An address read a little later, asked for into the second-level cache: the hardware does not look beyond a page, and
-/// a block is several. Asking for memory beyond a buffer is harmless, so it is a number, not a pointer.
+/// An address read a little later, asked for into the nearest cache: the hardware does not look beyond a page, and a
+/// block is several. Asking for memory beyond a buffer is harmless, so it is a number, not a pointer.
 class read_ahead
 {
 public:
@@ -125,6 +125,13 @@ struct logit_pass
     index_t tiles;
 };
 inline constexpr index_t most_logit_tiles = 4;
+
+/// The kernels of one way of storing, by pass, of which none serves more than `most_heads`.
+struct logit_kernels
+{
+    index_t most_heads;
+    logit_pass pass[passes];
+};
 
 [[nodiscard]] inline simd::floats load_halves(std::byte const* p) noexcept
 {

@@ -12,6 +12,7 @@
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 
@@ -24,6 +25,11 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 // rounded to multiples of a unit, so that products and their sums are whole numbers: to 16 bits where codes have 8, to 8 bits
 // where codes have 4. Codes scatter around their middle: the middle times what rounding took off all numbers is added, so
 // that only what it took off each times the distance of a code from the middle is lost (docs/numerics.md).
+
+/// Query heads that one pass over codes serves. Eight would read codes from the nearest cache once where two passes of four
+/// read them twice, and be compiled for every user.
+inline constexpr int most_coded_heads = std::min(4, most_group);
+inline constexpr int coded_passes     = 4;
 
 /// Fours of codes as two factors: of 8 bits first and third, second and fourth; of 4 bits low halves, high halves.
 template <int Bits>
@@ -40,6 +46,32 @@ template <int Bits, class Sums>
 {
     if constexpr (Bits == 8) { sums = simd::add_products(sums, a, b); }
     else { sums = simd::add_byte_products(sums, a, b); }
+}
+
+/// Adds what the bytes of group k that lie alone, less than four, give to the logits of a vector of tokens.
+struct byte_range
+{
+    index_t begin;
+    index_t end;
+};
+template <int Bits>
+MDKV_OUTLINE void lone_logits(query_rows const& q, int heads, int k, byte_range range, std::byte const* at,
+    std::byte const* scales, sum_rows const& logits) noexcept
+{
+    for (int g = 0; g < heads; ++g)
+    {
+        rounded_query const& query = q.rounded[g * q.groups + k];
+        float* const to            = logits.x + g * logits.step;
+        simd::floats sum           = simd::broadcast(0.0F);
+        for (index_t c = range.begin; c < range.end; ++c)
+        {
+            simd::ints const code = simd::load_bytes(at + (c - range.begin) * tile_tokens);
+            simd::ints product    = (Bits == 8 ? code : code & 15) * query.template number<Bits>(c);
+            if (Bits == 4) { product += (code >> 4) * query.template number<Bits>(range.end + c); }
+            sum += simd::to_floats(product) * simd::broadcast(query.unit[c / rounded_query::part<Bits>]);
+        }
+        simd::store(to, simd::load(to) + load_halves(scales) * sum);
+    }
 }
 
 /// Adds the logits of `tiles` neighbouring whole tiles, group by group, to those of G queries, `Vectors` vectors of tokens
@@ -115,19 +147,12 @@ template <int Bits, int G, int Vectors>
                     }
                 }
             }
-            for (index_t c = whole; c < bytes; ++c, at += tile_tokens) // less than four are left: one by one
+            for (int v = 0; v < Vectors && whole < bytes; ++v)
             {
-                for (int v = 0; v < Vectors; ++v)
-                {
-                    simd::ints const code = simd::load_bytes(at + offset(v, 1));
-                    for (int g = 0; g < G; ++g)
-                    {
-                        simd::ints sum = (Bits == 8 ? code : code & 15) * query[g]->template number<Bits>(c);
-                        if (Bits == 4) { sum += (code >> 4) * query[g]->template number<Bits>(bytes + c); }
-                        acc[g][v] += simd::to_floats(sum) * simd::broadcast(query[g]->unit[c / part]);
-                    }
-                }
+                lone_logits<Bits>(q, G, k, {whole, bytes}, at + offset(v, 1), scales + offset(v, sizeof(half)),
+                    {logits.x + (done + v) * lanes, logits.step});
             }
+            at += (bytes - whole) * tile_tokens;
             MDKV_UNROLL
             for (int v = 0; v < Vectors; ++v)
             {
@@ -150,15 +175,15 @@ template <int Bits, int G, int Vectors>
 template <int Bits, int Pass>
 [[nodiscard]] constexpr logit_pass coded_logits_of() noexcept
 {
-    constexpr int G       = std::min(heads_of_pass[Pass], most_group);
+    constexpr int G       = std::min(heads_of_pass[Pass], most_coded_heads);
     constexpr int vectors = std::max(int{tile_tokens} / simd::lanes, std::min(4, 8 / G));
     return {&coded_logits<Bits, G, vectors>, vectors * simd::lanes / tile_tokens};
 }
 
 /// As logits_as, for codes of `Bits` bits.
 template <int Bits>
-inline constexpr logit_pass coded_logits_as[passes]{coded_logits_of<Bits, 0>(), coded_logits_of<Bits, 1>(),
-    coded_logits_of<Bits, 2>(), coded_logits_of<Bits, 3>(), coded_logits_of<Bits, 4>()};
+inline constexpr logit_kernels coded_logits_as{most_coded_heads,
+    {coded_logits_of<Bits, 0>(), coded_logits_of<Bits, 1>(), coded_logits_of<Bits, 2>(), coded_logits_of<Bits, 3>()}};
 
 /// A group's codes in neighbouring tiles of values.
 struct coded_columns
@@ -170,18 +195,25 @@ struct coded_columns
     index_t bytes;       ///< of one token's codes
 };
 
-MDKV_OUTLINE inline void add_few(simd::floats more, float* to, index_t n) noexcept
+/// Adds one head's sums of products, `vectors` vectors for each half of the bytes from byte b on, to its columns.
+MDKV_OUTLINE inline void add_columns(simd::ints const* products, int vectors, int halves, index_t b,
+    coded_columns const& from, float unit, float bias, float* to) noexcept
 {
-    float all[simd::lanes];
-    simd::store(all, more);
-    for (index_t i = 0; i < n; ++i) { to[i] += all[i]; }
-}
-
-/// Adds the first n lanes.
-[[gnu::always_inline]] inline void add_columns(simd::floats more, float* to, index_t n) noexcept
-{
-    if (n >= simd::lanes) { simd::store(to, simd::load(to) + more); }
-    else { add_few(more, to, n); }
+    for (index_t h = 0; h < halves; ++h)
+    {
+        index_t const end = std::min((h + 1) * from.bytes, from.coordinates);
+        index_t c         = h * from.bytes + b;
+        for (int v = 0; v < vectors; ++v, ++products, c += simd::lanes)
+        {
+            float all[simd::lanes];
+            simd::store(all, simd::to_floats(*products) * simd::broadcast(unit) + simd::broadcast(bias));
+            if (c + simd::lanes <= end) { simd::store(to + c, simd::load(to + c) + simd::load(all)); }
+            else
+            {
+                for (index_t i = 0; i < end - c; ++i) { to[c + i] += all[i]; }
+            }
+        }
+    }
 }
 
 /// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for the columns that `Vectors` vectors of
@@ -194,13 +226,14 @@ template <int Bits, int G, int Vectors>
     constexpr int halves = 8 / Bits;
     constexpr int size   = number_bytes<Bits>;
     read_ahead next      = ahead;
-    simd::ints acc[G][Vectors][halves]{};
+    simd::ints acc[G][halves][Vectors]{};
     std::byte const* tile = from.begin + 4 * b;
     for (index_t i = 0; i < from.tiles; ++i, tile += from.tile_bytes)
     {
         std::byte const* at    = tile;
         auto const add_sixteen = [&](auto& to) __attribute__((always_inline))
         {
+            MDKV_ROLLED
             for (index_t t = i * tile_tokens; t < (i + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
             {
                 if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
@@ -216,33 +249,33 @@ template <int Bits, int G, int Vectors>
                     MDKV_UNROLL
                     for (int v = 0; v < Vectors; ++v)
                     {
-                        if constexpr (Bits == 8) { multiply<Bits>(to[g][v][0], first[v], word); }
+                        if constexpr (Bits == 8) { multiply<Bits>(to[g][0][v], first[v], word); }
                         else
                         {
-                            multiply<Bits>(to[g][v][0], word, first[v]);
-                            multiply<Bits>(to[g][v][1], word, second[v]);
+                            multiply<Bits>(to[g][0][v], word, first[v]);
+                            multiply<Bits>(to[g][1][v], word, second[v]);
                         }
                     }
                     if constexpr (Bits == 4) { continue; }
                     simd::ints const other = simd::words(number + 4);
                     MDKV_UNROLL
-                    for (int v = 0; v < Vectors; ++v) { multiply<Bits>(to[g][v][0], second[v], other); }
+                    for (int v = 0; v < Vectors; ++v) { multiply<Bits>(to[g][0][v], second[v], other); }
                 }
             }
         };
-        if constexpr (Bits == 8) { add_sixteen(acc); }
-        else
+        if constexpr (Bits == 8 || std::same_as<simd::byte_sums, simd::ints>) { add_sixteen(acc); }
+        else // may pass the numbers of 16 bits when more are added
         {
-            simd::byte_sums part[G][Vectors][halves]{};
+            simd::byte_sums part[G][halves][Vectors]{};
             add_sixteen(part);
             MDKV_UNROLL
             for (int g = 0; g < G; ++g)
             {
                 MDKV_UNROLL
-                for (int v = 0; v < Vectors; ++v)
+                for (int h = 0; h < halves; ++h)
                 {
                     MDKV_UNROLL
-                    for (int h = 0; h < halves; ++h) { acc[g][v][h] += simd::widened(part[g][v][h]); }
+                    for (int v = 0; v < Vectors; ++v) { acc[g][h][v] += simd::widened(part[g][h][v]); }
                 }
             }
         }
@@ -250,63 +283,62 @@ template <int Bits, int G, int Vectors>
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
     {
+        simd::ints all[halves * Vectors];
         MDKV_UNROLL
-        for (int v = 0; v < Vectors; ++v)
-        {
-            MDKV_UNROLL
-            for (int h = 0; h < halves; ++h)
-            {
-                index_t const byte = b + v * lanes;
-                index_t const c    = h * from.bytes + byte;
-                add_columns(
-                    simd::to_floats(acc[g][v][h]) * simd::broadcast(weights.unit[g]) + simd::broadcast(weights.bias[g]),
-                    sums.x + g * sums.step + c, std::min(from.bytes - byte, from.coordinates - c));
-            }
-        }
+        for (int i = 0; i < halves * Vectors; ++i) { all[i] = acc[g][i / Vectors][i % Vectors]; }
+        add_columns(all, Vectors, halves, b, from, weights.unit[g], weights.bias[g], sums.x + g * sums.step);
     }
     ahead = next;
 }
 
 using coded_kernel = void(rounded_weights const&, coded_columns const&, index_t, sum_rows const&, read_ahead&) noexcept;
 
-/// Kernels of one pass: of as many vectors as registers allow, and of one.
+/// The kernel of a pass, of as many vectors as registers allow.
 struct coded_pass
 {
-    index_t vectors;
-    coded_kernel* wide;
-    coded_kernel* one;
+    index_t columns; ///< bytes of them
+    coded_kernel* kernel;
 };
+inline constexpr int most_coded_vectors = 4;
 template <int Bits, int Pass>
 [[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
 {
-    constexpr int G    = std::min(heads_of_pass[Pass], most_group);
-    constexpr int most = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
-    constexpr int wide = std::clamp(most, 1, Bits == 4 ? 2 : 4);
-    return {wide, &coded_sums<Bits, G, wide>, &coded_sums<Bits, G, 1>};
+    constexpr int G       = std::min(heads_of_pass[Pass], most_coded_heads);
+    constexpr int most    = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
+    constexpr int vectors = std::clamp(most, 1, Bits == 4 ? 2 : most_coded_vectors);
+    return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>};
 }
 template <int Bits>
-inline constexpr coded_pass coded_sums_as[passes]{coded_sums_of<Bits, 0>(), coded_sums_of<Bits, 1>(),
-    coded_sums_of<Bits, 2>(), coded_sums_of<Bits, 3>(), coded_sums_of<Bits, 4>()};
+inline constexpr coded_pass coded_sums_as[coded_passes]{
+    coded_sums_of<Bits, 0>(), coded_sums_of<Bits, 1>(), coded_sums_of<Bits, 2>(), coded_sums_of<Bits, 3>()};
 
-/// block_values for codes; `copy` has room for the values of two tiles and a vector.
+/// Bytes that a kernel may read beyond a group's codes.
+inline constexpr index_t most_read_beyond = most_coded_vectors * index_t{sizeof(simd::ints)};
+
+/// The room that coded_block_values needs for copies of tiles: of those that end close to a run's end, and of the last.
+[[nodiscard]] constexpr index_t copy_bytes(index_t token_bytes) noexcept
+{
+    return 2 * tile_tokens * token_bytes + 2 * most_read_beyond;
+}
+
+/// block_values for codes; `copy` has room for copy_bytes.
 MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows const& weights, index_t group,
     run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
 {
-    constexpr index_t lanes  = simd::lanes;
     index_t const tile_bytes = tile_tokens * values.token_bytes;
     index_t const tiles      = (n + tile_tokens - 1) / tile_tokens;
-    // The last tile is copied where it is narrow, and the one before it where a vector might read beyond the run.
-    bool const ragged = values.group(t, values.groups() - 1).bytes % lanes != 0;
+    // The last tile is copied where it is narrow, and those before it where a kernel might read beyond the run.
+    bool const ragged = values.group(t, values.groups() - 1).bytes % as[0].columns != 0; // others read no further
     index_t whole     = n / tile_tokens;
     auto const behind = [&] { return (values.stored - t - whole * tile_tokens) * values.token_bytes; };
-    while (ragged && whole > 0 && behind() < index_t{sizeof(simd::ints)}) { --whole; }
+    while (ragged && whole > 0 && behind() < 4 * as[0].columns) { --whole; }
     for (index_t i = whole; i < tiles; ++i)
     {
         widen_tile(values, t + i * tile_tokens, copy + (i - whole) * tile_bytes);
     }
     for (index_t g = 0; g < group;)
     {
-        int const pass      = pass_of(group - g);
+        int const pass      = pass_of(group - g, most_coded_heads);
         index_t const heads = heads_of_pass[pass];
         read_ahead next     = ahead;
         auto const from     = weights.from(g);
@@ -320,11 +352,9 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
                 round({from.x + first * tile_tokens, from.step}, heads, begin + codes.scales, tile_bytes,
                     count * tile_tokens, codes.bytes, rounded, next);
                 coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
-                for (index_t b = 0; b < codes.bytes;)
+                for (index_t b = 0; b < codes.bytes; b += as[pass].columns)
                 {
-                    bool const wide = codes.bytes - b >= as[pass].vectors * lanes;
-                    (wide ? as[pass].wide : as[pass].one)(rounded, columns, b, to, next);
-                    b += wide ? as[pass].vectors * lanes : lanes;
+                    as[pass].kernel(rounded, columns, b, to, next);
                 }
             };
             constexpr index_t at_once = rounded_tokens / tile_tokens;

@@ -79,12 +79,12 @@ template <element T, int Pass>
     return {&tile_logits<T, G, tiles>, tiles};
 }
 template <element T>
-inline constexpr logit_pass logits_as[passes]{
-    logits_of<T, 0>(), logits_of<T, 1>(), logits_of<T, 2>(), logits_of<T, 3>(), logits_of<T, 4>()};
+inline constexpr logit_kernels logits_as{
+    most_group, {logits_of<T, 0>(), logits_of<T, 1>(), logits_of<T, 2>(), logits_of<T, 3>(), logits_of<T, 4>()}};
 
 /// Logits [group, n] of n tokens of a run from token t on, a multiple of 16; those of a last, incomplete sixteen are followed
 /// by -infinity. There is room for logits up to a multiple of `most_logit_tiles` tiles, and in `copy` for the keys of as many.
-[[gnu::noinline]] inline void block_logits(logit_pass const* as, query_rows const& q, index_t group,
+[[gnu::noinline]] inline void block_logits(logit_kernels const& as, query_rows const& q, index_t group,
     run_rows const& keys, index_t t, index_t n, sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const tile_bytes  = tile_tokens * keys.token_bytes;
@@ -98,19 +98,19 @@ inline constexpr logit_pass logits_as[passes]{
     }
     for (index_t g = 0; g < group;)
     {
-        int const pass  = pass_of(group - g);
-        read_ahead next = ahead;
-        index_t const done =
-            as[pass].kernel(q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
-        index_t const left = padded / tile_tokens - done;
+        int const pass       = pass_of(group - g, as.most_heads);
+        logit_pass const& by = as.pass[pass];
+        read_ahead next      = ahead;
+        index_t const done   = by.kernel(q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
+        index_t const left   = padded / tile_tokens - done;
         if (left > 0) // fewer than the kernel takes at a time
         {
             index_t const bytes = (whole - done) * tile_bytes;
             std::memcpy(copy, at + done * tile_bytes, static_cast<std::size_t>(bytes));
-            std::memset(copy + bytes, 0, static_cast<std::size_t>(as[pass].tiles * tile_bytes - bytes));
+            std::memset(copy + bytes, 0, static_cast<std::size_t>(by.tiles * tile_bytes - bytes));
             if (narrow) { widen_tile(keys, t + n - 1, copy + bytes); }
             float* const to = logits.x + g * logits.step + done * tile_tokens;
-            as[pass].kernel(q.from(g), keys, copy, as[pass].tiles, {to, logits.step}, next);
+            by.kernel(q.from(g), keys, copy, by.tiles, {to, logits.step}, next);
         }
         g += heads_of_pass[pass];
     }
