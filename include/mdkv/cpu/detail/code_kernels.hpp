@@ -31,13 +31,14 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 inline constexpr int most_coded_heads = std::min(4, most_group);
 inline constexpr int coded_passes     = 4;
 
-/// Fours of codes as two factors: of 8 bits first and third, second and fourth; of 4 bits low halves, high halves.
+/// Half of the fours of codes as a factor, the first or the second: of 8 bits first and third, or second and fourth; of 4
+/// bits low halves, or high halves.
 template <int Bits>
-[[gnu::always_inline]] inline void unpack(std::byte const* from, simd::ints& first, simd::ints& second) noexcept
+[[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack(std::byte const* from, int half) noexcept
 {
     auto const codes = simd::read<simd::ints>(from);
-    first            = codes & (Bits == 8 ? 0x00ff00ff : 0x0f0f0f0f);
-    second           = Bits == 8 ? simd::high_bytes(codes) : (codes >> 4) & 0x0f0f0f0f;
+    if constexpr (Bits == 8) { return half == 0 ? codes & 0x00ff00ff : simd::high_bytes(codes); }
+    else { return (half == 0 ? codes : codes >> 4) & 0x0f0f0f0f; }
 }
 
 /// Adds products: a from 0 to 255, of 4-bit codes b from -128 to 127.
@@ -111,20 +112,21 @@ template <int Bits, int G, int Vectors>
                 for (; c < end; c += 4, at += fours)
                 {
                     next.fetch(4 * Vectors * lanes);
-                    simd::ints first[Vectors]; // codes of bytes first and third, or low halves
-                    simd::ints second[Vectors];
+                    simd::ints code[2][Vectors];
                     MDKV_UNROLL
-                    for (int v = 0; v < Vectors; ++v) { unpack<Bits>(at + offset(v, 4), first[v], second[v]); }
-                    MDKV_UNROLL
-                    for (int g = 0; g < G; ++g)
+                    for (int i = 0; i < 2 * Vectors; ++i)
                     {
-                        std::byte const* const number = query[g]->numbers + c * size;
-                        simd::ints const one          = simd::words(number);
+                        code[i / Vectors][i % Vectors] = unpack<Bits>(at + offset(i % Vectors, 4), i / Vectors);
+                    }
+                    MDKV_UNROLL
+                    for (int i = 0; i < 2 * G; ++i)
+                    {
+                        int const g    = i / 2;
+                        int const half = i % 2;
+                        simd::ints const number =
+                            simd::words(query[g]->numbers + c * size + half * (Bits == 8 ? 4 : bytes));
                         MDKV_UNROLL
-                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[g][v], first[v], one); }
-                        simd::ints const other = simd::words(number + (Bits == 8 ? 4 : bytes));
-                        MDKV_UNROLL
-                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[g][v], second[v], other); }
+                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[g][v], code[half][v], number); }
                     }
                 }
             };
@@ -195,23 +197,18 @@ struct coded_columns
     index_t bytes;       ///< of one token's codes
 };
 
-/// Adds one head's sums of products, `vectors` vectors for each half of the bytes from byte b on, to its columns.
-MDKV_OUTLINE inline void add_columns(simd::ints const* products, int vectors, int halves, index_t b,
-    coded_columns const& from, float unit, float bias, float* to) noexcept
+/// Adds `vectors` vectors for each half of the bytes from byte b on, for each head, where a half ends within them.
+MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int halves, int vectors, index_t b,
+    coded_columns const& from, sum_rows const& sums) noexcept
 {
-    for (index_t h = 0; h < halves; ++h)
+    for (index_t i = 0; i < heads * halves; ++i, more += vectors)
     {
-        index_t const end = std::min((h + 1) * from.bytes, from.coordinates);
-        index_t c         = h * from.bytes + b;
-        for (int v = 0; v < vectors; ++v, ++products, c += simd::lanes)
+        index_t const first = i % halves * from.bytes;
+        index_t const n     = std::min(from.bytes, from.coordinates - first) - b;
+        float* const to     = sums.x + i / halves * sums.step + first + b;
+        for (index_t c = 0; c < std::min<index_t>(n, vectors * simd::lanes); ++c)
         {
-            float all[simd::lanes];
-            simd::store(all, simd::to_floats(*products) * simd::broadcast(unit) + simd::broadcast(bias));
-            if (c + simd::lanes <= end) { simd::store(to + c, simd::load(to + c) + simd::load(all)); }
-            else
-            {
-                for (index_t i = 0; i < end - c; ++i) { to[c + i] += all[i]; }
-            }
+            to[c] += more[c / simd::lanes][c % simd::lanes];
         }
     }
 }
@@ -237,29 +234,31 @@ template <int Bits, int G, int Vectors>
             for (index_t t = i * tile_tokens; t < (i + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
             {
                 if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
-                simd::ints first[Vectors];
-                simd::ints second[Vectors];
+                // Both halves of 4 bits have the same numbers; of 8 bits others, and one half at a time needs fewer registers.
+                constexpr int steps = Bits == 8 ? 2 : 1;
                 MDKV_UNROLL
-                for (int v = 0; v < Vectors; ++v) { unpack<Bits>(at + 4 * v * lanes, first[v], second[v]); }
-                MDKV_UNROLL
-                for (int g = 0; g < G; ++g)
+                for (int step = 0; step < steps; ++step)
                 {
-                    std::byte const* const number = weights.numbers[g] + t * size;
-                    simd::ints const word         = simd::words(number);
+                    simd::ints code[halves][Vectors];
                     MDKV_UNROLL
-                    for (int v = 0; v < Vectors; ++v)
+                    for (int i = 0; i < halves * Vectors; ++i)
                     {
-                        if constexpr (Bits == 8) { multiply<Bits>(to[g][0][v], first[v], word); }
-                        else
+                        code[i / Vectors][i % Vectors] =
+                            unpack<Bits>(at + 4 * (i % Vectors) * lanes, step + i / Vectors);
+                    }
+                    MDKV_UNROLL
+                    for (int g = 0; g < G; ++g)
+                    {
+                        simd::ints const number = simd::words(weights.numbers[g] + t * size + 4 * step);
+                        MDKV_UNROLL
+                        for (int i = 0; i < halves * Vectors; ++i)
                         {
-                            multiply<Bits>(to[g][0][v], word, first[v]);
-                            multiply<Bits>(to[g][1][v], word, second[v]);
+                            int const h = i / Vectors;
+                            int const v = i % Vectors;
+                            if constexpr (Bits == 8) { multiply<Bits>(to[g][h][v], code[h][v], number); }
+                            else { multiply<Bits>(to[g][h][v], number, code[h][v]); }
                         }
                     }
-                    if constexpr (Bits == 4) { continue; }
-                    simd::ints const other = simd::words(number + 4);
-                    MDKV_UNROLL
-                    for (int v = 0; v < Vectors; ++v) { multiply<Bits>(to[g][0][v], second[v], other); }
                 }
             }
         };
@@ -280,13 +279,27 @@ template <int Bits, int G, int Vectors>
             }
         }
     }
+    simd::floats all[G * halves * Vectors];
     MDKV_UNROLL
-    for (int g = 0; g < G; ++g)
+    for (int i = 0; i < G * halves * Vectors; ++i)
     {
-        simd::ints all[halves * Vectors];
+        int const g = i / Vectors / halves;
+        all[i]      = simd::to_floats(acc[g][i / Vectors % halves][i % Vectors]) * simd::broadcast(weights.unit[g])
+                 + simd::broadcast(weights.bias[g]);
+    }
+    if (b + Vectors * lanes > from.bytes || from.coordinates < halves * from.bytes)
+    {
+        add_ragged(all, G, halves, Vectors, b, from, sums);
+    }
+    else
+    {
         MDKV_UNROLL
-        for (int i = 0; i < halves * Vectors; ++i) { all[i] = acc[g][i / Vectors][i % Vectors]; }
-        add_columns(all, Vectors, halves, b, from, weights.unit[g], weights.bias[g], sums.x + g * sums.step);
+        for (int i = 0; i < G * halves * Vectors; ++i)
+        {
+            float* const to =
+                sums.x + i / Vectors / halves * sums.step + i / Vectors % halves * from.bytes + b + i % Vectors * lanes;
+            simd::store(to, simd::load(to) + all[i]);
+        }
     }
     ahead = next;
 }
