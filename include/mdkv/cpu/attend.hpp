@@ -44,7 +44,7 @@ inline constexpr index_t most_parts       = 512;
 /// Tokens attended at a time: their logits and their rows stay in the nearest cache.
 inline constexpr index_t most_block_tokens  = 256;
 inline constexpr index_t most_block_bytes   = index_t{1} << 15;
-inline constexpr index_t most_coded_bytes   = index_t{9} << 12; // have more to finish at a block's end
+inline constexpr index_t most_coded_bytes   = index_t{9} << 12; // 256 tokens of 4 bits, 128 coordinates
 inline constexpr index_t least_block_tokens = 64;
 
 /// to = to * by + from * from_by, over n coordinates.
@@ -141,8 +141,7 @@ struct attend_job
         query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
         if (coded)
         {
-            (kind == storage::int8 ? &round_queries<8> : &round_queries<4>)(q.x, q.step, group, run.keys.coordinates,
-                mine.rounded);
+            round_queries(kind == storage::int8 ? 8 : 4, q.x, q.step, group, run.keys.coordinates, mine.rounded);
             q = {q.x, q.step, mine.rounded, run.keys.groups()};
         }
         index_t const block = std::clamp(

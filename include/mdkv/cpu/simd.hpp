@@ -128,7 +128,9 @@ template <element T>
 #endif
 }
 
-/// Sums of products of bytes, two or four to a lane; see add_byte_products.
+// byte_sums add_byte_products(byte_sums sum, ints a, ints b): sum + the products of the bytes of a, from 0 to 255, and of b,
+// from -128 to 127, four to a lane of 32 bits or two to one of 16, as the machine adds them. `widened` makes lanes of 32 bits;
+// those of 16 must be before they may pass 32767.
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 using byte_sums = ints;
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
@@ -149,7 +151,6 @@ using byte_sums = ints;
 }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 using byte_sums = short __attribute__((vector_size(4 * lanes)));
-/// sum + the products of the bytes of a, from 0 to 255, and of b, from -128 to 127. Widened before they may pass 32767.
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
 {
     using all = char __attribute__((vector_size(4 * lanes)));
@@ -188,6 +189,7 @@ inline void store_shorts(std::byte* p, ints v) noexcept
     auto const narrow = __builtin_convertvector(v, shorts);
     std::memcpy(p, &narrow, sizeof narrow);
 }
+
 /// Of every four lanes the middle two change places.
 template <class Ints>
 [[nodiscard]] inline Ints swap_middle(Ints v) noexcept

@@ -164,9 +164,14 @@ struct logit_kernels
         index_t const fours = width / 4 * 4;
         std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
         std::memcpy(to, from, static_cast<std::size_t>(fours * bytes));
-        for (index_t i = fours; i < width; ++i)
+        for (index_t b = 0; b < bytes && fours < width; ++b)
         {
-            for (index_t b = 0; b < bytes; ++b) { to[fours * bytes + b * 4 + i % 4] = from[i * bytes + b]; }
+            std::uint32_t four = 0;
+            for (index_t i = width; i-- > fours;)
+            {
+                four = four << 8U | static_cast<std::uint32_t>(from[i * bytes + b]);
+            }
+            mdkv::detail::store_at(to + fours * bytes + 4 * b, four);
         }
         from += width * bytes;
         to += tile_tokens * bytes;

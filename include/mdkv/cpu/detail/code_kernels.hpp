@@ -361,9 +361,8 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
             mdkv::detail::coded_group const codes{values.coordinates, k, tile_tokens, true, values.kind};
             auto const add_tiles = [&](std::byte const* begin, index_t first, index_t count) {
                 rounded_weights rounded;
-                auto const round = values.kind == storage::int8 ? &round_weights<8> : &round_weights<4>;
-                round({from.x + first * tile_tokens, from.step}, heads, begin + codes.scales, tile_bytes,
-                    count * tile_tokens, codes.bytes, rounded, next);
+                round_weights(values.kind == storage::int8 ? 8 : 4, {from.x + first * tile_tokens, from.step}, heads,
+                    begin + codes.scales, tile_bytes, count * tile_tokens, codes.bytes, rounded, next);
                 coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
                 for (index_t b = 0; b < codes.bytes; b += as[pass].columns)
                 {

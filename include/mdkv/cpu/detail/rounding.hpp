@@ -14,9 +14,11 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-/// Where codes have their middle.
-template <int Bits>
-inline constexpr float middle_code = Bits == 8 ? 127.5F : 7.5F;
+/// Where codes of 4 or 8 bits have their middle.
+[[nodiscard]] constexpr float middle_code(int bits) noexcept
+{
+    return bits == 8 ? 127.5F : 7.5F;
+}
 
 /// Tokens whose weights have one unit. The sums of 256 are below 2^31.
 inline constexpr index_t rounded_tokens = 128;
@@ -33,10 +35,10 @@ struct rounding
     {}
 };
 
-/// Rounds n numbers times `factor`, a multiple of 16, and returns the vectors' sum. Numbers of 16 bits have the
-/// order first, third, second, fourth of every four.
-template <int Bits>
-[[gnu::always_inline]] inline simd::ints round_numbers(float const* x, float factor, index_t n, std::byte* to) noexcept
+/// Rounds n numbers times `factor`, a multiple of 16, for codes of `bits` bits and returns the vectors' sum. Numbers of 16
+/// bits have the order first, third, second, fourth of every four.
+[[gnu::always_inline]] inline simd::ints round_numbers(
+    int bits, float const* x, float factor, index_t n, std::byte* to) noexcept
 {
     constexpr int vectors = int{tile_tokens} / simd::lanes;
     simd::ints sum{};
@@ -49,20 +51,19 @@ template <int Bits>
             index_t const at = i + v * simd::lanes;
             number[v]        = simd::to_nearest(simd::load(x + at) * simd::broadcast(factor));
             sum += number[v];
-            if constexpr (Bits == 8) { simd::store_shorts(to + at * number_bytes<Bits>, simd::swap_middle(number[v])); }
+            if (bits == 8) { simd::store_shorts(to + at * number_bytes<8>, simd::swap_middle(number[v])); }
         }
-        if constexpr (Bits == 4) { simd::store_bytes(to + i, number); }
+        if (bits == 4) { simd::store_bytes(to + i, number); }
     }
     return sum;
 }
 
 /// Rounds the groups of rows of coordinates: to [rows, groups].
-template <int Bits>
-[[gnu::noinline]] void round_queries(
-    float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* to) noexcept
+MDKV_OUTLINE inline void round_queries(
+    int bits, float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* to) noexcept
 {
     constexpr index_t half = quantised_group / 2;
-    constexpr index_t part = std::min(half, rounded_query::part<Bits>);
+    index_t const part     = bits == 8 ? half : rounded_query::part<4>;
     for (index_t i = 0; i < rows; ++i, x += step)
     {
         for (index_t c = 0; c < coordinates; c += quantised_group, ++to)
@@ -70,13 +71,13 @@ template <int Bits>
             // The numbers of the low halves of bytes and those of the high ones; of 8 bits just the first and the others.
             float number[2][half]{};
             index_t const n      = std::min(quantised_group, coordinates - c);
-            index_t const first  = Bits == 8 ? std::min(n, half) : (n + 1) / 2;
-            index_t const second = Bits == 8 ? half : first;
+            index_t const first  = bits == 8 ? std::min(n, half) : (n + 1) / 2;
+            index_t const second = bits == 8 ? half : first;
             std::copy_n(x + c, first, number[0]);
             std::copy_n(x + c + first, n - first, number[1]);
             simd::floats sum  = simd::broadcast(0.0F);
             simd::floats left = simd::broadcast(0.0F);
-            float factors[half / 16];
+            float factors[half / rounded_query::part<4>];
             for (index_t j = 0; j < half; j += part)
             {
                 simd::floats top = simd::broadcast(0.0F);
@@ -87,7 +88,7 @@ template <int Bits>
                     top                     = simd::max(top, simd::max(simd::abs(low), simd::abs(high)));
                     sum += low + high;
                 }
-                rounding const by{simd::max_lane(top), Bits == 8 ? 32767.0F : 127.0F};
+                rounding const by{simd::max_lane(top), bits == 8 ? 32767.0F : 127.0F};
                 to->unit[j / part] = by.unit;
                 factors[j / part]  = by.factor;
             }
@@ -95,13 +96,13 @@ template <int Bits>
             {
                 for (index_t j = 0; j < half; j += part)
                 {
-                    left += simd::to_floats(round_numbers<Bits>(number[h] + j, factors[j / part], part,
-                                to->numbers + (h * second + j) * number_bytes<Bits>))
+                    left += simd::to_floats(round_numbers(bits, number[h] + j, factors[j / part], part,
+                                to->numbers + (h * second + j) * (bits / 4)))
                             * simd::broadcast(to->unit[j / part]);
                 }
             }
             to->sum    = simd::sum(sum);
-            to->offset = middle_code<Bits> * (to->sum - simd::sum(left));
+            to->offset = middle_code(bits) * (to->sum - simd::sum(left));
         }
     }
 }
@@ -115,11 +116,11 @@ struct rounded_weights
 };
 
 /// Rounds the weights of n tokens in whole tiles, times their scales, which are in the tiles from `scales` on.
-template <int Bits>
-[[gnu::noinline]] void round_weights(query_rows const& weights, index_t heads, std::byte const* scales,
+MDKV_OUTLINE inline void round_weights(int bits, query_rows const& weights, index_t heads, std::byte const* scales,
     index_t tile_bytes, index_t n, index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept
 {
     constexpr index_t lanes = simd::lanes;
+    float const middle      = middle_code(bits);
     float scale[rounded_tokens];
     float minimum[rounded_tokens];
     for (index_t t = 0; t < n; t += lanes)
@@ -143,7 +144,7 @@ template <int Bits>
             simd::floats const number = simd::load(weight + t) * simd::load(scale + t);
             simd::store(scaled[g] + t, number);
             most = simd::max(number, most);
-            sum += simd::load(weight + t) * simd::load(minimum + t) + number * simd::broadcast(middle_code<Bits>);
+            sum += simd::load(weight + t) * simd::load(minimum + t) + number * simd::broadcast(middle);
         }
         largest[g] = most;
         bias[g]    = sum;
@@ -151,14 +152,14 @@ template <int Bits>
     float factor[most_group];
     for (index_t g = 0; g < heads; ++g)
     {
-        rounding const by{simd::max_lane(largest[g]), Bits == 8 ? 32767.0F : 255.0F};
+        rounding const by{simd::max_lane(largest[g]), bits == 8 ? 32767.0F : 255.0F};
         to.unit[g] = by.unit;
         factor[g]  = by.factor;
     }
     for (index_t g = 0; g < heads; ++g)
     {
-        simd::ints const all = round_numbers<Bits>(scaled[g], factor[g], n, to.numbers[g]);
-        bias[g] -= simd::to_floats(all) * simd::broadcast(to.unit[g] * middle_code<Bits>);
+        simd::ints const all = round_numbers(bits, scaled[g], factor[g], n, to.numbers[g]);
+        bias[g] -= simd::to_floats(all) * simd::broadcast(to.unit[g] * middle);
     }
     for (index_t g = 0; g < heads; ++g) { to.bias[g] = simd::sum(bias[g]); }
 }
