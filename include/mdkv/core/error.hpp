@@ -100,12 +100,9 @@ template <class Piece>
     else { return piece; }
 }
 
-template <class Exception>
-[[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
+/// Adds all pieces, of the kinds named by letters.
+[[gnu::cold]] MDKV_OUTLINE inline void add_pieces(message& all, char const* kind, std::va_list pieces) noexcept
 {
-    std::va_list pieces;
-    message all;
-    va_start(pieces, kind);
     for (; *kind != '\0'; ++kind)
     {
         if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(pieces, double))); }
@@ -118,6 +115,15 @@ template <class Exception>
         }
         else { all.add(va_arg(pieces, char const*)); }
     }
+}
+
+template <class Exception>
+[[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
+{
+    std::va_list pieces;
+    message all;
+    va_start(pieces, kind);
+    add_pieces(all, kind, pieces);
     va_end(pieces);
     throw Exception{all.text};
 }
