@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 namespace mdkv::detail
 {
@@ -25,29 +26,30 @@ namespace mdkv::detail
 /// own inverse: products of two rotated vectors are those of the originals, and a second rotation gives the original back.
 /// Where n is no power of two, nothing changes.
 template <int Lanes = 1>
-MDKV_HD constexpr void hadamard(float* x, index_t n, index_t stride = Lanes) noexcept
+MDKV_HD void hadamard(float* x, index_t n, index_t stride = Lanes) noexcept
 {
+    using floats = lane_floats<Lanes>;
     if (!has_hadamard(n)) { return; }
+    float const factor = hadamard_factor(n);
     for (index_t half = 1; half < n; half *= 2)
     {
         for (index_t i = 0; i < n; ++i)
         {
             if ((i & half) != 0) { continue; }
-            float* const low  = x + i * stride;
-            float* const high = x + (i + half) * stride;
-            for (int l = 0; l < Lanes; ++l)
+            floats a;
+            floats b;
+            __builtin_memcpy(&a, x + i * stride, sizeof a);
+            __builtin_memcpy(&b, x + (i + half) * stride, sizeof b);
+            floats sum        = a + b;
+            floats difference = a - b;
+            if (2 * half == n)
             {
-                float const a = low[l];
-                float const b = high[l];
-                low[l]        = a + b;
-                high[l]       = a - b;
+                sum *= factor;
+                difference *= factor;
             }
+            __builtin_memcpy(x + i * stride, &sum, sizeof sum);
+            __builtin_memcpy(x + (i + half) * stride, &difference, sizeof difference);
         }
-    }
-    float const factor = hadamard_factor(n);
-    for (index_t i = 0; i < n; ++i)
-    {
-        for (int l = 0; l < Lanes; ++l) { x[i * stride + l] *= factor; }
     }
 }
 

@@ -42,6 +42,35 @@ using lane_floats = typename lane_vector<float, Lanes>::type;
 template <int Lanes>
 using lane_ints = typename lane_vector<std::int32_t, Lanes>::type;
 
+/// Neighbours from any address, and back.
+template <class V>
+[[nodiscard, gnu::always_inline]] MDKV_HD inline V load_lanes(float const* from)
+{
+    V x;
+    __builtin_memcpy(&x, from, sizeof x);
+    return x;
+}
+template <class V>
+[[gnu::always_inline]] MDKV_HD inline void store_lanes(float* to, V const& x)
+{
+    __builtin_memcpy(to, &x, sizeof x);
+}
+
+/// Whole numbers from 0 on: what is behind the point is cut off.
+[[nodiscard, gnu::always_inline]] MDKV_HD inline float cut_off(float x)
+{
+    return static_cast<float>(static_cast<int>(x));
+}
+template <class V>
+[[nodiscard, gnu::always_inline]] MDKV_HD inline V cut_off(V const& x)
+{
+#if defined(__CUDA_ARCH__)
+    return x;
+#else
+    return __builtin_convertvector(__builtin_convertvector(x, lane_ints<int{sizeof(V) / sizeof(float)}>), V);
+#endif
+}
+
 template <class V>
 [[nodiscard]] MDKV_HD inline V larger(V const& a, V const& b) noexcept
 {

@@ -7,6 +7,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
@@ -291,57 +292,50 @@ private:
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void write_codes(Team const& t, scratch const& mine, place const& at, int c, int n)
     {
-        constexpr int lanes     = Team::lanes;
+        constexpr int lanes     = Team::register_lanes;
+        using floats            = lane_floats<lanes>;
         storage const kind      = at.rows.kind;
         coded_group const group = at.rows.group(at.first, c / piece);
         std::byte* const to     = at.rows.begin + at.rows.tile(at.first);
-        int const most          = most_code(kind);
+        auto const most         = static_cast<float>(most_code(kind));
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
             float* const x = mine.x + i;
             if (at.basis == run_basis::rotated) { hadamard<lanes>(x, n, tile); }
-            float least[lanes];
-            float largest[lanes];
-            float spoilt[lanes]; // NaN where a coordinate is NaN or infinite: comparisons may miss it
-            for (int l = 0; l < lanes; ++l)
-            {
-                least[l] = largest[l] = x[l];
-                spoilt[l]             = x[l] * 0.0F;
-            }
+            floats least   = load_lanes<floats>(x);
+            floats largest = least;
+            floats spoilt  = least * 0.0F; // NaN where a coordinate is NaN or infinite: comparisons may miss it
             for (int j = 1; j < n; ++j)
             {
-                for (int l = 0; l < lanes; ++l)
-                {
-                    float const value = x[j * tile + l];
-                    least[l]          = value < least[l] ? value : least[l];
-                    largest[l]        = value > largest[l] ? value : largest[l];
-                    spoilt[l] += value * 0.0F;
-                }
+                floats const value = load_lanes<floats>(x + j * tile);
+                least              = smaller(value, least);
+                largest            = larger(value, largest);
+                spoilt += value * 0.0F;
             }
-            for (int l = 0; l < lanes; ++l)
+            store_lanes(mine.minimum + i, least + spoilt);
+            store_lanes(mine.inverse + i, largest + spoilt);
+            for (int l = i; l < i + lanes; ++l)
             {
-                quantiser const q{least[l] + spoilt[l], largest[l] + spoilt[l], kind};
-                mine.minimum[i + l] = q.minimum;
-                mine.inverse[i + l] = q.inverse;
-                if (i + l >= at.width) { continue; }
-                store_at(to + group.scale(i + l), narrow<half>(q.scale));
-                store_at(to + group.minimum(i + l), narrow<half>(q.minimum));
+                quantiser const q{mine.minimum[l], mine.inverse[l], kind};
+                mine.minimum[l] = q.minimum;
+                mine.inverse[l] = q.inverse;
+                if (l >= at.width) { continue; }
+                store_at(to + group.scale(l), narrow<half>(q.scale));
+                store_at(to + group.minimum(l), narrow<half>(q.minimum));
             }
         }
         t.sync();
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
-            bool const both         = kind == storage::int4 && i / tile + group.bytes < n;
-            float* const low        = mine.x + i;
-            float const* const high = both ? low + group.bytes * tile : low;
-            for (int l = 0; l < lanes; ++l)
+            floats const minimum = load_lanes<floats>(mine.minimum + i % tile);
+            floats const inverse = load_lanes<floats>(mine.inverse + i % tile);
+            floats code          = quantiser::codes(load_lanes<floats>(mine.x + i), minimum, inverse, most);
+            int const other      = i + group.bytes * tile; // of 4 bits, the code in the upper half of the byte
+            if (kind == storage::int4 && other < n * tile)
             {
-                quantiser q;
-                q.minimum       = mine.minimum[i % tile + l];
-                q.inverse       = mine.inverse[i % tile + l];
-                int const upper = both ? q.code(high[l], most) << 4 : 0;
-                low[l]          = static_cast<float>(q.code(low[l], most) + upper);
+                code += 16.0F * quantiser::codes(load_lanes<floats>(mine.x + other), minimum, inverse, most);
             }
+            store_lanes(mine.x + i, code);
         }
         t.sync();
         write_bytes(t, mine.x, group, to + group.codes);

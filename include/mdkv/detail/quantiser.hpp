@@ -3,6 +3,7 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include <limits>
 
@@ -57,11 +58,18 @@ struct quantiser
         inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
     }
 
-    /// Nearest code; halves go up.
+    /// Nearest codes of neighbouring groups; halves go up.
+    template <class Floats>
+    [[nodiscard]] MDKV_HD static Floats codes(
+        Floats const& x, Floats const& minimum, Floats const& inverse, float most) noexcept
+    {
+        Floats at = (x - minimum) * inverse + 0.5F;
+        at        = at > 0.0F ? at : Floats{}; // a NaN is 0
+        return cut_off(at >= most ? Floats{} + most : at);
+    }
     [[nodiscard]] MDKV_HD int code(float x, int most) const noexcept
     {
-        float const at = (x - minimum) * inverse + 0.5F;
-        return at >= static_cast<float>(most) ? most : at > 0.0F ? static_cast<int>(at) : 0;
+        return static_cast<int>(codes(x, minimum, inverse, static_cast<float>(most)));
     }
 
     [[nodiscard]] MDKV_HD float value(int c) const noexcept { return minimum + scale * static_cast<float>(c); }
