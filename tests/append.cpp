@@ -146,8 +146,8 @@ TEST_CASE("a full tail refuses the next token by its capacity and keeps what it 
         for (index_t t = 0; t < capacity; ++t) { add(); }
         auto const before = tail_of(cache);
         CHECK(error_text<insufficient_workspace>(add)
-              == "append: the tail is full: it holds " + std::to_string(capacity) + " tokens and has room for "
-                     + std::to_string(capacity));
+              == "append: the tail holds " + std::to_string(capacity) + " tokens and has room for "
+                     + std::to_string(capacity) + "; 1 more do not fit");
         CHECK(tail_of(cache) == before);
         CHECK(cache.appended() == capacity);
     }
@@ -168,10 +168,10 @@ TEST_CASE("a token of the wrong shape, a null one, and one inside the tail are r
     auto const given = [](auto const& x) { return [&x](cpu::backend const&) { return x.in(); }; };
     auto const null  = [](cpu::backend const& on) { return in(on, static_cast<half*>(nullptr), 2, 24); };
     auto const own = [&](cpu::backend const& on) { return in(on, reinterpret_cast<half*>(cache.view().tail), 2, 16); };
-    CHECK(refused(given(one_head), given(v)) == "append: key must be [H,D] = [2, 16], its extent 0 is 1");
-    CHECK(refused(given(k), given(k)) == "append: value must be [H,Dv] = [2, 24], its extent 1 is 16");
-    CHECK(refused(given(k), null) == "append: value is null but not empty");
-    CHECK(refused(own, given(v)) == "append: cache.tail overlaps key");
+    CHECK(refused(given(one_head), given(v)) == "append: keys must be [H,n,D] = [2, 1, 16], its extent 0 is 1");
+    CHECK(refused(given(k), given(k)) == "append: values must be [H,n,Dv] = [2, 1, 24], its extent 2 is 16");
+    CHECK(refused(given(k), null) == "append: values is null but not empty");
+    CHECK(refused(own, given(v)) == "append: cache.tail overlaps keys");
     CHECK(cache.appended() == 0);
     CHECK(tail_of(cache) == before);
 }
@@ -199,6 +199,79 @@ TEST_CASE("a tail inside the workspace and a token over the directory are refuse
           == "append: cache.tail overlaps the workspace");
     auto const counter = in(on, reinterpret_cast<half*>(cache.view().appended), {2, 16}, {0, 1});
     CHECK(error_text<invalid_argument>([&] { append(on, counter, k.in(), cache.view()); })
-          == "append: cache.appended overlaps key");
+          == "append: cache.appended overlaps keys");
     CHECK(cache.appended() == 0);
+}
+
+TEST_CASE("several tokens at once are appended as one by one, from any strides")
+{
+    packed_layer<half> const source{{.heads = 3, .tokens = 37, .window = 0, .dims = {24, 7}, .rungs = {drop, full}}, 1};
+    packed_layer<half> const empty{{.heads = 3, .tokens = 0, .window = 0, .dims = {24, 7}, .rungs = {drop, full}}};
+    for (index_t const n : {0, 1, 15, 16, 17, 37})
+    {
+        auto one_by_one = empty.packed(40);
+        auto at_once    = empty.packed(40);
+        for (index_t t = 0; t < 37; ++t)
+        {
+            auto const key   = token(source.keys, t);
+            auto const value = token(source.values, t);
+            support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), one_by_one.view()); });
+        }
+        support::run([&](cpu::backend const& on) {
+            auto const some = [&](auto const& x, index_t first, index_t count) {
+                return slice<1>(x.in(), first, count);
+            };
+            append(on, some(source.keys, 0, n), some(source.values, 0, n), at_once.view());
+            append(on, some(source.keys, n, 37 - n), some(source.values, n, 37 - n), at_once.view());
+        });
+        CHECK(at_once.appended() == 37);
+        CHECK(tail_of(at_once) == tail_of(one_by_one));
+    }
+}
+
+TEST_CASE("tokens that do not all fit are refused before the first is written")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1}};
+    auto cache        = layer.packed(4);
+    auto const before = tail_of(cache);
+    tensor<half, 3> const k{{2, 5, 16}};
+    tensor<half, 3> const fewer{{2, 4, 16}};
+    auto const add = [&](auto const& keys, auto const& values) {
+        support::run([&](cpu::backend const& on) { append(on, keys.in(), values.in(), cache.view()); });
+    };
+    CHECK(error_text<insufficient_workspace>([&] { add(k, k); })
+          == "append: the tail holds 0 tokens and has room for 4; 5 more do not fit");
+    CHECK(error_text<invalid_argument>([&] { add(fewer, k); })
+          == "append: values must be [H,n,Dv] = [2, 4, 16], its extent 1 is 5");
+    CHECK(tail_of(cache) == before);
+    CHECK(cache.appended() == 0);
+}
+
+TEST_CASE("truncate_tail takes the last tokens back, and the next ones take their places")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1}};
+    auto cache            = layer.packed(4);
+    auto const append_row = [&](float x) {
+        tensor<half, 2> row{{2, 16}};
+        row.assign(std::vector<half>(32, narrow<half>(x)));
+        support::run([&](cpu::backend const& on) { append(on, row.in(), row.in(), cache.view()); });
+    };
+    auto const truncate = [&](index_t tokens) {
+        support::run([&](cpu::backend const& on) { truncate_tail(on, tokens, cache.view()); });
+    };
+    for (float const x : {1.0F, 2.0F}) { append_row(x); }
+    auto const want = support::stored_tokens(cache.view(), 1);
+    append_row(3.0F);
+    truncate(7);
+    CHECK(cache.appended() == 3);
+    truncate(1);
+    CHECK(cache.appended() == 1);
+    append_row(2.0F);
+    auto const got = support::stored_tokens(cache.view(), 1);
+    REQUIRE(got.size() == want.size());
+    for (std::size_t i = 0; i < got.size(); ++i) { CHECK(support::same_bits(got[i].key, want[i].key)); }
+    CHECK(
+        error_text<invalid_argument>([&] { truncate(-1); }) == "truncate_tail: tokens is -1; it must not be negative");
+    CHECK(support::scratch_bytes([&](cpu::backend const& on) { truncate_tail(on, 0, cache.view()); }) == 0);
+    CHECK(cache.appended() == 2);
 }

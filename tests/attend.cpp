@@ -347,6 +347,94 @@ TEST_CASE_TEMPLATE("tails of every length around the tiles' edges are attended",
     }
 }
 
+TEST_CASE_TEMPLATE("queries of the last n tokens at once see what those of one token each see", T, float, half)
+{
+    struct one_case
+    {
+        packed_sizes sizes;
+        index_t group, n, appended;
+        cpu::executor_ref threads{};
+    };
+    cpu::thread_pool two{2};
+    std::vector<rung> const mixed{drop, part(1, 4), full_int4, full_int8, full};
+    for (one_case const& c : {one_case{{.dims = {16, 24}}, 1, 1, 1}, one_case{{}, 3, 2, 2},
+             one_case{{.heads = 3, .tokens = 90, .window = 5, .dims = {64, 32}, .rungs = mixed}, 4, 17, 33},
+             one_case{{.heads = 1, .tokens = 0, .window = 0}, 2, 70, 70}, // nothing but the tail
+             one_case{
+                 {.heads = 2, .tokens = 70, .dims = {32, 16}}, 2, 300, 420}, // whole blocks that a query does not see
+             one_case{{.heads = 2, .tokens = 9000, .dims = {64, 64}, .rungs = mixed}, 3, 5, 300, two}}) // several parts
+    {
+        CAPTURE(c.n);
+        packed_layer<T> const layer{c.sizes};
+        auto cache         = layer.packed(c.appended);
+        auto const [d, dv] = c.sizes.dims;
+        auto const numbers = [&](index_t rows, index_t columns) {
+            auto const flat = random_queries<T>(rows, columns);
+            return flat.elements();
+        };
+        tensor<T, 3> keys{{c.sizes.heads, c.appended, d}};
+        tensor<T, 3> values{{c.sizes.heads, c.appended, dv}};
+        keys.assign(numbers(c.sizes.heads * c.appended, d));
+        values.assign(numbers(c.sizes.heads * c.appended, dv));
+        support::run([&](cpu::backend const& on) { append(on, keys.in(), values.in(), cache.view()); });
+        index_t const rows = c.sizes.heads * c.group;
+        tensor<float, 3> q{{rows, c.n, d}};
+        q.assign(random_queries<float>(rows * c.n, d).elements());
+        tensor<float, 3> output{{rows, c.n, dv}};
+        tensor<float, 2> lse{{rows, c.n}};
+        support::run(
+            [&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, output.out(), lse.out()); }, c.threads);
+        support::worst_error outputs;
+        support::worst_error lses;
+        for (index_t i = 0; i < c.n; ++i)
+        {
+            index_t visible = c.appended - (c.n - 1 - i);
+            auto before     = cache.view();
+            before.appended = &visible;
+            tensor<float, 2> one{{rows, d}};
+            for (index_t r = 0; r < rows; ++r)
+            {
+                for (index_t k = 0; k < d; ++k) { one.set(q.get(r, i, k), r, k); }
+            }
+            auto const want = attended<T, float>(before, one);
+            for (index_t r = 0; r < rows; ++r)
+            {
+                lses.add(lse.get(r, i), want.lse.get(r), 1.0, r);
+                for (index_t k = 0; k < dv; ++k) { outputs.add(output.get(r, i, k), want.output.get(r, k), 1.0, r); }
+            }
+        }
+        INFO(outputs);
+        INFO(lses);
+        CHECK(outputs.within(2e-5));
+        CHECK(lses.within(1e-5));
+    }
+}
+
+TEST_CASE("queries of more tokens than were appended, or of none, are refused")
+{
+    packed_layer<half> const layer{{}};
+    auto cache = layer.packed(4);
+    tensor<half, 3> const token{{2, 1, 16}};
+    support::run([&](cpu::backend const& on) { append(on, token.in(), token.in(), cache.view()); });
+    auto const refused = [&](index_t n) {
+        tensor<half, 3> const q{{2, n, 16}};
+        tensor<half, 3> output{{2, n, 16}};
+        tensor<float, 2> lse{{2, n}};
+        return error_text<invalid_argument>([&] {
+            support::run(
+                [&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, output.out(), lse.out()); });
+        });
+    };
+    CHECK(refused(2) == "attend: queries [H*G, n, D] are of 2 tokens, but 1 were appended");
+    CHECK(refused(0) == "attend: queries [H*G, n, D] are of 0 tokens; there must be at least 1");
+    tensor<half, 3> const q{{2, 1, 16}};
+    tensor<half, 3> output{{2, 2, 16}};
+    tensor<float, 2> lse{{2, 1}};
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](cpu::backend const& on) { attend(on, q.in(), cache.view(), {}, output.out(), lse.out()); });
+    }) == "attend: output must be [H*G,n,Dv] = [2, 1, 16], its extent 1 is 2");
+}
+
 TEST_CASE("a scale given replaces 1/sqrt(D)")
 {
     packed_layer<half> const layer{{.tokens = 60}};

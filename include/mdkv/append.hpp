@@ -1,4 +1,4 @@
-/// \file append.hpp: append: one new token into the cache's tail, uncompressed (arXiv 2603.20616, section 5).
+/// \file append.hpp: append: new tokens into the cache's tail, uncompressed, and truncate_tail: out of it again (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -27,36 +27,36 @@ struct append_token
     static constexpr char const* name = "append";
     static constexpr int threads      = 512;
 
-    in_view<U, 2, B> key;   // [H, D]
-    in_view<U, 2, B> value; // [H, Dv]
+    in_view<U, 3, B> keys;   // [H, n, D]
+    in_view<U, 3, B> values; // [H, n, Dv]
     cache_view<T, B::memory_space> cache;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t) const
     {
         index_t const at = *cache.appended;
-        if (at < cache.tail_capacity)
+        for (index_t i = 0; i < keys.extent(1) && at + i < cache.tail_capacity; ++i)
         {
-            copy(t, key, at, false);
-            copy(t, value, at, true);
+            copy(t, keys, i, at + i, false);
+            copy(t, values, i, at + i, true);
         }
         t.sync();
-        if (t.rank() == 0) { *cache.appended = at + 1; }
+        if (t.rank() == 0) { *cache.appended = at + keys.extent(1); }
     }
 
 private:
     template <team Team>
-    MDKV_HD void copy(Team const& t, in_view<U, 2, B> const& rows, index_t at, bool of_values) const
+    MDKV_HD void copy(Team const& t, in_view<U, 3, B> const& rows, index_t i, index_t at, bool of_values) const
     {
-        auto const mine = share_rows(t, rows.extent(1));
+        auto const mine = share_rows(t, rows.extent(2));
         for (index_t h = mine.row; h < cache.layout.heads; h += mine.rows)
         {
             run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
             std::byte* const to = tail.begin + tail.coordinate(at, 0);
             index_t const step  = tail.step(at);
-            for (index_t d = mine.column; d < rows.extent(1); d += t.size())
+            for (index_t d = mine.column; d < rows.extent(2); d += t.size())
             {
-                U const given = load_at<U>(rows.row(h) + d);
+                U const given = load_at<U>(rows.row(h, i) + d);
                 if constexpr (std::same_as<T, U>) { store_at(to + d * step, given); }
                 else { store_at(to + d * step, narrow<T>(widen(given))); }
             }
@@ -64,48 +64,94 @@ private:
     }
 };
 
+/// One item: the count of appended tokens.
+template <space S>
+struct truncate_count
+{
+    static constexpr char const* name = "truncate_tail";
+
+    index_t* appended;
+    index_t tokens;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t) const
+    {
+        if (t.rank() == 0 && *appended > tokens) { *appended = tokens; }
+    }
+};
+
 } // namespace detail
 
-/// Adds one token to every head's tail, in place.
+/// Adds n tokens to every head's tail, in place.
 ///
-/// Only the host can refuse a full tail: in device memory the token is counted, so that `*cache.appended` is beyond
+/// Only the host can refuse a full tail: in device memory the tokens are counted, so that `*cache.appended` is beyond
 /// `cache.tail_capacity` from then on, and attend reads no further than the capacity. An engine knows how many tokens it
 /// has appended: `reserve_tail` makes room in time.
 ///
-/// \param on         backend
-/// \param[in] key    [H, D]   after position encoding (positions go on from the prompt's true length), any element type
-/// \param[in] value  [H, Dv]
-/// \param     cache  the tail must have room
-/// \cost   writes one token; no scratch, no allocation
+/// \param on          backend
+/// \param[in] keys    [H, n, D]   after position encoding (positions go on from the prompt's true length), any element type
+/// \param[in] values  [H, n, Dv]
+/// \param     cache   the tail must have room
+/// \cost   writes n tokens; no scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
 /// \throws invalid_argument        a shape disagrees; gpu: the tail is not aligned to elements
-/// \throws insufficient_workspace  the tail is full (naming its capacity); grow it with `reserve_tail` of its owner.
-///                                 Nothing was changed in either case. gpu: the token is not written, and counted
+/// \throws insufficient_workspace  the tail has no room (naming its capacity); grow it with `reserve_tail` of its owner.
+///                                 Nothing was changed in either case. gpu: tokens without room are not written, and counted
 ///                                 beyond the capacity
 /// \see    tests/append.cpp
 template <backend B, element T, element U>
-void append(B const& on, in_view<U, 2, B> key, in_view<U, 2, B> value, cache_view<T, B::memory_space> const& cache)
+void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_view<T, B::memory_space> const& cache)
 {
     detail::check arguments{on, "append"};
-    bool const dry = detail::dry_run(on);
+    bool const dry  = detail::dry_run(on);
+    index_t const n = keys.extent(1);
     expects(dry || cache.appended != nullptr, "append: cache has no directory");
-    arguments.rows("key", key, {cache.layout.heads, cache.layout.dims.keys}, "H,D")
-        .rows("value", value, {cache.layout.heads, cache.layout.dims.values}, "H,Dv")
+    arguments.rows("keys", keys, {cache.layout.heads, n, cache.layout.dims.keys}, "H,n,D")
+        .rows("values", values, {cache.layout.heads, n, cache.layout.dims.values}, "H,n,Dv")
         .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
         .bytes("cache.appended", cache.appended, sizeof(index_t), true);
     if constexpr (B::memory_space == space::host)
     {
-        expects<insufficient_workspace>(dry || *cache.appended < cache.tail_capacity,
-            "append: the tail is full: it holds ", dry ? 0 : *cache.appended, " tokens and has room for ",
-            cache.tail_capacity);
+        index_t const held = dry ? 0 : *cache.appended;
+        expects<insufficient_workspace>(dry || n <= cache.tail_capacity - held, "append: the tail holds ", held,
+            " tokens and has room for ", cache.tail_capacity, "; ", n, " more do not fit");
     }
     else
     {
         expects(reinterpret_cast<std::uintptr_t>(cache.tail) % alignof(T) == 0, "append: cache.tail is not aligned to ",
             index_t{alignof(T)}, " bytes");
     }
-    run(on, detail::append_token<B, T, U>{key, value, cache}, 1);
+    run(on, detail::append_token<B, T, U>{keys, values, cache}, 1);
+}
+
+/// Adds one token: as above with n = 1.
+///
+/// \param[in] keys    [H, D]
+/// \param[in] values  [H, Dv]
+template <backend B, element T, element U>
+void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_view<T, B::memory_space> const& cache)
+{
+    append(on, detail::of_one(keys), detail::of_one(values), cache);
+}
+
+/// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. What was
+/// compressed stays as it is.
+///
+/// \param on      backend
+/// \param tokens  that may stay, counted from the first token appended since `compress`, `pack` or `recompress`
+/// \param cache   loses the others
+/// \cost   constant; no scratch, no allocation
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  deterministic
+/// \throws invalid_argument   tokens is negative, or the cache has no directory
+/// \see    tests/append.cpp
+template <backend B, class T>
+void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> const& cache)
+{
+    expects(tokens >= 0, "truncate_tail: tokens is ", tokens, "; it must not be negative");
+    expects(detail::dry_run(on) || cache.appended != nullptr, "truncate_tail: cache has no directory");
+    run(on, detail::truncate_count<B::memory_space>{cache.appended, tokens}, 1);
 }
 
 } // namespace mdkv

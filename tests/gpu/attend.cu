@@ -62,17 +62,47 @@ result<U> on_cpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend
     return got;
 }
 
+/// Queries [rows, n, D] of the last n tokens; the result's rows are [rows * n].
+template <class T, class U>
+result<U> on_gpu(cpu::cache<T> const& cache, tensor<U, 3> const& queries)
+{
+    device_cache<T> const stored{cache.view()};
+    device_tensor<U, 3> const q{queries};
+    device_tensor<U, 3> output{{queries.extent(0), queries.extent(1), cache.layout().dims.values}, {.slack = 2}};
+    device_tensor<float, 2> lse{{queries.extent(0), queries.extent(1)}};
+    support::run_on_device(
+        [&](gpu::backend const& on) { attend(on, q.in(), stored.view(), {}, output.out(), lse.out()); });
+    result<U> got{tensor<U, 2>{{queries.extent(0) * queries.extent(1), cache.layout().dims.values}},
+        tensor<float, 1>{{queries.extent(0) * queries.extent(1)}}};
+    got.output.assign(output.host().elements());
+    got.lse.assign(lse.host().elements());
+    return got;
+}
+
+template <class T, class U>
+result<U> on_cpu(cpu::cache<T> const& cache, tensor<U, 3> const& queries)
+{
+    tensor<U, 3> output{{queries.extent(0), queries.extent(1), cache.layout().dims.values}};
+    tensor<float, 2> lse{{queries.extent(0), queries.extent(1)}};
+    support::run([&](cpu::backend const& on) { attend(on, queries.in(), cache.view(), {}, output.out(), lse.out()); });
+    result<U> got{tensor<U, 2>{{queries.extent(0) * queries.extent(1), cache.layout().dims.values}},
+        tensor<float, 1>{{queries.extent(0) * queries.extent(1)}}};
+    got.output.assign(output.elements());
+    got.lse.assign(lse.elements());
+    return got;
+}
+
 /// Sums run in float over some hundred tokens and dimensions on both sides, in different orders; the output is rounded to U
 /// on top.
-template <class T, class U>
-void expects_same(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
+template <class T, class U, class Queries, class... Options>
+void expects_same(cpu::cache<T> const& cache, Queries const& queries, Options... options)
 {
-    result<U> const got   = on_gpu(cache, queries, options);
-    result<U> const want  = on_cpu(cache, queries, options);
+    result<U> const got   = on_gpu(cache, queries, options...);
+    result<U> const want  = on_cpu(cache, queries, options...);
     double const rounding = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, half> ? 0x1p-11 : 0x1p-8;
     support::worst_error output;
     support::worst_error lse;
-    for (index_t i = 0; i < queries.extent(0); ++i)
+    for (index_t i = 0; i < want.lse.extent(0); ++i)
     {
         double size = 1e-3;
         for (index_t c = 0; c < cache.layout().dims.values; ++c)
@@ -90,7 +120,7 @@ void expects_same(cpu::cache<T> const& cache, tensor<U, 2> const& queries, atten
     }
     CAPTURE(cache.layout().dims.keys);
     CAPTURE(cache.layout().dims.values);
-    CAPTURE(queries.extent(0));
+    CAPTURE(want.lse.extent(0));
     double const integers = support::integer_rounding(cache.layout());
     if (output.compared() > 0) { CHECK_MESSAGE(output.within(2e-5 + 2 * rounding + integers), output); }
     if (lse.compared() > 0) { CHECK_MESSAGE(lse.within(4e-6 + integers), lse); }
@@ -178,8 +208,22 @@ TEST_CASE("empty rungs, windows alone, tails of every length and empty caches ar
         for (index_t tokens = 1; tokens <= capacity; tokens += capacity > 20 ? 13 : 8)
         {
             append_random(cache, random, tokens - cache.appended());
-            expects_same<half, float>(cache, random_queries<float>(4, 24), {.scale = 0.3F});
+            expects_same<half, float>(cache, random_queries<float>(4, 24), attend_options{.scale = 0.3F});
         }
+    }
+}
+
+TEST_CASE("queries of the last n tokens at once see the same tokens on the GPU as on the CPU")
+{
+    for (index_t const n : {1, 2, 17, 70})
+    {
+        packed_layer<half> const layer{{.heads = 2, .tokens = 60, .window = 3, .dims = {64, 24}, .rungs = codes}};
+        auto cache = layer.packed(90);
+        support::source random{"gpu/several queries"};
+        append_random(cache, random, 80);
+        tensor<float, 3> q{{4, n, 64}};
+        q.assign(random_queries<float>(4 * n, 64).elements());
+        expects_same<half, float>(cache, q);
     }
 }
 

@@ -251,4 +251,16 @@ template <std::size_t Dim, class T, std::size_t Rank, space S>
     return {data == nullptr ? nullptr : data + offset, extents, whole.strides()};
 }
 
+namespace detail
+{
+
+/// [H, D] as [H, 1, D].
+template <class T, space S>
+[[nodiscard]] constexpr view<T, 3, S> of_one(view<T, 2, S> const& x) noexcept
+{
+    return {x.data_handle(), {x.extent(0), 1, x.extent(1)}, {x.stride(0), x.stride(0), 1}};
+}
+
+} // namespace detail
+
 } // namespace mdkv

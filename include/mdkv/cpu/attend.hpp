@@ -58,18 +58,18 @@ inline constexpr index_t least_block_tokens = 64;
     for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
 }
 
-/// One call of attend, over its scratch. A part leaves, for each query of the head, the softmax state and the sums of
+/// One call of attend, over its scratch. Row g of a head is its query head g / n at token g % n of the last n. A part leaves, for each query of the head, the softmax state and the sums of
 /// values in every basis.
 template <element T, element U>
 struct attend_job
 {
-    in_view<U, 2, backend> queries;
+    in_view<U, 3, backend> queries;
     cache_view<T, space::host> cache;
-    out_view<U, 2, backend> output;
-    out_view<float, 1, backend> lse;
+    out_view<U, 3, backend> output;
+    out_view<float, 2, backend> lse;
     attend_sizes sizes;
-    float scale; // of the logits, in base 2
-    index_t group;
+    float scale;   // of the logits, in base 2
+    index_t group; ///< G * n, rows of a head
     index_t part_bytes = 0;
 
     // scratch
@@ -95,6 +95,8 @@ struct attend_job
                 std::max(most_logit_tiles * tile_tokens * sizes.key_bytes, copy_bytes(sizes.value_bytes)))};
     }
 
+    [[nodiscard]] index_t tokens() const { return queries.extent(1); }
+    [[nodiscard]] index_t query_head(index_t h, index_t g) const { return (h * group + g) / tokens(); }
     [[nodiscard]] float* sums_of(index_t part) const { return sums + part * group * sizes.sums(); }
 
     /// out[g] += x[g] * matrix, the matrix [n, columns] in the cache's element type; rows of x and of out `step` apart.
@@ -116,7 +118,7 @@ struct attend_job
         {
             float* const row     = q + g * sizes.queries();
             float* const rotated = row + sizes.queries_of(run_basis::rotated);
-            tile::widen_row(queries.row(h * group + g), row, sizes.keys);
+            tile::widen_row(queries.row(query_head(h, g), g % tokens()), row, sizes.keys);
             multiply_by(scale, row, sizes.keys);
             if (!sizes.rotated) { continue; }
             std::copy_n(row, sizes.keys, rotated);
@@ -129,9 +131,10 @@ struct attend_job
         }
     }
 
-    /// Attends tokens [begin, end) of a run; begin is a multiple of 16. While a block's keys are read its values are
+    /// Attends tokens [begin, end) of a run, of which the last one is the tail; begin is a multiple of 16. While a block's keys are read its values are
     /// asked for, and while its values are read the next keys, at last those of the run that follows.
-    void attend_tokens(stored_run const& run, index_t begin, index_t end, room const& mine, index_t part) const
+    void attend_tokens(
+        stored_run const& run, bool last, index_t begin, index_t end, room const& mine, index_t part) const
     {
         storage const kind    = run.keys.kind;
         bool const coded      = kind != storage::plain;
@@ -156,8 +159,16 @@ struct attend_job
             block_logits(logits_by, q, group, run.keys, t, n, logits, values, mine.tile);
             for (index_t g = 0; g < group; ++g)
             {
-                float const factor =
-                    soften(logits.x + g * logits.step, tile::round_up(n, tile_tokens), softmax[part * group + g]);
+                float* const row       = logits.x + g * logits.step;
+                index_t const visible  = last ? run.tokens - (tokens() - 1 - g % tokens()) - t : n;
+                index_t const softened = tile::round_up(n, tile_tokens);
+                if (visible < n) { std::fill(row + std::max<index_t>(visible, 0), row + n, mdkv::detail::empty_lse); }
+                if (visible <= 0) // none of the block
+                {
+                    std::fill_n(row, softened, 0.0F);
+                    continue;
+                }
+                float const factor = soften(row, softened, softmax[part * group + g]);
                 if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
             }
             query_rows const weights{logits.x, logits.step};
@@ -191,15 +202,16 @@ struct attend_job
         if (number == 0) { ask_for_beginnings(h); }
         if (h + 1 < cache.layout.heads && part + 1 == first_part[h + 1]) { ask_for_beginnings(h + 1); }
         load_queries(h, mine.q);
-        index_t run_begin = 0;
-        for (std::size_t r = 0; r < mdkv::detail::most_runs(cache.layout); ++r)
+        index_t run_begin      = 0;
+        std::size_t const runs = mdkv::detail::most_runs(cache.layout);
+        for (std::size_t r = 0; r < runs; ++r)
         {
             stored_run const run = mdkv::detail::run_of_head(cache, h, r);
             if (run.tokens == 0) { continue; }
             index_t const begin = cut_run(run, run_begin, number * part_bytes);
             index_t const end   = cut_run(run, run_begin, (number + 1) * part_bytes);
             run_begin += run.tokens * run.token_bytes();
-            if (begin < end) { attend_tokens(run, begin, end, mine, part); }
+            if (begin < end) { attend_tokens(run, r + 1 == runs, begin, end, mine, part); }
         }
     }
 
@@ -221,7 +233,8 @@ struct attend_job
         }
         for (index_t g = 0; g < group; ++g)
         {
-            index_t const row    = h * group + g;
+            index_t const row    = query_head(h, g);
+            index_t const i      = g % tokens();
             float* const x       = all + g * sizes.sums();
             float* const rotated = x + sizes.sums_of(run_basis::rotated);
             if (sizes.rotated)
@@ -231,9 +244,9 @@ struct attend_job
             }
             float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
             multiply_by(weight, x, sizes.values);
-            U* const to = output.row(row);
+            U* const to = output.row(row, i);
             for (index_t c = 0; c < sizes.values; ++c) { to[c] = narrow<U>(x[c]); }
-            lse(row) = state[g].lse();
+            lse(row, i) = state[g].lse();
         }
     }
 
@@ -251,14 +264,14 @@ struct attend_job
 } // namespace detail
 
 template <element T, element U>
-void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T, space::host> const& cache,
-    attend_options options, out_view<U, 2, backend> output, out_view<float, 1, backend> lse)
+void attend_impl(backend const& on, in_view<U, 3, backend> queries, cache_view<T, space::host> const& cache,
+    attend_options options, out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
 {
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
     if (heads == 0) { return; }
     detail::attend_job<T, U> job{queries, cache, output, lse, {layout, sizeof(T)},
-        mdkv::detail::attend_scale(options, layout.dims.keys), queries.extent(0) / heads};
+        mdkv::detail::attend_scale(options, layout.dims.keys), queries.extent(0) / heads * queries.extent(1)};
 
     // The directory may not exist yet in a dry run, so room is made for what the arena and the tail could hold.
     index_t const room     = cache.arena_bytes + heads * cache.tail_head_bytes();

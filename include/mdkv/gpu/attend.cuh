@@ -41,16 +41,17 @@ struct attend_merge
     int group;
     int query_blocks;
     index_t slices;
-    out_view<U, 2, backend> output;
-    out_view<float, 1, backend> lse;
+    out_view<U, 3, backend> output;
+    out_view<float, 2, backend> lse;
 
     [[nodiscard]] index_t shared_bytes() const { return (sizes.sums() + 1) * index_t{sizeof(float)}; }
 
     __device__ void operator()() const
     {
-        index_t const row   = device::block(); // h * G + g
-        index_t const head  = row / group;
-        int const number    = static_cast<int>(row % group);
+        index_t const head  = device::block() / group;
+        int const number    = static_cast<int>(device::block() % group);
+        index_t const row   = device::block() / output.extent(1);
+        index_t const token = device::block() % output.extent(1);
         constexpr auto most = attend_slice<T, U>::most_queries;
         index_t const first = (head * query_blocks + number / most) * slices; // slice of the first state
         auto const state    = [&](index_t slice) {
@@ -92,9 +93,9 @@ struct attend_merge
                        * mdkv::detail::projection_at(cache, entry.value_projection, i * sizes.values + c);
             }
             if (sizes.rotated) { sum += sums[sizes.sums_of(run_basis::rotated) + c]; }
-            output(row, c) = narrow<U>(sum * weight);
+            output(row, token, c) = narrow<U>(sum * weight);
         }
-        if (device::thread() == 0) { lse(row) = all.lse(); }
+        if (device::thread() == 0) { lse(row, token) = all.lse(); }
     }
 };
 
@@ -103,8 +104,8 @@ struct attend_merge
 /// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes, or head dimensions are too large for a
 ///                            block's shared memory
 template <element T, element U>
-void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T, space::device> const& cache,
-    attend_options options, out_view<U, 2, backend> output, out_view<float, 1, backend> lse)
+void attend_impl(backend const& on, in_view<U, 3, backend> queries, cache_view<T, space::device> const& cache,
+    attend_options options, out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
 {
     using slice_kernel         = kernels::attend_slice<T, U>;
     cache_layout const& layout = cache.layout;
@@ -116,7 +117,7 @@ void attend_impl(backend const& on, in_view<U, 2, backend> queries, cache_view<T
     constexpr index_t most_slices = 256;
     index_t const room            = cache.arena_bytes / heads + cache.tail_head_bytes();
     index_t const slices          = std::clamp<index_t>((room + slice_bytes - 1) / slice_bytes, 1, most_slices);
-    int const group               = static_cast<int>(queries.extent(0) / heads);
+    int const group               = static_cast<int>(queries.extent(0) / heads * queries.extent(1));
     int const query_blocks        = (group + slice_kernel::most_queries - 1) / slice_kernel::most_queries;
     index_t const blocks          = checked_multiply(heads * query_blocks, slices);
 

@@ -46,23 +46,26 @@ template <class Join>
     return value;
 }
 
-/// Adds logits [shares, most_queries, block_tokens] of `count` tokens to the softmax [most_queries, 2] of every query, and
-/// leaves the weights where the logits of share 0 were and in factor [most_queries] what the sums before are multiplied by.
-/// Rows past `queries`, whose logits are zero, stay as they are: their sums are not read back.
-__device__ inline void soften(
-    float* logits, int shares, int count, int block_tokens, int queries, float* softmax, float* factor)
+/// Adds logits [shares, most_queries, block_tokens] of `count` tokens, of which query g sees the first seen(g), to the softmax
+/// [most_queries, 2] of every query, and leaves the weights where the logits of share 0 were and in factor [most_queries] what
+/// the sums before are multiplied by. Rows past `queries`, whose logits are zero, stay as they are: their sums are not read
+/// back.
+template <class Seen>
+__device__ inline void soften(float* logits, int shares, int count, int block_tokens, int queries, Seen const& seen,
+    float* softmax, float* factor)
 {
     constexpr int warps    = attend_threads / device::warp_size;
     constexpr int per_lane = attend_tokens / device::warp_size;
     for (int g = device::warp(); g < queries; g += warps)
     {
         float x[per_lane];
-        float highest = mdkv::detail::empty_lse;
+        int const visible = seen(g);
+        float highest     = mdkv::detail::empty_lse;
         for (int i = 0; i < per_lane; ++i)
         {
             int const token = i * device::warp_size + device::lane();
             x[i]            = mdkv::detail::empty_lse;
-            if (token >= count) { continue; }
+            if (token >= visible) { continue; }
             float sum = 0.0F;
             for (int share = 0; share < shares; ++share)
             {
@@ -79,7 +82,7 @@ __device__ inline void soften(
         {
             int const token = i * device::warp_size + device::lane();
             if (token >= count) { continue; }
-            float const weight               = exp2f(x[i] - top);
+            float const weight               = token < visible ? exp2f(x[i] - top) : 0.0F;
             logits[g * block_tokens + token] = weight;
             sum += weight;
         }

@@ -45,13 +45,13 @@ struct attend_slice
     static constexpr int chunk                     = 4; ///< queries whose sums a thread holds
     static constexpr int group_size                = quantised_group;
 
-    in_view<U, 2, backend> queries;
+    in_view<U, 3, backend> queries;
     cache_view<T, space::device> cache;
     float* states; // [H, query blocks, slices, most_queries, sizes.state()]
     attend_sizes sizes;
     float scale;      // of the logits, in base 2
-    int group;        // G
-    int query_blocks; // ceil(G / most_queries)
+    int group;        // rows of a head: row g is its query head g / n at token g % n of the last n
+    int query_blocks; // ceil(group / most_queries)
     index_t slices;
     int block_tokens; // tokens staged at once: 64, 32 or 16
     int stages;       // 2: the next block is copied while this one is worked on
@@ -68,6 +68,7 @@ struct attend_slice
         std::byte* staged; // [stages, staged_bytes()]
     };
 
+    [[nodiscard]] MDKV_HD int tokens() const { return static_cast<int>(queries.extent(1)); }
     [[nodiscard]] MDKV_HD int groups() const { return (sizes.keys + group_size - 1) / group_size; }
     [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(index_t{block_tokens} * sizes.key_bytes); }
     [[nodiscard]] MDKV_HD index_t staged_bytes() const
@@ -124,7 +125,7 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
-            attend_run(run, first, end, at, mine);
+            attend_run(run, i + 1 == mdkv::detail::most_runs(cache.layout), first, end, at, mine);
         }
         finish(at, mine);
     }
@@ -144,7 +145,8 @@ struct attend_slice
         {
             int const g                     = i / sizes.keys;
             int const d                     = i % sizes.keys;
-            mine.q[g * sizes.queries() + d] = widen(queries(at.head * group + at.first_query + g, d)) * scale;
+            index_t const row               = at.head * group + at.first_query + g;
+            mine.q[g * sizes.queries() + d] = widen(queries(row / tokens(), row % tokens(), d)) * scale;
         }
         device::sync();
         if (!sizes.rotated) { return; }
@@ -181,8 +183,9 @@ struct attend_slice
         device::sync();
     }
 
+    /// Attends tokens [first, end) of a run, of which the last one is the tail.
     __device__ void attend_run(
-        stored_run const& run, index_t first, index_t end, place const& at, room const& mine) const
+        stored_run const& run, bool last, index_t first, index_t end, place const& at, room const& mine) const
     {
         stage(run, first, end, mine.staged);
         int current = 0;
@@ -200,7 +203,11 @@ struct attend_slice
             int const count         = next < end ? block_tokens : static_cast<int>(end - t);
             logits(staged_rows(run.keys, t, staged), run.basis, count, mine);
             device::sync();
-            soften(mine.logits, shares(), count, block_tokens, at.queries, mine.softmax, mine.factor);
+            auto const seen = [&](int g) {
+                index_t const left = run.tokens - (tokens() - 1 - (at.first_query + g) % tokens()) - t;
+                return !last || left >= count ? count : left > 0 ? static_cast<int>(left) : 0;
+            };
+            soften(mine.logits, shares(), count, block_tokens, at.queries, seen, mine.softmax, mine.factor);
             device::sync();
             add_values(staged_rows(run.values, t, staged + staged_keys()), run.basis, count, mine);
             if (stages == 2) { current = 1 - current; }
