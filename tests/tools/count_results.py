@@ -5,7 +5,8 @@
 
 A file is either CTest's JUnit output, in which a doctest entry counts its test cases and any other entry counts as
 one test, or a text file with lines `PASSED: name`, `FAILED: name` and `SKIPPED: name: reason`. A test case that wrote a
-line `SKIPPED: name: reason` counts as skipped, not as passed. Exit status 1 if anything failed or nothing ran.
+line `SKIPPED: name: reason` counts as skipped, not as passed. Lines `WARNING: text` of a text file are printed and count as
+nothing. Exit status 1 if anything failed or nothing ran.
 """
 import re
 import sys
@@ -21,11 +22,13 @@ class tally:
     passed: int = 0
     failures: list = field(default_factory=list)
     skips: list = field(default_factory=list)
+    warnings: list = field(default_factory=list)
 
     def add(self, other):
         self.passed += other.passed
         self.failures += other.failures
         self.skips += other.skips
+        self.warnings += other.warnings
 
 
 def count_entry(entry):
@@ -67,6 +70,8 @@ def count_lines(path):
                 total.failures.append(name)
             elif kind == "SKIPPED":
                 total.skips.append(name)
+            elif kind == "WARNING":
+                total.warnings.append(name)
     return total
 
 
@@ -80,6 +85,8 @@ def main(arguments):
             print(f"  failed: {name}")
         for name in part.skips:
             print(f"  skipped: {name}")
+        for text in part.warnings:
+            print(f"  warning: {text}")
         total.add(part)
     print(f"{total.passed} passed, {len(total.failures)} failed, {len(total.skips)} skipped")
     return 1 if total.failures or not total.passed else 0

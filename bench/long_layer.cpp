@@ -1,0 +1,240 @@
+/// \file long_layer.cpp: the memory that compressing one very long layer takes beside its keys and values
+///
+///   bench_long_layer [TOKENS [THREADS]]      default: 1,048,576 tokens, as many threads as the machine has
+///
+/// Keys and values (2 KV heads, D = 64, half) are made block by block and lie where an engine would have them. Each preset
+/// compresses them to a sixteenth in a copy of the process, whose peak begins at what it holds. `best` as an engine does it
+/// with one layer: the losses of replayed queries are scored chunk by chunk, whose queries are gone then, and joined with
+/// those of the last ones.
+#include <mdkv/mdkv.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench.hpp"
+#include "examples/evaluation/process_memory.hpp"
+#include "examples/runner/scratch_memory.hpp"
+
+namespace
+{
+
+using namespace mdkv;
+using host = cpu::backend;
+
+constexpr index_t heads = 2;
+constexpr index_t group = 4;
+constexpr index_t dim   = 64;
+constexpr index_t sinks = 4; // first keys of the prompt, seen from every chunk of a replay
+
+/// Near a normal distribution, drawn from 4,096 numbers of one; strength falls from coordinate to coordinate.
+class row_source
+{
+public:
+    explicit row_source(std::uint32_t seed)
+        : state_{seed}
+        , drawn_(4096)
+    {
+        std::mt19937 random{seed};
+        std::normal_distribution<float> normal;
+        for (float& x : drawn_) { x = normal(random); }
+    }
+
+    void fill(std::span<half> rows)
+    {
+        for (std::size_t i = 0; i < rows.size(); ++i)
+        {
+            state_           = state_ * 6364136223846793005U + 1442695040888963407U;
+            auto const faded = 3.0F / (1.0F + 0.1F * static_cast<float>(i % dim));
+            rows[i]          = narrow<half>(faded * drawn_[state_ >> 52U]);
+        }
+    }
+
+private:
+    std::uint64_t state_;
+    std::vector<float> drawn_;
+};
+
+/// [heads, tokens, D], made in blocks.
+std::vector<half> made_rows(index_t tokens, std::uint32_t seed)
+{
+    constexpr std::size_t block = 4096 * dim;
+    row_source source{seed};
+    std::vector<half> all(static_cast<std::size_t>(heads * tokens * dim));
+    for (std::size_t i = 0; i < all.size(); i += block)
+    {
+        source.fill(std::span{all}.subspan(i, std::min(block, all.size() - i)));
+    }
+    return all;
+}
+
+struct prompt
+{
+    index_t tokens;
+    std::vector<half> keys   = made_rows(tokens, 1);
+    std::vector<half> values = made_rows(tokens, 2);
+};
+
+/// Bytes that compressing takes beside keys and values.
+struct taken
+{
+    std::size_t scratch = 0; // the most that a dry run asked for
+    index_t losses      = 0; // at hand
+    index_t arena       = 0;
+    std::int64_t peak   = 0; // of the process, above what it held before
+    double seconds      = 0;
+};
+
+/// Calls stages with the scratch that their dry runs ask for, which grows.
+struct stage_runner
+{
+    cpu::executor_ref executor;
+    runner::scratch_memory scratch{};
+
+    void operator()(auto const& stage) { scratch.run(executor, stage); }
+};
+
+/// Losses [H, R, N] by the prompt's own queries, turned to where a second reading would ask them, joined with `window_losses`.
+std::vector<float> joined_losses(
+    stage_runner& run, preset const& chosen, layer_view<host, half> const& layer, std::vector<float> window_losses)
+{
+    host const on;
+    index_t const tokens = layer.keys.extent(1);
+    auto const rungs     = static_cast<index_t>(chosen.ratios.size());
+    auto const none      = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+    std::vector<float> losses(static_cast<std::size_t>(heads * rungs * tokens));
+    auto const all = out(on, losses.data(), heads, rungs, tokens);
+    row_source source{4};
+    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.chunk * dim));
+    for (index_t first = 0; first < tokens; first += chosen.chunk)
+    {
+        index_t const count = std::min(chosen.chunk, tokens - first);
+        index_t const seen  = std::min(first, sinks);
+        source.fill(queries);
+        run([&](host const& with) {
+            auto const ahead = out(with, queries.data(), heads * group, count, dim);
+            advance(with, as_input(ahead), tokens, {}, ahead);
+            score(with, as_input(ahead), slice<1>(layer.keys, first, count), slice<1>(layer.values, first, count),
+                slice<1>(layer.keys, 0, seen), none, none, chosen.ratios,
+                {.first_query = count + seen, .quantisation = chosen.quantisation, .over = chosen.over},
+                slice<2>(all, first, count));
+        });
+    }
+    run([&](host const& with) {
+        join(with, as_input(all), in(on, window_losses.data(), heads, rungs, tokens), chosen.join, all);
+    });
+    return losses;
+}
+
+/// The last queries' losses, pooled.
+std::vector<float> pooled_losses(stage_runner& run, preset const& chosen, layer_view<host, half> const& layer)
+{
+    host const on;
+    index_t const tokens = layer.keys.extent(1);
+    auto const rungs     = static_cast<index_t>(chosen.ratios.size());
+    auto const none      = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+    std::vector<float> scored(static_cast<std::size_t>(heads * rungs * tokens));
+    std::vector<float> pooled(scored.size());
+    run([&](host const& with) {
+        auto const loss = out(with, scored.data(), heads, rungs, tokens);
+        score(with, layer.queries, layer.keys, layer.values, layer.window_keys, none, none, chosen.ratios,
+            {.quantisation = chosen.quantisation}, loss);
+        pool(with, as_input(loss), chosen.pooling, out(with, pooled.data(), heads, rungs, tokens));
+    });
+    return pooled;
+}
+
+taken compress_layer(prompt const& of, preset const& chosen, int threads)
+{
+    std::int64_t const before = runner::memory_of_this_process().peak;
+    cpu::thread_pool pool{threads};
+    stage_runner run{pool};
+    host const on;
+    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.queries * dim));
+    row_source{3}.fill(queries);
+    auto const layer = split_window(on, in(on, queries.data(), heads * group, chosen.queries, dim),
+        in(on, of.keys.data(), heads, of.tokens, dim), in(on, of.values.data(), heads, of.tokens, dim), chosen.window);
+    auto options     = chosen.options<host>(budget::fraction(1, 16));
+    taken found;
+    cpu::cache<half> cache;
+    compress_report report;
+    found.seconds = bench::seconds([&] {
+        std::vector<float> losses;
+        if (chosen.replays)
+        {
+            losses = joined_losses(run, chosen, layer, pooled_losses(run, chosen, layer));
+            options.losses =
+                in(on, losses.data(), heads, static_cast<index_t>(chosen.ratios.size()), layer.keys.extent(1));
+            options.pooling = {1};
+            found.losses    = std::ssize(losses) * index_t{sizeof(float)};
+        }
+        run([&](host const& with) { report = compress(with, layer, chosen.ratios, options, cache); });
+    });
+    found.scratch = run.scratch.bytes();
+    found.arena   = report.resident_bytes;
+    found.peak    = runner::memory_of_this_process().peak - before;
+    return found;
+}
+
+[[nodiscard]] index_t number(char const* text)
+{
+    index_t value         = 0;
+    char const* const end = text + std::strlen(text);
+    bool const read       = std::from_chars(text, end, value).ptr == end;
+    expects(read && value >= 1, "bench_long_layer [TOKENS [THREADS]]: ", text, " is no positive number");
+    return value;
+}
+
+int run_all(int count, char** arguments)
+{
+    index_t const tokens = count > 1 ? number(arguments[1]) : index_t{1} << 20;
+    auto const threads   = count > 2 ? static_cast<int>(number(arguments[2]))
+                                     : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    prompt const layer{tokens};
+    double const input = 2.0 * static_cast<double>(heads * tokens * dim) * sizeof(half);
+    std::printf("%lld tokens, %lld KV heads, %lld query heads, D = %lld: keys and values %.1f MB; %s, %d threads\n",
+        static_cast<long long>(tokens), static_cast<long long>(heads), static_cast<long long>(heads * group),
+        static_cast<long long>(dim), input / 1e6, bench::instruction_set().c_str(), threads);
+    std::printf(
+        "| preset | scratch MB | losses at hand MB | cache MB | peak above the input MB | of the input | bytes a "
+        "token and head | seconds |\n|:--|--:|--:|--:|--:|--:|--:|--:|\n");
+    for (preset const& chosen : {presets::paper, presets::by_window, presets::best})
+    {
+        std::string const found = runner::in_child_process([&] {
+            taken const x = compress_layer(layer, chosen, threads);
+            char line[256];
+            std::snprintf(line, sizeof line, "| %s | %.1f | %.1f | %.1f | %.1f | %.1f %% | %.1f | %.2f |", chosen.name,
+                static_cast<double>(x.scratch) / 1e6, static_cast<double>(x.losses) / 1e6,
+                static_cast<double>(x.arena) / 1e6, static_cast<double>(x.peak) / 1e6,
+                100 * static_cast<double>(x.peak) / input,
+                static_cast<double>(x.peak) / static_cast<double>(heads * tokens), x.seconds);
+            return std::string{line};
+        });
+        std::puts(found.c_str());
+    }
+    return 0;
+}
+
+} // namespace
+
+int main(int count, char** arguments)
+{
+    try
+    {
+        return run_all(count, arguments);
+    }
+    catch (std::exception const& problem)
+    {
+        std::fprintf(stderr, "bench_long_layer: %s\n", problem.what());
+        return 1;
+    }
+}
