@@ -9,7 +9,9 @@
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 namespace mdkv
 {
@@ -33,10 +35,15 @@ struct find_not_finite
     /// True when none of elements begin, begin + step, ... < n is a NaN or an infinity: all ones in the exponent.
     [[nodiscard]] MDKV_HD static bool finite(T const* x, index_t n, index_t begin, index_t step) noexcept
     {
-        std::uint32_t bad = 0;
+        using bits         = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+        constexpr auto all = static_cast<bits>(std::same_as<T, half>    ? 0x7c00U
+                                               : std::same_as<T, float> ? 0x7f800000U
+                                                                        : 0x7f80U);
+        bits bad           = 0;
         for (index_t d = begin; d < n; d += step)
         {
-            bad |= (bits_of_float(widen(load_at<T>(x + d))) & 0x7f800000U) == 0x7f800000U ? 1U : 0U;
+            auto const exponent = static_cast<bits>(load_at<bits>(x + d) & all);
+            bad                 = static_cast<bits>(bad | (exponent == all ? 1 : 0));
         }
         return bad == 0;
     }
