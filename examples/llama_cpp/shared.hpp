@@ -1,0 +1,115 @@
+/// \file shared.hpp: what the layers of one context have in common: settings, scratch memory, threads, and the count of what was done
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "settings.hpp"
+#include "threads.hpp"
+
+namespace mdkv_ggml
+{
+
+/// Calls of one kind and their time.
+class stopwatch
+{
+    using clock = std::chrono::steady_clock;
+
+public:
+    class running
+    {
+    public:
+        explicit running(stopwatch& watch)
+            : watch_{watch}
+        {}
+        running(running const&)            = delete;
+        running& operator=(running const&) = delete;
+        ~running()
+        {
+            watch_.time_ += clock::now() - begin_;
+            ++watch_.calls_;
+        }
+
+    private:
+        stopwatch& watch_;
+        clock::time_point begin_ = clock::now();
+    };
+
+    [[nodiscard]] running start() { return running{*this}; }
+    [[nodiscard]] index_t calls() const noexcept { return calls_; }
+    [[nodiscard]] double seconds() const noexcept { return std::chrono::duration<double>(time_).count(); }
+
+private:
+    clock::duration time_{};
+    index_t calls_ = 0;
+};
+
+struct tally
+{
+    stopwatch compress, fold, attend; ///< of a layer
+    double bytes      = 0;            ///< of the caches, summed over the tokens that were served
+    double cell_bytes = 0;            ///< of the engine's cells of the same tokens
+    index_t freed     = 0;            ///< bytes of cells given back
+    index_t most      = 0;            ///< bytes of all caches at any time
+    struct passed
+    {
+        std::set<std::string> layers;
+        index_t nodes = 0;
+    };
+    std::map<std::string, passed> reasons;
+};
+
+struct shared
+{
+    settings const& chosen;
+    tally counts{};
+    lent_threads threads{};
+    index_t most_cells = 0; ///< of a layer
+    index_t layers     = 1; ///< that have as many
+    std::vector<float> log_sum{};
+
+    /// Runs `call(backend)` once to count its scratch memory and once for real.
+    template <class Call>
+    auto lend(Call const& call)
+    {
+        mdkv::workspace counting;
+        static_cast<void>(call(mdkv::cpu::backend{&counting, threads}));
+        auto const lines = (counting.bytes() + sizeof(line) - 1) / sizeof(line);
+        scratch.resize(std::max(scratch.size(), lines));
+        mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
+        return call(mdkv::cpu::backend{&lent, threads});
+    }
+
+    /// The same for a call that needs at most what the last one did, as a rule.
+    template <class Call>
+    auto lend_last(Call const& call)
+    {
+        try
+        {
+            mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
+            return call(mdkv::cpu::backend{&lent, threads});
+        }
+        catch (mdkv::insufficient_workspace const&) // nothing was changed
+        {}
+        return lend(call);
+    }
+
+    struct alignas(mdkv::workspace::alignment) line
+    {
+        std::byte bytes[mdkv::workspace::alignment];
+    };
+    std::vector<line> scratch{};
+};
+
+} // namespace mdkv_ggml
