@@ -1,13 +1,14 @@
 /// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches: what the engine asks of a backend, a device and a registry
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "attention_node.hpp"
@@ -22,8 +23,6 @@ namespace mdkv_ggml
 {
 namespace
 {
-
-settings const* chosen = nullptr; // once the backend is loaded
 
 /// Computes single nodes with the engine's own code.
 class own_code
@@ -67,10 +66,10 @@ private:
 class context
 {
 public:
-    explicit context(settings const& from)
-        : with_{from}
+    explicit context(settings from)
+        : with_{std::move(from)}
     {
-        if (from.verbosity > 0) { announce(); }
+        if (with_.chosen.verbosity > 0) { announce(); }
     }
     context(context const&)            = delete;
     context& operator=(context const&) = delete;
@@ -84,6 +83,8 @@ public:
         with_.threads.resize(threads);
         own_code_.set_threads(threads);
     }
+
+    [[nodiscard]] index_t served() const noexcept { return served_; }
 
     [[nodiscard]] ggml_status compute(ggml_tensor* node)
     {
@@ -243,7 +244,7 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph* graph)
         for (int i = 0; i < ggml_graph_n_nodes(graph); ++i)
         {
             ggml_tensor* const node = ggml_graph_node(graph, i);
-            if (node->op != GGML_OP_FLASH_ATTN_EXT) { continue; } // views
+            if (node->op != GGML_OP_FLASH_ATTN_EXT || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) { continue; } // views
             ggml_status const status = static_cast<context*>(backend->context)->compute(node);
             if (status != GGML_STATUS_SUCCESS) { return status; }
         }
@@ -259,6 +260,12 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph* graph)
 void set_threads(ggml_backend_t backend, int threads)
 {
     static_cast<context*>(backend->context)->set_threads(std::max(threads, 1));
+}
+
+/// Nodes that were computed from compressed caches: `std::int64_t (*)(ggml_backend_t)` by the name mdkv_served_nodes.
+std::int64_t served_nodes(ggml_backend_t backend)
+{
+    return static_cast<context const*>(backend->context)->served();
 }
 
 // --- a device --------------------------------------------------------------------------------------------------------
@@ -299,7 +306,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, char const*)
         0x6d, 0x64, 0x6b, 0x76, 0x2e, 0x67, 0x67, 0x6d, 0x6c, 0x2e, 0x62, 0x61, 0x63, 0x6b, 0x65, 0x6e};
     try
     {
-        auto made                    = std::make_unique<context>(*chosen);
+        auto made                    = std::make_unique<context>(settings_from_environment());
         auto backend                 = std::make_unique<ggml_backend>();
         backend->guid                = &guid;
         backend->device              = device;
@@ -387,27 +394,26 @@ ggml_backend_dev_t device_of(ggml_backend_reg_t registry, std::size_t)
 
 void* function_of(ggml_backend_reg_t, char const* name)
 {
-    return std::strcmp(name, "ggml_backend_set_n_threads") == 0 ? reinterpret_cast<void*>(set_threads) : nullptr;
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) { return reinterpret_cast<void*>(set_threads); }
+    if (std::strcmp(name, "mdkv_served_nodes") == 0) { return reinterpret_cast<void*>(served_nodes); }
+    return nullptr;
 }
 
-/// Null where the environment's settings are wrong; says so.
+/// Null where the environment's settings are wrong; says so. Every context reads them anew.
 ggml_backend_reg_t registry()
 {
     static ggml_backend_reg made{
         GGML_BACKEND_API_VERSION, {registry_name, device_count, device_of, function_of}, nullptr};
-    static std::optional<settings> const read = []() -> std::optional<settings> {
-        try
-        {
-            return settings_from_environment();
-        }
-        catch (std::exception const& error)
-        {
-            std::fprintf(stderr, "mdkv: error: %s\n", error.what());
-            return std::nullopt;
-        }
-    }();
-    chosen = read ? &*read : nullptr;
-    return read ? &made : nullptr;
+    try
+    {
+        static_cast<void>(settings_from_environment());
+        return &made;
+    }
+    catch (std::exception const& error)
+    {
+        std::fprintf(stderr, "mdkv: error: %s\n", error.what());
+        return nullptr;
+    }
 }
 
 } // namespace

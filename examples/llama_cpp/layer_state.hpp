@@ -6,6 +6,7 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -269,7 +271,8 @@ private:
 
     void append(attention_node const& node, index_t cell)
     {
-        mdkv::cpu::backend const on{};
+        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::cpu::backend const on{&none};
         mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_.view());
         tail_.push_back(word(node, cell));
     }

@@ -72,7 +72,7 @@ struct tally
 
 struct shared
 {
-    settings const& chosen;
+    settings chosen;
     tally counts{};
     lent_threads threads{};
     index_t most_cells = 0; ///< of a layer
