@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -151,6 +152,17 @@ struct attention_node
     [[nodiscard]] auto value(B const& on, index_t cell) const
     {
         return one(on, v(), cell);
+    }
+
+    /// Whether a cell's keys are all 0, as if its page had been given back.
+    [[nodiscard]] bool is_blank(index_t cell) const noexcept
+    {
+        for (index_t h = 0; h < heads(); ++h)
+        {
+            auto const* const row = halves(k(), cell) + h * (stride(k(), 2) / 2);
+            if (!std::all_of(row, row + k().ne[0], [](mdkv::half x) { return x.bits == 0; })) { return false; }
+        }
+        return true;
     }
 
     /// Gives the pages of the cells [first, end) back to the system: they read as zeros until they are written again.

@@ -244,7 +244,10 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph* graph)
         for (int i = 0; i < ggml_graph_n_nodes(graph); ++i)
         {
             ggml_tensor* const node = ggml_graph_node(graph, i);
-            if (node->op != GGML_OP_FLASH_ATTN_EXT || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) { continue; } // views
+            if (node->op != GGML_OP_FLASH_ATTN_EXT || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0)
+            {
+                continue;
+            } // views
             ggml_status const status = static_cast<context*>(backend->context)->compute(node);
             if (status != GGML_STATUS_SUCCESS) { return status; }
         }

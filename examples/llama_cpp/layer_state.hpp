@@ -81,6 +81,11 @@ public:
             if (why.empty()) { why = "its cells had been given back"; }
             return outcome::refused;
         }
+        if (!made() && is_blank(node, before))
+        {
+            why = "its cells hold zeros, as a state does that was saved when they had been given back";
+            return outcome::refused;
+        }
         queries_.cut(before);
         try
         {
@@ -130,7 +135,7 @@ private:
         index_t keep       = 0; ///< of the tail's last tokens when it is folded, so that they can be taken back
     };
     static constexpr index_t fold_queries = 8;
-    static constexpr index_t growth       = 256; ///< of a tail that is not folded
+    static constexpr index_t growth       = 64; ///< of a tail that is not folded
 
     [[nodiscard]] auto queries(mdkv::cpu::backend on, attention_node const& node, index_t end, index_t count) const
     {
@@ -155,6 +160,17 @@ private:
         if (chosen.at == 0 && node.tokens() > 1) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
         return steps_ > 1 && queries_.count_before(before, fold_queries) == fold_queries;
+    }
+
+    /// Whether cells before a batch hold nothing.
+    [[nodiscard]] static bool is_blank(attention_node const& node, index_t before) noexcept
+    {
+        index_t const looks = std::min<index_t>(before, 8);
+        for (index_t i = 0; i < looks; ++i)
+        {
+            if (node.is_blank((i + 1) * before / looks - 1)) { return true; }
+        }
+        return false;
     }
 
     /// How the limit is divided when `tokens` are there.

@@ -90,8 +90,8 @@ public:
         }
         cpu_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
         backends_.push_back(cpu_.get());
-        sched_.reset(ggml_backend_sched_new(
-            backends_.data(), nullptr, static_cast<int>(backends_.size()), 1024, false, true));
+        sched_.reset(
+            ggml_backend_sched_new(backends_.data(), nullptr, static_cast<int>(backends_.size()), 1024, false, true));
 
         context_.reset(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
         for (std::size_t i = 0; i < kinds_.size(); ++i)
@@ -131,9 +131,9 @@ public:
         std::vector<ggml_tensor*> q, k, v, sinks, output;
         for (std::size_t i = 0; i < kinds_.size(); ++i)
         {
-            layer_kind const& kind   = kinds_[i];
-            std::int64_t const seen  = std::min(kv, kind.cells);
-            ggml_tensor*& mask       = masks[seen];
+            layer_kind const& kind  = kinds_[i];
+            std::int64_t const seen = std::min(kv, kind.cells);
+            ggml_tensor*& mask      = masks[seen];
             if (mask == nullptr) { mask = input(ggml_new_tensor_2d(c, GGML_TYPE_F16, seen, n)); }
             q.push_back(input(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, query_heads, n)));
             if (kind.keys_of < 0)
@@ -211,8 +211,8 @@ public:
         return feed(tokens, first);
     }
 
-    /// As a program that loads a state: every cell below `end` is another one.
-    void load(std::int64_t end, std::size_t salt)
+    /// As a program that loads a state: every cell below `end` is another one, or 0.
+    void load(std::int64_t end, std::size_t salt, float factor = 1.0F)
     {
         for (std::size_t i = 0; i < keys_.size(); ++i)
         {
@@ -223,7 +223,7 @@ public:
                 {
                     for (float const x : vector(static_cast<int>(cell), salt + i, heads * head_dim, 1.0F))
                     {
-                        rows.push_back(ggml_fp32_to_fp16(x));
+                        rows.push_back(ggml_fp32_to_fp16(factor * x + 0.0F));
                     }
                 }
                 ggml_backend_tensor_set(all, rows.data(), 0, rows.size() * sizeof rows[0]);
@@ -362,7 +362,10 @@ TEST_CASE("ggml: a sequence that is cut within the compressed part is compressed
     both.difference(200, 0);
     for (int i = 0; i < 4; ++i) { both.difference(1, 200 + i); }
     CHECK(both.difference(std::vector<int>{900, 901, 902}, std::int64_t{150}) == 0); // as a prompt
-    for (int i = 0; i < 20; ++i) { CHECK(both.difference(std::vector<int>{910 + i}, std::int64_t{153 + i}) < near_enough); }
+    for (int i = 0; i < 20; ++i)
+    {
+        CHECK(both.difference(std::vector<int>{910 + i}, std::int64_t{153 + i}) < near_enough);
+    }
     CHECK(both.with.served() > 2 * 4);
 }
 
@@ -398,7 +401,10 @@ TEST_CASE("ggml: cells that were given back are not needed for decoding, and ref
     for (int i = 0; i < 8; ++i) { CHECK(both.difference(1, 256 + i) < near_enough); }
     CHECK(both.with.cells_are_zero(200));
     CHECK_FALSE(both.without.cells_are_zero(200));
-    SUBCASE("a cut within the compressed part") { CHECK(both.with.feed(1, 100).empty()); }
+    SUBCASE("a cut within the compressed part")
+    {
+        CHECK(both.with.feed(1, 100).empty());
+    }
     SUBCASE("two sequences")
     {
         auto const gap = [](std::int64_t, std::int64_t cell) { return cell <= 264 && cell != 10; };
@@ -414,15 +420,39 @@ TEST_CASE("ggml: cells that were given back are not needed for decoding, and ref
     CHECK(both.difference(1, 100) < near_enough);
 }
 
+TEST_CASE("ggml: a state that was saved without its cells is refused")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    engine restarted{{{}, {}}, true};
+    restarted.load(200, 7, 0.0F);
+    CHECK(restarted.feed(1, 200).empty());
+    CHECK_FALSE(restarted.feed(100, 0).empty());
+}
+
 TEST_CASE("ggml: what cannot be served is the CPU's own result")
 {
     environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
     layer_kind kind;
-    SUBCASE("sinks") { kind.sinks = true; }
-    SUBCASE("soft caps") { kind.cap = 30; }
-    SUBCASE("ALiBi") { kind.bias = 8; }
-    SUBCASE("quantised cells") { kind.type = GGML_TYPE_Q8_0; }
-    SUBCASE("values that are keys") { kind.own_values = false; }
+    SUBCASE("sinks")
+    {
+        kind.sinks = true;
+    }
+    SUBCASE("soft caps")
+    {
+        kind.cap = 30;
+    }
+    SUBCASE("ALiBi")
+    {
+        kind.bias = 8;
+    }
+    SUBCASE("quantised cells")
+    {
+        kind.type = GGML_TYPE_Q8_0;
+    }
+    SUBCASE("values that are keys")
+    {
+        kind.own_values = false;
+    }
     pair_of_engines both{{kind}};
     CHECK(both.difference(200, 0) == 0);
     for (int i = 0; i < 3; ++i) { CHECK(both.difference(1, 200 + i) == 0); }

@@ -61,8 +61,8 @@ logits run(llama_model* model)
     }
     for (int i = 0; i < decoded; ++i)
     {
-        bool const cut = i == decoded / 2
-                         && llama_memory_seq_rm(llama_get_memory(context.get()), 0, prompt + i - taken_back, -1);
+        bool const cut =
+            i == decoded / 2 && llama_memory_seq_rm(llama_get_memory(context.get()), 0, prompt + i - taken_back, -1);
         int const again = cut ? taken_back : 0; // with the tokens after them
         if (!feed(tokens.data() + prompt + i - again, 1 + again)) { return {}; }
     }
@@ -93,9 +93,11 @@ int main(int argc, char** argv)
 {
     if (argc < 3) { return 2; }
     double const limit = std::atof(argv[1]);
-    llama_log_set([](ggml_log_level level, char const* text, void*) {
-        if (level == GGML_LOG_LEVEL_ERROR) { std::fputs(text, stderr); }
-    }, nullptr);
+    llama_log_set(
+        [](ggml_log_level level, char const* text, void*) {
+            if (level == GGML_LOG_LEVEL_ERROR) { std::fputs(text, stderr); }
+        },
+        nullptr);
     llama_backend_init();
     std::vector<std::string> const files{argv + 2, argv + argc};
     std::vector<logits> want;
