@@ -91,6 +91,7 @@ public:
         attention_node const attention{node};
         std::string why;
         outcome end = outcome::passed;
+        if (node->src[1] != nullptr) { with_.most_cells = std::max(with_.most_cells, attention.cells()); }
         if (char const* const reason = attention.why_not()) { why = reason; }
         else
         {
@@ -139,8 +140,7 @@ private:
         {
             layer = std::make_unique<layer_state>(layers_.size() == 1);
             layer->found_cells(node.cells());
-            with_.most_cells = std::max(with_.most_cells, node.cells());
-            with_.layers     = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& one) {
+            with_.layers = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& one) {
                 return one.second && one.second->cells() == with_.most_cells;
             }));
         }
@@ -205,6 +205,7 @@ private:
             std::fprintf(stderr, ", gave back %.2f MiB of cells", static_cast<double>(c.freed) / 0x1p20);
         }
         std::fprintf(stderr, "\n");
+        if (!c.unfolded.empty()) { std::fprintf(stderr, "mdkv: tails grew unfolded: %s\n", c.unfolded.c_str()); }
         for (auto const& [why, passed] : c.reasons)
         {
             std::fprintf(stderr, "mdkv: passed through: %zu layers (%td nodes): %s\n", passed.layers.size(),

@@ -39,17 +39,18 @@ enum class outcome
     refused ///< nobody can: the cells that it needs were given back
 };
 
-/// Tokens of a sequence are counted by their cells: the first `base` are in the compressed part, those after them in the
-/// tail. What the engine does to cells behind its back (another state loaded, positions shifted) shows in the keys.
+/// A token's number is that of its cell: the compressed part holds the first `base` tokens, the tail the tokens after
+/// them. A program may overwrite cells between two steps (it loads a state, or shifts positions): their keys then differ
+/// from the keys that were compressed.
 class layer_state
 {
 public:
-    /// \param first   of all layers: its keys tell of their own tokens only, so every cell is looked at
+    /// \param first   of all layers: its keys depend on their own tokens alone, so that every cell is compared
     explicit layer_state(bool first)
         : first_{first}
     {}
 
-    /// One node. `why` says why it was not served, in words that can be counted; the prompt's is empty.
+    /// One node. `why` is the reason if it is not served; empty for a prompt.
     outcome step(attention_node const& node, index_t before, shared& with, std::string& why)
     {
         why.clear();
@@ -69,12 +70,12 @@ public:
         if (made() && before < base_)
         {
             drop(before);
-            why = "the sequence was cut within what had been given back";
+            why = "the sequence was cut within the compressed part";
         }
         if (made() && !untouched(node, before))
         {
             drop(0);
-            why = "cells were written behind the back of the compressed cache";
+            why = "its cells were overwritten (a state was loaded, or positions were shifted)";
         }
         if (!made() && freed_ > 0)
         {
@@ -83,7 +84,7 @@ public:
         }
         if (!made() && is_blank(node, before))
         {
-            why = "its cells hold zeros, as a state does that was saved when they had been given back";
+            why = "its cells hold zeros (a state was saved after they had been given back)";
             return outcome::refused;
         }
         queries_.cut(before);
@@ -213,8 +214,8 @@ private:
                 on, queries(on, node, before, count), node.keys(on, before), node.values(on, before), p.window);
             return mdkv::compress(on, layer, p.ratios, options, cache_);
         });
-        static_cast<void>(report);
-        base_ = before;
+        base_             = before;
+        with.log("compressed", node, before, report.resident_bytes);
         tail_.clear();
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         queries_.limit(now.rows > 0 ? now.keep + fold_queries : p.queries);
@@ -251,6 +252,7 @@ private:
         cache_.reserve_tail(now.rows);
         for (index_t cell = base_; cell < all; ++cell) { append(node, cell); }
         settled(node, with);
+        with.log("folded", node, all, cache_.arena_bytes());
         return true;
     }
 
@@ -281,7 +283,15 @@ private:
 
     void make_room(attention_node const& node, shared& with)
     {
-        if (cache_.appended() < cache_.tail_capacity() || fold(node, with)) { return; }
+        if (cache_.appended() < cache_.tail_capacity()) { return; }
+        try
+        {
+            if (fold(node, with)) { return; }
+        }
+        catch (mdkv::error const& error) // nothing was changed
+        {
+            with.counts.unfolded = error.what();
+        }
         cache_.reserve_tail(cache_.tail_capacity() + growth);
     }
 

@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "attention_node.hpp"
 #include "settings.hpp"
 #include "threads.hpp"
 
@@ -68,6 +70,7 @@ struct tally
         index_t nodes = 0;
     };
     std::map<std::string, passed> reasons;
+    std::string unfolded; ///< why a tail was not folded, if one was not
 };
 
 struct shared
@@ -78,6 +81,13 @@ struct shared
     index_t most_cells = 0; ///< of a layer
     index_t layers     = 1; ///< that have as many
     std::vector<float> log_sum{};
+
+    void log(char const* done, attention_node const& node, index_t tokens, index_t bytes) const
+    {
+        if (chosen.verbosity < 2) { return; }
+        std::fprintf(stderr, "mdkv: %s: %s %td tokens into %td bytes\n", attention_node::whole(node.k()).name, done,
+            tokens, bytes);
+    }
 
     /// Runs `call(backend)` once to count its scratch memory and once for real.
     template <class Call>
