@@ -189,9 +189,8 @@ private:
         plan made;
         made.rows = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(all / token / 8 / 16 * 16, 16, 128);
         made.keep = std::min<index_t>(made.rows / 4, 16);
-        index_t const beside =
-            made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)} + index_t{sizeof(index_t)}
-            + (made.keep + fold_queries + query_ring::slack) * node.query_heads() * node.dims().keys * 2;
+        index_t const beside = made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
+                               + index_t{sizeof(index_t)} + fold_queries * node.query_heads() * node.dims().keys * 2;
         mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", made.rows,
             " tokens and the rest beside the compressed part; at least ", beside, " are needed for these");
         made.arena = mdkv::budget::bytes(all - beside);
@@ -218,7 +217,8 @@ private:
         with.log("compressed", node, before, report.resident_bytes);
         tail_.clear();
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
-        queries_.limit(now.rows > 0 ? now.keep + fold_queries : p.queries);
+        keep_ = now.keep;
+        queries_.limit(fold_queries);
         settled(node, with);
     }
 
@@ -248,6 +248,8 @@ private:
             throw;
         }
         base_ += folded;
+        keep_ = now.keep;
+        queries_.clear();
         tail_.clear();
         cache_.reserve_tail(now.rows);
         for (index_t cell = base_; cell < all; ++cell) { append(node, cell); }
@@ -268,7 +270,7 @@ private:
         for (index_t i = 0; i < node.tokens(); ++i)
         {
             make_room(node, with);
-            queries_.add(node, i, before + i);
+            remember(node, i, before + i);
             append(node, before + i);
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads()));
@@ -279,6 +281,13 @@ private:
         }
         with.counts.bytes += static_cast<double>(bytes() * node.tokens());
         with.counts.cell_bytes += static_cast<double>(tokens() * node.token_bytes() * node.tokens());
+    }
+
+    /// The queries by which the tail will be folded, the last ones before the tokens that it keeps.
+    void remember(attention_node const& node, index_t i, index_t place)
+    {
+        index_t const end = base_ + cache_.tail_capacity() - keep_;
+        if (place >= end - fold_queries && place < end) { queries_.add(node, i, place); }
     }
 
     void make_room(attention_node const& node, shared& with)
@@ -354,6 +363,7 @@ private:
     std::uint64_t print_ = 0;
     std::string given_up_;
     index_t base_  = 0;
+    index_t keep_  = 0; ///< of the next plan
     index_t freed_ = 0; ///< cells from the first on whose pages were given back
     index_t cells_ = 0;
     index_t steps_ = 0;

@@ -24,7 +24,7 @@ public:
         most_ = most;
         forget_before(end_ - most);
         std::vector<mdkv::half> rows;
-        rows.reserve(static_cast<std::size_t>((most + slack) * width_));
+        rows.reserve(static_cast<std::size_t>(most * width_));
         rows.assign(rows_.begin(), rows_.end());
         rows_ = std::move(rows);
     }
@@ -81,9 +81,9 @@ public:
 
     [[nodiscard]] index_t bytes() const noexcept { return static_cast<index_t>(rows_.capacity() * sizeof(mdkv::half)); }
 
-    static constexpr index_t slack = 8; ///< may be there beside those that are kept
-
 private:
+    static constexpr index_t slack = 8; // may be there beside those that are kept
+
     void forget_before(index_t place)
     {
         if (place <= first_) { return; }
