@@ -274,7 +274,7 @@ private:
             append(node, before + i);
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads()));
-            with.lend_last([&](mdkv::cpu::backend on) {
+            with.lend_again(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
                 mdkv::attend(on, node.queries(on, i), std::as_const(cache_).view(), {.scale = node.scale()},
                     node.output(on, i), mdkv::out(on, with.log_sum.data(), node.query_heads()));
             });

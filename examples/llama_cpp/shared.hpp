@@ -101,14 +101,16 @@ struct shared
         return call(mdkv::cpu::backend{&lent, threads});
     }
 
-    /// The same for a call that needs at most what the last one did, as a rule.
+    /// The same for a call that as a rule needs no more scratch memory than there is, and reads `bytes`. Few of these are
+    /// read before a second thread has started.
     template <class Call>
-    auto lend_last(Call const& call)
+    auto lend_again(index_t bytes, Call const& call)
     {
         try
         {
             mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
-            return call(mdkv::cpu::backend{&lent, threads});
+            return call(mdkv::cpu::backend{
+                &lent, bytes < 512 * 1024 ? mdkv::cpu::executor_ref{} : mdkv::cpu::executor_ref{threads}});
         }
         catch (mdkv::insufficient_workspace const&) // nothing was changed
         {}
