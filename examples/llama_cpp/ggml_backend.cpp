@@ -130,9 +130,15 @@ private:
         if (std::sscanf(node.node->name, "node_%d", &place) == 1)
         {
             tag = "";
-            if (place <= place_ || before != before_ || node.tokens() != tokens_) { visits_.clear(); }
+            if (place <= place_ || before != before_ || node.tokens() != tokens_)
+            {
+                visits_.clear();
+                masks_.clear();
+            }
             std::tie(place_, before_, tokens_) = std::tuple{place, before, node.tokens()};
         }
+        void const* const mask = node.mask().data;
+        if (masks_.try_emplace(node.cells(), mask).first->second != mask) { with_.two_masks.insert(node.cells()); }
         void const* const keys = node.k().data;
         std::string const name = tag + std::to_string(visits_[keys]++);
         auto& layer            = layers_[{keys, place < 0 ? std::string{tag} : name}];
@@ -216,7 +222,8 @@ private:
     shared with_;
     own_code own_code_;
     std::map<std::pair<void const*, std::string>, std::unique_ptr<layer_state>> layers_;
-    std::map<void const*, int> visits_; // of this step
+    std::map<void const*, int> visits_;    // of this step
+    std::map<index_t, void const*> masks_; // of this step, by cells
     int place_      = -1;
     index_t before_ = -1;
     index_t tokens_ = 0;

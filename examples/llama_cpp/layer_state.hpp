@@ -187,8 +187,9 @@ private:
                       * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(tokens) / 100);
         auto const all = static_cast<index_t>(bytes);
         plan made;
-        made.rows = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(all / token / 8 / 16 * 16, 16, 128);
-        made.keep = std::min<index_t>(made.rows / 4, 16);
+        index_t const share  = std::min(tokens / 16, all / token / 4); // few folds, and most of the limit for the rest
+        made.rows            = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(share / 16 * 16, 16, 256);
+        made.keep            = std::min<index_t>(made.rows / 4, 16);
         index_t const beside = made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
                                + index_t{sizeof(index_t)} + fold_queries * node.query_heads() * node.dims().keys * 2;
         mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", made.rows,
@@ -315,7 +316,7 @@ private:
     /// The cells of the compressed part are the library's from now on.
     void settled(attention_node const& node, shared& with)
     {
-        if (with.chosen.free_cells)
+        if (with.chosen.free_cells && !with.two_masks.contains(cells_))
         {
             with.counts.freed += node.give_back(freed_, base_);
             freed_ = base_;

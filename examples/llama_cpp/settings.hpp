@@ -38,9 +38,9 @@ struct settings
     mdkv::preset preset = mdkv::presets::by_window;
     index_t at          = 0;   ///< compress when so many tokens are there; 0: at the first token decoded by itself
     index_t least       = 256; ///< tokens of a prompt that is compressed
-    index_t tail        = -1;  ///< tokens in the tail before it is folded; 0: never folded; -1: an eighth of the limit
-    bool free_cells     = false;
-    int verbosity       = 1; ///< 0: errors only, 1: a line at the start and one at the end, 2: every compression
+    index_t tail = -1; ///< tokens in the tail before it is folded; 0: never folded; -1: a sixteenth of the sequence's
+    bool free_cells = false;
+    int verbosity   = 1; ///< 0: errors only, 1: a line at the start and one at the end, 2: every compression
 };
 
 namespace detail

@@ -80,6 +80,8 @@ struct shared
     lent_threads threads{};
     index_t most_cells = 0; ///< of a layer
     index_t layers     = 1; ///< that have as many
+    /// Numbers of cells whose layers have different masks: some have a window, and until it slides nothing tells which.
+    std::set<index_t> two_masks{};
     std::vector<float> log_sum{};
 
     void log(char const* done, attention_node const& node, index_t tokens, index_t bytes) const

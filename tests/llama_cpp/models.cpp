@@ -21,7 +21,7 @@
 namespace
 {
 
-constexpr int prompt = 300, decoded = 48, taken_back = 5;
+constexpr int prompt = 180, decoded = 48, taken_back = 5; // some models know no more than 256 positions
 
 struct release
 {
@@ -36,6 +36,7 @@ logits run(llama_model* model)
 {
     llama_context_params parameters = llama_context_default_params();
     parameters.n_ctx                = 512;
+    parameters.swa_full             = false; // as llama.cpp's programs
     parameters.n_batch = parameters.n_ubatch = 128;
     parameters.n_threads = parameters.n_threads_batch = 1;
     parameters.flash_attn_type                        = LLAMA_FLASH_ATTN_TYPE_ENABLED;
@@ -55,9 +56,9 @@ logits run(llama_model* model)
         all.emplace_back(last, last + vocabulary);
         return true;
     };
-    for (int i = 0; i < prompt; i += 100)
+    for (int i = 0; i < prompt; i += 60)
     {
-        if (!feed(tokens.data() + i, 100)) { return {}; }
+        if (!feed(tokens.data() + i, 60)) { return {}; }
     }
     for (int i = 0; i < decoded; ++i)
     {
