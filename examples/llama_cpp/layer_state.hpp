@@ -55,6 +55,11 @@ public:
     {
         why.clear();
         ++steps_;
+        if (!made() && cells_ < with.most_cells)
+        {
+            why = "a sliding window (its cache is smaller than that of other layers)";
+            return outcome::passed;
+        }
         if (before < 0)
         {
             bool const lost = freed_ > 0 && node.sees_any_of(freed_);
@@ -155,8 +160,7 @@ private:
     [[nodiscard]] bool wanted(attention_node const& node, index_t before, shared const& with, std::string& why) const
     {
         settings const& chosen = with.chosen;
-        if (cells_ < with.most_cells) { why = "a sliding window (its cache is smaller than that of other layers)"; }
-        else if (!given_up_.empty()) { why = given_up_; }
+        if (!given_up_.empty()) { why = given_up_; }
         if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
         if (chosen.at == 0 && node.tokens() > 1) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
