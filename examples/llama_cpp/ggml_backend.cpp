@@ -1,5 +1,6 @@
 /// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches: what the engine asks of a backend, a device and a registry
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -92,7 +93,11 @@ public:
         std::string why;
         outcome end = outcome::passed;
         if (node->src[1] != nullptr) { with_.most_cells = std::max(with_.most_cells, attention.cells()); }
-        if (char const* const reason = attention.why_not()) { why = reason; }
+        if (char const* const reason = attention.why_not())
+        {
+            why = reason;
+            end = reads_freed(attention) ? outcome::refused : outcome::passed;
+        }
         else
         {
             index_t const before = attention.tokens_before();
@@ -140,8 +145,10 @@ private:
         void const* const mask = node.mask().data;
         if (masks_.try_emplace(node.cells(), mask).first->second != mask) { with_.two_masks.insert(node.cells()); }
         void const* const keys = node.k().data;
-        std::string const name = tag + std::to_string(visits_[keys]++);
-        auto& layer            = layers_[{keys, place < 0 ? std::string{tag} : name}];
+        int const visit        = visits_[keys]++;
+        std::string const name = tag + std::to_string(visit);
+        if (visit > 0) { with_.shared_keys.insert(keys); }
+        auto& layer = layers_[{keys, place < 0 ? std::string{tag} : name}];
         if (!layer)
         {
             layer = std::make_unique<layer_state>(layers_.size() == 1);
@@ -151,6 +158,17 @@ private:
             }));
         }
         return *layer;
+    }
+
+    /// Whether a node that no layer is made for reads cells that a layer has given back, as those of several sequences may.
+    [[nodiscard]] bool reads_freed(attention_node const& node) const
+    {
+        if (node.node->src[1] == nullptr) { return false; }
+        auto const* const first = static_cast<std::byte const*>(node.k().data);
+        return std::any_of(layers_.begin(), layers_.end(), [&](auto const& one) {
+            auto const* const keys = static_cast<std::byte const*>(one.first.first);
+            return one.second->freed() > 0 && keys >= first && keys < first + ggml_nbytes(&node.k());
+        });
     }
 
     [[nodiscard]] static std::string layer_name(attention_node const& node)

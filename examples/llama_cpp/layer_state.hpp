@@ -131,6 +131,7 @@ public:
     }
     [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
     [[nodiscard]] index_t cells() const noexcept { return cells_; }
+    [[nodiscard]] index_t freed() const noexcept { return freed_; } ///< cells that were given back
     void found_cells(index_t cells) noexcept { cells_ = cells; }
 
 private:
@@ -320,7 +321,7 @@ private:
     /// The cells of the compressed part are the library's from now on.
     void settled(attention_node const& node, shared& with)
     {
-        if (with.chosen.free_cells && !with.two_masks.contains(cells_))
+        if (with.chosen.free_cells && !with.two_masks.contains(cells_) && !with.shared_keys.contains(node.k().data))
         {
             with.counts.freed += node.give_back(freed_, base_);
             freed_ = base_;

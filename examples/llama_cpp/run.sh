@@ -66,10 +66,10 @@ answer() {
     local completion=("$programs/llama-completion" -m "$MDKV_MODEL" -f "$prompt" -c 4096 -n 80 --temp 0 -fa on -t "$threads"
         --no-display-prompt --no-warmup -st)
     say "answer: $(wc -w <"$prompt") words and a question, all cells"
-    "${completion[@]}" 2>"$build/answer.log" | tail -n +1
+    "${completion[@]}" 2>"$build/answer.log"
     printf '\n'
     say "answer: the same with mdkv, ${MDKV_BUDGET:-25%} of the bytes, the rest given back"
-    with_mdkv MDKV_BUDGET="${MDKV_BUDGET:-25%}" MDKV_FREE=1 "${completion[@]}" 2>"$build/answer-mdkv.log" | tail -n +1
+    with_mdkv MDKV_BUDGET="${MDKV_BUDGET:-25%}" MDKV_FREE=1 "${completion[@]}" 2>"$build/answer-mdkv.log"
     printf '\n'
     grep '^mdkv' "$build/answer-mdkv.log"
 }

@@ -82,6 +82,7 @@ struct shared
     index_t layers     = 1; ///< that have as many
     /// Numbers of cells whose layers have different masks: some have a window, and until it slides nothing tells which.
     std::set<index_t> two_masks{};
+    std::set<void const*> shared_keys{}; ///< that several layers read
     std::vector<float> log_sum{};
 
     void log(char const* done, attention_node const& node, index_t tokens, index_t bytes) const

@@ -496,6 +496,16 @@ TEST_CASE("ggml: layers that share keys have caches of their own")
     CHECK(shared.served() == 16);
 }
 
+TEST_CASE("ggml: cells that two layers read are not given back")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    pair_of_engines both{{{}, {.keys_of = 0}}};
+    both.difference(256, 0);
+    for (int i = 0; i < 4; ++i) { CHECK(both.difference(1, 256 + i) < near_enough); }
+    CHECK_FALSE(both.with.cells_are_zero(200));
+    CHECK(both.with.served() == 8);
+}
+
 TEST_CASE("ggml: a preset that cannot be had and a budget that holds nothing")
 {
     SUBCASE("the settings are refused")
