@@ -1,5 +1,6 @@
 /// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches: what the engine asks of a backend, a device and a registry
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -24,6 +25,23 @@ namespace mdkv_ggml
 {
 namespace
 {
+
+std::atomic<bool> any_contexts = false, any_work = false; // of this process
+
+/// A program that made contexts and never brought a node here is told so when it ends.
+struct last_words
+{
+    ~last_words()
+    {
+        if (any_contexts && !any_work)
+        {
+            std::fprintf(stderr,
+                "mdkv: no attention was computed here: flash attention is off (run with -fa on), or on "
+                "another device than the CPU\n");
+        }
+    }
+};
+last_words const at_exit;
 
 /// Computes single nodes with the engine's own code.
 class own_code
@@ -69,14 +87,12 @@ class context
 public:
     explicit context(settings from)
         : with_{std::move(from)}
-    {
-        if (with_.chosen.verbosity > 0) { announce(); }
-    }
+    {}
     context(context const&)            = delete;
     context& operator=(context const&) = delete;
     ~context()
     {
-        if (with_.chosen.verbosity > 0) { report(); }
+        if (with_.chosen.verbosity > 0 && served_ + passed_ > 0) { report(); }
     }
 
     void set_threads(int threads)
@@ -89,6 +105,8 @@ public:
 
     [[nodiscard]] ggml_status compute(ggml_tensor* node)
     {
+        if (with_.chosen.verbosity > 0 && served_ + passed_ == 0) { announce(); }
+        any_work = true;
         attention_node const attention{node};
         std::string why;
         outcome end = outcome::passed;
@@ -208,13 +226,6 @@ private:
     void report() const
     {
         tally const& c = with_.counts;
-        if (served_ + passed_ == 0)
-        {
-            std::fprintf(stderr,
-                "mdkv: no attention was computed here: flash attention is off (run with -fa on), or on "
-                "another device than the CPU\n");
-            return;
-        }
         std::fprintf(stderr,
             "mdkv: decoded %td steps of layers from compressed caches: %.2f MiB at most, %.1f %% of the engine's cells "
             "in "
@@ -335,7 +346,9 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, char const*)
         0x6d, 0x64, 0x6b, 0x76, 0x2e, 0x67, 0x67, 0x6d, 0x6c, 0x2e, 0x62, 0x61, 0x63, 0x6b, 0x65, 0x6e};
     try
     {
-        auto made                    = std::make_unique<context>(settings_from_environment());
+        settings const chosen        = settings_from_environment();
+        auto made                    = std::make_unique<context>(chosen);
+        any_contexts                 = any_contexts || chosen.verbosity > 0;
         auto backend                 = std::make_unique<ggml_backend>();
         backend->guid                = &guid;
         backend->device              = device;
