@@ -6,12 +6,14 @@
 #   bash examples/setup.sh header-wheels  only the CUDA headers, from the wheels even where a toolkit is installed
 #   bash examples/setup.sh words          only the word lists of RULER's generated tasks
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/quality.md)
+#   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
 #
 # Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
 # fetched is checked, then renamed into the cache in one step. Read from the environment, all optional:
 #   XDG_CACHE_HOME         the cache is $XDG_CACHE_HOME/mdkv, otherwise ~/.cache/mdkv
 #   MDKV_MODEL, MDKV_TEXT  a GGUF file and a text of one's own
 #   MDKV_CUDA_HEADERS_DIR  a folder with the unpacked CUDA header wheels
+#   MDKV_LLAMA_CPP         sources of llama.cpp of one's own, built in their folder build, or in MDKV_LLAMA_CPP_BUILD
 #   MDKV_SKIP_PACKAGES=1   do not look for apt packages (other distributions)
 #   CXX                    the compiler
 #   CI=true                refuse compilers' warnings
@@ -47,6 +49,11 @@ quality_texts=16
 words_wheel='wonderwords==3.0.1'
 words_wheel_sha256=4dd66deb6a76ca9e0b0422d1d3e111f9b910d7c16922d42de733ee8def98f8d0
 words_files=(adjectivelist.txt nounlist.txt verblist.txt)
+
+# The sources of llama.cpp (MIT), as a package of Python's holds them: one file with a hash.
+llama_cpp_sdist='llama-cpp-python==0.3.36'
+llama_cpp_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+llama_cpp_folder=llama_cpp_python-0.3.36/vendor/llama.cpp
 
 say() { printf 'mdkv: %s\n' "$*"; }
 
@@ -343,6 +350,63 @@ setup_words() {
     say "words: $mdkv_words (hash checked)"
 }
 
+# --- llama.cpp -------------------------------------------------------------------------------------------------------
+
+# setup_llama_cpp TARGET...: sets MDKV_LLAMA_CPP to the sources and MDKV_LLAMA_CPP_BUILD to where these targets of them are
+# built: ggml alone takes two minutes of one core, llama-completion and the like nine
+setup_llama_cpp() {
+    local folder=$mdkv_cache/llama_cpp scratch file log
+    if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then
+        MDKV_LLAMA_CPP_BUILD=${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}
+        [[ -f $MDKV_LLAMA_CPP/ggml/src/ggml-backend-impl.h ]] || die 1 "MDKV_LLAMA_CPP: no sources of llama.cpp: $MDKV_LLAMA_CPP"
+        say "llama.cpp: $MDKV_LLAMA_CPP"
+        return
+    fi
+    MDKV_LLAMA_CPP=$folder/$llama_cpp_folder
+    MDKV_LLAMA_CPP_BUILD=$folder/build
+    if [[ -f $MDKV_LLAMA_CPP/CMakeLists.txt ]]; then
+        say "llama.cpp: $MDKV_LLAMA_CPP (cached)"
+    else
+        say "llama.cpp: fetching the sources of $llama_cpp_sdist from PyPI (77 MB)"
+        setup_python
+        mkdir -p "$folder"
+        scratch=$(mktemp -d "$folder/fetching.XXXXXX")
+        # shellcheck disable=SC2064 # the folder's name is wanted now
+        trap "rm -rf '$scratch'" EXIT
+        "$mdkv_python" -m pip download --no-binary llama-cpp-python --no-deps --disable-pip-version-check --no-cache-dir -q \
+            -d "$scratch" "$llama_cpp_sdist" >"$folder/pip.log" 2>&1 ||
+            die 1 "the download of $llama_cpp_sdist broke off or PyPI is out of reach; run this again. pip says:" \
+                "$(tail -n 3 "$folder/pip.log")"
+        file=$(find "$scratch" -name '*.tar.gz')
+        [[ $(sha256_of "$file") == "$llama_cpp_sha256" ]] ||
+            die 1 "wrong hash: $(basename "$file") is not the file it should be" "  expected sha256 $llama_cpp_sha256" \
+                "  got             $(sha256_of "$file")"
+        tar -xz -C "$scratch" -f "$file" --wildcards '*/vendor/llama.cpp/*' ||
+            die 1 "broken download: $(basename "$file") cannot be unpacked; run this again"
+        rm -rf "${MDKV_LLAMA_CPP:?}"
+        mkdir -p "$(dirname "$MDKV_LLAMA_CPP")"
+        mv "$scratch/$llama_cpp_folder" "$MDKV_LLAMA_CPP"
+        rm -rf "$scratch"
+        trap - EXIT
+        say "llama.cpp: $MDKV_LLAMA_CPP (hash checked)"
+    fi
+    local name missing=()
+    for name in "$@"; do
+        compgen -G "$MDKV_LLAMA_CPP_BUILD/bin/lib$name.so" >/dev/null || [[ -x $MDKV_LLAMA_CPP_BUILD/bin/$name ]] || missing+=("$name")
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    log=$folder/build.log
+    say "llama.cpp: building ${missing[*]} in $MDKV_LLAMA_CPP_BUILD (log: $log)"
+    # Its own servers, tests and downloads are not needed.
+    cmake -S "$MDKV_LLAMA_CPP" -B "$MDKV_LLAMA_CPP_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
+        -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
+    cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | tee -a "$log" |
+        sed -un '/^\[[0-9]*0\/\|^\[\([0-9]*\)\/\1\]/s/^/mdkv: llama.cpp: /p' || die 1 "the build failed; all of its output is in $log"
+}
+
 # --- CUDA headers ----------------------------------------------------------------------------------------------------
 
 # toolkit_with_headers: prints the folder of a CUDA toolkit whose host headers can be used (tests/emulation/cuda_headers.cmake
@@ -482,6 +546,10 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
         header-wheels) setup_header_wheels ;;
         words) setup_words ;;
         quality-texts) setup_quality_texts ;;
-        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts)" ;;
+        llama-cpp)
+            setup_compiler
+            setup_llama_cpp llama-completion llama-perplexity llama-bench
+            ;;
+        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts, llama-cpp)" ;;
     esac
 fi

@@ -161,6 +161,11 @@ fi
 
 release=(-DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON
     -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_BUILD_BENCH="$all" -DMDKV_BUILD_GPU_PROGRAMS="$all")
+if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then
+    release+=(-DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP" -DMDKV_LLAMA_CPP_BUILD="${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}")
+else
+    note SKIPPED "llama_cpp/backend: MDKV_LLAMA_CPP names no llama.cpp (bash examples/setup.sh llama-cpp builds one)"
+fi
 if [[ $all == OFF ]]; then
     leg release '' '' "${release[@]}"
 else

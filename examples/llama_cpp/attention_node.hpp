@@ -1,0 +1,221 @@
+/// \file attention_node.hpp: a FLASH_ATTN_EXT node of ggml as the library sees it: its tensors as views, its mask as a number of cells
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "ggml.h"
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace mdkv_ggml
+{
+
+using mdkv::index_t;
+
+/// The engine's cells lie as [cells, H, D] in half: cell c is where the c-th token of a sequence was written, as long as
+/// the mask says so.
+struct attention_node
+{
+    ggml_tensor* node = nullptr;
+
+    [[nodiscard]] ggml_tensor const& q() const noexcept { return *node->src[0]; }
+    [[nodiscard]] ggml_tensor const& k() const noexcept { return *node->src[1]; }
+    [[nodiscard]] ggml_tensor const& v() const noexcept { return *node->src[2]; }
+    [[nodiscard]] ggml_tensor const& mask() const noexcept { return *node->src[3]; }
+
+    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; } ///< of the batch
+    [[nodiscard]] index_t query_heads() const noexcept { return q().ne[2]; }
+    [[nodiscard]] index_t heads() const noexcept { return k().ne[2]; }
+    [[nodiscard]] mdkv::head_dims dims() const noexcept { return {k().ne[0], v().ne[0]}; }
+    [[nodiscard]] float scale() const noexcept { return parameter(0); }
+
+    /// Cells that the engine has for this layer and sequence; those that the node may look at are fewer.
+    [[nodiscard]] index_t cells() const noexcept { return whole(k()).ne[1]; }
+
+    /// Bytes of one token's cells.
+    [[nodiscard]] index_t token_bytes() const noexcept
+    {
+        return heads() * (dims().keys + dims().values) * index_t{sizeof(mdkv::half)};
+    }
+
+    /// Why no compressed cache can serve it whatever the mask says; null if one can.
+    [[nodiscard]] char const* why_not() const noexcept
+    {
+        if (node->src[1] == nullptr || node->src[2] == nullptr || node->src[3] == nullptr) { return "no mask"; }
+        if (node->src[4] != nullptr) { return "sink logits"; }
+        if (parameter(1) != 0.0F) { return "ALiBi"; }
+        if (parameter(2) != 0.0F) { return "soft caps on logits"; }
+        if (!(scale() > 0.0F)) { return "a scale that is not positive"; }
+        if (std::strncmp(whole(k()).name, "cache_k_l", 9) != 0) { return "keys that are in no cache"; }
+        if (&whole(k()) == &whole(v())) { return "values that are a part of the keys (MLA)"; }
+        if (k().type != GGML_TYPE_F16 || v().type != GGML_TYPE_F16) { return "cells that are not f16"; }
+        if (q().ne[3] != 1 || k().ne[3] != 1 || v().ne[3] != 1) { return "several sequences in a batch"; }
+        if (mask().type != GGML_TYPE_F16 || mask().ne[2] != 1 || mask().ne[3] != 1 || mask().ne[0] != k().ne[1]
+            || mask().ne[1] < q().ne[1] || mask().nb[0] != 2)
+        {
+            return "a mask of another kind";
+        }
+        bool const rows = q().type == GGML_TYPE_F32 && q().nb[0] == 4 && k().nb[0] == 2 && v().nb[0] == 2
+                          && node->type == GGML_TYPE_F32 && node->nb[0] == 4
+                          && node->nb[1] == 4 * static_cast<std::size_t>(v().ne[0]);
+        if (!rows) { return "values or keys that lie transposed"; }
+        if (v().ne[2] != k().ne[2] || v().ne[1] != k().ne[1] || q().ne[2] % k().ne[2] != 0)
+        {
+            return "heads or cells that do not match";
+        }
+        return nullptr;
+    }
+
+    /// Whether token i of the batch sees just the first `count` cells.
+    [[nodiscard]] bool sees_just(index_t i, index_t count) const noexcept
+    {
+        constexpr std::uint16_t hidden = 0xFC00; // minus infinity
+        auto const* const row          = reinterpret_cast<std::uint16_t const*>(bytes(mask()) + i * stride(mask(), 1));
+        unsigned wrong                 = 0;
+        for (index_t c = 0; c < count; ++c) { wrong |= row[c]; }
+        for (index_t c = count; c < mask().ne[0]; ++c) { wrong |= static_cast<unsigned>(row[c] ^ hidden); }
+        return wrong == 0;
+    }
+
+    /// Tokens before the batch, if each of its tokens sees these and the batch up to itself, in the first cells: one
+    /// sequence, causal, without gaps. -1 otherwise.
+    [[nodiscard]] index_t tokens_before() const noexcept
+    {
+        auto const* const row = reinterpret_cast<std::uint16_t const*>(bytes(mask()));
+        index_t seen          = 0;
+        while (seen < mask().ne[0] && row[seen] == 0) { ++seen; }
+        if (seen == 0 || seen + tokens() - 1 > mask().ne[0]) { return -1; }
+        for (index_t i = 0; i < tokens(); ++i)
+        {
+            if (!sees_just(i, seen + i)) { return -1; }
+        }
+        return seen - 1;
+    }
+
+    /// Whether a token of the batch sees one of the first `count` cells.
+    [[nodiscard]] bool sees_any_of(index_t count) const noexcept
+    {
+        for (index_t i = 0; i < tokens(); ++i)
+        {
+            auto const* const row = reinterpret_cast<std::uint16_t const*>(bytes(mask()) + i * stride(mask(), 1));
+            for (index_t c = 0; c < count && c < mask().ne[0]; ++c)
+            {
+                if (row[c] != 0xFC00) { return true; }
+            }
+        }
+        return false;
+    }
+
+    /// [Hq, n, D] of n tokens of the batch from token i on.
+    template <class B>
+    [[nodiscard]] auto queries(B const& on, index_t i, index_t n) const
+    {
+        auto const* const data = reinterpret_cast<float const*>(bytes(q()) + i * stride(q(), 1));
+        return mdkv::in(on, data, {query_heads(), n, dims().keys}, {stride(q(), 2) / 4, stride(q(), 1) / 4, 1});
+    }
+
+    /// [Hq, n, Dv] of n tokens of the batch from token i on.
+    template <class B>
+    [[nodiscard]] auto output(B const& on, index_t i, index_t n) const
+    {
+        auto* const data = reinterpret_cast<float*>(bytes(*node) + i * stride(*node, 2));
+        return mdkv::out(on, data, {query_heads(), n, dims().values}, {dims().values, stride(*node, 2) / 4, 1});
+    }
+
+    /// [H, count, D] of the first cells.
+    template <class B>
+    [[nodiscard]] auto keys(B const& on, index_t count) const
+    {
+        return first(on, k(), count);
+    }
+    template <class B>
+    [[nodiscard]] auto values(B const& on, index_t count) const
+    {
+        return first(on, v(), count);
+    }
+
+    /// [H, D] of one cell.
+    template <class B>
+    [[nodiscard]] auto key(B const& on, index_t cell) const
+    {
+        return one(on, k(), cell);
+    }
+    template <class B>
+    [[nodiscard]] auto value(B const& on, index_t cell) const
+    {
+        return one(on, v(), cell);
+    }
+
+    /// Whether a cell's keys are all 0, as if its page had been given back.
+    [[nodiscard]] bool is_blank(index_t cell) const noexcept
+    {
+        for (index_t h = 0; h < heads(); ++h)
+        {
+            auto const* const row = halves(k(), cell) + h * (stride(k(), 2) / 2);
+            if (!std::all_of(row, row + k().ne[0], [](mdkv::half x) { return x.bits == 0; })) { return false; }
+        }
+        return true;
+    }
+
+    /// Gives the pages of the cells [first, end) back to the system: they read as zeros until they are written again.
+    /// Returns the bytes; pages that also hold other cells stay.
+    index_t give_back(index_t first, index_t end) const noexcept
+    {
+        index_t given   = 0;
+        auto const page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+        for (ggml_tensor const* const t : {&k(), &v()})
+        {
+            auto const begin = reinterpret_cast<std::uintptr_t>(bytes(*t));
+            auto const from  = (begin + static_cast<std::uintptr_t>(first) * t->nb[1] + page - 1) / page * page;
+            auto const to    = (begin + static_cast<std::uintptr_t>(end) * t->nb[1]) / page * page;
+            if (from < to && madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0)
+            {
+                given += static_cast<index_t>(to - from);
+            }
+        }
+        return given;
+    }
+
+    /// The tensor that a view is of.
+    [[nodiscard]] static ggml_tensor const& whole(ggml_tensor const& view) noexcept
+    {
+        return view.view_src != nullptr ? *view.view_src : view;
+    }
+
+private:
+    [[nodiscard]] float parameter(std::size_t i) const noexcept
+    {
+        float value = 0;
+        std::memcpy(&value, reinterpret_cast<char const*>(node->op_params) + i * sizeof value, sizeof value);
+        return value;
+    }
+    [[nodiscard]] static std::byte* bytes(ggml_tensor const& t) noexcept { return static_cast<std::byte*>(t.data); }
+    [[nodiscard]] static index_t stride(ggml_tensor const& t, int axis) noexcept
+    {
+        return static_cast<index_t>(t.nb[axis]);
+    }
+    [[nodiscard]] static mdkv::half const* halves(ggml_tensor const& t, index_t cell) noexcept
+    {
+        return reinterpret_cast<mdkv::half const*>(bytes(t) + cell * stride(t, 1));
+    }
+    template <class B>
+    [[nodiscard]] static auto first(B const& on, ggml_tensor const& t, index_t count)
+    {
+        return mdkv::in(on, halves(t, 0), {t.ne[2], count, t.ne[0]}, {stride(t, 2) / 2, stride(t, 1) / 2, 1});
+    }
+    template <class B>
+    [[nodiscard]] static auto one(B const& on, ggml_tensor const& t, index_t cell)
+    {
+        return mdkv::in(on, halves(t, cell), {t.ne[2], t.ne[0]}, {stride(t, 2) / 2, 1});
+    }
+};
+
+} // namespace mdkv_ggml

@@ -1,0 +1,386 @@
+/// \file layer_state.hpp: one layer of one sequence: its compressed cache, when that is made, and whether it is still of the engine's cells
+#pragma once
+
+#include <mdkv/append.hpp>
+#include <mdkv/attend.hpp>
+#include <mdkv/compress.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/recompress.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention_node.hpp"
+#include "query_ring.hpp"
+#include "settings.hpp"
+#include "shared.hpp"
+
+namespace mdkv_ggml
+{
+
+enum class outcome
+{
+    served, ///< the node's output was written
+    passed, ///< the engine's own code is to compute it, from its own cells
+    refused ///< nobody can: the cells that it needs were given back
+};
+
+/// A token's number is that of its cell: the compressed part holds the first `base` tokens, the tail the tokens after
+/// them. A program may overwrite cells between two steps (it loads a state, or shifts positions): their keys then differ
+/// from the keys that were compressed.
+class layer_state
+{
+public:
+    /// \param first   of all layers: its keys depend on their own tokens alone, so that every cell is compared
+    explicit layer_state(bool first)
+        : first_{first}
+    {}
+
+    /// One node. `why` is the reason if it is not served; empty for a prompt.
+    outcome step(attention_node const& node, index_t before, shared& with, std::string& why)
+    {
+        why.clear();
+        ++steps_;
+        if (!made() && cells_ < with.most_cells)
+        {
+            why = "a sliding window (its cache is smaller than that of other layers)";
+            return outcome::passed;
+        }
+        if (before < 0)
+        {
+            bool const lost = freed_ > 0 && node.sees_any_of(freed_);
+            drop(0);
+            why = "a mask with gaps: several sequences, a window that slid, or positions that were shifted";
+            return lost ? outcome::refused : outcome::passed;
+        }
+        if (before == 0) // written anew from here on
+        {
+            freed_ = 0;
+            given_up_.clear();
+        }
+        if (made() && before < base_)
+        {
+            drop(before);
+            why = "the sequence was cut within the compressed part";
+        }
+        if (made() && !untouched(node, before))
+        {
+            drop(0);
+            why = "its cells were overwritten (a state was loaded, or positions were shifted)";
+        }
+        if (!made() && freed_ > 0)
+        {
+            if (why.empty()) { why = "its cells had been given back"; }
+            return outcome::refused;
+        }
+        if (!made() && is_blank(node, before))
+        {
+            why = "its cells hold zeros (a state was saved after they had been given back)";
+            return outcome::refused;
+        }
+        queries_.cut(before);
+        try
+        {
+            if (!made())
+            {
+                why.clear();
+                if (!wanted(node, before, with, why))
+                {
+                    for (index_t i = std::max<index_t>(0, node.tokens() - with.chosen.preset.queries);
+                         i < node.tokens(); ++i)
+                    {
+                        queries_.add(node, i, before + i);
+                    }
+                    return outcome::passed;
+                }
+                compress(node, before, with);
+            }
+            serve(node, before, with);
+            return outcome::served;
+        }
+        catch (std::exception const& error)
+        {
+            why = error.what();
+        }
+        bool const lost = freed_ > 0;
+        drop(0);
+        given_up_ = why;
+        return lost ? outcome::refused : outcome::passed;
+    }
+
+    [[nodiscard]] bool made() const noexcept { return cache_.layout().heads > 0; }
+
+    /// Bytes that stay from one token to the next.
+    [[nodiscard]] index_t bytes() const noexcept
+    {
+        return made() ? cache_.arena_bytes() + cache_.tail_bytes() + cache_.directory_bytes() + queries_.bytes() : 0;
+    }
+    [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
+    [[nodiscard]] index_t cells() const noexcept { return cells_; }
+    [[nodiscard]] index_t freed() const noexcept { return freed_; } ///< cells that were given back
+    void found_cells(index_t cells) noexcept { cells_ = cells; }
+
+private:
+    struct plan
+    {
+        mdkv::budget arena = mdkv::budget::fraction(1, 1);
+        index_t rows       = 0; ///< of the tail; 0: it grows
+        index_t keep       = 0; ///< of the tail's last tokens when it is folded, so that they can be taken back
+    };
+    static constexpr index_t fold_queries = 8;
+    static constexpr index_t growth       = 64; ///< of a tail that is not folded
+    static constexpr index_t most_at_once = 16; ///< tokens of a batch that one pass over the cache serves
+
+    [[nodiscard]] auto queries(mdkv::cpu::backend on, attention_node const& node, index_t end, index_t count) const
+    {
+        auto const [H, D] = std::pair{node.query_heads(), node.dims().keys};
+        return mdkv::in(on, queries_.before(end, count), {H, count, D}, {D, H * D, 1});
+    }
+
+    void drop(index_t before)
+    {
+        cache_ = {};
+        base_  = 0;
+        queries_.cut(before);
+    }
+
+    /// Whether the compressed cache is to be made now.
+    [[nodiscard]] bool wanted(attention_node const& node, index_t before, shared const& with, std::string& why) const
+    {
+        settings const& chosen = with.chosen;
+        if (!given_up_.empty()) { why = given_up_; }
+        if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
+        if (chosen.at == 0 && node.tokens() > 1) { return false; }
+        // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
+        return steps_ > 1 && queries_.count_before(before, fold_queries) == fold_queries;
+    }
+
+    /// Whether cells before a batch hold nothing.
+    [[nodiscard]] static bool is_blank(attention_node const& node, index_t before) noexcept
+    {
+        index_t const looks = std::min<index_t>(before, 8);
+        for (index_t i = 0; i < looks; ++i)
+        {
+            if (node.is_blank((i + 1) * before / looks - 1)) { return true; }
+        }
+        return false;
+    }
+
+    /// How the limit is divided when `tokens` are there.
+    [[nodiscard]] static plan planned(attention_node const& node, index_t tokens, shared const& with)
+    {
+        memory_limit const& limit = with.chosen.limit;
+        if (limit.whole()) { return {}; }
+        index_t const token = node.token_bytes();
+        double const bytes =
+            limit.in == memory_limit::unit::bytes
+                ? limit.amount / static_cast<double>(with.layers)
+                : static_cast<double>(token) * limit.amount
+                      * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(tokens) / 100);
+        auto const all = static_cast<index_t>(bytes);
+        plan made;
+        index_t const share  = std::min(tokens / 16, all / token / 4); // few folds, and most of the limit for the rest
+        made.rows            = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(share / 16 * 16, 16, 256);
+        made.keep            = std::min<index_t>(made.rows / 4, 16);
+        index_t const beside = made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
+                               + index_t{sizeof(index_t)} + fold_queries * node.query_heads() * node.dims().keys * 2;
+        mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", made.rows,
+            " tokens and the rest beside the compressed part; at least ", beside, " are needed for these");
+        made.arena = mdkv::budget::bytes(all - beside);
+        return made;
+    }
+
+    void compress(attention_node const& node, index_t before, shared& with)
+    {
+        auto const timer      = with.counts.compress.start();
+        mdkv::preset const& p = with.chosen.preset;
+        index_t const count   = queries_.count_before(before, p.queries);
+        plan const now        = planned(node, before, with);
+        std::vector<float> weights;
+        for (index_t q = 0; q < count; ++q) { weights.push_back(p.query_weight(q, count)); }
+        auto const report = with.lend([&](mdkv::cpu::backend on) {
+            auto options                  = p.options<mdkv::cpu::backend>(now.arena);
+            options.scoring.scale         = node.scale();
+            options.scoring.query_weights = mdkv::in(on, std::as_const(weights).data(), count);
+            auto const layer              = mdkv::split_window(
+                on, queries(on, node, before, count), node.keys(on, before), node.values(on, before), p.window);
+            return mdkv::compress(on, layer, p.ratios, options, cache_);
+        });
+        base_             = before;
+        with.log("compressed", node, before, report.resident_bytes);
+        tail_.clear();
+        cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
+        keep_ = now.keep;
+        queries_.limit(fold_queries);
+        settled(node, with);
+    }
+
+    /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
+    bool fold(attention_node const& node, shared& with)
+    {
+        auto const timer      = with.counts.fold.start();
+        mdkv::preset const& p = with.chosen.preset;
+        plan const now        = planned(node, tokens(), with);
+        index_t const folded  = cache_.appended() - now.keep;
+        index_t const count   = queries_.count_before(base_ + folded, fold_queries);
+        if (now.rows == 0 || folded <= 0 || count == 0) { return false; }
+        index_t const all = tokens();
+        mdkv::recompress_options<mdkv::cpu::backend> options{
+            .limit = now.arena, .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
+        options.allocation.charge = p.charge;
+        *cache_.view().appended   = folded; // those after them are in the engine's cells, too
+        try
+        {
+            with.lend([&](mdkv::cpu::backend on) {
+                return mdkv::recompress(on, queries(on, node, base_ + folded, count), p.ratios, options, cache_);
+            });
+        }
+        catch (...)
+        {
+            *cache_.view().appended = all - base_;
+            throw;
+        }
+        base_ += folded;
+        keep_ = now.keep;
+        queries_.clear();
+        tail_.clear();
+        cache_.reserve_tail(now.rows);
+        for (index_t cell = base_; cell < all; ++cell) { append(node, cell); }
+        settled(node, with);
+        with.log("folded", node, all, cache_.arena_bytes());
+        return true;
+    }
+
+    void serve(attention_node const& node, index_t before, shared& with)
+    {
+        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_.view());
+        tail_.resize(static_cast<std::size_t>(cache_.appended()));
+        for (index_t cell = tokens(); cell < before; ++cell) // those of batches that another backend had
+        {
+            make_room(node, with);
+            append(node, cell);
+        }
+        for (index_t i = 0; i < node.tokens();)
+        {
+            make_room(node, with);
+            index_t const n = std::min({node.tokens() - i, cache_.tail_capacity() - cache_.appended(), most_at_once});
+            for (index_t cell = before + i; cell < before + i + n; ++cell)
+            {
+                remember(node, cell - before, cell);
+                append(node, cell);
+            }
+            auto const timer = with.counts.attend.start();
+            with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
+            with.lend_again(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
+                mdkv::attend(on, node.queries(on, i, n), std::as_const(cache_).view(), {.scale = node.scale()},
+                    node.output(on, i, n), mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
+            });
+            i += n;
+        }
+        with.counts.bytes += static_cast<double>(bytes() * node.tokens());
+        with.counts.cell_bytes += static_cast<double>(tokens() * node.token_bytes() * node.tokens());
+    }
+
+    /// The queries by which the tail will be folded, the last ones before the tokens that it keeps.
+    void remember(attention_node const& node, index_t i, index_t place)
+    {
+        index_t const end = base_ + cache_.tail_capacity() - keep_;
+        if (place >= end - fold_queries && place < end) { queries_.add(node, i, place); }
+    }
+
+    void make_room(attention_node const& node, shared& with)
+    {
+        if (cache_.appended() < cache_.tail_capacity()) { return; }
+        try
+        {
+            if (fold(node, with)) { return; }
+        }
+        catch (mdkv::error const& error) // nothing was changed
+        {
+            with.counts.unfolded = error.what();
+        }
+        cache_.reserve_tail(cache_.tail_capacity() + growth);
+    }
+
+    void append(attention_node const& node, index_t cell)
+    {
+        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::cpu::backend const on{&none};
+        mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_.view());
+        tail_.push_back(word(node, cell));
+    }
+
+    /// The cells of the compressed part are the library's from now on.
+    void settled(attention_node const& node, shared& with)
+    {
+        if (with.chosen.free_cells && !with.two_masks.contains(cells_) && !with.shared_keys.contains(node.k().data))
+        {
+            with.counts.freed += node.give_back(freed_, base_);
+            freed_ = base_;
+        }
+        print_ = print(node);
+    }
+
+    /// A few numbers of a cell's key, which stand for it.
+    [[nodiscard]] static std::uint64_t word(attention_node const& node, index_t cell) noexcept
+    {
+        std::uint64_t value = 0;
+        auto const bytes    = std::min<std::size_t>(sizeof value, static_cast<std::size_t>(node.k().ne[0]) * 2);
+        std::memcpy(&value,
+            static_cast<std::byte const*>(node.k().data) + static_cast<std::size_t>(cell) * node.k().nb[1], bytes);
+        return value;
+    }
+
+    /// Of the compressed part's cells.
+    [[nodiscard]] std::uint64_t print(attention_node const& node) const noexcept
+    {
+        index_t const looks = first_ ? base_ : std::min<index_t>(base_, 8);
+        std::uint64_t sum   = 0;
+        for (index_t i = 0; i < looks; ++i)
+        {
+            sum = (sum ^ word(node, (i + 1) * base_ / looks - 1)) * 0x9E3779B97F4A7C15U;
+        }
+        return sum;
+    }
+
+    /// The cells before a batch are those that were compressed and appended.
+    [[nodiscard]] bool untouched(attention_node const& node, index_t before) const noexcept
+    {
+        if (print(node) != print_) { return false; }
+        auto const there = std::min(std::ssize(tail_), before - base_);
+        for (index_t i = first_ ? 0 : std::max<index_t>(0, there - 8); i < there; ++i)
+        {
+            if (tail_[static_cast<std::size_t>(i)] != word(node, base_ + i)) { return false; }
+        }
+        return true;
+    }
+
+    mdkv::cpu::cache<mdkv::half> cache_;
+    query_ring queries_;
+    std::vector<std::uint64_t> tail_; ///< words of its cells
+    std::uint64_t print_ = 0;
+    std::string given_up_;
+    index_t base_  = 0;
+    index_t keep_  = 0; ///< of the next plan
+    index_t freed_ = 0; ///< cells from the first on whose pages were given back
+    index_t cells_ = 0;
+    index_t steps_ = 0;
+    bool first_;
+};
+
+} // namespace mdkv_ggml

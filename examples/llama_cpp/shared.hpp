@@ -1,0 +1,130 @@
+/// \file shared.hpp: what the layers of one context have in common: settings, scratch memory, threads, and the count of what was done
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention_node.hpp"
+#include "settings.hpp"
+#include "threads.hpp"
+
+namespace mdkv_ggml
+{
+
+/// Calls of one kind and their time.
+class stopwatch
+{
+    using clock = std::chrono::steady_clock;
+
+public:
+    class running
+    {
+    public:
+        explicit running(stopwatch& watch)
+            : watch_{watch}
+        {}
+        running(running const&)            = delete;
+        running& operator=(running const&) = delete;
+        ~running()
+        {
+            watch_.time_ += clock::now() - begin_;
+            ++watch_.calls_;
+        }
+
+    private:
+        stopwatch& watch_;
+        clock::time_point begin_ = clock::now();
+    };
+
+    [[nodiscard]] running start() { return running{*this}; }
+    [[nodiscard]] index_t calls() const noexcept { return calls_; }
+    [[nodiscard]] double seconds() const noexcept { return std::chrono::duration<double>(time_).count(); }
+
+private:
+    clock::duration time_{};
+    index_t calls_ = 0;
+};
+
+struct tally
+{
+    stopwatch compress, fold, attend; ///< of a layer
+    double bytes      = 0;            ///< of the caches, summed over the tokens that were served
+    double cell_bytes = 0;            ///< of the engine's cells of the same tokens
+    index_t freed     = 0;            ///< bytes of cells given back
+    index_t most      = 0;            ///< bytes of all caches at any time
+    struct passed
+    {
+        std::set<std::string> layers;
+        index_t nodes = 0;
+    };
+    std::map<std::string, passed> reasons;
+    std::string unfolded; ///< why a tail was not folded, if one was not
+};
+
+struct shared
+{
+    settings chosen;
+    tally counts{};
+    lent_threads threads{};
+    index_t most_cells = 0; ///< of a layer
+    index_t layers     = 1; ///< that have as many
+    /// Numbers of cells whose layers have different masks: some have a window, and until it slides nothing tells which.
+    std::set<index_t> two_masks{};
+    std::set<void const*> shared_keys{}; ///< that several layers read
+    std::vector<float> log_sum{};
+
+    void log(char const* done, attention_node const& node, index_t tokens, index_t bytes) const
+    {
+        if (chosen.verbosity < 2) { return; }
+        std::fprintf(stderr, "mdkv: %s: %s %td tokens into %td bytes\n", attention_node::whole(node.k()).name, done,
+            tokens, bytes);
+    }
+
+    /// Runs `call(backend)` once to count its scratch memory and once for real.
+    template <class Call>
+    auto lend(Call const& call)
+    {
+        mdkv::workspace counting;
+        static_cast<void>(call(mdkv::cpu::backend{&counting, threads}));
+        auto const lines = (counting.bytes() + sizeof(line) - 1) / sizeof(line);
+        scratch.resize(std::max(scratch.size(), lines));
+        mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
+        return call(mdkv::cpu::backend{&lent, threads});
+    }
+
+    /// The same for a call that as a rule needs no more scratch memory than there is, and reads `bytes`. Few of these are
+    /// read before a second thread has started.
+    template <class Call>
+    auto lend_again(index_t bytes, Call const& call)
+    {
+        try
+        {
+            mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
+            return call(mdkv::cpu::backend{
+                &lent, bytes < 512 * 1024 ? mdkv::cpu::executor_ref{} : mdkv::cpu::executor_ref{threads}});
+        }
+        catch (mdkv::insufficient_workspace const&) // nothing was changed
+        {}
+        return lend(call);
+    }
+
+    struct alignas(mdkv::workspace::alignment) line
+    {
+        std::byte bytes[mdkv::workspace::alignment];
+    };
+    std::vector<line> scratch{};
+};
+
+} // namespace mdkv_ggml

@@ -1,0 +1,524 @@
+// The backend of examples/llama_cpp inside ggml's scheduler, beside the CPU's own flash attention: what it serves, what it
+// passes through, what it refuses.
+#include <doctest/doctest.h>
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace
+{
+
+constexpr std::int64_t head_dim = 64, heads = 2, query_heads = 6;
+constexpr float scale = 0.125F; // 1 / sqrt(head_dim)
+
+template <auto Release>
+struct by
+{
+    template <class T>
+    void operator()(T* resource) const
+    {
+        Release(resource);
+    }
+};
+template <class T, auto Release>
+using owned = std::unique_ptr<T, by<Release>>;
+
+/// Environment variables for contexts that are made while it lives.
+class environment
+{
+public:
+    explicit environment(std::map<std::string, std::string> values)
+        : values_{std::move(values)}
+    {
+        values_.try_emplace("MDKV_VERBOSE", "0");
+        for (auto const& [name, value] : values_) { setenv(name.c_str(), value.c_str(), 1); }
+    }
+    environment(environment const&)            = delete;
+    environment& operator=(environment const&) = delete;
+    ~environment()
+    {
+        for (auto const& [name, value] : values_) { unsetenv(name.c_str()); }
+    }
+
+private:
+    std::map<std::string, std::string> values_;
+};
+
+ggml_backend_reg_t plugin()
+{
+    static ggml_backend_reg_t const loaded = ggml_backend_load(MDKV_GGML_BACKEND);
+    return loaded;
+}
+
+struct layer_kind
+{
+    std::int64_t cells = 512;
+    int keys_of        = -1; ///< another layer whose cells it reads
+    bool sinks         = false;
+    bool own_values    = true; ///< otherwise they are the keys' first half
+    ggml_type type     = GGML_TYPE_F16;
+    float bias         = 0;
+    float cap          = 0;
+};
+
+/// What of an engine is needed: cells, batches, a mask. A token's vectors depend on its number alone.
+class engine
+{
+public:
+    engine(std::vector<layer_kind> kinds, bool compressing)
+        : kinds_{std::move(kinds)}
+    {
+        if (compressing)
+        {
+            REQUIRE(plugin() != nullptr);
+            mdkv_.reset(ggml_backend_dev_init(ggml_backend_reg_dev_get(plugin(), 0), nullptr));
+            REQUIRE(mdkv_ != nullptr);
+            backends_.push_back(mdkv_.get());
+        }
+        cpu_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+        backends_.push_back(cpu_.get());
+        sched_.reset(
+            ggml_backend_sched_new(backends_.data(), nullptr, static_cast<int>(backends_.size()), 1024, false, true));
+
+        context_.reset(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
+        for (std::size_t i = 0; i < kinds_.size(); ++i)
+        {
+            layer_kind const& kind = kinds_[i];
+            for (auto* const kv : {&keys_, &values_})
+            {
+                kv->push_back(kind.keys_of >= 0
+                                  ? (*kv)[static_cast<std::size_t>(kind.keys_of)]
+                                  : ggml_new_tensor_2d(context_.get(), kind.type, heads * head_dim, kind.cells));
+            }
+            if (kind.keys_of >= 0) { continue; }
+            ggml_format_name(keys_.back(), "cache_k_l%zu", i);
+            ggml_format_name(values_.back(), "cache_v_l%zu", i);
+        }
+        cells_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), cpu_.get()));
+        ggml_backend_buffer_clear(cells_.get(), 0);
+    }
+
+    /// Feeds tokens into the cells from `first` on; `sees(i, cell)` is the mask of the i-th. Empty where it was refused,
+    /// otherwise the outputs of all layers.
+    template <class Sees>
+    std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first, Sees const& sees)
+    {
+        auto const n  = std::ssize(tokens);
+        auto const kv = std::min<std::int64_t>((first + n + 255) / 256 * 256, 512);
+        owned<ggml_context, ggml_free> const context{
+            ggml_init({1024 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})};
+        ggml_context* const c    = context.get();
+        ggml_cgraph* const graph = ggml_new_graph(c);
+        auto const input         = [&](ggml_tensor* tensor) {
+            ggml_set_input(tensor);
+            return tensor;
+        };
+        ggml_tensor* const where = input(ggml_new_tensor_1d(c, GGML_TYPE_I64, n));
+        std::map<std::int64_t, ggml_tensor*> masks;
+        std::vector<ggml_tensor*> q, k, v, sinks, output;
+        for (std::size_t i = 0; i < kinds_.size(); ++i)
+        {
+            layer_kind const& kind  = kinds_[i];
+            std::int64_t const seen = std::min(kv, kind.cells);
+            ggml_tensor*& mask      = masks[seen];
+            if (mask == nullptr) { mask = input(ggml_new_tensor_2d(c, GGML_TYPE_F16, seen, n)); }
+            q.push_back(input(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, query_heads, n)));
+            if (kind.keys_of < 0)
+            {
+                k.push_back(input(ggml_new_tensor_2d(c, GGML_TYPE_F32, head_dim * heads, n)));
+                v.push_back(input(ggml_new_tensor_2d(c, GGML_TYPE_F32, head_dim * heads, n)));
+                ggml_build_forward_expand(graph, ggml_set_rows(c, keys_[i], k.back(), where));
+                ggml_build_forward_expand(graph, ggml_set_rows(c, values_[i], v.back(), where));
+            }
+            else
+            {
+                k.push_back(nullptr);
+                v.push_back(nullptr);
+            }
+            auto const cells = [&](ggml_tensor* all) {
+                std::size_t const row = ggml_row_size(all->type, head_dim);
+                return ggml_permute(
+                    c, ggml_view_4d(c, all, head_dim, heads, seen, 1, row, all->nb[1], all->nb[2], 0), 0, 2, 1, 3);
+            };
+            ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, q.back(), 0, 2, 1, 3), cells(keys_[i]),
+                cells(kind.own_values ? values_[i] : keys_[i]), mask, scale, kind.bias, kind.cap);
+            sinks.push_back(kind.sinks ? input(ggml_new_tensor_1d(c, GGML_TYPE_F32, query_heads)) : nullptr);
+            ggml_flash_attn_ext_add_sinks(attended, sinks.back());
+            ggml_set_output(attended);
+            ggml_build_forward_expand(graph, attended);
+            output.push_back(attended);
+        }
+        ggml_backend_sched_reset(sched_.get());
+        REQUIRE(ggml_backend_sched_alloc_graph(sched_.get(), graph));
+
+        std::vector<std::int64_t> cells;
+        for (std::int64_t i = 0; i < n; ++i) { cells.push_back(first + i); }
+        ggml_backend_tensor_set(where, cells.data(), 0, ggml_nbytes(where));
+        for (auto const& [seen, mask] : masks)
+        {
+            std::vector<ggml_fp16_t> bits;
+            for (std::int64_t i = 0; i < n; ++i)
+            {
+                for (std::int64_t cell = 0; cell < seen; ++cell)
+                {
+                    bits.push_back(ggml_fp32_to_fp16(sees(i, cell) ? 0.0F : -INFINITY));
+                }
+            }
+            ggml_backend_tensor_set(mask, bits.data(), 0, ggml_nbytes(mask));
+        }
+        for (std::size_t i = 0; i < kinds_.size(); ++i)
+        {
+            set(q[i], tokens, 3 * i, 4.0F);
+            set(k[i], tokens, 3 * i + 1, 1.0F);
+            set(v[i], tokens, 3 * i + 2, 1.0F);
+            if (sinks[i] != nullptr) { set(sinks[i], {0}, 99, 1.0F); }
+        }
+        if (ggml_backend_sched_graph_compute(sched_.get(), graph) != GGML_STATUS_SUCCESS) { return {}; }
+        std::vector<float> all;
+        for (ggml_tensor* const one : output)
+        {
+            auto const old = all.size();
+            all.resize(old + static_cast<std::size_t>(ggml_nelements(one)));
+            ggml_backend_tensor_get(one, all.data() + old, 0, ggml_nbytes(one));
+        }
+        return all;
+    }
+
+    /// Of one sequence.
+    std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first)
+    {
+        return feed(tokens, first, [&](std::int64_t i, std::int64_t cell) { return cell <= first + i; });
+    }
+
+    /// Of tokens whose numbers are their places.
+    std::vector<float> feed(std::int64_t count, std::int64_t first)
+    {
+        std::vector<int> tokens;
+        for (std::int64_t i = 0; i < count; ++i) { tokens.push_back(static_cast<int>(first + i)); }
+        return feed(tokens, first);
+    }
+
+    /// As a program that loads a state: every cell below `end` is another one, or 0.
+    void load(std::int64_t end, std::size_t salt, float factor = 1.0F)
+    {
+        for (std::size_t i = 0; i < keys_.size(); ++i)
+        {
+            for (auto* const all : {keys_[i], values_[i]})
+            {
+                std::vector<ggml_fp16_t> rows;
+                for (std::int64_t cell = 0; cell < end; ++cell)
+                {
+                    for (float const x : vector(static_cast<int>(cell), salt + i, heads * head_dim, 1.0F))
+                    {
+                        rows.push_back(ggml_fp32_to_fp16(factor * x + 0.0F));
+                    }
+                }
+                ggml_backend_tensor_set(all, rows.data(), 0, rows.size() * sizeof rows[0]);
+            }
+        }
+    }
+
+    [[nodiscard]] std::int64_t served() const
+    {
+        auto* const ask = reinterpret_cast<std::int64_t (*)(ggml_backend_t)>(
+            ggml_backend_reg_get_proc_address(plugin(), "mdkv_served_nodes"));
+        return ask(mdkv_.get());
+    }
+
+    /// Those of whole pages.
+    [[nodiscard]] bool cells_are_zero(std::int64_t end) const
+    {
+        constexpr std::ptrdiff_t page = 4096 / sizeof(ggml_fp16_t);
+        std::vector<ggml_fp16_t> rows(static_cast<std::size_t>(end * heads * head_dim));
+        ggml_backend_tensor_get(keys_[0], rows.data(), 0, rows.size() * sizeof rows[0]);
+        return std::all_of(rows.begin() + page, rows.end(), [](ggml_fp16_t x) { return x == 0; });
+    }
+
+private:
+    /// Tokens have something in common, and so have queries, so that some keys are looked at more than others.
+    static std::vector<float> vector(int token, std::size_t salt, std::int64_t count, float common)
+    {
+        std::vector<float> x(static_cast<std::size_t>(count));
+        std::mt19937 own{static_cast<unsigned>(1000 * salt + static_cast<std::size_t>(token) + 1)};
+        std::mt19937 all{static_cast<unsigned>(salt)};
+        std::normal_distribution<float> normal;
+        for (float& value : x) { value = normal(own) + 0.1F * common * normal(all); }
+        return x;
+    }
+
+    static void set(ggml_tensor* tensor, std::vector<int> const& tokens, std::size_t salt, float common)
+    {
+        if (tensor == nullptr || tensor->buffer == nullptr) { return; }
+        std::vector<float> all;
+        for (int const token : tokens)
+        {
+            auto const one = vector(token, salt, ggml_nelements(tensor) / std::ssize(tokens), common);
+            all.insert(all.end(), one.begin(), one.end());
+        }
+        ggml_backend_tensor_set(tensor, all.data(), 0, ggml_nbytes(tensor));
+    }
+
+    std::vector<layer_kind> kinds_;
+    owned<ggml_backend, ggml_backend_free> mdkv_, cpu_;
+    std::vector<ggml_backend_t> backends_;
+    owned<ggml_backend_sched, ggml_backend_sched_free> sched_;
+    owned<ggml_context, ggml_free> context_;
+    owned<ggml_backend_buffer, ggml_backend_buffer_free> cells_;
+    std::vector<ggml_tensor*> keys_, values_;
+};
+
+/// Of the difference; 0 only where all are equal.
+float root_mean_square(std::vector<float> const& a, std::vector<float> const& b)
+{
+    REQUIRE(!a.empty());
+    REQUIRE(a.size() == b.size());
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) { sum += double{a[i] - b[i]} * double{a[i] - b[i]}; }
+    return static_cast<float>(std::sqrt(sum / static_cast<double>(a.size())));
+}
+
+/// The same calls on both; ggml's own flash attention sums values in half.
+struct pair_of_engines
+{
+    engine with;
+    engine without;
+
+    explicit pair_of_engines(std::vector<layer_kind> const& kinds)
+        : with{kinds, true}
+        , without{kinds, false}
+    {}
+
+    template <class... Arguments>
+    float difference(Arguments const&... arguments)
+    {
+        return root_mean_square(with.feed(arguments...), without.feed(arguments...));
+    }
+};
+
+constexpr float near_enough = 1e-3F; // outputs are about 0.3; the CPU sums in half
+
+} // namespace
+
+TEST_CASE("ggml: with everything kept, decoding agrees with the CPU's flash attention")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    CHECK(both.difference(100, 0) == 0); // the prompt is the CPU's own work
+    CHECK(both.difference(100, 100) == 0);
+    CHECK(both.with.served() == 0);
+    for (int i = 0; i < 20; ++i) { CHECK(both.difference(1, 200 + i) < near_enough); }
+    CHECK(both.with.served() == 40);
+    CHECK(both.difference(7, 220) < near_enough); // several tokens in a batch
+    for (int i = 0; i < 40; ++i) { CHECK(both.difference(1, 227 + i) < near_enough); }
+    CHECK(both.with.served() == 2 * (20 + 1 + 40));
+}
+
+TEST_CASE("ggml: a limit is kept to while the tail is folded")
+{
+    environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    std::vector<float> spread;
+    for (int i = 0; i < 100; ++i)
+    {
+        auto const want = both.without.feed(1, 200 + i);
+        auto const got  = both.with.feed(1, 200 + i);
+        float const off = root_mean_square(got, want);
+        CHECK(off < 0.25F * root_mean_square(want, std::vector<float>(want.size())));
+        spread.push_back(off);
+    }
+    CHECK(both.with.served() == 200);
+    CHECK(spread.back() > 1e-4F); // it is compressed
+}
+
+TEST_CASE("ggml: tokens of the tail are taken back, and others follow")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    for (int i = 0; i < 10; ++i) { both.difference(1, 200 + i); }
+    CHECK(both.difference(std::vector<int>{900, 901}, std::int64_t{204}) < near_enough);
+    CHECK(both.difference(std::vector<int>{902}, std::int64_t{206}) < near_enough);
+    CHECK(both.with.served() == 2 * 12);
+}
+
+TEST_CASE("ggml: a sequence that is cut within the compressed part is compressed again")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    for (int i = 0; i < 4; ++i) { both.difference(1, 200 + i); }
+    CHECK(both.difference(std::vector<int>{900, 901, 902}, std::int64_t{150}) == 0); // as a prompt
+    for (int i = 0; i < 20; ++i)
+    {
+        CHECK(both.difference(std::vector<int>{910 + i}, std::int64_t{153 + i}) < near_enough);
+    }
+    CHECK(both.with.served() > 2 * 4);
+}
+
+TEST_CASE("ggml: another sequence in the same cells")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    for (int i = 0; i < 4; ++i) { both.difference(1, 200 + i); }
+    std::vector<int> other;
+    for (int i = 0; i < 204; ++i) { other.push_back(1000 + i); }
+    CHECK(both.difference(other, std::int64_t{0}) == 0);
+    CHECK(both.difference(std::vector<int>{1204}, std::int64_t{204}) < near_enough);
+    CHECK(both.with.served() == 2 * 5);
+}
+
+TEST_CASE("ggml: a state that is loaded behind its back is noticed")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    for (int i = 0; i < 4; ++i) { both.difference(1, 200 + i); }
+    both.with.load(204, 7);
+    both.without.load(204, 7);
+    for (int i = 0; i < 12; ++i) { CHECK(both.difference(1, 204 + i) < near_enough); }
+}
+
+TEST_CASE("ggml: cells that were given back are not needed for decoding, and refused for anything else")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    pair_of_engines both{{{.cells = 512}, {.cells = 512}}};
+    both.difference(256, 0);
+    for (int i = 0; i < 8; ++i) { CHECK(both.difference(1, 256 + i) < near_enough); }
+    CHECK(both.with.cells_are_zero(200));
+    CHECK_FALSE(both.without.cells_are_zero(200));
+    SUBCASE("a cut within the compressed part")
+    {
+        CHECK(both.with.feed(1, 100).empty());
+    }
+    SUBCASE("two sequences")
+    {
+        auto const gap = [](std::int64_t, std::int64_t cell) { return cell <= 264 && cell != 10; };
+        CHECK(both.with.feed({264}, 264, gap).empty());
+    }
+    SUBCASE("cells that are beside them are the CPU's")
+    {
+        auto const other = [](std::int64_t, std::int64_t cell) { return cell == 264; };
+        CHECK(both.difference(std::vector<int>{264}, std::int64_t{264}, other) == 0);
+        CHECK(both.with.feed(1, 265).empty()); // the first sequence is lost by it
+    }
+    CHECK(both.difference(100, 0) == 0); // a new one starts
+    CHECK(both.difference(1, 100) < near_enough);
+}
+
+TEST_CASE("ggml: a state that was saved without its cells is refused")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    engine restarted{{{}, {}}, true};
+    restarted.load(200, 7, 0.0F);
+    CHECK(restarted.feed(1, 200).empty());
+    CHECK_FALSE(restarted.feed(100, 0).empty());
+}
+
+TEST_CASE("ggml: what cannot be served is the CPU's own result")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    layer_kind kind;
+    SUBCASE("sinks")
+    {
+        kind.sinks = true;
+    }
+    SUBCASE("soft caps")
+    {
+        kind.cap = 30;
+    }
+    SUBCASE("ALiBi")
+    {
+        kind.bias = 8;
+    }
+    SUBCASE("quantised cells")
+    {
+        kind.type = GGML_TYPE_Q8_0;
+    }
+    SUBCASE("values that are keys")
+    {
+        kind.own_values = false;
+    }
+    pair_of_engines both{{kind}};
+    CHECK(both.difference(200, 0) == 0);
+    for (int i = 0; i < 3; ++i) { CHECK(both.difference(1, 200 + i) == 0); }
+    CHECK(both.with.served() == 0);
+}
+
+TEST_CASE("ggml: masks of several sequences and of windows are the CPU's")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}}};
+    both.difference(200, 0);
+    both.difference(1, 200);
+    auto const window = [](std::int64_t i, std::int64_t cell) { return cell <= 201 + i && cell > 100 + i; };
+    CHECK(both.difference(std::vector<int>{201}, std::int64_t{201}, window) == 0);
+    auto const two = [](std::int64_t i, std::int64_t cell) { return cell <= 200 || cell == 202 + i; };
+    CHECK(both.difference(std::vector<int>{202, 203}, std::int64_t{202}, two) == 0);
+    CHECK(both.with.served() == 1);
+}
+
+TEST_CASE("ggml: a layer whose cache is smaller has a sliding window")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{.cells = 256}, {.cells = 512}}};
+    both.difference(100, 0);
+    both.difference(1, 100);
+    CHECK(both.with.served() == 1);
+}
+
+TEST_CASE("ggml: layers that share keys have caches of their own")
+{
+    environment const settings{{{"MDKV_BUDGET", "30%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "0"}}};
+    engine alone{{{}, {}}, true}; // its second layer reads the same numbers from cells of its own
+    engine shared{{{}, {.keys_of = 0}}, true};
+    for (engine* const one : {&alone, &shared}) { one->feed(200, 0); }
+    for (int i = 0; i < 8; ++i)
+    {
+        auto const a = alone.feed(1, 200 + i), b = shared.feed(1, 200 + i);
+        // The first layers are equal; the second ones have other keys here, and must not disturb the first.
+        CHECK(std::equal(a.begin(), a.begin() + std::ssize(a) / 2, b.begin()));
+    }
+    CHECK(shared.served() == 16);
+}
+
+TEST_CASE("ggml: cells that two layers read are not given back")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    pair_of_engines both{{{}, {.keys_of = 0}}};
+    both.difference(256, 0);
+    for (int i = 0; i < 4; ++i) { CHECK(both.difference(1, 256 + i) < near_enough); }
+    CHECK_FALSE(both.with.cells_are_zero(200));
+    CHECK(both.with.served() == 8);
+}
+
+TEST_CASE("ggml: a preset that cannot be had and a budget that holds nothing")
+{
+    SUBCASE("the settings are refused")
+    {
+        environment const settings{{{"MDKV_PRESET", "no_such"}}};
+        CHECK(ggml_backend_dev_init(ggml_backend_reg_dev_get(plugin(), 0), nullptr) == nullptr);
+    }
+    SUBCASE("the layers pass through")
+    {
+        environment const settings{{{"MDKV_BUDGET", "20"}, {"MDKV_MIN", "64"}}};
+        pair_of_engines both{{{}}};
+        both.difference(200, 0);
+        CHECK(both.difference(1, 200) == 0);
+        CHECK(both.with.served() == 0);
+    }
+}
