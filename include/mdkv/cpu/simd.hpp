@@ -25,6 +25,12 @@ using shorts = std::uint16_t __attribute__((vector_size(2 * lanes)));
 using bytes  = std::uint8_t __attribute__((vector_size(lanes)));
 using halves = short __attribute__((vector_size(2 * lanes))); // their bits
 
+#if defined(__AVX512F__) && defined(__clang__)
+inline constexpr unsigned short all_lanes = 0xffff; // as a mask
+#elif defined(__AVX512F__)
+inline constexpr short all_lanes = -1;
+#endif
+
 [[nodiscard]] inline floats broadcast(float x) noexcept
 {
     return x - floats{}; // exactly x, and one instruction
@@ -61,12 +67,7 @@ template <element T>
     else
     {
 #if defined(__AVX512F__)
-#    if defined(__clang__)
-        constexpr unsigned short all = 0xffff;
-#    else
-        constexpr short all = -1;
-#    endif
-        return __builtin_ia32_vcvtph2ps512_mask(read<halves>(p), floats{}, all, 4); // 4: rounds nothing
+        return __builtin_ia32_vcvtph2ps512_mask(read<halves>(p), floats{}, all_lanes, 4); // 4: rounds nothing
 #elif defined(__AVX2__) && defined(__F16C__)
         return __builtin_ia32_vcvtph2ps256(read<halves>(p));
 #else
@@ -348,7 +349,7 @@ template <bool KeepNan = false>
     p                  = p * f + broadcast(6.931471825e-01F);
     p                  = p * f + broadcast(1.0F);
 #if defined(__AVX512F__)
-    p = __builtin_ia32_scalefps512_mask(p, whole, p, -1, 4);
+    p = __builtin_ia32_scalefps512_mask(p, whole, p, all_lanes, 4);
 #else
     p *= bits_as<floats>(bits_as<ints>(moved) << 23); // magic's other bits are shifted out
 #endif

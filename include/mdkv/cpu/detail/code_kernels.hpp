@@ -225,13 +225,13 @@ template <int Bits, int G, int Vectors>
     read_ahead next      = ahead;
     simd::ints acc[G][halves][Vectors]{};
     std::byte const* tile = from.begin + 4 * b;
-    for (index_t i = 0; i < from.tiles; ++i, tile += from.tile_bytes)
+    for (index_t done = 0; done < from.tiles; ++done, tile += from.tile_bytes)
     {
         std::byte const* at    = tile;
         auto const add_sixteen = [&](auto& to) __attribute__((always_inline))
         {
             MDKV_ROLLED
-            for (index_t t = i * tile_tokens; t < (i + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
+            for (index_t t = done * tile_tokens; t < (done + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
             {
                 if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
                 // Both halves of 4 bits have the same numbers; of 8 bits others, and one half at a time needs fewer registers.
