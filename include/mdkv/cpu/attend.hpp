@@ -58,8 +58,8 @@ inline constexpr index_t least_block_tokens = 64;
     for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
 }
 
-/// One call of attend, over its scratch. Row g of a head is its query head g / n at token g % n of the last n. A part leaves, for each query of the head, the softmax state and the sums of
-/// values in every basis.
+/// One call of attend, over its scratch. Row g of a head is its query head g / n at token g % n of the last n. A part leaves,
+/// for each row of the head, the softmax state and the sums of values in every basis.
 template <element T, element U>
 struct attend_job
 {
@@ -131,8 +131,9 @@ struct attend_job
         }
     }
 
-    /// Attends tokens [begin, end) of a run, of which the last one is the tail; begin is a multiple of 16. While a block's keys are read its values are
-    /// asked for, and while its values are read the next keys, at last those of the run that follows.
+    /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
+    /// block's keys are read its values are asked for, and while its values are read the next keys, at last those of the run
+    /// that follows.
     void attend_tokens(
         stored_run const& run, bool last, index_t begin, index_t end, room const& mine, index_t part) const
     {

@@ -49,12 +49,13 @@ template <int Bits, class Sums>
     else { sums = simd::add_byte_products(sums, a, b); }
 }
 
-/// Adds what the bytes of group k that lie alone, less than four, give to the logits of a vector of tokens.
 struct byte_range
 {
     index_t begin;
     index_t end;
 };
+
+/// Adds what the bytes of group k that lie alone, less than four, give to the logits of a vector of tokens.
 template <int Bits>
 MDKV_OUTLINE void lone_logits(query_rows const& q, int heads, int k, byte_range range, std::byte const* at,
     std::byte const* scales, sum_rows const& logits) noexcept
@@ -234,7 +235,8 @@ template <int Bits, int G, int Vectors>
             for (index_t t = done * tile_tokens; t < (done + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
             {
                 if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
-                // Both halves of 4 bits have the same numbers; of 8 bits others, and one half at a time needs fewer registers.
+                // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer
+                // registers.
                 constexpr int steps = Bits == 8 ? 2 : 1;
                 MDKV_UNROLL
                 for (int step = 0; step < steps; ++step)
@@ -341,7 +343,8 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
     index_t const tile_bytes = tile_tokens * values.token_bytes;
     index_t const tiles      = (n + tile_tokens - 1) / tile_tokens;
     // The last tile is copied where it is narrow, and those before it where a kernel might read beyond the run.
-    bool const ragged = values.group(t, values.groups() - 1).bytes % as[0].columns != 0; // others read no further
+    bool const ragged =
+        values.group(t, values.groups() - 1).bytes % as[0].columns != 0; // of whole groups no kernel does
     index_t whole     = n / tile_tokens;
     auto const behind = [&] { return (values.stored - t - whole * tile_tokens) * values.token_bytes; };
     while (ragged && whole > 0 && behind() < 4 * as[0].columns) { --whole; }

@@ -183,7 +183,7 @@ struct attend_slice
         device::sync();
     }
 
-    /// Attends tokens [first, end) of a run, of which the last one is the tail.
+    /// Attends tokens [first, end) of a run, which is the last one where it is the tail.
     __device__ void attend_run(
         stored_run const& run, bool last, index_t first, index_t end, place const& at, room const& mine) const
     {
