@@ -117,6 +117,36 @@ TEST_CASE("a full tail keeps what it has and counts what it refused")
     }
 }
 
+TEST_CASE("several tokens at once are where the CPU puts them, bit for bit, and truncate_tail takes the last ones back")
+{
+    packed_layer<half> const layer{{.heads = 3, .tokens = 37, .window = 0, .dims = {24, 7}, .rungs = {drop, full}}};
+    cpu::cache<half> want{layer.layout, 0, 30};
+    std::memset(want.view().tail, 0xFF, static_cast<std::size_t>(want.tail_bytes()));
+    device_resource memory;
+    owned_cache<half> cache{layer.layout, 0, 30, nullptr, memory};
+    device_tensor<half, 3> const keys{layer.keys};
+    device_tensor<half, 3> const values{layer.values};
+    auto const add = [&](index_t first, index_t count) {
+        support::run_on_device([&](gpu::backend const& on) {
+            append(on, slice<1>(keys.in(), first, count), slice<1>(values.in(), first, count), cache.view());
+        });
+    };
+    add(0, 17);
+    add(17, 5);
+    support::run_on_device([&](gpu::backend const& on) { truncate_tail(on, 19, cache.view()); });
+    CHECK(gpu::to_host(cache, nullptr).appended() == 19);
+    add(19, 11);
+    support::run([&](cpu::backend const& on) {
+        append(on, slice<1>(layer.keys.in(), 0, 30), slice<1>(layer.values.in(), 0, 30), want.view());
+    });
+    CHECK(tail_of(gpu::to_host(cache, nullptr)) == tail_of(want));
+    add(30, 7); // no room: counted, not written
+    index_t counted = 0;
+    gpu::copy({}, cache.view().appended, &counted, sizeof counted);
+    CHECK(counted == 37);
+    CHECK(tail_of(gpu::to_host(cache, nullptr)) == tail_of(want));
+}
+
 TEST_CASE("packing again empties the tail")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 40, .window = 1}};
@@ -139,9 +169,9 @@ TEST_CASE("a token of the wrong shape or between elements is refused by name, an
     };
     tensor<half, 2> const k{{2, 16}};
     tensor<half, 2> const v{{2, 24}};
-    CHECK(refused(tensor<half, 2>{{1, 16}}, v) == "append: key must be [H,D] = [2, 16], its extent 0 is 1");
-    CHECK(refused(k, k) == "append: value must be [H,Dv] = [2, 24], its extent 1 is 16");
-    CHECK(refused(k, tensor<half, 2>{{2, 24}, {.misalign = 1}}) == "append: value is not aligned to 2 bytes");
+    CHECK(refused(tensor<half, 2>{{1, 16}}, v) == "append: keys must be [H,n,D] = [2, 1, 16], its extent 0 is 1");
+    CHECK(refused(k, k) == "append: values must be [H,n,Dv] = [2, 1, 24], its extent 2 is 16");
+    CHECK(refused(k, tensor<half, 2>{{2, 24}, {.misalign = 1}}) == "append: values is not aligned to 2 bytes");
     device_tensor<half, 2> const key{k};
     device_tensor<half, 2> const value{v};
     workspace count;
