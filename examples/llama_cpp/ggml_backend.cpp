@@ -1,265 +1,23 @@
 /// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches: what the engine asks of a backend, a device and a registry
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <map>
 #include <memory>
-#include <string>
-#include <tuple>
-#include <utility>
 
-#include "attention_node.hpp"
+#include "engine_context.hpp"
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "layer_state.hpp"
 #include "settings.hpp"
-#include "shared.hpp"
 
 namespace mdkv_ggml
 {
 namespace
 {
-
-std::atomic<bool> any_contexts = false, any_work = false; // of this process
-
-/// A program that made contexts and never brought a node here is told so when it ends.
-struct last_words
-{
-    ~last_words()
-    {
-        if (any_contexts && !any_work)
-        {
-            std::fprintf(stderr,
-                "mdkv: no attention was computed here: flash attention is off (run with -fa on), or on "
-                "another device than the CPU\n");
-        }
-    }
-};
-last_words const at_exit;
-
-/// Computes single nodes with the engine's own code.
-class own_code
-{
-public:
-    own_code()
-        : backend_{ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)}
-        , context_{ggml_init({ggml_graph_overhead_custom(1, false) + ggml_tensor_overhead(), nullptr, true})}
-        , graph_{ggml_new_graph_custom(context_.get(), 1, false)}
-    {
-        mdkv::expects(backend_ != nullptr, "there is no CPU backend to pass nodes to");
-    }
-
-    [[nodiscard]] ggml_status compute(ggml_tensor* node) const
-    {
-        ggml_graph_clear(graph_);
-        ggml_graph_add_node(graph_, node);
-        return ggml_backend_graph_compute(backend_.get(), graph_);
-    }
-
-    void set_threads(int threads) const
-    {
-        auto* const registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_.get()));
-        auto* const set      = reinterpret_cast<ggml_backend_set_n_threads_t>(
-            ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_n_threads"));
-        if (set != nullptr) { set(backend_.get(), threads); }
-    }
-
-private:
-    struct release
-    {
-        void operator()(ggml_backend_t backend) const { ggml_backend_free(backend); }
-        void operator()(ggml_context* context) const { ggml_free(context); }
-    };
-    std::unique_ptr<ggml_backend, release> backend_;
-    std::unique_ptr<ggml_context, release> context_;
-    ggml_cgraph* graph_;
-};
-
-/// All layers of one of the engine's contexts.
-class context
-{
-public:
-    explicit context(settings from)
-        : with_{std::move(from)}
-    {}
-    context(context const&)            = delete;
-    context& operator=(context const&) = delete;
-    ~context()
-    {
-        if (with_.chosen.verbosity > 0 && served_ + passed_ > 0) { report(); }
-    }
-
-    void set_threads(int threads)
-    {
-        with_.threads.resize(threads);
-        own_code_.set_threads(threads);
-    }
-
-    [[nodiscard]] index_t served() const noexcept { return served_; }
-
-    [[nodiscard]] ggml_status compute(ggml_tensor* node)
-    {
-        if (with_.chosen.verbosity > 0 && served_ + passed_ == 0) { announce(); }
-        any_work = true;
-        attention_node const attention{node};
-        std::string why;
-        outcome end = outcome::passed;
-        if (node->src[1] != nullptr) { with_.most_cells = std::max(with_.most_cells, attention.cells()); }
-        if (char const* const reason = attention.why_not())
-        {
-            why = reason;
-            end = reads_freed(attention) ? outcome::refused : outcome::passed;
-        }
-        else
-        {
-            index_t const before = attention.tokens_before();
-            layer_state& layer   = layer_of(attention, before);
-            index_t const bytes  = layer.bytes();
-            end                  = layer.step(attention, before, with_, why);
-            held_ += layer.bytes() - bytes;
-            with_.counts.most = std::max(with_.counts.most, held_);
-        }
-        if (end != outcome::served && !why.empty())
-        {
-            auto& reason = with_.counts.reasons[why];
-            reason.layers.insert(layer_name(attention));
-            ++reason.nodes;
-        }
-        if (end == outcome::refused)
-        {
-            std::fprintf(stderr,
-                "mdkv: error: %s: %s, and its cells were given back to the system (MDKV_FREE=1): this cannot be "
-                "computed "
-                "any more. Start the sequence again, or run with MDKV_FREE=0.\n",
-                layer_name(attention).c_str(), why.c_str());
-            return GGML_STATUS_FAILED;
-        }
-        ++(end == outcome::served ? served_ : passed_);
-        return end == outcome::served ? GGML_STATUS_SUCCESS : own_code_.compute(node);
-    }
-
-private:
-    /// Layers are told apart by where their keys lie, and, as some share them, by their place in the graph.
-    layer_state& layer_of(attention_node const& node, index_t before)
-    {
-        int place       = -1;
-        char const* tag = node.node->name;
-        if (std::sscanf(node.node->name, "node_%d", &place) == 1)
-        {
-            tag = "";
-            if (place <= place_ || before != before_ || node.tokens() != tokens_)
-            {
-                visits_.clear();
-                masks_.clear();
-            }
-            std::tie(place_, before_, tokens_) = std::tuple{place, before, node.tokens()};
-        }
-        void const* const mask = node.mask().data;
-        if (masks_.try_emplace(node.cells(), mask).first->second != mask) { with_.two_masks.insert(node.cells()); }
-        void const* const keys = node.k().data;
-        int const visit        = visits_[keys]++;
-        std::string const name = tag + std::to_string(visit);
-        if (visit > 0) { with_.shared_keys.insert(keys); }
-        auto& layer = layers_[{keys, place < 0 ? std::string{tag} : name}];
-        if (!layer)
-        {
-            layer = std::make_unique<layer_state>(layers_.size() == 1);
-            layer->found_cells(node.cells());
-            with_.layers = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& one) {
-                return one.second && one.second->cells() == with_.most_cells;
-            }));
-        }
-        return *layer;
-    }
-
-    /// Whether a node that no layer is made for reads cells that a layer has given back, as those of several sequences may.
-    [[nodiscard]] bool reads_freed(attention_node const& node) const
-    {
-        if (node.node->src[1] == nullptr) { return false; }
-        auto const* const first = static_cast<std::byte const*>(node.k().data);
-        return std::any_of(layers_.begin(), layers_.end(), [&](auto const& one) {
-            auto const* const keys = static_cast<std::byte const*>(one.first.first);
-            return one.second->freed() > 0 && keys >= first && keys < first + ggml_nbytes(&node.k());
-        });
-    }
-
-    [[nodiscard]] static std::string layer_name(attention_node const& node)
-    {
-        return node.node->src[1] == nullptr ? "a layer" : attention_node::whole(node.k()).name;
-    }
-
-    void announce() const
-    {
-        settings const& s = with_.chosen;
-        std::fprintf(stderr, "mdkv: compresses KV caches of at least %td tokens %s to %s, preset %s; %s%s\n", s.least,
-            s.at > 0 ? ("once " + std::to_string(s.at) + " are there").c_str() : "when the first is decoded",
-            limit_text().c_str(), s.preset.name,
-            s.free_cells ? "the engine's cells are given back" : "the engine's own cells stay",
-            s.limit.whole() ? " (everything is kept)" : "");
-    }
-
-    [[nodiscard]] std::string limit_text() const
-    {
-        char text[64];
-        memory_limit const& limit = with_.chosen.limit;
-        switch (limit.in)
-        {
-            case memory_limit::unit::percent:
-                std::snprintf(text, sizeof text, "%g %% of their bytes, tail included", limit.amount);
-                break;
-            case memory_limit::unit::tokens:
-                std::snprintf(text, sizeof text, "the bytes of %g tokens, tail included", limit.amount);
-                break;
-            case memory_limit::unit::bytes:
-                std::snprintf(text, sizeof text, "%.1f MiB, tail included", limit.amount / 0x1p20);
-                break;
-        }
-        return text;
-    }
-
-    void report() const
-    {
-        tally const& c = with_.counts;
-        std::fprintf(stderr,
-            "mdkv: decoded %td steps of layers from compressed caches: %.2f MiB at most, %.1f %% of the engine's cells "
-            "in "
-            "the mean; compressed %td layers in %.3f s, folded %td tails in %.3f s, attended in %.3f s, %.2f MiB of "
-            "scratch",
-            c.attend.calls(), static_cast<double>(c.most) / 0x1p20,
-            c.cell_bytes > 0 ? 100 * c.bytes / c.cell_bytes : 0.0, c.compress.calls(), c.compress.seconds(),
-            c.fold.calls(), c.fold.seconds(), c.attend.seconds(),
-            static_cast<double>(with_.scratch.size() * sizeof(shared::line)) / 0x1p20);
-        if (with_.chosen.free_cells)
-        {
-            std::fprintf(stderr, ", gave back %.2f MiB of cells", static_cast<double>(c.freed) / 0x1p20);
-        }
-        std::fprintf(stderr, "\n");
-        if (!c.unfolded.empty()) { std::fprintf(stderr, "mdkv: tails grew unfolded: %s\n", c.unfolded.c_str()); }
-        for (auto const& [why, passed] : c.reasons)
-        {
-            std::fprintf(stderr, "mdkv: passed through: %zu layers (%td nodes): %s\n", passed.layers.size(),
-                passed.nodes, why.c_str());
-        }
-    }
-
-    shared with_;
-    own_code own_code_;
-    std::map<std::pair<void const*, std::string>, std::unique_ptr<layer_state>> layers_;
-    std::map<void const*, int> visits_;    // of this step
-    std::map<index_t, void const*> masks_; // of this step, by cells
-    int place_      = -1;
-    index_t before_ = -1;
-    index_t tokens_ = 0;
-    index_t held_   = 0; // bytes of all caches
-    index_t served_ = 0;
-    index_t passed_ = 0;
-};
 
 // --- a backend -------------------------------------------------------------------------------------------------------
 
@@ -281,10 +39,8 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph* graph)
         for (int i = 0; i < ggml_graph_n_nodes(graph); ++i)
         {
             ggml_tensor* const node = ggml_graph_node(graph, i);
-            if (node->op != GGML_OP_FLASH_ATTN_EXT || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0)
-            {
-                continue;
-            } // views
+            bool const computed     = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0; // views are not
+            if (node->op != GGML_OP_FLASH_ATTN_EXT || !computed) { continue; }
             ggml_status const status = static_cast<context*>(backend->context)->compute(node);
             if (status != GGML_STATUS_SUCCESS) { return status; }
         }

@@ -10,9 +10,11 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
-#include <mdkv/cpu/detail/code_kernels.hpp>
+#include <mdkv/cpu/detail/code_logit_kernels.hpp>
+#include <mdkv/cpu/detail/code_value_kernels.hpp>
 #include <mdkv/cpu/detail/hadamard.hpp>
 #include <mdkv/cpu/detail/logit_kernels.hpp>
+#include <mdkv/cpu/detail/rounding.hpp>
 #include <mdkv/cpu/detail/value_kernels.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>

@@ -1,0 +1,216 @@
+/// \file code_value_kernels.hpp: the weighted sums of a block of values stored as codes, in products of integers (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/detail/code_kernels.hpp>
+#include <mdkv/cpu/detail/rounding.hpp>
+#include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/width.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+
+namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+{
+
+/// A group's codes in neighbouring tiles of values.
+struct coded_columns
+{
+    std::byte const* begin; ///< of the first tile's codes
+    index_t tile_bytes;
+    index_t tiles;
+    index_t coordinates; ///< of the group
+    index_t bytes;       ///< of one token's codes
+};
+
+/// Adds `vectors` vectors for each half of the bytes from byte b on, for each head, where a half ends within them.
+MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int halves, int vectors, index_t b,
+    coded_columns const& from, sum_rows const& sums) noexcept
+{
+    for (index_t i = 0; i < heads * halves; ++i, more += vectors)
+    {
+        index_t const first = i % halves * from.bytes;
+        index_t const n     = std::min(from.bytes, from.coordinates - first) - b;
+        float* const to     = sums.x + i / halves * sums.step + first + b;
+        for (index_t c = 0; c < std::min<index_t>(n, vectors * simd::lanes); ++c)
+        {
+            to[c] += more[c / simd::lanes][c % simd::lanes];
+        }
+    }
+}
+
+/// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for the columns that `Vectors` vectors of
+/// four bytes a column hold, from byte b on.
+template <int Bits, int G, int Vectors>
+[[gnu::noinline]] void coded_sums(rounded_weights const& weights, coded_columns const& from, index_t b,
+    sum_rows const& sums, read_ahead& ahead) noexcept
+{
+    constexpr int lanes  = simd::lanes;
+    constexpr int halves = 8 / Bits;
+    constexpr int size   = number_bytes<Bits>;
+    read_ahead next      = ahead;
+    simd::ints acc[G][halves][Vectors]{};
+    std::byte const* tile = from.begin + 4 * b;
+    for (index_t done = 0; done < from.tiles; ++done, tile += from.tile_bytes)
+    {
+        std::byte const* at    = tile;
+        auto const add_sixteen = [&](auto& to) __attribute__((always_inline))
+        {
+            MDKV_ROLLED
+            for (index_t t = done * tile_tokens; t < (done + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
+            {
+                if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
+                // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer
+                // registers.
+                constexpr int steps = Bits == 8 ? 2 : 1;
+                MDKV_UNROLL
+                for (int step = 0; step < steps; ++step)
+                {
+                    simd::ints code[halves][Vectors];
+                    MDKV_UNROLL
+                    for (int i = 0; i < halves * Vectors; ++i)
+                    {
+                        code[i / Vectors][i % Vectors] =
+                            unpack<Bits>(at + 4 * (i % Vectors) * lanes, step + i / Vectors);
+                    }
+                    MDKV_UNROLL
+                    for (int g = 0; g < G; ++g)
+                    {
+                        simd::ints const number = simd::words(weights.numbers[g] + t * size + 4 * step);
+                        MDKV_UNROLL
+                        for (int i = 0; i < halves * Vectors; ++i)
+                        {
+                            int const h = i / Vectors;
+                            int const v = i % Vectors;
+                            if constexpr (Bits == 8) { multiply<Bits>(to[g][h][v], code[h][v], number); }
+                            else { multiply<Bits>(to[g][h][v], number, code[h][v]); }
+                        }
+                    }
+                }
+            }
+        };
+        if constexpr (Bits == 8 || std::same_as<simd::byte_sums, simd::ints>) { add_sixteen(acc); }
+        else // may pass the numbers of 16 bits when more are added
+        {
+            simd::byte_sums part[G][halves][Vectors]{};
+            add_sixteen(part);
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g)
+            {
+                MDKV_UNROLL
+                for (int h = 0; h < halves; ++h)
+                {
+                    MDKV_UNROLL
+                    for (int v = 0; v < Vectors; ++v) { acc[g][h][v] += simd::widened(part[g][h][v]); }
+                }
+            }
+        }
+    }
+    simd::floats all[G * halves * Vectors];
+    MDKV_UNROLL
+    for (int i = 0; i < G * halves * Vectors; ++i)
+    {
+        int const g = i / Vectors / halves;
+        all[i]      = simd::to_floats(acc[g][i / Vectors % halves][i % Vectors]) * simd::broadcast(weights.unit[g])
+                 + simd::broadcast(weights.bias[g]);
+    }
+    if (b + Vectors * lanes > from.bytes || from.coordinates < halves * from.bytes)
+    {
+        add_ragged(all, G, halves, Vectors, b, from, sums);
+    }
+    else
+    {
+        MDKV_UNROLL
+        for (int i = 0; i < G * halves * Vectors; ++i)
+        {
+            float* const to =
+                sums.x + i / Vectors / halves * sums.step + i / Vectors % halves * from.bytes + b + i % Vectors * lanes;
+            simd::store(to, simd::load(to) + all[i]);
+        }
+    }
+    ahead = next;
+}
+
+using coded_kernel = void(rounded_weights const&, coded_columns const&, index_t, sum_rows const&, read_ahead&) noexcept;
+
+/// The kernel of a pass, of as many vectors as registers allow.
+struct coded_pass
+{
+    index_t columns; ///< bytes of them
+    coded_kernel* kernel;
+};
+inline constexpr int most_coded_vectors = 4;
+template <int Bits, int Pass>
+[[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
+{
+    constexpr int G       = std::min(heads_of_pass[Pass], most_coded_heads);
+    constexpr int most    = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
+    constexpr int vectors = std::clamp(most, 1, Bits == 4 ? 2 : most_coded_vectors);
+    return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>};
+}
+template <int Bits>
+inline constexpr coded_pass coded_sums_as[coded_passes]{
+    coded_sums_of<Bits, 0>(), coded_sums_of<Bits, 1>(), coded_sums_of<Bits, 2>(), coded_sums_of<Bits, 3>()};
+
+/// Bytes that a kernel may read beyond a group's codes.
+inline constexpr index_t most_read_beyond = most_coded_vectors * index_t{sizeof(simd::ints)};
+
+/// The room that coded_block_values needs for copies of tiles: of those that end close to a run's end, and of the last.
+[[nodiscard]] constexpr index_t copy_bytes(index_t token_bytes) noexcept
+{
+    return 2 * tile_tokens * token_bytes + 2 * most_read_beyond;
+}
+
+/// block_values for codes; `copy` has room for copy_bytes.
+MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows const& weights, index_t group,
+    run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
+{
+    index_t const tile_bytes = tile_tokens * values.token_bytes;
+    index_t const tiles      = (n + tile_tokens - 1) / tile_tokens;
+    // The last tile is copied where it is narrow, and those before it where a kernel might read beyond the run.
+    bool const ragged =
+        values.group(t, values.groups() - 1).bytes % as[0].columns != 0; // of whole groups no kernel does
+    index_t whole     = n / tile_tokens;
+    auto const behind = [&] { return (values.stored - t - whole * tile_tokens) * values.token_bytes; };
+    while (ragged && whole > 0 && behind() < 4 * as[0].columns) { --whole; }
+    for (index_t i = whole; i < tiles; ++i)
+    {
+        widen_tile(values, t + i * tile_tokens, copy + (i - whole) * tile_bytes);
+    }
+    for (index_t g = 0; g < group;)
+    {
+        int const pass      = pass_of(group - g, most_coded_heads);
+        index_t const heads = heads_of_pass[pass];
+        read_ahead next     = ahead;
+        auto const from     = weights.from(g);
+        sum_rows to{sums.x + g * sums.step, sums.step};
+        for (int k = 0; k < values.groups(); ++k, to.x += quantised_group)
+        {
+            mdkv::detail::coded_group const codes{values.coordinates, k, tile_tokens, true, values.kind};
+            auto const add_tiles = [&](std::byte const* begin, index_t first, index_t count) {
+                rounded_weights rounded;
+                round_weights(values.kind == storage::int8 ? 8 : 4, {from.x + first * tile_tokens, from.step}, heads,
+                    begin + codes.scales, tile_bytes, count * tile_tokens, codes.bytes, rounded, next);
+                coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
+                for (index_t b = 0; b < codes.bytes; b += as[pass].columns)
+                {
+                    as[pass].kernel(rounded, columns, b, to, next);
+                }
+            };
+            constexpr index_t at_once = rounded_tokens / tile_tokens;
+            for (index_t i = 0; i < whole; i += at_once)
+            {
+                add_tiles(values.begin + values.tile(t) + i * tile_bytes, i, std::min(at_once, whole - i));
+            }
+            if (whole < tiles) { add_tiles(copy, whole, tiles - whole); }
+        }
+        g += heads;
+    }
+}
+
+} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
