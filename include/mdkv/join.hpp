@@ -16,7 +16,7 @@ namespace mdkv
 namespace detail
 {
 
-/// Sums of the losses at rung 0, in double. An item is a piece of one head's tokens.
+/// Sums of the losses at rung 0, in double. An item is a piece of one head's tokens, in one of the sets.
 template <backend B>
 struct sum_losses
 {
@@ -33,23 +33,15 @@ struct sum_losses
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h     = item / pieces();
+        auto const& losses  = item < items() ? first : second;
+        index_t const h     = item % items() / pieces();
         index_t const begin = item % pieces() * piece;
-        index_t const end   = first.extent(2) - begin < piece ? first.extent(2) : begin + piece;
-        double a            = 0;
-        double b            = 0;
-        for (index_t i = begin + t.rank(); i < end; i += t.size())
-        {
-            a += double{first(h, 0, i)};
-            b += double{second(h, 0, i)};
-        }
-        a = t.sum(a);
-        b = t.sum(b);
-        if (t.rank() == 0)
-        {
-            sums[item]           = a;
-            sums[items() + item] = b;
-        }
+        index_t const left  = losses.extent(2) - begin;
+        index_t const end   = begin + (left < piece ? left : piece);
+        double sum          = 0;
+        for (index_t i = begin + t.rank(); i < end; i += t.size()) { sum += double{losses(h, 0, i)}; }
+        sum = t.sum(sum);
+        if (t.rank() == 0) { sums[item] = sum; }
     }
 };
 
@@ -126,7 +118,7 @@ void join(
     sums.sums = frame.template take<double>(2 * sums.items());
     static_cast<void>(frame.ready());
     if (shape[1] == 0) { return; }
-    run(on, sums, sums.items());
+    run(on, sums, 2 * sums.items());
     run(on, detail::add_losses<B>{sums, weight, joined}, shape[0] * shape[1]);
 }
 

@@ -11,6 +11,7 @@
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
+#include <mdkv/detail/gram_of_parts.hpp>
 
 #include <algorithm>
 #include <cmath>

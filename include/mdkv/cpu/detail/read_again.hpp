@@ -3,7 +3,6 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/detail/hadamard.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/quantiser.hpp>
@@ -122,13 +121,6 @@ MDKV_OUTLINE inline void read_again(
             }
         }
     }
-}
-
-/// Rotates `count` rows of n coordinates that follow one another.
-inline void hadamard_rows(float const* from, index_t count, index_t n, float* to) noexcept
-{
-    if (to != from) { std::copy_n(from, count * n, to); }
-    for (index_t row = 0; row < count; ++row) { hadamard_row(to + row * n, n); }
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
