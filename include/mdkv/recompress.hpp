@@ -10,6 +10,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/stored_tokens.hpp>

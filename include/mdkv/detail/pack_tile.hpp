@@ -197,7 +197,7 @@ private:
                 t, reinterpret_cast<std::byte const*>(mine.row[i]), to + i * at.rows.token_bytes, at.rows.token_bytes);
         }
         if (at.rows.by_token) { return; }
-        each(t, at.width, at.rows.coordinates,
+        for_tokens(t, at.width, at.rows.coordinates,
             [&](int i, int c) { store_at(to + (c * at.width + i) * at.rows.unit, load_at<T>(mine.row[i] + c)); });
     }
 
@@ -206,20 +206,8 @@ private:
     MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
     {
         t.sync(); // what was there may still be read
-        each(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
+        for_tokens(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
         t.sync();
-    }
-
-    /// Calls body(token, coordinate). One thread goes along the tokens' rows; members of a block take neighbouring tokens,
-    /// which are neighbours where they go.
-    template <team Team, class Body>
-    MDKV_HD static void each(Team const& t, int tokens, int coordinates, Body const& body)
-    {
-        constexpr int across = Team::lanes > 1 ? 1 : tile;
-        for (int i = member(t) % across; i < tokens; i += across)
-        {
-            for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
-        }
     }
 
     /// x[j][i] = sum over d, ascending, of columns[d][i] * basis[c + j][d] for j < n.
@@ -338,37 +326,15 @@ private:
             store_lanes(mine.x + i, code);
         }
         t.sync();
-        write_bytes(t, mine.x, group, to + group.codes);
-    }
-
-    /// The bytes of a group's codes, which x has as numbers, four at a time where they lie together.
-    template <team Team>
-    MDKV_HD static void write_bytes(Team const& t, float const* x, coded_group const& group, std::byte* to)
-    {
-        int const neighbours = group.by_token ? group.width : group.bytes;
-        int const others     = group.by_token ? group.bytes : group.width;
-        int const step       = group.by_token ? 1 : tile;
-        int const other_step = group.by_token ? tile : 1;
-        for (int f = 0; f < neighbours / 4; ++f, x += 4 * step, to += 4 * others)
-        {
-            for (int o = member(t); o < others; o += members(t))
+        for_codes(t, group, [&](int place, int first, int step, auto count) {
+            constexpr int bytes = decltype(count)::value;
+            std::uint8_t codes[bytes];
+            for (int k = 0; k < bytes; ++k)
             {
-                float const* const four = x + o * other_step;
-                std::uint32_t word      = 0;
-                for (int k = 0; k < 4; ++k)
-                {
-                    word |= static_cast<std::uint32_t>(static_cast<int>(four[k * step])) << 8 * k;
-                }
-                store_at(to + 4 * o, word);
+                codes[k] = static_cast<std::uint8_t>(static_cast<int>(mine.x[first + k * step]));
             }
-        }
-        for (int k = 0; k < neighbours % 4; ++k, x += step, to += others)
-        {
-            for (int o = member(t); o < others; o += members(t))
-            {
-                to[o] = static_cast<std::byte>(static_cast<int>(x[o * other_step]));
-            }
-        }
+            __builtin_memcpy(to + group.codes + place, codes, sizeof codes);
+        });
     }
 };
 

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 // The picture of cache.hpp in functions. All that writes or reads an arena or a tail finds its bytes here.
 
@@ -59,6 +60,36 @@ struct coded_group
                + widen(load_at<half>(tile + scale(token))) * static_cast<float>(code_of(tile, token, c));
     }
 
+    /// Copies a token of this tile to another tile of the same storage.
+    template <team Team>
+    MDKV_HD void copy(
+        Team const& t, std::byte const* from, int token, coded_group const& other, std::byte* to, int target) const
+    {
+        if (t.rank() == 0)
+        {
+            store_at(to + other.scale(target), load_at<half>(from + scale(token)));
+            store_at(to + other.minimum(target), load_at<half>(from + minimum(token)));
+        }
+        if (by_token)
+        {
+            int const step       = code(token, 1) - code(token, 0);
+            int const other_step = other.code(target, 1) - other.code(target, 0);
+            from += code(token, 0);
+            to += other.code(target, 0);
+            for (int b = member(t); b < bytes; b += members(t)) { to[b * other_step] = from[b * step]; }
+            return;
+        }
+        int const fours = bytes / 4;
+        for (int f = member(t); f < fours; f += members(t))
+        {
+            store_at(to + other.code(target, 4 * f), load_at<std::uint32_t>(from + code(token, 4 * f)));
+        }
+        for (int b = 4 * fours + member(t); b < bytes; b += members(t))
+        {
+            to[other.code(target, b)] = from[code(token, b)];
+        }
+    }
+
 private:
     static constexpr int size = quantised_group;
 
@@ -68,6 +99,45 @@ private:
         return i < n / 4 * 4 ? (i / 4 * m + j) * 4 + i % 4 : i * m + j;
     }
 };
+
+/// Goes over a group's codes in one tile, four neighbours at a time where they lie together: body(place, first, step, count)
+/// for the `count` bytes, an integral constant, that begin `place` behind the first code and are numbers first, first + step, ...
+/// of [bytes, tile_tokens].
+template <team Team, class Body>
+MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body)
+{
+    constexpr int tile   = tile_tokens;
+    int const neighbours = group.by_token ? group.width : group.bytes;
+    int const others     = group.by_token ? group.bytes : group.width;
+    int const step       = group.by_token ? 1 : tile;
+    int const other_step = group.by_token ? tile : 1;
+    for (int i = 0; i < neighbours / 4 * 4; i += 4)
+    {
+        for (int o = member(t); o < others; o += members(t))
+        {
+            body(i * others + 4 * o, i * step + o * other_step, step, std::integral_constant<int, 4>{});
+        }
+    }
+    for (int i = neighbours / 4 * 4; i < neighbours; ++i)
+    {
+        for (int o = member(t); o < others; o += members(t))
+        {
+            body(i * others + o, i * step + o * other_step, step, std::integral_constant<int, 1>{});
+        }
+    }
+}
+
+/// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
+/// tokens, which are neighbours where they go.
+template <team Team, class Body>
+MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
+{
+    constexpr int across = Team::lanes > 1 ? 1 : tile_tokens;
+    for (int i = member(t) % across; i < tokens; i += across)
+    {
+        for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
+    }
+}
 
 /// The keys of a run, or its values. Offsets are bytes from `begin`.
 struct run_rows
@@ -117,22 +187,6 @@ struct run_rows
     [[nodiscard]] MDKV_HD constexpr coded_group group(index_t t, int number) const noexcept
     {
         return {coordinates, number, width(t), by_token, kind};
-    }
-
-    /// Byte j of token t, 0 <= j < token_bytes: coordinate by coordinate, or group by group scale, minimum, codes. The same
-    /// byte of a token has the same meaning in every run that is stored alike, wherever it lies.
-    [[nodiscard]] MDKV_HD constexpr index_t byte(index_t t, int j) const noexcept
-    {
-        if (kind == storage::plain) { return coordinate(t, j / unit) + j % unit; }
-        constexpr int wide    = sizeof(half);
-        auto const per        = static_cast<int>(stored_bytes(kind, quantised_group, 0));
-        coded_group const all = group(t, j / per);
-        auto const i          = static_cast<int>(t % tile_tokens);
-        int const at          = j % per;
-        return tile(t)
-               + (at < wide        ? all.scale(i) + at
-                   : at < 2 * wide ? all.minimum(i) + at - wide
-                                   : all.code(i, at - 2 * wide));
     }
 
     /// Coordinate c of token t as it is stored: in the basis of its run.
@@ -232,15 +286,21 @@ MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run
 {
     if (to.kind == storage::plain)
     {
+        std::byte* const there      = to.begin + to.coordinate(target, 0);
+        std::byte const* const here = from.begin + from.coordinate(source, 0);
+        index_t const step          = to.step(target);
+        index_t const own_step      = from.step(source);
         for (int c = member(t); c < to.coordinates; c += members(t))
         {
-            store_at(to.begin + to.coordinate(target, c), load_at<T>(from.begin + from.coordinate(source, c)));
+            store_at(there + c * step, load_at<T>(here + c * own_step));
         }
         return;
     }
-    for (int j = member(t); j < to.token_bytes; j += members(t))
+    for (int number = 0; number < to.groups(); ++number)
     {
-        to.begin[to.byte(target, j)] = from.begin[from.byte(source, j)];
+        from.group(source, number)
+            .copy(t, from.begin + from.tile(source), static_cast<int>(source % tile_tokens), to.group(target, number),
+                to.begin + to.tile(target), static_cast<int>(target % tile_tokens));
     }
 }
 

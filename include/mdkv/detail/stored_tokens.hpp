@@ -1,4 +1,4 @@
-/// \file stored_tokens.hpp: jobs of recompress on the tokens of a packed cache: read back as vectors, copied as they are stored.
+/// \file stored_tokens.hpp: jobs of recompress on what a packed cache keeps as it is: projections read, tokens copied as they are stored.
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -6,13 +6,10 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/element.hpp>
-#include <mdkv/detail/hadamard.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,100 +43,6 @@ struct read_projections
             index_t const c = i / value_dim;
             value_basis(h, c, i % value_dim) =
                 c < entry.value_columns ? projection_at(cache, entry.value_projection, i) : 0.0F;
-        }
-    }
-};
-
-/// Tokens [H, M] before the new window as vectors of the original dimension, zeros where a head has fewer, and the window;
-/// one item a slot. Exact tokens come out bit for bit.
-template <element T, space S>
-struct read_tokens
-{
-    static constexpr char const* name = "recompress_read_tokens";
-    static constexpr int threads      = 128;
-
-    stored_slots<T, S> slots;
-    view<float const, 3, S> key_basis;   // [H, D, D]    read where tokens are projected
-    view<float const, 3, S> value_basis; // [H, Dv, Dv]
-    view<T, 3, S> keys;                  // [H, M, D]
-    view<T, 3, S> values;                // [H, M, Dv]
-    view<T, 3, S> window_keys;           // [H, W, D]
-    view<T, 3, S> window_values;         // [H, W, Dv]
-
-    [[nodiscard]] MDKV_HD index_t each() const { return slots.most + slots.layout.window; }
-    [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
-    [[nodiscard]] index_t scratch_bytes() const { return 2 * longest() * index_t{sizeof(float)}; }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const h    = item / each();
-        index_t const slot = item % each();
-        bool const there   = slot < slots.tokens(h) + slots.layout.window;
-        auto const token   = there ? token_at(slots.cache, h, slot) : stored_token{};
-        read(t, h, slot, token, false);
-        t.sync(); // the key's row has been read
-        read(t, h, slot, token, true);
-    }
-
-private:
-    [[nodiscard]] MDKV_HD index_t longest() const
-    {
-        auto const [dim, value_dim] = slots.layout.dims;
-        return dim > value_dim ? dim : value_dim;
-    }
-
-    template <team Team>
-    MDKV_HD void read(Team const& t, index_t h, index_t slot, stored_token const& token, bool of_values) const
-    {
-        view<T, 3, S> const& vectors = of_values ? values : keys;
-        view<T, 3, S> const& kept    = of_values ? window_values : window_keys;
-        auto const dim               = static_cast<int>(vectors.extent(2));
-        index_t const place          = slot - slots.tokens(h); // in the window
-        if (place >= 0 && slot < slots.most)
-        {
-            for (int d = member(t); d < dim; d += members(t)) { vectors(h, slot, d) = narrow<T>(0.0F); }
-        }
-        if (place >= slots.layout.window) { return; }
-        T* const to          = place < 0 ? vectors.row(h, slot) : kept.row(h, place);
-        run_rows const& from = token.run.rows(of_values);
-        if (token.rung >= slots.cache.layout.rungs)
-        {
-            for (int d = member(t); d < dim; d += members(t))
-            {
-                to[d] = load_at<T>(from.begin + from.coordinate(token.place, d));
-            }
-            return;
-        }
-        float* const stored = t.scratch().template take<float>(2 * longest());
-        float* vector       = stored;
-        for (int c = member(t); c < from.coordinates; c += members(t))
-        {
-            stored[c] = from.template value<T>(token.place, c);
-        }
-        t.sync();
-        if (token.run.basis == run_basis::rotated)
-        {
-            constexpr int size = quantised_group;
-            for (int begin = member(t) * size; begin < dim; begin += members(t) * size)
-            {
-                hadamard(stored + begin, dim - begin < size ? dim - begin : size);
-            }
-            t.sync();
-        }
-        if (token.run.basis == run_basis::projected) // sums of the basis' rows, ascending
-        {
-            vector = stored + longest();
-            for (int d = member(t); d < dim; d += members(t)) { vector[d] = 0.0F; }
-            for (int c = 0; c < from.coordinates; ++c)
-            {
-                float const* const row = (of_values ? value_basis : key_basis).row(h, c);
-                for (int d = member(t); d < dim; d += members(t)) { vector[d] += stored[c] * row[d]; }
-            }
-        }
-        for (int d = member(t); d < dim; d += members(t)) // finite where the stored values are
-        {
-            to[d] = narrow<T>(std::same_as<T, half> ? within_half(vector[d]) : vector[d]);
         }
     }
 };

@@ -1,0 +1,251 @@
+/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: what pack_tile.hpp does, undone.
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/element.hpp>
+#include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/quantiser.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/stored_slots.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::detail
+{
+
+/// Tokens [H, M] before the new window as vectors of the original dimension, zeros where a head has fewer, and the window.
+/// Exact tokens come out bit for bit. An item is a strip of the keys, or of the values, of one run of a head; or the rows
+/// that pad a head.
+template <element T, space S>
+struct read_tokens
+{
+    static constexpr char const* name = "recompress_read_tokens";
+    static constexpr int threads      = 128;
+    static constexpr int tile         = tile_tokens;
+    static constexpr index_t strip    = 4 * tile_tokens;
+    static constexpr int piece        = quantised_group; ///< coordinates at a time
+
+    stored_slots<T, S> slots;
+    view<float const, 3, S> key_basis;   // [H, D, D]    no heads where no rung is projected
+    view<float const, 3, S> value_basis; // [H, Dv, Dv]
+    view<T, 3, S> keys;                  // [H, M, D]
+    view<T, 3, S> values;                // [H, M, Dv]
+    view<T, 3, S> window_keys;           // [H, W, D]
+    view<T, 3, S> window_values;         // [H, W, Dv]
+
+    struct scratch
+    {
+        carver& cut;
+        index_t projected;                                  ///< D or Dv of projected tokens, or 0
+        T** row        = cut.take<T*>(tile);                // [16]  where the tile's tokens go
+        float* columns = cut.take<float>(projected * tile); // [projected, 16]  coordinates in the basis
+        float* x       = cut.take<float>(piece * tile);     // [piece, 16]
+        float* minimum = cut.take<float>(tile);             // [16]
+        float* scale   = cut.take<float>(tile);             // [16]
+    };
+
+    /// The keys or the values of one tile.
+    struct place
+    {
+        index_t h;
+        run_rows rows;
+        run_basis basis;
+        bool exact;
+        index_t first; ///< token of the run
+        int count;     ///< of tokens
+        index_t slot;  ///< of the first
+    };
+
+    /// Strips of a head, at the most.
+    [[nodiscard]] MDKV_HD index_t strips() const noexcept
+    {
+        cache_layout const& stored = slots.cache.layout;
+        return (slots.most + stored.window) / strip + static_cast<index_t>(most_runs(stored));
+    }
+    [[nodiscard]] index_t items() const noexcept { return slots.layout.heads * (2 * strips() + 1); }
+    [[nodiscard]] MDKV_HD index_t projected() const noexcept
+    {
+        auto const [dim, value_dim] = slots.layout.dims;
+        return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
+    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept
+    {
+        carver cut;
+        static_cast<void>(scratch{cut, projected()});
+        return cut.bytes();
+    }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h      = item / (2 * strips() + 1);
+        index_t const i      = item % (2 * strips() + 1);
+        bool const of_values = i % 2 != 0;
+        index_t n            = i / 2;
+        if (n == strips()) { return pad(t, h); }
+        index_t slot = 0; // of the run's first token
+        for (std::size_t r = 0; r < most_runs(slots.cache.layout); ++r)
+        {
+            stored_run const run = run_of_head(slots.cache, h, r);
+            index_t const here   = (run.tokens + strip - 1) / strip;
+            if (n >= here)
+            {
+                n -= here;
+                slot += run.tokens;
+                continue;
+            }
+            carver cut = t.scratch();
+            scratch const mine{cut, projected()};
+            index_t const end = (n + 1) * strip < run.tokens ? (n + 1) * strip : run.tokens;
+            for (index_t from = n * strip; from < end; from += tile)
+            {
+                int const count = end - from < tile ? static_cast<int>(end - from) : tile;
+                read_tile(t, mine,
+                    place{h, run.rows(of_values), run.basis, r >= slots.cache.layout.rungs, from, count, slot + from});
+            }
+            return;
+        }
+    }
+
+private:
+    /// Zeros behind the last token of a head.
+    template <team Team>
+    MDKV_HD void pad(Team const& t, index_t h) const
+    {
+        for (index_t slot = slots.tokens(h); slot < slots.most; ++slot)
+        {
+            for (index_t d = t.rank(); d < keys.extent(2); d += t.size()) { keys(h, slot, d) = narrow<T>(0.0F); }
+            for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { values(h, slot, d) = narrow<T>(0.0F); }
+        }
+    }
+
+    /// Where token i of the tile goes.
+    [[nodiscard]] MDKV_HD T* row_of(place const& at, int i) const
+    {
+        index_t const slot   = at.slot + i;
+        index_t const window = slot - slots.tokens(at.h); // place in it
+        if (window < 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
+        return (at.rows.by_token ? window_values : window_keys).row(at.h, window);
+    }
+
+    template <team Team>
+    MDKV_HD void read_tile(Team const& t, scratch const& mine, place const& at) const
+    {
+        t.sync(); // the tile before may still be written
+        for (int i = member(t); i < at.count; i += members(t)) { mine.row[i] = row_of(at, i); }
+        t.sync();
+        if (at.exact)
+        {
+            index_t const step = at.rows.step(at.first);
+            for_tokens(t, at.count, at.rows.coordinates, [&](int i, int c) {
+                mine.row[i][c] = load_at<T>(at.rows.begin + at.rows.coordinate(at.first + i, 0) + c * step);
+            });
+            return;
+        }
+        bool const in_basis = at.basis == run_basis::projected;
+        for (int c = 0; c < at.rows.coordinates; c += piece)
+        {
+            int const n    = at.rows.coordinates - c < piece ? at.rows.coordinates - c : piece;
+            float* const x = in_basis ? mine.columns + c * tile : mine.x;
+            if (at.rows.kind == storage::plain) { read_elements(t, at, c, n, x); }
+            else { read_codes(t, mine, at, c, n, x); }
+            t.sync();
+            if (!in_basis) { write(t, mine, at.count, c, n, x); }
+        }
+        auto const dim = static_cast<int>((at.rows.by_token ? values : keys).extent(2));
+        for (int d = 0; in_basis && d < dim; d += piece)
+        {
+            int const n = dim - d < piece ? dim - d : piece;
+            give_back(t, mine, at, d, n);
+            t.sync();
+            write(t, mine, at.count, d, n, mine.x);
+        }
+    }
+
+    /// x[j][i] = coordinate c + j of token i.
+    template <team Team>
+    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, place const& at, int c, int n, float* x)
+    {
+        index_t const step = at.rows.step(at.first);
+        for_tokens(t, at.count, n, [&](int i, int j) {
+            x[j * tile + i] = widen(load_at<T>(at.rows.begin + at.rows.coordinate(at.first + i, c) + j * step));
+        });
+    }
+
+    template <team Team>
+    MDKV_OUTLINE MDKV_HD static void read_codes(
+        Team const& t, scratch const& mine, place const& at, int c, int n, float* x)
+    {
+        constexpr int lanes         = Team::register_lanes;
+        using floats                = lane_floats<lanes>;
+        coded_group const group     = at.rows.group(at.first, c / piece);
+        std::byte const* const from = at.rows.begin + at.rows.tile(at.first);
+        for (int i = member(t); i < tile; i += members(t))
+        {
+            bool const there = i < group.width;
+            mine.minimum[i]  = there ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
+            mine.scale[i]    = there ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
+        }
+        for_codes(t, group, [&](int place, int first, int step, auto count) {
+            constexpr int bytes = decltype(count)::value;
+            std::uint8_t codes[bytes];
+            __builtin_memcpy(codes, from + group.codes + place, sizeof codes);
+            for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
+        });
+        t.sync();
+        for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
+        {
+            floats const minimum = load_lanes<floats>(mine.minimum + i % tile);
+            floats const scale   = load_lanes<floats>(mine.scale + i % tile);
+            floats code          = load_lanes<floats>(x + i);
+            if (at.rows.kind == storage::int4)
+            {
+                floats const upper = cut_off(code * 0.0625F);
+                int const other    = i + group.bytes * tile;
+                if (other < n * tile) { store_lanes(x + other, minimum + scale * upper); }
+                code -= 16.0F * upper;
+            }
+            store_lanes(x + i, minimum + scale * code);
+        }
+        if (at.basis != run_basis::rotated) { return; }
+        t.sync();
+        for (int i = member(t) * lanes; i < tile; i += members(t) * lanes) { hadamard<lanes>(x + i, n, tile); }
+    }
+
+    /// x[j][i] = sum over c, ascending, of columns[c][i] * basis[c][d + j] for j < n.
+    template <team Team>
+    MDKV_OUTLINE MDKV_HD void give_back(Team const& t, scratch const& mine, place const& at, int d, int n) const
+    {
+        constexpr int lanes = Team::register_lanes;
+        using floats        = lane_floats<lanes>;
+        auto const& basis   = at.rows.by_token ? value_basis : key_basis;
+        for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
+        {
+            floats sum{};
+            for (int c = 0; c < at.rows.coordinates; ++c)
+            {
+                sum += load_lanes<floats>(mine.columns + c * tile + i % tile) * basis(at.h, c, d + i / tile);
+            }
+            store_lanes(mine.x + i, sum);
+        }
+    }
+
+    /// Finite where the stored values are.
+    template <team Team>
+    MDKV_OUTLINE MDKV_HD static void write(Team const& t, scratch const& mine, int count, int c, int n, float const* x)
+    {
+        for_tokens(t, count, n, [&](int i, int j) {
+            float const value  = x[j * tile + i];
+            mine.row[i][c + j] = narrow<T>(std::same_as<T, half> ? within_half(value) : value);
+        });
+        t.sync(); // x is written anew
+    }
+};
+
+} // namespace mdkv::detail
