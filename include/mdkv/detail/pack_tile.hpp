@@ -328,12 +328,12 @@ private:
         t.sync();
         for_codes(t, group, [&](int place, int first, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
-            std::uint8_t codes[bytes];
+            std::uint32_t word  = 0;
             for (int k = 0; k < bytes; ++k)
             {
-                codes[k] = static_cast<std::uint8_t>(static_cast<int>(mine.x[first + k * step]));
+                word |= static_cast<std::uint32_t>(static_cast<int>(mine.x[first + k * step])) << 8 * k;
             }
-            __builtin_memcpy(to + group.codes + place, codes, sizeof codes);
+            __builtin_memcpy(to + group.codes + place, &word, bytes);
         });
     }
 };
