@@ -1,7 +1,13 @@
 # Other people's projects: one finds the installed package, one fetches the source, one asks pkg-config, one is CUDA's.
 set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
 set(consumer_prefix "${consumer_root}/prefix")
-set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}")
+
+# They expect the newest version that CHANGELOG.md lists, of the package and of the header.
+set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/CHANGELOG.md")
+file(STRINGS "${PROJECT_SOURCE_DIR}/CHANGELOG.md" consumer_version LIMIT_COUNT 1 REGEX "^## \\[[0-9]")
+string(REGEX REPLACE "^## \\[([0-9.]+)\\].*" "\\1" consumer_version "${consumer_version}")
+set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}"
+    "-DMDKV_EXPECTED_VERSION=${consumer_version}")
 
 add_test(NAME consumer/install
     COMMAND "${CMAKE_COMMAND}" --install "${PROJECT_BINARY_DIR}" --prefix "${consumer_prefix}")
@@ -10,14 +16,14 @@ set_tests_properties(consumer/install PROPERTIES FIXTURES_SETUP mdkv_installed)
 add_test(NAME consumer/find_package
     COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/find_package" "${consumer_root}/find_package"
         --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DCMAKE_PREFIX_PATH=${consumer_prefix}"
-        --test-command consumer)
+        --test-command consumer "${consumer_version}")
 add_test(NAME consumer/fetch_content
     COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/fetch_content" "${consumer_root}/fetch_content"
         --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DMDKV_SOURCE=${PROJECT_SOURCE_DIR}"
-        --test-command consumer)
+        --test-command consumer "${consumer_version}")
 add_test(NAME consumer/pkg_config
     COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/consumer/pkg_config/build.sh" "${CMAKE_CXX_COMPILER}" "${consumer_prefix}"
-        "${mdkv_pkgconfig_dir}" "${consumer_root}/pkg_config")
+        "${mdkv_pkgconfig_dir}" "${consumer_version}" "${consumer_root}/pkg_config")
 if(MDKV_NVCC AND MDKV_BUILD_GPU_PROGRAMS)
     add_test(NAME consumer/cuda
         COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/cuda" "${consumer_root}/cuda"

@@ -1,5 +1,7 @@
-/// \file types.hpp: version, index type, a small array, and the element types a cache may have with their conversions.
+/// \file types.hpp: index type, a small array, and the element types a cache may have with their conversions.
 #pragma once
+
+#include <mdkv/core/version.hpp> // so that every header brings it: an undefined MDKV_VERSION would be 0 in an #if
 
 #include <concepts>
 #include <cstddef>
@@ -22,10 +24,6 @@
 #else
 #    define MDKV_OUTLINE [[gnu::noinline, gnu::noclone]]
 #endif
-
-#define MDKV_VERSION_MAJOR 0
-#define MDKV_VERSION_MINOR 1
-#define MDKV_VERSION_PATCH 0
 
 namespace mdkv
 {

@@ -1,0 +1,9 @@
+/// \file version.hpp: the version of mdkv, said here and nowhere else: CMake, pkg-config and the packages read this file.
+#pragma once
+
+#define MDKV_VERSION_MAJOR 0
+#define MDKV_VERSION_MINOR 2
+#define MDKV_VERSION_PATCH 0
+
+/// One number that grows with the version, for `#if MDKV_VERSION >= 200`.
+#define MDKV_VERSION (MDKV_VERSION_MAJOR * 10000 + MDKV_VERSION_MINOR * 100 + MDKV_VERSION_PATCH)

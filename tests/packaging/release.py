@@ -1,0 +1,102 @@
+"""The files of a release agree: one version everywhere, a changelog in order, the paper cited alike, links that exist.
+
+    release.py REPOSITORY
+
+Needs no package and no network, so CITATION.cff is read by its lines, and the Conan recipe runs with stand-ins for Conan.
+"""
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+SECTIONS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def header_version(root):
+    text = (root / "include/mdkv/core/version.hpp").read_text(encoding="utf-8")
+    return ".".join(re.search(rf"^#define MDKV_VERSION_{part} (\d+)$", text, re.M)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def conan_version(root):
+    """The version that the recipe sets, with just as much of Conan as it asks for."""
+    folder = root / "packaging/conan"
+    anything = types.SimpleNamespace
+    load = lambda _, path: Path(path).read_text(encoding="utf-8")
+    modules = {
+        "conan": {"ConanFile": anything},
+        "conan.errors": {"ConanInvalidConfiguration": ValueError},
+        "conan.tools.build": {"check_min_cppstd": None},
+        "conan.tools.cmake": {"CMake": None, "CMakeToolchain": None},
+        "conan.tools.files": {"copy": None, "load": load},
+    }
+    for name in ("conan", "conan.tools", *modules):
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(modules.get(name, {}))
+    scope = {}
+    exec(compile((folder / "conanfile.py").read_text(encoding="utf-8"), "conanfile.py", "exec"), scope)
+    recipe = scope["MdkvRecipe"](recipe_folder=str(folder))
+    recipe.set_version()
+    return recipe.version
+
+
+def versions(root):
+    said = header_version(root)
+    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    port = json.loads((root / "packaging/vcpkg/ports/mdkv/vcpkg.json").read_text(encoding="utf-8"))
+    asked = re.findall(r"find_package\(mdkv (\d+\.\d+) ", (root / "README.md").read_text(encoding="utf-8"))
+    yield "CHANGELOG.md's newest version", re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1], said
+    yield "the vcpkg port's version", port["version"], said
+    yield "the Conan recipe's version", conan_version(root), said
+    yield "the version of the README's find_package", asked, [said.rpartition(".")[0]]
+
+
+def changelog(root):
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^## (.*)$", text, re.M)
+    heads = heads[1:] if heads[0] == "[Unreleased]" else heads
+    entries = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d{2}-\d{2})", head) for head in heads]
+    yield "headings that are not [MAJOR.MINOR.PATCH] - DATE", [head for head, entry in zip(heads, entries) if not entry], []
+    numbers = [tuple(map(int, entry.groups()[:3])) for entry in entries if entry]
+    dates = [entry[4] for entry in entries if entry]
+    yield "the order of versions", numbers, sorted(set(numbers), reverse=True)
+    yield "the order of dates", dates, sorted(dates, reverse=True)
+    yield "sections of no known kind", sorted(set(re.findall(r"^### (.*)$", text, re.M)) - SECTIONS), []
+
+
+def citation(root):
+    cff = (root / "CITATION.cff").read_text(encoding="utf-8")
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    for key in ("cff-version", "message", "title", "authors"):
+        yield f"lines with CITATION.cff's {key}", len(re.findall(rf"^{key}:", cff, re.M)), 1
+    yield "a version or tab in CITATION.cff", re.findall(r"^version:.*|\t", cff, re.M), []
+    paper = cff.partition("\nreferences:\n")[2]
+    names = re.findall(r"family-names: (.*)\n +given-names: (.*)", paper)
+    authors = re.search(r"^ +author = \{(.*)\},$", readme, re.M)[1]
+    title = re.search(r"^ +title +=\s*\{(.*)\},$", readme, re.M)[1].replace("{", "").replace("}", "")
+    yield "the paper's authors", " and ".join(map(", ".join, names)), authors
+    yield "the paper's title", re.search(r'title: "(.*)"', paper)[1], title
+    yield "the paper's number", set(re.findall(r"\d{4}\.\d{5}", paper)), set(re.findall(r"arXiv:(\d{4}\.\d{5})", readme))
+
+
+def links(root):
+    for page in ("CHANGELOG.md", "SECURITY.md", "docs/packaging.md"):
+        path = root / page
+        found = re.findall(r"\]\(([^):#]+)\)", path.read_text(encoding="utf-8"))
+        yield f"broken links of {page}", [link for link in found if not (path.parent / link).exists()], []
+
+
+def main():
+    root = Path(sys.argv[1])
+    failed = 0
+    for check in (versions, changelog, citation, links):
+        for name, found, expected in check(root):
+            if found != expected:
+                failed += 1
+                print(f"failed: {name}: {found}, expected {expected}")
+    print(f"{header_version(root)}: {failed} failed")
+    return failed > 0
+
+
+sys.exit(main())
