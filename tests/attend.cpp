@@ -435,6 +435,183 @@ TEST_CASE("queries of more tokens than were appended, or of none, are refused")
     }) == "attend: output must be [H*G,n,Dv] = [2, 1, 16], its extent 1 is 2");
 }
 
+namespace
+{
+
+/// Packed caches of one batch, and how many queries of each take part.
+template <class T>
+struct batch_of_caches
+{
+    std::vector<cpu::cache<T>> caches{};
+    std::vector<index_t> counts{};
+
+    void add(packed_sizes const& sizes, index_t appended, index_t queries)
+    {
+        packed_layer<T> const layer{sizes};
+        caches.push_back(layer.packed(appended));
+        support::source random{"batch", static_cast<std::int64_t>(caches.size())};
+        append_random(caches.back(), random, appended);
+        counts.push_back(queries);
+    }
+    [[nodiscard]] std::vector<sequence_view<T, space::host>> views() const
+    {
+        std::vector<sequence_view<T, space::host>> all;
+        for (std::size_t i = 0; i < caches.size(); ++i) { all.push_back({caches[i].view(), counts[i]}); }
+        return all;
+    }
+    [[nodiscard]] index_t tokens() const
+    {
+        index_t sum = 0;
+        for (index_t const n : counts) { sum += n; }
+        return sum;
+    }
+};
+
+std::vector<rung> const rungs_of_codes{drop, part(1, 4), full_int4, full_int8, full};
+
+/// A batch as it may come: sequences without a token, without a query, of several parts, of other rungs and windows.
+template <class T>
+batch_of_caches<T> mixed_batch()
+{
+    batch_of_caches<T> batch;
+    batch.add({.heads = 2, .tokens = 333, .window = 5, .dims = {64, 32}, .rungs = rungs_of_codes}, 4, 1);
+    batch.add({.heads = 2, .tokens = 0, .window = 0, .dims = {64, 32}, .rungs = rungs_of_codes}, 0, 1);
+    batch.add({.heads = 2, .tokens = 40, .window = 3, .dims = {64, 32}, .rungs = rungs_of_codes}, 2, 0);
+    batch.add({.heads = 2, .tokens = 1, .window = 0, .dims = {64, 32}}, 20, 17);
+    batch.add({.heads = 2, .tokens = 30000, .window = 0, .dims = {64, 32}, .rungs = {drop, full}}, 3, 2);
+    return batch;
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("a batch of sequences gives the bits of a call for each, with any number of threads", T, float, half)
+{
+    auto const mixed = mixed_batch<T>();
+    REQUIRE(mixed.caches.back().arena_bytes() > 3 * cpu::detail::least_part_bytes);
+    batch_of_caches<T> one;
+    one.add({.heads = 2, .tokens = 90, .window = 5, .dims = {64, 32}}, 3, 2);
+    for (auto const* batch : {&mixed, &std::as_const(one)})
+    {
+        index_t const rows = 6;
+        index_t const n    = batch->tokens();
+        tensor<float, 3> q{{rows, n, 64}, {.swapped = true, .slack = 3}}; // an engine's [n, H*G, D]
+        q.assign(random_queries<float>(rows * n, 64).elements());
+        tensor<float, 3> want{{rows, n, 32}};
+        tensor<float, 2> want_lse{{rows, n}};
+        auto const sequences = batch->views();
+        index_t first        = 0;
+        for (auto const& [cache, count] : sequences)
+        {
+            index_t const at   = first;
+            index_t const many = count;
+            auto const& view   = cache;
+            first += count;
+            if (many == 0) { continue; }
+            support::run([&](cpu::backend const& on) {
+                attend(on, slice<1>(q.in(), at, many), view, {}, slice<1>(want.out(), at, many),
+                    slice<1>(want_lse.out(), at, many));
+            });
+        }
+        for (int const threads : {1, 2, 5})
+        {
+            cpu::thread_pool pool{threads};
+            tensor<float, 3> output{{rows, n, 32}, {.swapped = true, .slack = 1}};
+            tensor<float, 2> lse{{rows, n}};
+            support::run(
+                [&](cpu::backend const& on) { attend(on, q.in(), std::span{sequences}, {}, output.out(), lse.out()); },
+                pool);
+            CAPTURE(threads);
+            CHECK(support::same_bits(output.elements(), want.elements()));
+            CHECK(support::same_bits(lse.elements(), want_lse.elements()));
+        }
+    }
+}
+
+TEST_CASE("a batch of no sequences, and one without queries, leave nothing to do")
+{
+    batch_of_caches<half> batch;
+    tensor<half, 3> none{{4, 0, 16}};
+    tensor<float, 2> lse{{4, 0}};
+    auto const attend_all = [&](auto const& sequences) {
+        return support::run(
+            [&](cpu::backend const& on) { attend(on, none.in(), std::span{sequences}, {}, none.out(), lse.out()); });
+    };
+    attend_all(batch.views());
+    batch.add({.heads = 2, .tokens = 30, .window = 1, .dims = {16, 16}}, 0, 0);
+    attend_all(batch.views());
+    CHECK(lse.count() == 0);
+}
+
+TEST_CASE("arguments of a batch that do not fit are refused, naming the sequence, before anything is written")
+{
+    batch_of_caches<half> batch;
+    for (index_t const queries : {1, 2, 1}) { batch.add({.heads = 2, .tokens = 30, .dims = {16, 24}}, 3, queries); }
+    tensor<float, 3> const q{{4, 4, 16}};
+    tensor<float, 3> output{{4, 4, 24}};
+    tensor<float, 2> lse{{4, 4}};
+    auto const before  = output.memory();
+    auto const refused = [&](std::vector<sequence_view<half, space::host>> const& sequences, auto const& queries) {
+        return error_text<invalid_argument>([&] {
+            support::run([&](cpu::backend const& on) {
+                attend(on, queries.in(), std::span{sequences}, {}, output.out(), lse.out());
+            });
+        });
+    };
+    auto const views = batch.views();
+    auto bad         = views;
+    bad[1].queries   = 3;
+    CHECK(refused(bad, q) == "attend: queries [H*G, n, D] are of 4 tokens, those of the sequences of 5");
+    bad[1].queries = -1;
+    bad[2].queries = 4;
+    CHECK(refused(bad, q) == "attend: sequence 1: queries is -1; it must not be negative");
+    bad                   = views;
+    bad[0].queries        = 0;
+    bad[2].queries        = 2;
+    index_t held          = 1;
+    bad[2].cache.appended = &held;
+    CHECK(refused(bad, q) == "attend: sequence 2: queries [H*G, n, D] are of 2 tokens, but 1 were appended");
+    bad                = views;
+    bad[2].cache.heads = nullptr;
+    CHECK(refused(bad, q) == "attend: sequence 2: cache has no directory");
+    bad                = views;
+    bad[1].cache.arena = reinterpret_cast<std::byte const*>(output.data());
+    CHECK(refused(bad, q) == "attend: sequence 1: output overlaps cache.arena");
+    batch_of_caches<half> others;
+    others.add({.heads = 3, .tokens = 30, .dims = {16, 24}}, 3, 1);
+    others.add({.heads = 2, .tokens = 30, .dims = {16, 16}}, 3, 1);
+    bad    = views;
+    bad[2] = others.views()[0];
+    CHECK(refused(bad, q) == "attend: sequence 2: queries [H*G, D] has 4 query heads, which 3 KV heads do not divide");
+    bad[2] = others.views()[1];
+    CHECK(refused(bad, q) == "attend: sequence 2: output must be [H*G,n,Dv] = [4, 4, 16], its extent 2 is 24");
+    tensor<float, 3> const wide{{4, 4, 17}};
+    CHECK(refused(views, wide) == "attend: sequence 0: queries must be [H*G,n,D] = [4, 4, 16], its extent 2 is 17");
+    CHECK(output.memory() == before);
+    CHECK(refused(views, q) == "threw nothing");
+}
+
+TEST_CASE("a batch asks for the scratch it needs, and nothing is written where that is missing by a byte")
+{
+    auto const batch     = mixed_batch<half>();
+    auto const sequences = batch.views();
+    index_t const n      = batch.tokens();
+    tensor<float, 3> q{{2, n, 64}};
+    q.assign(random_queries<float>(2 * n, 64).elements());
+    tensor<float, 3> output{{2, n, 32}};
+    tensor<float, 2> lse{{2, n}};
+    auto const call = [&](cpu::backend const& on) {
+        attend(on, q.in(), std::span{sequences}, {}, output.out(), lse.out());
+    };
+    auto const before       = output.memory();
+    std::size_t const bytes = support::scratch_bytes(call);
+    support::scratch_memory memory{bytes};
+    workspace scratch{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] { call(cpu::backend{&scratch}); })
+          == "attend: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
+    CHECK(output.memory() == before);
+}
+
 TEST_CASE("a scale given replaces 1/sqrt(D)")
 {
     packed_layer<half> const layer{{.tokens = 60}};

@@ -179,6 +179,42 @@ TEST_CASE_TEMPLATE("compress is its stages one after another, bit for bit", T, f
     }
 }
 
+TEST_CASE_TEMPLATE("queries of another element than the keys give the cache of the same numbers in the keys' element",
+    T, half, bfloat16)
+{
+    layer<T> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};
+    auto const queries = support::converted<float>(x.queries);
+    for (ratio_set const& ratios : {ratio_set{paper_ratios}, ratio_set{bit_ratios}})
+    {
+        options const choice{.limit = budget::fraction(1, 4)};
+        cpu::cache<T> want;
+        compress_report const wanted = compressed(x, ratios, choice, want);
+        cpu::cache<T> got;
+        compress_report report;
+        support::run([&](host const& on) {
+            layer_view<host, T, float> const view{
+                queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in()};
+            report = compress(on, view, ratios, choice, got);
+        });
+        CHECK(contents_of(got) == contents_of(want));
+        CHECK(report.chosen.loss == wanted.chosen.loss);
+    }
+}
+
+TEST_CASE("a window is split off beside queries of any element, and a NaN among these is refused by name")
+{
+    layer<half> const x{{.heads = 2, .tokens = 30}};
+    auto queries = support::converted<float>(x.queries);
+    queries.set(std::numeric_limits<float>::quiet_NaN(), 1, 2, 3);
+    cpu::cache<half> cache;
+    CHECK(error_text<non_finite_input>([&] {
+        support::run([&](host const& on) {
+            auto const view = split_window(on, queries.in(), x.keys.in(), x.values.in(), 8);
+            compress(on, view, paper_ratios, options{.limit = budget::fraction(1, 2)}, cache);
+        });
+    }) == "queries: NaN or infinity in head 1, row 2");
+}
+
 TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive pooling")
 {
     layer<half> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};

@@ -309,6 +309,22 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
     CHECK(apart <= 2); // losses may differ in their last bits
 }
 
+TEST_CASE("queries of another element than the cache's fold it as the same numbers in its element do")
+{
+    growing one{listed(bit_ratios)};
+    growing other{listed(bit_ratios)};
+    for (growing* g : {&one, &other}) { g->append(20); }
+    auto const queries = one.draw(3 * growing::group, 4, one.layer.sizes.dims.keys);
+    options const choice{.limit = budget::bytes(10000)};
+    recompress_report const wanted = one.fold(queries, choice, nullptr);
+    recompress_report report;
+    auto const wide = support::converted<float>(queries);
+    support::run([&](host const& on) { report = recompress(on, wide.in(), other.layer.ratios, choice, other.cache); });
+    CHECK(wanted.lowered > 0);
+    CHECK(contents{one.cache} == contents{other.cache});
+    CHECK(report.chosen.loss == wanted.chosen.loss);
+}
+
 TEST_CASE("the result is the same to the bit for any number of threads")
 {
     cpu::thread_pool pool{3};

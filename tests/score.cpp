@@ -142,6 +142,26 @@ TEST_CASE("score agrees with the oracle at head dimensions 1, 7 and 576, and whe
     }
 }
 
+TEST_CASE_TEMPLATE("queries of another element than the keys count as they are, unrounded", T, half, bfloat16)
+{
+    layer<float> const x{{.queries = 5, .tokens = 100}};
+    auto const keys        = support::converted<T>(x.keys);
+    auto const values      = support::converted<T>(x.values);
+    auto const window_keys = support::converted<T>(x.window_keys);
+    ratio_set const ratios = at_run_time({drop, part(1, 4), full_int4, full});
+    auto const losses_of   = [&](auto const& q, auto const& k, auto const& v, auto const& w) {
+        tensor<float, 3> loss{{2, 4, 100}};
+        support::run([&](cpu::backend const& on) {
+            score(on, q.in(), k.in(), v.in(), w.in(), x.key_basis.in(), x.value_basis.in(), ratios, {}, loss.out());
+        });
+        return loss.elements();
+    };
+    auto const got = losses_of(x.queries, keys, values, window_keys);
+    CHECK(support::same_bits(got, losses_of(x.queries, support::converted<float>(keys),
+                                      support::converted<float>(values), support::converted<float>(window_keys))));
+    CHECK_FALSE(support::same_bits(got, losses_of(support::converted<T>(x.queries), keys, values, window_keys)));
+}
+
 TEST_CASE("any number of query heads may share a KV head")
 {
     for (index_t group = 1; group <= 9; ++group)

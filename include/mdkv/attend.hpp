@@ -1,4 +1,4 @@
-/// \file attend.hpp: contract of attend: one decode step's attention, straight from the packed cache (arXiv 2603.20616, section 5).
+/// \file attend.hpp: contract of attend: decoding steps' attention, straight from packed caches (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -6,6 +6,11 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <type_traits>
 
 namespace mdkv
 {
@@ -16,37 +21,78 @@ struct attend_options
     float scale = 0.0F;
 };
 
+/// One sequence of a batch.
+template <element T, space S>
+struct sequence_view
+{
+    cache_view<T const, S> cache;
+    index_t queries = 1; ///< of its last appended tokens; 0: it takes no part
+};
+
 namespace detail
 {
 
-/// What both kinds of call ask of the cache, the options and the queries' rows, which it returns.
+/// How messages call sequence i.
+[[nodiscard]] MDKV_OUTLINE inline message attend_name(index_t i, bool of_batch)
+{
+    message name;
+    name.add(of_batch ? "attend: sequence " : "attend");
+    if (of_batch) { name.add_number(i); }
+    return name;
+}
+
+/// What all kinds of call ask of a cache, the options and the queries' rows, which it returns.
 template <backend B, class T>
-index_t expects_attendable(
-    B const& on, index_t rows, index_t n, cache_view<T, B::memory_space> const& cache, attend_options const& options)
+index_t expects_attendable(B const& on, char const* name, index_t rows, index_t n,
+    cache_view<T, B::memory_space> const& cache, attend_options const& options)
 {
     index_t const heads = cache.layout.heads;
-    expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, "attend: queries [H*G, D] has ", rows,
+    expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, name, ": queries [H*G, D] has ", rows,
         " query heads, which ", heads, " KV heads do not divide");
     expects(options.scale >= 0.0F, "attend: scale is ", options.scale, "; it must not be negative");
     bool const dry = dry_run(on);
     expects(
-        dry || heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), "attend: cache has no directory");
-    expects(n >= 1, "attend: queries [H*G, n, D] are of ", n, " tokens; there must be at least 1");
+        dry || heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), name, ": cache has no directory");
     if constexpr (B::memory_space == space::host)
     {
-        expects(dry || heads == 0 || n == 1 || n <= *cache.appended, "attend: queries [H*G, n, D] are of ", n,
+        expects(dry || heads == 0 || n <= 1 || n <= *cache.appended, name, ": queries [H*G, n, D] are of ", n,
             " tokens, but ", dry || heads == 0 ? 0 : *cache.appended, " were appended");
     }
     return rows;
 }
 
-template <backend B, class T, element U>
-auto attend_of_one(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache,
-    attend_options options, out_view<U, 2, B> output, out_view<float, 1, B> lse)
-    -> decltype(attend_impl(on, of_one(queries), cache, options, of_one(output), out_view<float, 2, B>{}))
+/// What is checked already.
+template <backend B, element T, element U, std::size_t N>
+void attend_checked(B const& on, in_view<U, 3, B> queries,
+    std::span<sequence_view<T, B::memory_space> const, N> sequences, attend_options options, out_view<U, 3, B> output,
+    out_view<float, 2, B> lse)
 {
-    return attend_impl(on, of_one(queries), cache, options, of_one(output),
-        out_view<float, 2, B>{lse.data_handle(), {lse.extent(0), 1}, {1, 1}});
+    static_assert(
+        requires { attend_impl(on, queries, sequences, options, output, lse); },
+        MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
+    attend_impl(on, queries, sequences, options, output, lse);
+}
+
+/// Sequences whose queries follow one another: one, or a batch of any number.
+template <backend B, element T, element U, std::size_t N>
+void attend_sequences(B const& on, in_view<U, 3, B> queries,
+    std::span<sequence_view<T, B::memory_space> const, N> sequences, attend_options options, out_view<U, 3, B> output,
+    out_view<float, 2, B> lse)
+{
+    index_t const n = queries.extent(1);
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+    {
+        auto const& [cache, own] = sequences[i];
+        message const name       = attend_name(static_cast<index_t>(i), N != 1);
+        index_t const rows       = expects_attendable(on, name.text, queries.extent(0), own, cache, options);
+        check{on, name.text}
+            .rows("queries", queries, {rows, n, cache.layout.dims.keys}, "H*G,n,D")
+            .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
+            .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), false)
+            .out("output", output, {rows, n, cache.layout.dims.values}, "H*G,n,Dv")
+            .out("lse", lse, {rows, n}, "H*G,n");
+    }
+    attend_checked(on, queries, sequences, options, output, lse);
 }
 
 } // namespace detail
@@ -72,17 +118,16 @@ template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
-    static_assert(
-        requires { detail::attend_of_one(on, queries, detail::without_const(cache), options, output, lse); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
-    index_t const rows = detail::expects_attendable(on, queries.extent(0), 1, cache, options);
+    index_t const rows = detail::expects_attendable(on, "attend", queries.extent(0), 1, cache, options);
     detail::check{on, "attend"}
         .rows("queries", queries, {rows, cache.layout.dims.keys}, "H*G,D")
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), false)
         .out("output", output, {rows, cache.layout.dims.values}, "H*G,Dv")
         .out("lse", lse, {rows}, "H*G");
-    detail::attend_of_one(on, queries, detail::without_const(cache), options, output, lse);
+    sequence_view<std::remove_const_t<T>, B::memory_space> const one[]{{cache}};
+    detail::attend_checked(on, detail::of_one(queries), std::span{one}, options, detail::of_one(output),
+        out_view<float, 2, B>{lse.data_handle(), {rows, 1}, {1, 1}});
 }
 
 /// Attention of the queries of the last n appended tokens at once, each over the whole cache but the tokens appended after
@@ -100,18 +145,39 @@ template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 3, B> output, out_view<float, 2, B> lse)
 {
-    static_assert(
-        requires { attend_impl(on, queries, detail::without_const(cache), options, output, lse); },
-        MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
-    index_t const n    = queries.extent(1);
-    index_t const rows = detail::expects_attendable(on, queries.extent(0), n, cache, options);
-    detail::check{on, "attend"}
-        .rows("queries", queries, {rows, n, cache.layout.dims.keys}, "H*G,n,D")
-        .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
-        .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), false)
-        .out("output", output, {rows, n, cache.layout.dims.values}, "H*G,n,Dv")
-        .out("lse", lse, {rows, n}, "H*G,n");
-    attend_impl(on, queries, detail::without_const(cache), options, output, lse);
+    index_t const n = queries.extent(1);
+    expects(n >= 1, "attend: queries [H*G, n, D] are of ", n, " tokens; there must be at least 1");
+    sequence_view<std::remove_const_t<T>, B::memory_space> const one[]{{cache, n}};
+    detail::attend_sequences(on, queries, std::span{one}, options, output, lse);
+}
+
+/// Attention of a batch: several sequences at once, each over its own cache, as engines with continuous batching decode.
+/// Gives the bits of a call for each sequence with its part of the queries, without their barriers and launches.
+///
+/// \param[in]  queries    [H*G, n, D]   one sequence's after the other, n all their tokens. An engine's [n, H*G, D] is a
+///                                     choice of strides
+/// \param[in]  sequences  with the same query heads and head dimensions; numbers of tokens and rungs may differ
+/// \param[out] output     [H*G, n, Dv]
+/// \param[out] lse        [H*G, n]
+/// \cost   as that of the calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours whose
+///         caches are laid out alike (`cache_layout`, whatever the window); no copies to the device
+/// \throws invalid_argument   as above, naming the sequence; or n is not the sum of the sequences' queries
+template <backend B, class Sequence, element U>
+    requires std::same_as<std::remove_const_t<Sequence>,
+        sequence_view<typename decltype(Sequence::cache)::element_type, B::memory_space>>
+void attend(B const& on, in_view<U, 3, B> queries, std::span<Sequence> sequences, attend_options options,
+    out_view<U, 3, B> output, out_view<float, 2, B> lse)
+{
+    index_t sum = 0;
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+    {
+        expects(sequences[i].queries >= 0, "attend: sequence ", i, ": queries is ", sequences[i].queries,
+            "; it must not be negative");
+        sum = checked_add(sum, sequences[i].queries);
+    }
+    expects(sum == queries.extent(1), "attend: queries [H*G, n, D] are of ", queries.extent(1),
+        " tokens, those of the sequences of ", sum);
+    detail::attend_sequences(on, queries, std::span<Sequence const>{sequences}, options, output, lse);
 }
 
 } // namespace mdkv

@@ -28,10 +28,10 @@ namespace mdkv
 {
 
 /// One layer of one sequence after prefill. The N tokens come first, the W window tokens follow them.
-template <backend B, element T>
+template <backend B, element T, element U = T>
 struct layer_view
 {
-    in_view<T, 3, B> queries;       // [H*G, Q, D]  losses preserve their attention; usually the window's, Q = W
+    in_view<U, 3, B> queries;       // [H*G, Q, D]  losses preserve their attention; usually the window's, Q = W
     in_view<T, 3, B> keys;          // [H, N, D]    after position encoding
     in_view<T, 3, B> values;        // [H, N, Dv]
     in_view<T, 3, B> window_keys;   // [H, W, D]
@@ -40,8 +40,8 @@ struct layer_view
 
 /// Cuts a prompt's keys and values [H, N + W, ...] into N tokens for compression and the window.
 /// \throws invalid_argument   window is negative; a shorter prompt is all window
-template <backend B, element T>
-[[nodiscard]] layer_view<B, T> split_window(B const&, in_view<T, 3, B> const& queries, in_view<T, 3, B> const& keys,
+template <backend B, element T, element U>
+[[nodiscard]] layer_view<B, T, U> split_window(B const&, in_view<U, 3, B> const& queries, in_view<T, 3, B> const& keys,
     in_view<T, 3, B> const& values, index_t window)
 {
     expects(window >= 0, "split_window: window is ", window, "; it must not be negative");
@@ -169,8 +169,8 @@ struct report_whole
 }
 
 /// One call of compress behind its checks; a dry run only counts.
-template <backend B, element T, class Destination>
-compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio_set const& ratios,
+template <backend B, element T, element U, class Destination>
+compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
     rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination)
 {
     constexpr space S    = B::memory_space;
@@ -318,7 +318,7 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
 /// stored uncompressed.
 ///
 /// \param on           backend: threads or stream, scratch
-/// \param[in]  layer   queries, keys, values, window
+/// \param[in]  layer   queries of any element type, keys, values, window
 /// \param[in]  ratios  the rungs
 /// \param[in]  options budget, pooling and the rest
 /// \param[out] destination  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, out of its
@@ -338,8 +338,8 @@ compress_report compress_layer(B const& on, layer_view<B, T> const& layer, ratio
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and whatever the executor throws. Nothing was changed in any case
 /// \see    tests/compress.cpp, examples/engine_hook.cpp, examples/gpu_pipeline.cu
-template <backend B, element T, class Destination>
-compress_report compress(B const& on, layer_view<B, T> const& layer, ratio_set const& ratios,
+template <backend B, element T, element U, class Destination>
+compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
     compress_options<B> const& options, Destination& destination)
 {
     index_t const heads = layer.keys.extent(0);

@@ -9,5 +9,4 @@
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/memory.cuh>
-#include <mdkv/gpu/pages.cuh>
 #include <mdkv/gpu/score.cuh>

@@ -23,6 +23,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/finite.hpp>
+#include <mdkv/gather.hpp>
 #include <mdkv/join.hpp>
 #include <mdkv/merge.hpp>
 #include <mdkv/pack.hpp>

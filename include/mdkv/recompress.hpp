@@ -115,13 +115,13 @@ struct wait_at_end
 };
 
 /// One call of recompress: the cache that is there as vectors, and the rungs of its tokens. A dry run only counts.
-template <backend B, element T>
+template <backend B, element T, element U>
 struct recompressing
 {
     static constexpr space S = B::memory_space;
 
     B const& on;
-    in_view<T, 3, B> queries;
+    in_view<U, 3, B> queries;
     ratio_set const& ratios;
     recompress_options<B> const& options;
     layer_shape shape;
@@ -299,7 +299,7 @@ struct recompressing
 /// all tokens unchanged, they stay unchanged. The tokens of a run leave the order of the text.
 ///
 /// \param on              backend: threads, scratch
-/// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding; Q <= W + appended tokens
+/// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding, of any element type; Q <= W + appended tokens
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
 /// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
@@ -325,10 +325,12 @@ struct recompressing
 /// \throws std::bad_alloc          and whatever the executor or the cache's memory resource throws; gpu: cuda_error.
 ///                                 Nothing was changed in any case
 /// \see    tests/recompress.cpp, tests/gpu/recompress.cu
-template <backend B, element T, class Cache>
+template <backend B, element U, class Cache>
 recompress_report recompress(
-    B const& on, in_view<T, 3, B> queries, ratio_set const& ratios, recompress_options<B> const& options, Cache& cache)
+    B const& on, in_view<U, 3, B> queries, ratio_set const& ratios, recompress_options<B> const& options, Cache& cache)
 {
+    using T = typename decltype(cache.view())::element_type;
+
     cache_view<T, B::memory_space> const stored = cache.view();
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
@@ -378,7 +380,7 @@ recompress_report recompress(
     expects(limit >= shape.window_bytes(), "recompress: a budget of ", limit, " bytes cannot hold the window of ",
         layout.window, " tokens; at least ", shape.window_bytes(), " bytes are needed");
     return detail::staged(on, "recompress", [&](B const& stages) {
-        detail::recompressing<B, T> job{stages, queries, ratios, options, shape,
+        detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape,
             detail::stored_slots<T, space::host>{directory, next, shape.tokens},
             detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
         return job(cache);

@@ -71,7 +71,7 @@ struct score_options
 /// that every row sees beside them (a prompt's first few), `first_query` N + W, `loss` the chunk's slice of a prompt's.
 ///
 /// \param on                backend: threads, scratch
-/// \param[in]  queries      [H*G, Q, D]  after position encoding; rows of one KV head are neighbours
+/// \param[in]  queries      [H*G, Q, D]  after position encoding, of any element type U; rows of one KV head are neighbours
 /// \param[in]  keys         [H, N, D]    the tokens that may be compressed, same encoding
 /// \param[in]  values       [H, N, Dv]
 /// \param[in]  window_keys  [H, W, D]    kept as they are; follow the N tokens; W may be 0
@@ -89,8 +89,8 @@ struct score_options
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/score.cpp, docs/numerics.md (accumulation, tolerance against the oracle)
-template <backend B, element T>
-void score(B const& on, in_view<T, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+template <backend B, element T, element U>
+void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<T, 3, B> window_keys, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     ratio_set const& ratios, score_options<B> options, out_view<float, 3, B> loss)
 {

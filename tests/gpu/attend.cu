@@ -16,6 +16,7 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -225,6 +226,68 @@ TEST_CASE("queries of the last n tokens at once see the same tokens on the GPU a
         q.assign(random_queries<float>(4 * n, 64).elements());
         expects_same<half, float>(cache, q);
     }
+}
+
+TEST_CASE("a batch of sequences has on the GPU the bits of a call for each, in one launch or several")
+{
+    struct one_case
+    {
+        packed_sizes sizes;
+        index_t appended, n;
+    };
+    std::vector<one_case> cases;
+    std::vector<rung> const few{drop, full};
+    for (index_t i = 0; i < 50; ++i) // beyond a launch's
+    {
+        cases.push_back({{.heads = 2, .tokens = 3 + i, .window = i % 3, .dims = {16, 24}, .rungs = few}, 5, i % 3});
+    }
+    cases.push_back({{.heads = 2, .tokens = 900, .window = 5, .dims = {16, 24}, .rungs = codes}, 0, 1}); // slices
+    cases.push_back({{.heads = 2, .tokens = 0, .window = 0, .dims = {16, 24}, .rungs = codes}, 0, 1});
+    cases.push_back({{.heads = 2, .tokens = 40, .window = 1, .dims = {16, 24}, .rungs = codes}, 20, 17});
+    std::vector<device_cache<half>> stored;
+    std::vector<sequence_view<half, space::device>> sequences;
+    index_t n = 0;
+    for (one_case const& c : cases)
+    {
+        packed_layer<half> const layer{c.sizes};
+        auto cache = layer.packed(c.appended);
+        support::source random{"gpu/batch", c.sizes.tokens};
+        append_random(cache, random, c.appended);
+        stored.emplace_back(cache.view());
+        sequences.push_back({stored.back().view(), c.n});
+        n += c.n;
+    }
+    for (std::size_t i = 0; i < stored.size(); ++i) { sequences[i].cache = stored[i].view(); }
+    tensor<float, 3> q{{6, n, 16}};
+    q.assign(random_queries<float>(6 * n, 16).elements());
+    device_tensor<float, 3> const queries{q};
+    device_tensor<float, 3> output{{6, n, 24}, {.swapped = true}};
+    device_tensor<float, 2> lse{{6, n}};
+    support::run_on_device(
+        [&](gpu::backend const& on) { attend(on, queries.in(), std::span{sequences}, {}, output.out(), lse.out()); });
+    device_tensor<float, 3> want{{6, n, 24}};
+    device_tensor<float, 2> want_lse{{6, n}};
+    index_t first = 0;
+    for (auto const& sequence : sequences)
+    {
+        index_t const count = sequence.queries;
+        if (count > 0)
+        {
+            support::run_on_device([&](gpu::backend const& on) {
+                attend(on, slice<1>(queries.in(), first, count), sequence.cache, {}, slice<1>(want.out(), first, count),
+                    slice<1>(want_lse.out(), first, count));
+            });
+        }
+        first += count;
+    }
+    CHECK(support::same_bits(output.elements(), want.elements()));
+    CHECK(support::same_bits(lse.elements(), want_lse.elements()));
+    sequences[7].cache.arena += 1;
+    CHECK(support::error_text<invalid_argument>([&] {
+        support::run_on_device([&](gpu::backend const& on) {
+            attend(on, queries.in(), std::span{sequences}, {}, output.out(), lse.out());
+        });
+    }) == "attend: sequence 7: the cache's arena and tail must be aligned to 16 bytes on the GPU");
 }
 
 TEST_CASE("a tail that counts more tokens than it has room for is read to its end and no further, on the GPU")

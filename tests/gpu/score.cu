@@ -53,6 +53,7 @@ struct choice
     quantisation_loss rule             = quantisation_loss::bound;
     rounding round                     = rounding::exact;
     row_norm over                      = row_norm::sum;
+    tensor<float, 3> const* queries    = nullptr; ///< instead of the layer's
 };
 
 template <class B>
@@ -70,10 +71,14 @@ std::vector<float> on_cpu(layer<T> const& x, std::vector<rung> const& rungs, cho
     if (c.elsewhere != nullptr) { options.lse_elsewhere = c.elsewhere->in(); }
     if (c.weights != nullptr) { options.query_weights = c.weights->in(); }
     tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), x.sizes.tokens}};
-    support::run([&](cpu::backend const& on) {
-        score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
-            ratio_set{std::span<rung const>{rungs}, c.round}, options, loss.out());
-    });
+    auto const scored = [&](auto const& queries) {
+        support::run([&](cpu::backend const& on) {
+            score(on, queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(),
+                x.value_basis.in(), ratio_set{std::span<rung const>{rungs}, c.round}, options, loss.out());
+        });
+    };
+    if (c.queries != nullptr) { scored(*c.queries); }
+    else { scored(x.queries); }
     return loss.elements();
 }
 
@@ -81,7 +86,6 @@ template <class T>
 std::vector<float> on_gpu(
     layer<T> const& x, std::vector<rung> const& rungs, choice const& c = {}, placement of_loss = {})
 {
-    device_tensor<T, 3> const queries{x.queries};
     device_tensor<T, 3> const keys{x.keys};
     device_tensor<T, 3> const values{x.values};
     device_tensor<T, 3> const window_keys{x.window_keys};
@@ -98,10 +102,14 @@ std::vector<float> on_gpu(
     if (c.lse != nullptr) { options.lse = lse.in(); }
     if (c.elsewhere != nullptr) { options.lse_elsewhere = elsewhere.in(); }
     if (c.weights != nullptr) { options.query_weights = weights.in(); }
-    support::run_on_device([&](gpu::backend const& on) {
-        score(on, queries.in(), keys.in(), values.in(), window_keys.in(), key_basis.in(), value_basis.in(),
-            ratio_set{std::span<rung const>{rungs}, c.round}, options, loss.out());
-    });
+    auto const scored = [&](auto const& queries) {
+        support::run_on_device([&](gpu::backend const& on) {
+            score(on, queries.in(), keys.in(), values.in(), window_keys.in(), key_basis.in(), value_basis.in(),
+                ratio_set{std::span<rung const>{rungs}, c.round}, options, loss.out());
+        });
+    };
+    if (c.queries != nullptr) { scored(device_tensor<float, 3>{*c.queries}); }
+    else { scored(device_tensor<T, 3>{x.queries}); }
     return loss.elements();
 }
 
@@ -307,6 +315,16 @@ TEST_CASE("score on the GPU makes a value that is a NaN its own token's losses N
             }
             CHECK(wrong == 0);
         }
+    }
+}
+
+TEST_CASE_TEMPLATE("queries of another element than the keys are scored on the GPU as on the CPU", T, half, bfloat16)
+{
+    for (index_t const dim : {40, 64})
+    {
+        layer_sizes const sizes{.queries = 5, .tokens = 100, .dim = dim, .value_dim = 32};
+        layer<float> const wide{sizes}; // its queries are not those of the other, rounded
+        check<T>(sizes, mixed_rungs, {.queries = &wide.queries});
     }
 }
 

@@ -174,6 +174,19 @@ private:
     std::optional<guarded_buffer> fenced_;
 };
 
+/// The same numbers in another element type, rounded where that is narrower.
+template <class U, class T, std::size_t Rank>
+[[nodiscard]] tensor<U, Rank> converted(tensor<T, Rank> const& from)
+{
+    std::array<index_t, Rank> extents{};
+    for (std::size_t i = 0; i < Rank; ++i) { extents[i] = from.extent(i); }
+    tensor<U, Rank> to{extents};
+    std::vector<U> all;
+    for (T const x : from.elements()) { all.push_back(mdkv::narrow<U>(mdkv::widen(x))); }
+    to.assign(all);
+    return to;
+}
+
 /// Scratch of exactly the size asked for, between forbidden bytes, filled with NaN so that reading it unwritten shows.
 class scratch_memory
 {

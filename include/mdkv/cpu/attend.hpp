@@ -25,6 +25,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
+#include <span>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
@@ -79,6 +81,47 @@ struct attend_job
     index_t* unfinished    = nullptr; // [H] parts
     softmax_state* softmax = nullptr; // [parts, G]
     float* sums            = nullptr; // [parts, G, sizes.sums()]
+
+    /// Parts that a cache may be cut into. The directory may not exist yet in a dry run, so room is made for what the arena
+    /// and the tail could hold.
+    [[nodiscard]] index_t most() const
+    {
+        index_t const heads = cache.layout.heads;
+        return tokens() == 0 ? 0 : heads + std::min(held() / least_part_bytes, most_parts);
+    }
+    [[nodiscard]] index_t held() const { return cache.arena_bytes + cache.layout.heads * cache.tail_head_bytes(); }
+
+    /// Takes what all threads share; returns the most parts.
+    index_t take(workspace::frame& frame)
+    {
+        index_t const heads = cache.layout.heads;
+        first_part          = frame.take<index_t>(heads + 1);
+        unfinished          = frame.take<index_t>(heads);
+        softmax             = frame.take<softmax_state>(most() * group);
+        sums                = frame.take<float>(checked_multiply(most(), group * sizes.sums()));
+        return most();
+    }
+
+    /// Cuts the heads into parts, and returns the bytes they hold.
+    index_t cut(char const* name)
+    {
+        index_t const heads = cache.layout.heads;
+        index_t stored      = 0;
+        for (index_t h = 0; h < heads; ++h) { stored += mdkv::detail::bytes_of_head<T>(cache.layout, cache, h); }
+        part_bytes    = std::max(least_part_bytes, (stored + most_parts - 1) / most_parts);
+        first_part[0] = 0;
+        for (index_t h = 0; h < heads; ++h)
+        {
+            index_t const bytes = mdkv::detail::bytes_of_head<T>(cache.layout, cache, h);
+            // An empty head is one part, too: it has rows to write.
+            unfinished[h]     = tokens() == 0 ? 0 : std::max<index_t>((bytes + part_bytes - 1) / part_bytes, 1);
+            first_part[h + 1] = first_part[h] + unfinished[h];
+        }
+        expects<mismatch>(
+            parts() <= most(), name, ": the cache's directory names ", stored, " bytes, its memory has ", held());
+        return stored;
+    }
+    [[nodiscard]] index_t parts() const { return first_part[cache.layout.heads]; }
 
     /// A thread's part of the scratch.
     struct room
@@ -266,47 +309,50 @@ struct attend_job
 
 } // namespace detail
 
-template <element T, element U>
-void attend_impl(backend const& on, in_view<U, 3, backend> queries, cache_view<T, space::host> const& cache,
-    attend_options options, out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
+template <element T, element U, std::size_t N>
+void attend_impl(backend const& on, in_view<U, 3, backend> queries,
+    std::span<sequence_view<T, space::host> const, N> sequences, attend_options options, out_view<U, 3, backend> output,
+    out_view<float, 2, backend> lse)
 {
-    cache_layout const& layout = cache.layout;
-    index_t const heads        = layout.heads;
-    if (heads == 0) { return; }
-    detail::attend_job<T, U> job{queries, cache, output, lse, {layout, sizeof(T)},
-        mdkv::detail::attend_scale(options, layout.dims.keys), queries.extent(0) / heads * queries.extent(1)};
-
-    // The directory may not exist yet in a dry run, so room is made for what the arena and the tail could hold.
-    index_t const room     = cache.arena_bytes + heads * cache.tail_head_bytes();
-    index_t const capacity = heads + std::min(room / detail::least_part_bytes, detail::most_parts);
-    mdkv::detail::carver own;
-    static_cast<void>(job.carve(own));
-    index_t const own_bytes = tile::round_up(own.bytes(), workspace::alignment);
+    using job_of_one    = detail::attend_job<T, U>;
+    index_t const rows  = queries.extent(0);
+    auto const count    = static_cast<index_t>(sequences.size());
+    index_t most_parts  = 0; // of all
+    index_t own_bytes   = 0; // of a thread
+    index_t first_token = 0;
+    if (rows == 0) { return; }
     workspace::frame frame{*on.scratch, "attend"};
-    job.first_part          = frame.take<index_t>(heads + 1);
-    job.unfinished          = frame.take<index_t>(heads);
-    job.softmax             = frame.take<mdkv::detail::softmax_state>(capacity * job.group);
-    job.sums                = frame.take<float>(checked_multiply(capacity, job.group * job.sizes.sums()));
-    std::byte* const memory = frame.take<std::byte>(on.slots(capacity) * own_bytes);
+    auto* const jobs     = frame.take<job_of_one>(count);
+    index_t* const first = frame.take<index_t>(count + 1); // part of each job
+    for (index_t i = 0; i < count; ++i)
+    {
+        auto const& [cache, n] = sequences[static_cast<std::size_t>(i)];
+        job_of_one job{slice<1>(queries, first_token, n), mdkv::detail::without_const(cache),
+            slice<1>(output, first_token, n), slice<1>(lse, first_token, n), {cache.layout, sizeof(T)},
+            mdkv::detail::attend_scale(options, cache.layout.dims.keys), rows / cache.layout.heads * n};
+        mdkv::detail::carver own;
+        static_cast<void>(job.carve(own));
+        own_bytes = std::max(own_bytes, tile::round_up(own.bytes(), workspace::alignment));
+        most_parts += job.take(frame);
+        first_token += n;
+        if (jobs != nullptr) { new (jobs + i) job_of_one{job}; }
+    }
+    std::byte* const memory = frame.take<std::byte>(on.slots(most_parts) * own_bytes);
     if (!frame.ready()) { return; }
 
     index_t stored = 0;
-    for (index_t h = 0; h < heads; ++h) { stored += mdkv::detail::bytes_of_head(cache, h); }
-    job.part_bytes    = std::max(detail::least_part_bytes, (stored + detail::most_parts - 1) / detail::most_parts);
-    job.first_part[0] = 0;
-    for (index_t h = 0; h < heads; ++h)
+    first[0]       = 0;
+    for (index_t i = 0; i < count; ++i)
     {
-        index_t const bytes = mdkv::detail::bytes_of_head(cache, h);
-        // An empty head is one part, too: it has rows to write.
-        job.unfinished[h]     = std::max<index_t>((bytes + job.part_bytes - 1) / job.part_bytes, 1);
-        job.first_part[h + 1] = job.first_part[h] + job.unfinished[h];
+        stored += jobs[i].cut(mdkv::detail::attend_name(i, N != 1).text);
+        first[i + 1] = first[i] + jobs[i].parts();
     }
-    index_t const parts = job.first_part[heads];
-    expects<mismatch>(
-        parts <= capacity, "attend: the cache's directory names ", stored, " bytes, its memory has ", room);
-    auto const body = [&](index_t part, index_t slot) { job(part, memory + slot * own_bytes); };
-    if (stored < detail::least_part_bytes) { backend{on.scratch}.for_each(parts, body); }
-    else { on.for_each(parts, body); }
+    auto const body = [&](index_t part, index_t slot) {
+        index_t const i = std::upper_bound(first, first + count + 1, part) - first - 1;
+        jobs[i](part - first[i], memory + slot * own_bytes);
+    };
+    if (stored < detail::least_part_bytes) { backend{on.scratch}.for_each(first[count], body); }
+    else { on.for_each(first[count], body); }
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH

@@ -23,8 +23,8 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
-template <element T>
-void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
+template <element T, element U>
+void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3, backend> keys,
     in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,
     in_view<float, 3, backend> value_basis, ratio_set const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
@@ -63,7 +63,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
         mdkv::detail::carver room{rooms + slot * per_slot};
         return score_slot{room, plan};
     };
-    run(on, mdkv::detail::score_queries<backend, T>{queries, plan}, heads * plan.rows);
+    run(on, mdkv::detail::score_queries<backend, U>{queries, plan}, heads * plan.rows);
     mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
     on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });

@@ -66,14 +66,14 @@ private:
     return log2_e * (options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim)));
 }
 
-/// All bytes stored of head h.
-template <element T, space S>
-[[nodiscard]] MDKV_HD index_t bytes_of_head(cache_view<T, S> const& cache, index_t h) noexcept
+/// All bytes stored of head h; `cache` as in run_of_head.
+template <element T, class Cache>
+[[nodiscard]] MDKV_HD index_t bytes_of_head(cache_layout const& layout, Cache const& cache, index_t h) noexcept
 {
     index_t bytes = 0;
-    for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
+    for (std::size_t i = 0; i < most_runs(layout); ++i)
     {
-        stored_run const run = run_of_head(cache, h, i);
+        stored_run const run = run_of_head<T>(layout, cache, h, i);
         bytes += run.tokens * run.token_bytes();
     }
     return bytes;

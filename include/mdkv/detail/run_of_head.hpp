@@ -232,18 +232,18 @@ struct stored_run
 }
 
 /// Run i of head h; without tokens where there is none. Of a tail that was asked to hold more than its capacity, the tokens
-/// it holds.
-template <element T, space S>
-[[nodiscard]] MDKV_HD constexpr stored_run run_of_head(cache_view<T, S> const& cache, index_t h, std::size_t i) noexcept
+/// it holds. `cache` is a cache_view, or has its pointers under the same names.
+template <element T, class Cache>
+[[nodiscard]] MDKV_HD constexpr stored_run run_of_head(
+    cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept
 {
-    constexpr int unit         = sizeof(T);
-    cache_layout const& layout = cache.layout;
-    bool const own             = i < layout.rungs;
-    bool const tail            = i > layout.rungs;
+    constexpr int unit = sizeof(T);
+    bool const own     = i < layout.rungs;
+    bool const tail    = i > layout.rungs;
     if (own ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
     head_dims const dims = own ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
     storage const kind   = own ? layout.kinds[i] : storage::plain;
-    index_t const begin  = h * cache.tail_head_bytes();
+    index_t const begin  = h * cache.tail_capacity * (layout.dims.keys + layout.dims.values) * unit;
     run_entry const run  = tail  ? run_entry{cache.tail_capacity, begin, begin + cache.tail_capacity * dims.keys * unit}
                            : own ? cache.heads[h].runs[i]
                                  : cache.heads[h].exact;
@@ -256,6 +256,11 @@ template <element T, space S>
         own && layout.projected(i) ? run_basis::projected
         : own && layout.rotated(i) ? run_basis::rotated
                                    : run_basis::original};
+}
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr stored_run run_of_head(cache_view<T, S> const& cache, index_t h, std::size_t i) noexcept
+{
+    return run_of_head<T>(cache.layout, cache, h, i);
 }
 
 /// A token in its run.
@@ -305,10 +310,10 @@ MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run
 }
 
 /// Element i of a head's projections: key_projection [Dk, key_columns] or value_projection [value_columns, Dv].
-template <element T, space S>
-[[nodiscard]] MDKV_HD float projection_at(cache_view<T, S> const& cache, index_t projection, index_t i) noexcept
+template <element T>
+[[nodiscard]] MDKV_HD float projection_at(std::byte const* arena, index_t projection, index_t i) noexcept
 {
-    return widen(load_at<T>(cache.arena + projection + i * index_t{sizeof(T)}));
+    return widen(load_at<T>(arena + projection + i * index_t{sizeof(T)}));
 }
 
 } // namespace mdkv::detail

@@ -18,13 +18,13 @@ namespace mdkv::detail
 inline constexpr float lowest_logit = -1e30F;
 
 /// Queries, scaled, as columns of panels. An item is a row of a head.
-template <backend B, element T>
+template <backend B, element U>
 struct score_queries
 {
     static constexpr char const* name = "score_queries";
     static constexpr int threads      = 128;
 
-    in_view<T, 3, B> queries;
+    in_view<U, 3, B> queries;
     score_plan plan;
 
     template <team Team>
@@ -39,7 +39,7 @@ struct score_queries
         float* const to    = plan.head(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
         for (index_t d = t.rank(); d < plan.dim; d += t.size())
         {
-            T value{}; // from any address
+            U value{}; // from any address
             if (!padding) { std::memcpy(&value, queries.data_handle() + from + d, sizeof value); }
             to[d * plan.panel] = widen(value) * plan.to_log2;
         }

@@ -13,13 +13,15 @@
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/attend_parts.cuh>
+#include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_slice.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace mdkv::gpu
 {
@@ -29,18 +31,15 @@ namespace kernels
 
 /// One query: joins the states of its slices in their order, brings the sums of every basis back to the original one, writes
 /// its row.
-template <element T, element U>
+template <element T, element U, int Most>
 struct attend_merge
 {
     static constexpr char const* name = "attend_merge";
     static constexpr int threads      = 128;
 
-    cache_view<T, space::device> cache;
-    float const* states; // [H, query blocks, slices, most_queries, sizes.state()]
+    attend_batch<Most> batch;
     attend_sizes sizes;
-    int group;
-    int query_blocks;
-    index_t slices;
+    float const* states; // [batch.blocks, most_queries, sizes.state()]
     out_view<U, 3, backend> output;
     out_view<float, 2, backend> lse;
 
@@ -48,12 +47,15 @@ struct attend_merge
 
     __device__ void operator()() const
     {
-        index_t const head  = device::block() / group;
-        int const number    = static_cast<int>(device::block() % group);
-        index_t const row   = device::block() / output.extent(1);
-        index_t const token = device::block() % output.extent(1);
-        constexpr auto most = attend_slice<T, U>::most_queries;
-        index_t const first = (head * query_blocks + number / most) * slices; // slice of the first state
+        index_t const row          = device::block() / batch.tokens;
+        index_t const token        = batch.sequences[0].first_token + device::block() % batch.tokens;
+        attend_sequence const& own = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
+        index_t const of_own       = row * own.tokens + (token - own.first_token); // row of the sequence
+        index_t const head         = of_own / own.group;
+        int const number           = static_cast<int>(of_own % own.group);
+        constexpr int most         = attend_queries;
+        index_t const slices       = own.slices;
+        index_t const first = own.first_block + (head * own.query_blocks() + number / most) * slices; // its first state
         auto const state    = [&](index_t slice) {
             return states + ((first + slice) * most + number % most) * sizes.state();
         };
@@ -82,7 +84,7 @@ struct attend_merge
             }
             device::sync();
         }
-        head_entry const& entry = cache.heads[head];
+        head_entry const& entry = own.heads[head];
         float const weight      = all.empty() ? 0.0F : 1.0F / all.sum;
         for (int c = device::thread(); c < sizes.values; c += threads)
         {
@@ -90,7 +92,7 @@ struct attend_merge
             for (int i = 0; i < entry.value_columns; ++i)
             {
                 sum += sums[sizes.sums_of(run_basis::projected) + i]
-                       * mdkv::detail::projection_at(cache, entry.value_projection, i * sizes.values + c);
+                       * mdkv::detail::projection_at<T>(own.arena, entry.value_projection, i * sizes.values + c);
             }
             if (sizes.rotated) { sum += sums[sizes.sums_of(run_basis::rotated) + c]; }
             output(row, token, c) = narrow<U>(sum * weight);
@@ -103,41 +105,60 @@ struct attend_merge
 
 /// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes, or head dimensions are too large for a
 ///                            block's shared memory
-template <element T, element U>
-void attend_impl(backend const& on, in_view<U, 3, backend> queries, cache_view<T, space::device> const& cache,
-    attend_options options, out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
+template <element T, element U, std::size_t N>
+void attend_impl(backend const& on, in_view<U, 3, backend> queries,
+    std::span<sequence_view<T, space::device> const, N> sequences, attend_options options,
+    out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
 {
-    using slice_kernel         = kernels::attend_slice<T, U>;
-    cache_layout const& layout = cache.layout;
-    index_t const heads        = layout.heads;
-    if (heads == 0) { return; }
-    kernels::attend_sizes const sizes{layout, sizeof(T)};
-    // What the arena and the tail could hold, not what they do: the launch must not depend on what the device knows.
-    constexpr index_t slice_bytes = 32 * 1024;
-    constexpr index_t most_slices = 256;
-    index_t const room            = cache.arena_bytes / heads + cache.tail_head_bytes();
-    index_t const slices          = std::clamp<index_t>((room + slice_bytes - 1) / slice_bytes, 1, most_slices);
-    int const group               = static_cast<int>(queries.extent(0) / heads * queries.extent(1));
-    int const query_blocks        = (group + slice_kernel::most_queries - 1) / slice_kernel::most_queries;
-    index_t const blocks          = checked_multiply(heads * query_blocks, slices);
+    constexpr int most = N == 1 ? 1 : kernels::attend_most_sequences;
+    using slice_kernel = kernels::attend_slice<T, U, most>;
+    if (queries.extent(0) == 0) { return; }
+    bool const real           = !on.scratch->counting();
+    index_t const most_shared = real ? most_shared_memory() : 0;
 
+    // Calls body(kernel) for the slices of one launch after the other.
+    auto const for_each_launch = [&](float* states, auto const& body) {
+        std::size_t next = 0;
+        index_t token    = 0;
+        while (true)
+        {
+            kernels::attend_batch<most> const batch{sequences, next, token, queries.extent(0)};
+            if (batch.count == 0) { return; }
+            slice_kernel kernel{batch, queries, {batch.layout, sizeof(T)}, states,
+                mdkv::detail::attend_scale(options, batch.layout.dims.keys), slice_kernel::most_tokens, 2};
+            constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
+            while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens})
+            {
+                kernel.block_tokens /= 2;
+            }
+            if (kernel.shared_bytes() > most_shared) { kernel.stages = 1; }
+            body(kernel);
+        }
+    };
+    index_t floats = 0;
+    for_each_launch(nullptr, [&](slice_kernel const& kernel) {
+        floats = std::max(
+            floats, checked_multiply(index_t{kernel.batch.blocks} * slice_kernel::most_queries, kernel.sizes.state()));
+        expects(!real || kernel.shared_bytes() <= most_shared, "attend: head dimensions ", kernel.sizes.keys, " and ",
+            kernel.sizes.values, " need ", kernel.shared_bytes(), " bytes of shared memory; this GPU gives a block ",
+            most_shared);
+    });
     workspace::frame frame{*on.scratch, "attend"};
-    float* const states = frame.take<float>(checked_multiply(blocks * slice_kernel::most_queries, sizes.state()));
+    float* const states = frame.take<float>(floats); // of one launch: the next one begins when these are merged
     if (!frame.ready()) { return; }
-    expects((reinterpret_cast<std::uintptr_t>(cache.arena) | reinterpret_cast<std::uintptr_t>(cache.tail)) % 16 == 0,
-        "attend: the cache's arena and tail must be aligned to 16 bytes on the GPU");
-
-    slice_kernel kernel{queries, cache, states, sizes, mdkv::detail::attend_scale(options, layout.dims.keys), group,
-        query_blocks, slices, slice_kernel::most_tokens, 2};
-    constexpr index_t comfortable = 100 * 1024; // two blocks and more on a multiprocessor
-    index_t const most            = most_shared_memory();
-    while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens}) { kernel.block_tokens /= 2; }
-    if (kernel.shared_bytes() > most) { kernel.stages = 1; }
-    expects(kernel.shared_bytes() <= most, "attend: head dimensions ", sizes.keys, " and ", sizes.values, " need ",
-        kernel.shared_bytes(), " bytes of shared memory; this GPU gives a block ", most);
-    launch(on, kernel, blocks);
-    launch(
-        on, kernels::attend_merge<T, U>{cache, states, sizes, group, query_blocks, slices, output, lse}, heads * group);
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+    {
+        auto const& cache = sequences[i].cache;
+        expects(
+            (reinterpret_cast<std::uintptr_t>(cache.arena) | reinterpret_cast<std::uintptr_t>(cache.tail)) % 16 == 0,
+            mdkv::detail::attend_name(static_cast<index_t>(i), N != 1).text,
+            ": the cache's arena and tail must be aligned to 16 bytes on the GPU");
+    }
+    for_each_launch(states, [&](slice_kernel const& kernel) {
+        launch(on, kernel, kernel.batch.blocks);
+        launch(on, kernels::attend_merge<T, U, most>{kernel.batch, kernel.sizes, states, output, lse},
+            queries.extent(0) * kernel.batch.tokens);
+    });
 }
 
 } // namespace mdkv::gpu

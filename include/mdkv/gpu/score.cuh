@@ -17,6 +17,7 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
+#include <concepts>
 
 namespace mdkv::gpu
 {
@@ -28,11 +29,12 @@ namespace mdkv::gpu
 // differences of probabilities over the queries, token by token, and writes the losses.
 
 /// Weights of queries are in device memory, which the host does not read: a negative one or a NaN makes losses NaN, which
-/// `allocate` reports; an infinite one makes them infinite or NaN.
+/// `allocate` reports; an infinite one makes them infinite or NaN. Tensor cores multiply keys with queries of the same 16-bit
+/// element; any other queries are multiplied in float.
 /// \throws invalid_argument   queries, keys, values or window_keys are not aligned to their elements; head dimensions are too
 ///                            large for a block's shared memory (about 512 at few rungs, naming the bytes)
-template <element T>
-void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3, backend> keys,
+template <element T, element U>
+void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3, backend> keys,
     in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,
     in_view<float, 3, backend> value_basis, ratio_set const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
@@ -43,7 +45,7 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     if (heads == 0) { return; }
     detail::score_plan plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads, queries.extent(1),
         tokens + window, options, detail::score_panel, detail::score_panel};
-    detail::score_tiling const tiling{plan, sizeof(T) == 2};
+    detail::score_tiling const tiling{plan, sizeof(T) == 2 && std::same_as<T, U>};
     plan.more = tiling.tensor ? index_t{plan.dim} * plan.rows / 2 : 0;
 
     index_t const tiles = tiling.tiles(tokens); // of a head
@@ -58,12 +60,12 @@ void score_impl(backend const& on, in_view<T, 3, backend> queries, in_view<T, 3,
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
         tiling.all, " bytes of a block's shared memory at these rungs; this GPU has ", most);
 
-    run(on, mdkv::detail::score_queries<backend, T>{queries, plan}, heads * plan.rows);
+    run(on, mdkv::detail::score_queries<backend, U>{queries, plan}, heads * plan.rows);
     mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
     if (plan.latent > 0 || tiling.tensor)
     {
-        launch(on, kernels::score_panels<T>{queries, key_basis, plan, tiling.tensor},
+        launch(on, kernels::score_panels<U>{queries, key_basis, plan, tiling.tensor},
             heads * (plan.rows / detail::score_panel));
     }
 

@@ -3,13 +3,21 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ attend_slice<float, float> const);
-template __global__ void entry(__grid_constant__ attend_slice<half, half> const);
-template __global__ void entry(__grid_constant__ attend_slice<half, float> const);
-template __global__ void entry(__grid_constant__ attend_slice<bfloat16, bfloat16> const);
-template __global__ void entry(__grid_constant__ attend_merge<float, float> const);
-template __global__ void entry(__grid_constant__ attend_merge<half, half> const);
-template __global__ void entry(__grid_constant__ attend_merge<half, float> const);
-template __global__ void entry(__grid_constant__ attend_merge<bfloat16, bfloat16> const);
+template __global__ void entry(__grid_constant__ attend_slice<float, float, 1> const);
+template __global__ void entry(__grid_constant__ attend_slice<half, half, 1> const);
+template __global__ void entry(__grid_constant__ attend_slice<half, float, 1> const);
+template __global__ void entry(__grid_constant__ attend_slice<bfloat16, bfloat16, 1> const);
+template __global__ void entry(__grid_constant__ attend_merge<float, float, 1> const);
+template __global__ void entry(__grid_constant__ attend_merge<half, half, 1> const);
+template __global__ void entry(__grid_constant__ attend_merge<half, float, 1> const);
+template __global__ void entry(__grid_constant__ attend_merge<bfloat16, bfloat16, 1> const);
+template __global__ void entry(__grid_constant__ attend_slice<float, float, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_slice<half, half, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_slice<half, float, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_slice<bfloat16, bfloat16, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_merge<float, float, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_merge<half, half, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_merge<half, float, attend_most_sequences> const);
+template __global__ void entry(__grid_constant__ attend_merge<bfloat16, bfloat16, attend_most_sequences> const);
 
 } // namespace mdkv::gpu::kernels

@@ -1,4 +1,4 @@
-/// \file attend_slice.cuh: the kernel that attends one slice of one head's bytes and leaves a mergeable state (arXiv 2603.20616, section 5).
+/// \file attend_slice.cuh: the kernel that attends slices of heads' bytes and leaves a mergeable state (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -11,6 +11,7 @@
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_parts.cuh>
 #include <mdkv/gpu/device.cuh>
 
@@ -33,7 +34,7 @@ using mdkv::detail::run_basis;
 using mdkv::detail::run_rows;
 using mdkv::detail::stored_run;
 
-template <element T, element U>
+template <element T, element U, int Most>
 struct attend_slice
 {
     // Inside a block everything is counted in int: 64-bit division takes as long as a row.
@@ -45,14 +46,11 @@ struct attend_slice
     static constexpr int chunk                     = 4; ///< queries whose sums a thread holds
     static constexpr int group_size                = quantised_group;
 
+    attend_batch<Most> batch;
     in_view<U, 3, backend> queries;
-    cache_view<T, space::device> cache;
-    float* states; // [H, query blocks, slices, most_queries, sizes.state()]
     attend_sizes sizes;
+    float* states;    // [batch.blocks, most_queries, sizes.state()]
     float scale;      // of the logits, in base 2
-    int group;        // rows of a head: row g is its query head g / n at token g % n of the last n
-    int query_blocks; // ceil(group / most_queries)
-    index_t slices;
     int block_tokens; // tokens staged at once: 64, 32 or 16
     int stages;       // 2: the next block is copied while this one is worked on
 
@@ -68,7 +66,6 @@ struct attend_slice
         std::byte* staged; // [stages, staged_bytes()]
     };
 
-    [[nodiscard]] MDKV_HD int tokens() const { return static_cast<int>(queries.extent(1)); }
     [[nodiscard]] MDKV_HD int groups() const { return (sizes.keys + group_size - 1) / group_size; }
     [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(index_t{block_tokens} * sizes.key_bytes); }
     [[nodiscard]] MDKV_HD index_t staged_bytes() const
@@ -94,6 +91,7 @@ struct attend_slice
     /// The block's place.
     struct place
     {
+        attend_sequence const& sequence;
         index_t head;
         int first_query; ///< of the head's group
         int queries;     ///< 1 to most_queries
@@ -102,22 +100,24 @@ struct attend_slice
 
     __device__ void operator()() const
     {
-        index_t const item = device::block() / slices;
-        int const before   = static_cast<int>(item % query_blocks) * most_queries;
-        place const at{item / query_blocks, before, group - before < most_queries ? group - before : most_queries,
-            device::block() % slices};
+        attend_sequence const& own = batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
+        index_t const block        = device::block() - own.first_block;
+        index_t const item         = block / own.slices;
+        int const before           = static_cast<int>(item % own.query_blocks()) * most_queries;
+        place const at{own, item / own.query_blocks(), before,
+            own.group - before < most_queries ? own.group - before : most_queries, block % own.slices};
         mdkv::detail::carver memory{device::shared_memory()};
         room const mine = carve(memory);
         begin(at, mine);
-        index_t const total = mdkv::detail::bytes_of_head(cache, at.head);
+        index_t const total = mdkv::detail::bytes_of_head<T>(batch.layout, own, at.head);
         index_t run_begin   = 0;
         bool projected      = false;
-        for (std::size_t i = 0; i < mdkv::detail::most_runs(cache.layout); ++i)
+        for (std::size_t i = 0; i < mdkv::detail::most_runs(batch.layout); ++i)
         {
-            stored_run const run = mdkv::detail::run_of_head(cache, at.head, i);
+            stored_run const run = mdkv::detail::run_of_head<T>(batch.layout, own, at.head, i);
             if (run.tokens == 0) { continue; }
-            index_t const first = cut_run(run, run_begin, total * at.slice / slices);
-            index_t const end   = cut_run(run, run_begin, total * (at.slice + 1) / slices);
+            index_t const first = cut_run(run, run_begin, total * at.slice / own.slices);
+            index_t const end   = cut_run(run, run_begin, total * (at.slice + 1) / own.slices);
             run_begin += run.tokens * run.token_bytes();
             if (first == end) { continue; }
             if (run.basis == run_basis::projected && !projected)
@@ -125,7 +125,7 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
-            attend_run(run, i + 1 == mdkv::detail::most_runs(cache.layout), first, end, at, mine);
+            attend_run(run, i + 1 == mdkv::detail::most_runs(batch.layout), first, end, at, mine);
         }
         finish(at, mine);
     }
@@ -145,8 +145,9 @@ struct attend_slice
         {
             int const g                     = i / sizes.keys;
             int const d                     = i % sizes.keys;
-            index_t const row               = at.head * group + at.first_query + g;
-            mine.q[g * sizes.queries() + d] = widen(queries(row / tokens(), row % tokens(), d)) * scale;
+            index_t const row               = at.head * at.sequence.group + at.first_query + g;
+            index_t const token             = at.sequence.first_token + row % at.sequence.tokens;
+            mine.q[g * sizes.queries() + d] = widen(queries(row / at.sequence.tokens, token, d)) * scale;
         }
         device::sync();
         if (!sizes.rotated) { return; }
@@ -166,7 +167,7 @@ struct attend_slice
     /// The queries in the head's basis: columns of the stored projection.
     __device__ void project_queries(place const& at, room const& mine) const
     {
-        head_entry const& entry = cache.heads[at.head];
+        head_entry const& entry = at.sequence.heads[at.head];
         int const columns       = static_cast<int>(entry.key_columns);
         for (int i = device::thread(); i < at.queries * columns; i += threads)
         {
@@ -176,7 +177,7 @@ struct attend_slice
             for (int d = 0; d < sizes.keys; ++d)
             {
                 sum += mine.q[g * sizes.queries() + d]
-                       * mdkv::detail::projection_at(cache, entry.key_projection, d * columns + c);
+                       * mdkv::detail::projection_at<T>(at.sequence.arena, entry.key_projection, d * columns + c);
             }
             mine.q[g * sizes.queries() + sizes.queries_of(run_basis::projected) + c] = sum;
         }
@@ -188,7 +189,8 @@ struct attend_slice
         stored_run const& run, bool last, index_t first, index_t end, place const& at, room const& mine) const
     {
         stage(run, first, end, mine.staged);
-        int current = 0;
+        int const tokens = at.sequence.tokens;
+        int current      = 0;
         for (index_t t = first; t < end; t += block_tokens)
         {
             index_t const next = t + block_tokens;
@@ -204,7 +206,7 @@ struct attend_slice
             logits(staged_rows(run.keys, t, staged), run.basis, count, mine);
             device::sync();
             auto const seen = [&](int g) {
-                index_t const left = run.tokens - (tokens() - 1 - (at.first_query + g) % tokens()) - t;
+                index_t const left = run.tokens - (tokens - 1 - (at.first_query + g) % tokens) - t;
                 return !last || left >= count ? count : left > 0 ? static_cast<int>(left) : 0;
             };
             soften(mine.logits, shares(), count, block_tokens, at.queries, seen, mine.softmax, mine.factor);

@@ -222,14 +222,14 @@ namespace mdkv::gpu::kernels
 {
 
 /// Queries in the key basis, and in the order of tensor cores. One block a head and panel of rows.
-template <element T>
+template <element U>
 struct score_panels
 {
     static constexpr char const* name = "score_panels";
     static constexpr int threads      = 256;
     static constexpr int panel        = detail::score_panel;
 
-    in_view<T, 3, backend> queries;
+    in_view<U, 3, backend> queries;
     in_view<float, 3, backend> basis; // [H, D, D]  of keys
     detail::score_plan plan;
     bool tensor;
@@ -250,7 +250,7 @@ struct score_panels
             for (int d = 0; d < plan.dim; ++d) { sum += direction[d] * rows[d * panel + i % panel]; }
             latents[i] = sum;
         }
-        if constexpr (sizeof(T) == 2)
+        if constexpr (sizeof(U) == 2)
         {
             int const fragments = plan.dim / detail::score_depth * device::warp_size; // of a panel
             uint4* const to     = reinterpret_cast<uint4*>(h.more) + index_t{at} * fragments;
@@ -266,14 +266,14 @@ private:
     __device__ void write_fragment(index_t head, int first_row, int i, uint4* to) const
     {
         int const lane = i % device::warp_size;
-        T pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
+        U pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
         for (int j = 0; j < 8; ++j)
         {
             int const row = first_row + lane / 8 * 4 + j / 4 * 2 + lane / 4 % 2;
             int const d   = i / device::warp_size * detail::score_depth + lane % 4 * 2 + j / 2 % 2 * 8 + j % 2;
             pairs[j / 4][j / 2 % 2][j % 2] =
                 row >= plan.query_rows
-                    ? narrow<T>(0.0F)
+                    ? narrow<U>(0.0F)
                     : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
         }
         std::memcpy(to, pairs, sizeof pairs);

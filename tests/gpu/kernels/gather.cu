@@ -1,4 +1,5 @@
-#include <mdkv/gpu/pages.cuh>
+#include <mdkv/gather.hpp>
+#include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::gpu::kernels
 {

@@ -1,4 +1,4 @@
-/// \file pages.cuh: keys and values that an engine keeps in pages, brought together for the stages, which read rows at one stride.
+/// \file gather.hpp: gather_pages: keys and values that an engine keeps in pages or slots, brought together for the stages, which read rows at one stride.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -6,9 +6,9 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/gpu/backend.cuh>
 
 #include <cstdint>
+#include <cstring>
 
 namespace mdkv
 {
@@ -34,9 +34,13 @@ struct gather_page_rows
         auto const mine    = share_rows(t, to.extent(2));
         for (index_t h = mine.row; h < to.extent(0); h += mine.rows)
         {
+            T const* const from = there ? pages.row(page, token % pages.extent(1), h) : nullptr;
+            T* const row        = to.row(h, token);
             for (index_t d = mine.column; d < to.extent(2); d += t.size())
             {
-                to(h, token, d) = there ? pages(page, token % pages.extent(1), h, d) : narrow<T>(0.0F);
+                T value{};
+                if (there) { std::memcpy(&value, from + d, sizeof value); } // from any address
+                row[d] = value;
             }
         }
     }
@@ -44,41 +48,34 @@ struct gather_page_rows
 
 } // namespace detail
 
-namespace gpu
-{
-
 /// Copies the rows of `to.extent(1)` tokens out of their pages: token t is row t % page_tokens of page
-/// table[t / page_tokens].
+/// table[t / page_tokens]. With page_tokens = 1 the table lists the tokens' slots, or cells, in any order.
 ///
-/// \param on          backend: stream
-/// \param[in]  pages  [P, page_tokens, H, D]  one sequence's keys, or values, of one layer. Every order of the dimensions
-///                    inside a page is a choice of strides: [page, token, H, D], [page, H, token, D], keys and values side
-///                    by side in one page or in one row
-/// \param[in]  table  [ceil(N / page_tokens)]  an entry that names no page gives rows of zeros
+/// \param on          backend: threads or stream
+/// \param[in]  pages  [P, page_tokens, H, D]  one layer's keys, or values. Every order of the dimensions inside a page is a
+///                    choice of strides: [page, token, H, D], [page, H, token, D], keys and values side by side in one page
+///                    or in one row
+/// \param[in]  table  [ceil(N / page_tokens)]  the pages of one sequence; an entry that names no page gives rows of zeros
 /// \param[out] to     [H, N, D]
-/// \cost   reads and writes every row once; no scratch
-/// \sync   asynchronous on `on.stream`; fit for graph capture
+/// \cost   reads and writes every row once; no scratch, no allocation
+/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  deterministic
 /// \throws invalid_argument   a shape disagrees, page_tokens is 0, memory is null or not aligned, `to` overlaps itself,
 ///                            an input or the workspace
-/// \throws cuda_error         the launch failed
-/// \see    tests/gpu/pages.cu
-template <element T>
-void gather_pages(backend const& on, in_view<T, 4, backend> pages, in_view<std::int32_t, 1, backend> table,
-    out_view<T, 3, backend> to)
+/// \see    tests/gather.cpp
+template <backend B, element T>
+void gather_pages(B const& on, in_view<T, 4, B> pages, in_view<std::int32_t, 1, B> table, out_view<T, 3, B> to)
 {
     index_t const page_tokens = pages.extent(1);
     expects(page_tokens >= 1, "gather_pages: pages [P, page_tokens, H, D] has page_tokens = 0");
     index_t const heads  = to.extent(0);
     index_t const tokens = to.extent(1);
     index_t const dim    = to.extent(2);
-    mdkv::detail::check{on, "gather_pages"}
-        .in("pages", pages, {pages.extent(0), page_tokens, heads, dim}, "P,page_tokens,H,D")
+    detail::check{on, "gather_pages"}
+        .rows("pages", pages, {pages.extent(0), page_tokens, heads, dim}, "P,page_tokens,H,D")
         .in("table", table, {(tokens + page_tokens - 1) / page_tokens}, "pages of N")
         .out("to", to, {heads, tokens, dim}, "H,N,D");
-    run(on, mdkv::detail::gather_page_rows<backend, T>{pages, table, to}, heads * dim == 0 ? 0 : tokens);
+    run(on, detail::gather_page_rows<B, T>{pages, table, to}, heads * dim == 0 ? 0 : tokens);
 }
-
-} // namespace gpu
 
 } // namespace mdkv

@@ -1,0 +1,97 @@
+/// \file attend_batch.cuh: the sequences that attend's kernels serve in one launch, as kernel parameters.
+#pragma once
+
+#include <mdkv/attend.hpp>
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/attend_parts.cuh>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace mdkv::gpu::kernels
+{
+
+/// Whose parameters fit the 4,096 bytes of a launch, with all that they share.
+inline constexpr int attend_most_sequences = 48;
+
+/// One of them: a cache but for its layout, its queries, and how it is cut.
+struct attend_sequence
+{
+    std::byte* arena;
+    head_entry const* heads;
+    std::byte* tail;
+    index_t tail_capacity;
+    index_t const* appended;
+    index_t first_token; ///< of its queries among those of the call
+    int tokens;          ///< n, of its queries
+    int group;           ///< rows of a head: row g is its query head g / n at token g % n of the last n
+    int slices;          ///< of a head
+    int first_block;     ///< of attend_slice: [H, query blocks, slices]
+
+    [[nodiscard]] MDKV_HD int query_blocks() const { return (group + attend_queries - 1) / attend_queries; }
+};
+
+/// Sequences whose caches are laid out alike.
+template <int Most>
+struct attend_batch
+{
+    cache_layout layout;
+    int count  = 0;
+    int tokens = 0; ///< of all queries
+    int blocks = 0; ///< of attend_slice
+    array<attend_sequence, Most> sequences{};
+
+    /// As many as there is room for, from number `next` on, which is then the first of the rest; their queries begin at token
+    /// `first_token`. Empty where none is left.
+    template <element T, std::size_t N>
+    attend_batch(std::span<sequence_view<T, space::device> const, N> all, std::size_t& next, index_t& first_token,
+        index_t query_heads)
+        : layout{next < all.size() ? all[next].cache.layout : cache_layout{}}
+    {
+        for (; next < all.size() && count < Most; ++next)
+        {
+            index_t const n = all[next].queries;
+            if (n == 0) { continue; }
+            auto const cache = mdkv::detail::without_const(all[next].cache);
+            cache_layout own = cache.layout;
+            own.window       = layout.window; // attend does not ask where a window begins
+            if (count > 0 && own != layout) { break; }
+            layout = own;
+            // What the arena and the tail could hold, not what they do: the launch must not depend on what the device knows.
+            constexpr index_t slice_bytes = 32 * 1024;
+            constexpr index_t most_slices = 256;
+            index_t const room            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
+            index_t const slices          = std::clamp<index_t>((room + slice_bytes - 1) / slice_bytes, 1, most_slices);
+            sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,
+                cache.appended, first_token, static_cast<int>(n), static_cast<int>(query_heads / layout.heads * n),
+                static_cast<int>(slices), blocks};
+            attend_sequence const& added               = sequences[static_cast<std::size_t>(count++)];
+            index_t const sum = blocks + checked_multiply(layout.heads * added.query_blocks(), slices);
+            expects(sum <= INT32_MAX, "attend: ", sum, " blocks are more than a grid may have");
+            blocks = static_cast<int>(sum);
+            tokens += added.tokens;
+            first_token += n;
+        }
+    }
+
+    /// The last one that does not begin behind a place.
+    template <class Begin>
+    [[nodiscard]] MDKV_HD attend_sequence const& at(index_t place, Begin const& begin) const
+    {
+        int low = 0;
+        for (int high = Most == 1 ? 1 : count; high - low > 1;)
+        {
+            int const middle                                                           = (low + high) / 2;
+            (begin(sequences[static_cast<std::size_t>(middle)]) <= place ? low : high) = middle;
+        }
+        return sequences[static_cast<std::size_t>(low)];
+    }
+};
+
+} // namespace mdkv::gpu::kernels
