@@ -45,7 +45,6 @@ struct pack_tiles
     static constexpr char const* name = "pack_tiles";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr index_t strip    = 4 * tile_tokens;
     static constexpr int piece        = quantised_group; ///< coordinates at a time
     static constexpr int sums         = 8;               ///< of products that grow side by side
 
@@ -92,40 +91,27 @@ struct pack_tiles
         static_cast<void>(scratch{cut, projected()});
         return cut.bytes();
     }
-    /// Strips of a head, at the most.
+    [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return cache.layout.rungs + 1; }
+    /// Of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
     {
-        cache_layout const& layout = cache.layout;
-        return (keys.extent(1) + layout.window) / strip + static_cast<index_t>(layout.rungs) + 1;
+        return most_strips(keys.extent(1) + cache.layout.window, runs());
     }
     [[nodiscard]] index_t items() const noexcept { return cache.layout.heads * (2 * strips() + 1); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h      = item / (2 * strips() + 1);
-        index_t const i      = item % (2 * strips() + 1);
-        bool const of_values = i % 2 != 0;
-        index_t n            = i / 2;
-        if (n == strips()) { return write_projections(t, h); }
-        for (std::size_t r = 0; r <= cache.layout.rungs; ++r)
+        index_t const h = item / (2 * strips() + 1);
+        index_t const i = item % (2 * strips() + 1);
+        if (i == 2 * strips()) { return write_projections(t, h); }
+        auto const strip     = strip_at(cache, h, i / 2, runs());
+        run_rows const& rows = strip.run.rows(i % 2 != 0);
+        carver cut           = t.scratch();
+        scratch const mine{cut, projected()};
+        for (index_t from = strip.first; from < strip.end; from += tile)
         {
-            stored_run const run = run_of_head(cache, h, r);
-            index_t const here   = (run.tokens + strip - 1) / strip;
-            if (n >= here)
-            {
-                n -= here;
-                continue;
-            }
-            carver cut = t.scratch();
-            scratch const mine{cut, projected()};
-            run_rows const& rows = run.rows(of_values);
-            index_t const end    = (n + 1) * strip < run.tokens ? (n + 1) * strip : run.tokens;
-            for (index_t from = n * strip; from < end; from += tile)
-            {
-                write_tile(t, mine, place{h, r, rows, run.basis, from, rows.width(from)});
-            }
-            return;
+            write_tile(t, mine, place{h, strip.rung, rows, strip.run.basis, from, rows.width(from)});
         }
     }
 

@@ -28,7 +28,6 @@ struct read_tokens
     static constexpr char const* name = "recompress_read_tokens";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr index_t strip    = 4 * tile_tokens;
     static constexpr int piece        = quantised_group; ///< coordinates at a time
 
     stored_slots<T, S> slots;
@@ -62,11 +61,11 @@ struct read_tokens
         index_t slot;  ///< of the first
     };
 
-    /// Strips of a head, at the most.
+    [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return most_runs(slots.cache.layout); }
+    /// Of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
     {
-        cache_layout const& stored = slots.cache.layout;
-        return (slots.most + stored.window) / strip + static_cast<index_t>(most_runs(stored));
+        return most_strips(slots.most + slots.layout.window, runs());
     }
     [[nodiscard]] index_t items() const noexcept { return slots.layout.heads * (2 * strips() + 1); }
     [[nodiscard]] MDKV_HD index_t projected() const noexcept
@@ -84,32 +83,18 @@ struct read_tokens
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h      = item / (2 * strips() + 1);
-        index_t const i      = item % (2 * strips() + 1);
-        bool const of_values = i % 2 != 0;
-        index_t n            = i / 2;
-        if (n == strips()) { return pad(t, h); }
-        index_t slot = 0; // of the run's first token
-        for (std::size_t r = 0; r < most_runs(slots.cache.layout); ++r)
+        index_t const h = item / (2 * strips() + 1);
+        index_t const i = item % (2 * strips() + 1);
+        if (i == 2 * strips()) { return pad(t, h); }
+        auto const strip     = strip_at(slots.cache, h, i / 2, runs());
+        run_rows const& rows = strip.run.rows(i % 2 != 0);
+        bool const exact     = strip.rung >= slots.cache.layout.rungs;
+        carver cut           = t.scratch();
+        scratch const mine{cut, projected()};
+        for (index_t from = strip.first; from < strip.end; from += tile)
         {
-            stored_run const run = run_of_head(slots.cache, h, r);
-            index_t const here   = (run.tokens + strip - 1) / strip;
-            if (n >= here)
-            {
-                n -= here;
-                slot += run.tokens;
-                continue;
-            }
-            carver cut = t.scratch();
-            scratch const mine{cut, projected()};
-            index_t const end = (n + 1) * strip < run.tokens ? (n + 1) * strip : run.tokens;
-            for (index_t from = n * strip; from < end; from += tile)
-            {
-                int const count = end - from < tile ? static_cast<int>(end - from) : tile;
-                read_tile(t, mine,
-                    place{h, run.rows(of_values), run.basis, r >= slots.cache.layout.rungs, from, count, slot + from});
-            }
-            return;
+            auto const count = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
+            read_tile(t, mine, place{h, rows, strip.run.basis, exact, from, count, strip.slot + from - strip.first});
         }
     }
 

@@ -285,6 +285,45 @@ template <element T, space S>
     return {run_of_head(cache, h, last), slot, last};
 }
 
+/// Up to four tiles of one run, what a team packs or reads.
+struct stored_strip
+{
+    static constexpr index_t tokens = 4 * tile_tokens;
+
+    stored_run run;
+    std::size_t rung = 0; ///< number of the run
+    index_t first    = 0; ///< token of the run
+    index_t end      = 0; ///< one beyond the last; no more than the first where there is no such strip
+    index_t slot     = 0; ///< of the first token, counted over the runs
+};
+
+/// Strips of a head with `slots` tokens in `runs` runs, at the most.
+[[nodiscard]] MDKV_HD constexpr index_t most_strips(index_t slots, std::size_t runs) noexcept
+{
+    return slots / stored_strip::tokens + static_cast<index_t>(runs);
+}
+
+/// Strip n of head h, counted over its first `runs` runs.
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr stored_strip strip_at(
+    cache_view<T, S> const& cache, index_t h, index_t n, std::size_t runs) noexcept
+{
+    constexpr index_t size = stored_strip::tokens;
+    index_t slot           = 0;
+    for (std::size_t i = 0; i < runs; ++i)
+    {
+        stored_run const run = run_of_head(cache, h, i);
+        index_t const here   = (run.tokens + size - 1) / size;
+        if (n < here)
+        {
+            return {run, i, n * size, (n + 1) * size < run.tokens ? (n + 1) * size : run.tokens, slot + n * size};
+        }
+        n -= here;
+        slot += run.tokens;
+    }
+    return {};
+}
+
 /// Copies a token's key or value as it is stored, as many coordinates as the run it goes to has.
 template <element T, team Team>
 MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run_rows const& to, index_t target)
