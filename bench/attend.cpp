@@ -22,6 +22,7 @@
 #include <list>
 #include <memory>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -168,22 +169,25 @@ struct step
 
     void attend_to(layer const& from)
     {
+        index_t const rows = of.heads * of.group;
+        with_scratch([&](cpu::backend const& on) {
+            attend(on, in(on, queries.data(), rows, of.dim), from.view(), {}, out(on, output.data(), rows, of.dim),
+                out(on, lse.data(), rows));
+        });
+    }
+
+    /// The call's dry run, then the call.
+    template <class Call>
+    void with_scratch(Call const& call)
+    {
         workspace count;
-        run(cpu::backend{&count, pool}, from);
+        call(cpu::backend{&count, pool});
         memory.resize(std::max(memory.size(), count.bytes() + workspace::alignment));
         void* at         = memory.data();
         std::size_t room = memory.size();
         std::align(workspace::alignment, count.bytes(), at, room);
         workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
-        run(cpu::backend{&scratch, pool}, from);
-    }
-
-private:
-    void run(cpu::backend const& on, layer const& from)
-    {
-        index_t const rows = of.heads * of.group;
-        attend(on, in(on, queries.data(), rows, of.dim), from.view(), {}, out(on, output.data(), rows, of.dim),
-            out(on, lse.data(), rows));
+        call(cpu::backend{&scratch, pool});
     }
 };
 
@@ -241,6 +245,39 @@ void codes_against_plain(benchmark::State& state, shape const& of, stored kind)
     state.counters["of_ideal"]       = times.b / times.a / (plain_bytes / bytes);
 }
 
+/// a: several sequences, one query each, in one call; b: in a call each. Every sequence has a cache of its own, and what comes
+/// next has others.
+void batch_against_calls(benchmark::State& state, shape const& of)
+{
+    constexpr index_t sequences = 8;
+    layers& caches              = made_by({of, state.range(0), 0, stored::mixed});
+    step decode{static_cast<int>(state.range(1)), of};
+    index_t const rows = of.heads * of.group;
+    std::vector<float> queries;
+    for (index_t i = 0; i < sequences; ++i)
+    {
+        queries.insert(queries.end(), decode.queries.begin(), decode.queries.end());
+    }
+    std::vector<float> output = queries;
+    std::vector<float> lse(static_cast<std::size_t>(sequences * rows));
+    std::vector<sequence_view<half, space::host>> batch(sequences);
+    auto const times = bench::measure_pair(
+        state,
+        [&] {
+            for (auto& one : batch) { one.cache = caches.rotate().view(); }
+            index_t const extents[]{rows, sequences, of.dim};
+            index_t const strides[]{of.dim, rows * of.dim, 1}; // [sequences, H*G, D]
+            decode.with_scratch([&](cpu::backend const& on) {
+                attend(on, in(on, queries.data(), extents, strides), std::span{batch}, {},
+                    out(on, output.data(), extents, strides), out(on, lse.data(), rows, sequences));
+            });
+        },
+        [&] {
+            for (index_t i = 0; i < sequences; ++i) { decode.attend_to(caches.rotate()); }
+        });
+    report(state, static_cast<double>(sequences * caches.all[0].arena_bytes()), times);
+}
+
 constexpr index_t k16 = 16384;
 constexpr index_t k64 = 65536;
 constexpr index_t kv_sizes[]{k64 / 10, k64 / 20, 1024, 512, 128};
@@ -252,6 +289,11 @@ void coded_args(benchmarks* of)
 {
     of->ArgNames({"tokens", "threads"})->UseManualTime();
     for (index_t const tokens : {index_t{512}, k16}) { of->Args({tokens, 1})->Args({tokens, 2}); }
+}
+void batch_args(benchmarks* of)
+{
+    of->ArgNames({"tokens", "threads"})->UseManualTime();
+    for (index_t const tokens : {512, 4096}) { of->Args({tokens, 1})->Args({tokens, 2}); }
 }
 void full_args(benchmarks* of)
 {
@@ -275,6 +317,8 @@ BENCHMARK_CAPTURE(codes_against_plain, llama_mixed, llama, stored::mixed)->Apply
 BENCHMARK_CAPTURE(codes_against_plain, smollm2_int8, smollm2, stored::int8)->Apply(coded_args);
 BENCHMARK_CAPTURE(codes_against_plain, smollm2_int4, smollm2, stored::int4)->Apply(coded_args);
 BENCHMARK_CAPTURE(codes_against_plain, smollm2_mixed, smollm2, stored::mixed)->Apply(coded_args);
+BENCHMARK_CAPTURE(batch_against_calls, llama, llama)->Apply(batch_args);
+BENCHMARK_CAPTURE(batch_against_calls, smollm2, smollm2)->Apply(batch_args);
 
 int main(int count, char** arguments)
 {

@@ -148,8 +148,8 @@ void stages_of_prefill(layer const& x)
     for (index_t i = 0; i < tokens / page; ++i) { table.data()[i] = static_cast<std::int32_t>(tokens / page - 1 - i); }
     block<half> brought{heads * tokens * dim};
     run_stage("gather_pages", [&](host const& with) {
-        gather_pages(with, in(on, x.k.data(), tokens / page, page, heads, dim), in(on, table.data(), tokens / page),
-            out(on, brought.data(), heads, tokens, dim));
+        gather_pages(with, in(on, x.of.keys.data_handle(), tokens / page, page, heads, dim),
+            in(on, table.data(), tokens / page), out(on, brought.data(), heads, tokens, dim));
     });
     run_stage("expects_finite", [&](host const& with) { expects_finite(with, "keys", x.of.keys); });
     run_stage("fit_basis", [&](host const& with) { fit_basis(with, x.of.keys, uk, spread); });

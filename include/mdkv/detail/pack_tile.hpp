@@ -312,12 +312,12 @@ private:
             store_lanes(mine.x + i, code);
         }
         t.sync();
-        for_codes(t, group, [&](int place, int first, int step, auto count) {
+        for_codes(t, group, [&](int place, int start, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
             std::uint32_t word  = 0;
             for (int k = 0; k < bytes; ++k)
             {
-                word |= static_cast<std::uint32_t>(static_cast<int>(mine.x[first + k * step])) << 8 * k;
+                word |= static_cast<std::uint32_t>(static_cast<int>(mine.x[start + k * step])) << 8 * k;
             }
             __builtin_memcpy(to + group.codes + place, &word, bytes);
         });
