@@ -66,8 +66,8 @@ struct attention_node
         if (&whole(k()) == &whole(v())) { return "values that are a part of the keys (MLA)"; }
         if (k().type != GGML_TYPE_F16 || v().type != GGML_TYPE_F16) { return "cells that are not f16"; }
         if (k().ne[3] != q().ne[3] || v().ne[3] != q().ne[3]) { return "sequences that share cells"; }
-        if (mask().type != GGML_TYPE_F16 || mask().ne[2] != 1 || mask().ne[3] != q().ne[3]
-            || mask().ne[0] != k().ne[1] || mask().ne[1] < q().ne[1] || mask().nb[0] != 2)
+        if (mask().type != GGML_TYPE_F16 || mask().ne[2] != 1 || mask().ne[3] != q().ne[3] || mask().ne[0] != k().ne[1]
+            || mask().ne[1] < q().ne[1] || mask().nb[0] != 2)
         {
             return "a mask of another kind";
         }
@@ -186,7 +186,7 @@ struct attention_node
         {
             auto const begin = reinterpret_cast<std::uintptr_t>(bytes(*t) + first * stride(*t, 1));
             auto const last  = reinterpret_cast<std::uintptr_t>(bytes(*t) + end * stride(*t, 1));
-            auto const from  = (begin + page - 1) / page * page, to = last / page * page;
+            auto const from = (begin + page - 1) / page * page, to = last / page * page;
             if (from < to && madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0)
             {
                 given += static_cast<index_t>(to - from);

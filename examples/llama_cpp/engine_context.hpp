@@ -181,7 +181,7 @@ private:
         char const* tag = node.node->name;
         if (std::sscanf(node.node->name, "node_%d", &place) == 1)
         {
-            tag = "";
+            tag        = "";
             auto& last = last_[node.stream()];
             if (place <= last.place || before != last.before || node.tokens() != last.tokens)
             {
@@ -200,7 +200,7 @@ private:
         auto& layer = layers_[{keys, place < 0 ? std::string{tag} : name}];
         if (!layer)
         {
-            layer = std::make_unique<layer_state>(std::ssize(layers_), last.says, node);
+            layer        = std::make_unique<layer_state>(std::ssize(layers_), last.says, node);
             with_.layers = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& one) {
                 return one.second->cells() == with_.most_cells && one.second->stream() == node.stream();
             }));

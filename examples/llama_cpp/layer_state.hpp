@@ -16,8 +16,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -25,6 +23,7 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "cell_watch.hpp"
 #include "query_ring.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
@@ -47,8 +46,7 @@ class layer_state
 public:
     /// \param number   in the order in which the layers of its sequence are computed
     layer_state(index_t number, sequence& of, attention_node const& node)
-        : of_{of}
-        , number_{number}
+        : watch_{number, of}
         , cells_{node.cells()}
         , stream_{node.stream()}
     {}
@@ -84,9 +82,8 @@ public:
             drop(before);
             why = "the sequence was cut within the compressed part";
         }
-        if (made() && !untouched(node, before))
+        if (made() && !watch_.untouched(node, before))
         {
-            if (of_.watcher == number_) { ++of_.overwritten; }
             drop(0);
             why = "its cells were overwritten (a state was loaded, or positions were shifted)";
         }
@@ -150,7 +147,6 @@ private:
         index_t rows       = 0; ///< of the tail; 0: it grows
         index_t keep       = 0; ///< of the tail's last tokens when it is folded, so that they can be taken back
     };
-    static constexpr index_t few          = 8; ///< cells by which a layer that is not the watcher knows its own
     static constexpr index_t fold_queries = 8;
     static constexpr index_t growth       = 64; ///< of a tail that is not folded
     static constexpr index_t most_at_once = 16; ///< tokens of a batch that one pass over the cache serves
@@ -166,7 +162,7 @@ private:
         cache_ = {};
         base_  = 0;
         queries_.cut(before);
-        if (of_.watcher == number_) { of_.watcher = -1; }
+        watch_.end();
     }
 
     /// Whether the compressed cache is to be made now.
@@ -208,7 +204,8 @@ private:
         made.rows            = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(share / 16 * 16, 16, 256);
         made.keep            = std::min<index_t>(made.rows / 4, 16);
         index_t const beside = made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
-                               + index_t{sizeof(index_t)} + fold_queries * (8 + node.query_heads() * node.dims().keys * 2);
+                               + index_t{sizeof(index_t)}
+                               + fold_queries * (8 + node.query_heads() * node.dims().keys * 2);
         mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", made.rows,
             " tokens and the rest beside the compressed part; at least ", beside, " are needed for these");
         made.arena = mdkv::budget::bytes(all - beside);
@@ -233,7 +230,7 @@ private:
         });
         base_             = before;
         with.log("compressed", node, before, report.resident_bytes);
-        tail_.clear();
+        watch_.cut_tail(0);
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
         queries_.limit(fold_queries);
@@ -268,7 +265,7 @@ private:
         base_ += folded;
         keep_ = now.keep;
         queries_.clear();
-        tail_.clear();
+        watch_.cut_tail(0);
         cache_.reserve_tail(now.rows);
         for (index_t cell = base_; cell < all; ++cell) { append(node, cell); }
         settled(node, with);
@@ -280,7 +277,7 @@ private:
     {
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_.view());
-        tail_.resize(static_cast<std::size_t>(cache_.appended()));
+        watch_.cut_tail(cache_.appended());
         for (index_t cell = tokens(); cell < before; ++cell) // those of batches that another backend had
         {
             make_room(node, with);
@@ -333,7 +330,7 @@ private:
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::cpu::backend const on{&none};
         mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_.view());
-        tail_.push_back(node.word(cell));
+        watch_.append(node, cell);
     }
 
     /// The cells of the compressed part are the library's from now on.
@@ -346,48 +343,15 @@ private:
             freed_ = base_;
             if (first) { node.stamp(with.next_stamp++); }
         }
-        some_print_  = print(node, few);
-        whole_print_ = print(node, base_);
-        overwritten_ = of_.overwritten;
-    }
-
-    /// Of some of the compressed part's cells, the last among them.
-    [[nodiscard]] std::uint64_t print(attention_node const& node, index_t most) const noexcept
-    {
-        index_t const looks = std::min(base_, most);
-        std::uint64_t sum   = 1 + node.word(0);
-        for (index_t i = 0; i < looks; ++i)
-        {
-            sum = (sum ^ (sum >> 32)) * 0x9E3779B97F4A7C15U ^ node.word((i + 1) * base_ / looks - 1);
-        }
-        return sum;
-    }
-
-    /// Whether the cells before a batch are those that were compressed and appended.
-    [[nodiscard]] bool untouched(attention_node const& node, index_t before) noexcept
-    {
-        if (of_.watcher < 0 || of_.watcher > number_) { of_.watcher = number_; }
-        bool const all = of_.watcher == number_;
-        if (overwritten_ != of_.overwritten) { return false; }
-        if (all ? print(node, base_) != whole_print_ : print(node, few) != some_print_) { return false; }
-        auto const there = std::min(std::ssize(tail_), before - base_);
-        for (index_t i = all ? 0 : std::max<index_t>(0, there - few); i < there; ++i)
-        {
-            if (tail_[static_cast<std::size_t>(i)] != node.word(base_ + i)) { return false; }
-        }
-        return true;
+        watch_.begin(node, base_);
     }
 
     mdkv::cpu::cache<mdkv::half> cache_;
     query_ring queries_;
-    std::vector<std::uint64_t> tail_; ///< words of its cells
-    std::uint64_t some_print_ = 0, whole_print_ = 0;
+    cell_watch watch_;
     std::string given_up_;
-    sequence& of_;
-    index_t number_;
     index_t cells_;
     index_t stream_;
-    index_t overwritten_ = 0;
     index_t given_up_at_ = 0;
     index_t last_tokens_ = 0; ///< of the step before
     index_t base_        = 0;

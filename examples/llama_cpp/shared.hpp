@@ -75,14 +75,6 @@ struct tally
     std::string unfolded; ///< why a tail was not folded, if one was not
 };
 
-/// What the layers of one sequence tell each other. Only the first of those that have a compressed cache compares all cells;
-/// where it finds another token, so do the others.
-struct sequence
-{
-    index_t watcher     = -1; ///< number of that layer, none: -1
-    index_t overwritten = 0;  ///< how often it found another token
-};
-
 struct shared
 {
     settings chosen;
@@ -92,7 +84,7 @@ struct shared
     index_t layers     = 1; ///< of a sequence, that have as many
     /// Numbers of cells whose layers have different masks: some have a window, and until it slides nothing tells which.
     std::set<index_t> two_masks{};
-    std::set<void const*> shared_keys{};              ///< that several layers read
+    std::set<void const*> shared_keys{};               ///< that several layers read
     std::uint64_t next_stamp = std::random_device{}(); ///< of cells that are given back
     std::vector<float> log_sum{};
 

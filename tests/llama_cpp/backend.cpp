@@ -100,10 +100,9 @@ public:
             layer_kind const& kind = kinds_[i];
             for (auto* const kv : {&keys_, &values_})
             {
-                kv->push_back(kind.keys_of >= 0
-                                  ? (*kv)[static_cast<std::size_t>(kind.keys_of)]
-                                  : ggml_new_tensor_3d(
-                                      context_.get(), kind.type, heads * head_dim, kind.cells, sequences));
+                kv->push_back(kind.keys_of >= 0 ? (*kv)[static_cast<std::size_t>(kind.keys_of)]
+                                                : ggml_new_tensor_3d(context_.get(), kind.type, heads * head_dim,
+                                                    kind.cells, sequences));
             }
             if (kind.keys_of >= 0) { continue; }
             ggml_format_name(keys_.back(), "cache_k_l%zu", i);
@@ -166,8 +165,7 @@ public:
             }
             auto const cells = [&](ggml_tensor* all) {
                 std::size_t const row = ggml_row_size(all->type, head_dim);
-                return ggml_permute(
-                    c,
+                return ggml_permute(c,
                     ggml_view_4d(c, all, head_dim, heads, seen, ns, row, all->nb[1], all->nb[2],
                         static_cast<std::size_t>(from) * all->nb[2]),
                     0, 2, 1, 3);
@@ -235,7 +233,8 @@ public:
     template <class Sees>
     std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first, Sees const& sees)
     {
-        return feed_each({part{tokens, first}}, 0, [&](std::int64_t i, std::int64_t cell, std::int64_t) { return sees(i, cell); });
+        return feed_each(
+            {part{tokens, first}}, 0, [&](std::int64_t i, std::int64_t cell, std::int64_t) { return sees(i, cell); });
     }
     std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first)
     {
@@ -278,7 +277,10 @@ public:
             for (auto const& [all, salt] : {std::pair{keys_[i], 3 * i + 1}, std::pair{values_[i], 3 * i + 2}})
             {
                 std::vector<ggml_fp16_t> row;
-                for (float const x : vector(token, salt, heads * head_dim, 1.0F)) { row.push_back(ggml_fp32_to_fp16(x)); }
+                for (float const x : vector(token, salt, heads * head_dim, 1.0F))
+                {
+                    row.push_back(ggml_fp32_to_fp16(x));
+                }
                 ggml_backend_tensor_set(all, row.data(), static_cast<std::size_t>(cell) * all->nb[1], all->nb[1]);
             }
         }
@@ -487,10 +489,22 @@ TEST_CASE("ggml: cells that were given back are not needed for decoding, and ref
         CHECK(both.difference(256, 0) == 0); // another conversation
         for (int i = 0; i < 8; ++i) { CHECK(both.difference(1, 256 + i) < near_enough); }
         both.with.set_keys(saved);
-        SUBCASE("as it was") { CHECK(both.with.feed(1, 264).empty()); }
-        SUBCASE("and cut where the compressed part ends") { CHECK(both.with.feed(1, 256).empty()); }
-        SUBCASE("and cut to its first token") { CHECK(both.with.feed(1, 1).empty()); }
-        SUBCASE("and cut to the first page") { CHECK(both.with.feed(1, 17).empty()); }
+        SUBCASE("as it was")
+        {
+            CHECK(both.with.feed(1, 264).empty());
+        }
+        SUBCASE("and cut where the compressed part ends")
+        {
+            CHECK(both.with.feed(1, 256).empty());
+        }
+        SUBCASE("and cut to its first token")
+        {
+            CHECK(both.with.feed(1, 1).empty());
+        }
+        SUBCASE("and cut to the first page")
+        {
+            CHECK(both.with.feed(1, 17).empty());
+        }
     }
     CHECK(both.difference(100, 0) == 0); // a new one starts
     CHECK(both.difference(1, 100) < near_enough);
