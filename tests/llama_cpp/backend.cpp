@@ -618,8 +618,20 @@ TEST_CASE("ggml: one token is replaced while the backend is not asked, and each 
     for (int i = 0; i < 4; ++i) { both.difference(1, 200 + i); }
     for (engine* const one : {&both.with, &both.without}) { one->replace(37, 9000); }
     auto const served = both.with.served();
-    for (int i = 0; i < 20; ++i) { CHECK(both.difference(1, 204 + i) < 1e-4F + near_enough * (i > 0)); }
+    for (int i = 0; i < 20; ++i) { CHECK(both.difference(1, 204 + i) < near_enough); }
     CHECK(both.with.served() > served); // compressed again
+}
+
+TEST_CASE("ggml: tokens of a state that is loaded are not scored by the queries of others")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}}};
+    both.difference(200, 0);
+    for (engine* const one : {&both.with, &both.without}) { one->load(200, 7); }
+    for (int i = 0; i < 8; ++i) { CHECK(both.difference(1, 200 + i) == 0); }
+    CHECK(both.with.served() == 0);
+    CHECK(both.difference(1, 208) < near_enough); // by those of its own
+    CHECK(both.with.served() == 1);
 }
 
 TEST_CASE("ggml: a layer that gave up tries again when there are more tokens")
