@@ -240,12 +240,12 @@ private:
     /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
     bool fold(attention_node const& node, shared& with)
     {
-        auto const timer      = with.counts.fold.start();
         mdkv::preset const& p = with.chosen.preset;
         plan const now        = planned(node, tokens(), with);
         index_t const folded  = cache_.appended() - now.keep;
         index_t const count   = queries_.count_before(base_ + folded, fold_queries);
         if (now.rows == 0 || folded <= 0 || count == 0) { return false; }
+        auto const timer  = with.counts.fold.start();
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{
             .limit = now.arena, .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
