@@ -399,10 +399,10 @@ setup_llama_cpp() {
     fi
     log=$folder/build.log
     say "llama.cpp: building ${missing[*]} in $MDKV_LLAMA_CPP_BUILD (log: $log)"
-    # Its own servers, tests and downloads are not needed.
+    # Its own tests, pages and downloads are not needed. The server is built where llama-server is asked for.
     cmake -S "$MDKV_LLAMA_CPP" -B "$MDKV_LLAMA_CPP_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" \
-        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
-        -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_APP=OFF \
+        -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
     cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | tee -a "$log" |
         sed -un '/^\[[0-9]*0\/\|^\[\([0-9]*\)\/\1\]/s/^/mdkv: llama.cpp: /p' || die 1 "the build failed; all of its output is in $log"
 }

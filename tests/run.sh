@@ -184,11 +184,17 @@ else
     # release leg's; here the first that every test includes is its own.
     sanitized=(-DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' '-DMDKV_SANITIZE=address,undefined'
         -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF)
+    sanitized_targets=mdkv_doctests
+    if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then # the backend is an example
+        sanitized+=(-DMDKV_BUILD_EXAMPLES=ON -DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP"
+            -DMDKV_LLAMA_CPP_BUILD="${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}")
+        sanitized_targets+=' mdkv_llama_cpp_tests'
+    fi
     if [[ -n $mdkv_clang ]]; then
-        leg clang-asan mdkv_doctests '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
+        leg clang-asan "$sanitized_targets" '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
     else
         note SKIPPED "clang: apt offers no clang of version 16 or newer"
-        leg asan mdkv_doctests '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
+        leg asan "$sanitized_targets" '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
     fi
 fi
 

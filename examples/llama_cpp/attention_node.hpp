@@ -31,7 +31,8 @@ struct attention_node
     [[nodiscard]] ggml_tensor const& v() const noexcept { return *node->src[2]; }
     [[nodiscard]] ggml_tensor const& mask() const noexcept { return *node->src[3]; }
 
-    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; } ///< of the batch
+    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; } ///< of the batch, of each sequence
+    [[nodiscard]] index_t sequences() const noexcept { return q().ne[3]; }
     [[nodiscard]] index_t query_heads() const noexcept { return q().ne[2]; }
     [[nodiscard]] index_t heads() const noexcept { return k().ne[2]; }
     [[nodiscard]] mdkv::head_dims dims() const noexcept { return {k().ne[0], v().ne[0]}; }
@@ -39,6 +40,13 @@ struct attention_node
 
     /// Cells that the engine has for this layer and sequence; those that the node may look at are fewer.
     [[nodiscard]] index_t cells() const noexcept { return whole(k()).ne[1]; }
+
+    /// Which of the engine's caches of single sequences the first sequence's is.
+    [[nodiscard]] index_t stream() const noexcept
+    {
+        ggml_tensor const& all = whole(k());
+        return (bytes(k()) - bytes(all)) / stride(all, 2);
+    }
 
     /// Bytes of one token's cells.
     [[nodiscard]] index_t token_bytes() const noexcept
@@ -57,8 +65,8 @@ struct attention_node
         if (std::strncmp(whole(k()).name, "cache_k_l", 9) != 0) { return "keys that are in no cache"; }
         if (&whole(k()) == &whole(v())) { return "values that are a part of the keys (MLA)"; }
         if (k().type != GGML_TYPE_F16 || v().type != GGML_TYPE_F16) { return "cells that are not f16"; }
-        if (q().ne[3] != 1 || k().ne[3] != 1 || v().ne[3] != 1) { return "several sequences in a batch"; }
-        if (mask().type != GGML_TYPE_F16 || mask().ne[2] != 1 || mask().ne[3] != 1 || mask().ne[0] != k().ne[1]
+        if (k().ne[3] != q().ne[3] || v().ne[3] != q().ne[3]) { return "sequences that share cells"; }
+        if (mask().type != GGML_TYPE_F16 || mask().ne[2] != 1 || mask().ne[3] != q().ne[3] || mask().ne[0] != k().ne[1]
             || mask().ne[1] < q().ne[1] || mask().nb[0] != 2)
         {
             return "a mask of another kind";
@@ -154,34 +162,66 @@ struct attention_node
         return one(on, v(), cell);
     }
 
-    /// Whether a cell's keys are all 0, as if its page had been given back.
+    /// Whether a cell's keys are all 0, but for a stamp, as those of a cell that was given back.
     [[nodiscard]] bool is_blank(index_t cell) const noexcept
     {
         for (index_t h = 0; h < heads(); ++h)
         {
             auto const* const row = halves(k(), cell) + h * (stride(k(), 2) / 2);
-            if (!std::all_of(row, row + k().ne[0], [](mdkv::half x) { return x.bits == 0; })) { return false; }
+            auto const* const end = row + k().ne[0];
+            auto const* const own = h == 0 ? std::min(row + stamped, end) : row;
+            if (!std::all_of(row, own, [](mdkv::half x) { return x.bits < smallest_normal; })) { return false; }
+            if (!std::all_of(own, end, [](mdkv::half x) { return x.bits == 0; })) { return false; }
         }
         return true;
     }
 
     /// Gives the pages of the cells [first, end) back to the system: they read as zeros until they are written again.
-    /// Returns the bytes; pages that also hold other cells stay.
+    /// Returns the bytes; pages that also hold other cells stay, but these cells are zeros, too.
     index_t give_back(index_t first, index_t end) const noexcept
     {
         index_t given   = 0;
         auto const page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
         for (ggml_tensor const* const t : {&k(), &v()})
         {
-            auto const begin = reinterpret_cast<std::uintptr_t>(bytes(*t));
-            auto const from  = (begin + static_cast<std::uintptr_t>(first) * t->nb[1] + page - 1) / page * page;
-            auto const to    = (begin + static_cast<std::uintptr_t>(end) * t->nb[1]) / page * page;
+            auto const begin = reinterpret_cast<std::uintptr_t>(bytes(*t) + first * stride(*t, 1));
+            auto const last  = reinterpret_cast<std::uintptr_t>(bytes(*t) + end * stride(*t, 1));
+            auto const from = (begin + page - 1) / page * page, to = last / page * page;
             if (from < to && madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0)
             {
                 given += static_cast<index_t>(to - from);
+                std::memset(reinterpret_cast<void*>(begin), 0, from - begin);
+                std::memset(reinterpret_cast<void*>(to), 0, last - to);
             }
+            else { std::memset(reinterpret_cast<void*>(begin), 0, last - begin); }
         }
         return given;
+    }
+
+    /// Marks the first cell, which was given back, so that zeros which a program loads are told from these zeros. The
+    /// mark is next to nothing as a key: the engine's code may read cells that it does not use.
+    void stamp(std::uint64_t number) const noexcept
+    {
+        auto* const row = reinterpret_cast<mdkv::half*>(bytes(k()));
+        for (index_t i = 0; i < std::min<index_t>(stamped, k().ne[0]); ++i, number >>= 10)
+        {
+            row[i].bits = static_cast<std::uint16_t>(number % smallest_normal);
+        }
+    }
+
+    /// A number that stands for a cell: of the first bytes of its key.
+    [[nodiscard]] std::uint64_t word(index_t cell) const noexcept
+    {
+        std::uint64_t sum = 0;
+        auto const* from  = bytes(k()) + cell * stride(k(), 1);
+        auto const* end   = from + std::min<index_t>(64, 2 * k().ne[0]);
+        for (std::uint64_t part = 0; end - from >= index_t{sizeof part}; from += sizeof part)
+        {
+            std::memcpy(&part, from, sizeof part);
+            sum = (sum ^ part) * 0x9E3779B97F4A7C15U;
+            sum ^= sum >> 32;
+        }
+        return sum;
     }
 
     /// The tensor that a view is of.
@@ -191,6 +231,9 @@ struct attention_node
     }
 
 private:
+    static constexpr index_t stamped               = 4;     ///< elements of a key
+    static constexpr std::uint16_t smallest_normal = 0x400; ///< 10 bits of an element make a number below it
+
     [[nodiscard]] float parameter(std::size_t i) const noexcept
     {
         float value = 0;
@@ -216,6 +259,37 @@ private:
     {
         return mdkv::in(on, halves(t, cell), {t.ne[2], t.ne[0]}, {stride(t, 2) / 2, 1});
     }
+};
+
+/// A node of several sequences, cut to one of these.
+class node_of_one
+{
+public:
+    node_of_one(attention_node const& all, index_t sequence) noexcept
+        : node_{*all.node}
+        , sources_{all.q(), all.k(), all.v(), all.mask()}
+    {
+        narrow(node_, sequence);
+        for (std::size_t i = 0; i < std::size(sources_); ++i)
+        {
+            narrow(sources_[i], sequence);
+            node_.src[i] = &sources_[i];
+        }
+    }
+    node_of_one(node_of_one const&)            = delete;
+    node_of_one& operator=(node_of_one const&) = delete;
+
+    [[nodiscard]] ggml_tensor* get() noexcept { return &node_; }
+
+private:
+    static void narrow(ggml_tensor& t, index_t sequence) noexcept
+    {
+        t.data  = static_cast<std::byte*>(t.data) + static_cast<std::size_t>(sequence) * t.nb[3];
+        t.ne[3] = 1;
+    }
+
+    ggml_tensor node_;
+    ggml_tensor sources_[4];
 };
 
 } // namespace mdkv_ggml

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "attention_node.hpp"
 #include "ggml-backend.h"
@@ -106,24 +107,59 @@ public:
         std::string why;
         outcome end = outcome::passed;
         if (node->src[1] != nullptr) { with_.most_cells = std::max(with_.most_cells, attention.cells()); }
-        if (char const* const reason = attention.why_not())
+        char const* const reason = attention.why_not();
+        if (reason == nullptr && attention.sequences() > 1) { return compute_each(attention); }
+        if (reason == nullptr) { end = step(attention, true, why); }
+        else
         {
             why = reason;
             end = reads_freed(attention) ? outcome::refused : outcome::passed;
         }
-        else
+        if (!count(attention, end, why)) { return GGML_STATUS_FAILED; }
+        return end == outcome::served ? GGML_STATUS_SUCCESS : own_code_.compute(node);
+    }
+
+private:
+    /// A node of several sequences, each with cells of its own.
+    [[nodiscard]] ggml_status compute_each(attention_node const& all)
+    {
+        std::vector<index_t> passed;
+        for (index_t i = 0; i < all.sequences(); ++i)
         {
-            index_t const before = attention.tokens_before();
-            layer_state& layer   = layer_of(attention, before);
-            index_t const bytes  = layer.bytes();
-            end                  = layer.step(attention, before, with_, why);
-            held_ += layer.bytes() - bytes;
-            with_.counts.most = std::max(with_.counts.most, held_);
+            node_of_one one{all, i};
+            std::string why;
+            outcome const end = step(attention_node{one.get()}, false, why);
+            if (!count(attention_node{one.get()}, end, why)) { return GGML_STATUS_FAILED; }
+            if (end == outcome::passed) { passed.push_back(i); }
         }
+        if (std::ssize(passed) == all.sequences()) { return own_code_.compute(all.node); }
+        for (index_t const i : passed)
+        {
+            node_of_one one{all, i};
+            ggml_status const status = own_code_.compute(one.get());
+            if (status != GGML_STATUS_SUCCESS) { return status; }
+        }
+        return GGML_STATUS_SUCCESS;
+    }
+
+    outcome step(attention_node const& node, bool alone, std::string& why)
+    {
+        index_t const before = node.tokens_before();
+        layer_state& layer   = layer_of(node, before);
+        index_t const bytes  = layer.bytes();
+        outcome const end    = layer.step(node, before, alone, with_, why);
+        held_ += layer.bytes() - bytes;
+        with_.counts.most = std::max(with_.counts.most, held_);
+        return end;
+    }
+
+    /// Returns whether the node can be computed.
+    bool count(attention_node const& node, outcome end, std::string const& why)
+    {
         if (end != outcome::served && !why.empty())
         {
             auto& reason = with_.counts.reasons[why];
-            reason.layers.insert(layer_name(attention));
+            reason.layers.insert(layer_name(node));
             ++reason.nodes;
         }
         if (end == outcome::refused)
@@ -131,14 +167,13 @@ public:
             std::fprintf(stderr,
                 "mdkv: error: %s: %s, and its cells were given back to the system (MDKV_FREE=1): this cannot be "
                 "computed any more. Start the sequence again, or run with MDKV_FREE=0.\n",
-                layer_name(attention).c_str(), why.c_str());
-            return GGML_STATUS_FAILED;
+                layer_name(node).c_str(), why.c_str());
+            return false;
         }
         ++(end == outcome::served ? served_ : passed_);
-        return end == outcome::served ? GGML_STATUS_SUCCESS : own_code_.compute(node);
+        return true;
     }
 
-private:
     /// Layers are told apart by where their keys lie, and, as some share them, by their place in the graph.
     layer_state& layer_of(attention_node const& node, index_t before)
     {
@@ -146,27 +181,28 @@ private:
         char const* tag = node.node->name;
         if (std::sscanf(node.node->name, "node_%d", &place) == 1)
         {
-            tag = "";
-            if (place <= place_ || before != before_ || node.tokens() != tokens_)
+            tag        = "";
+            auto& last = last_[node.stream()];
+            if (place <= last.place || before != last.before || node.tokens() != last.tokens)
             {
-                visits_.clear();
-                masks_.clear();
+                last.visits.clear();
+                last.masks.clear();
             }
-            std::tie(place_, before_, tokens_) = std::tuple{place, before, node.tokens()};
+            std::tie(last.place, last.before, last.tokens) = std::tuple{place, before, node.tokens()};
         }
+        auto& last             = last_[node.stream()];
         void const* const mask = node.mask().data;
-        if (masks_.try_emplace(node.cells(), mask).first->second != mask) { with_.two_masks.insert(node.cells()); }
+        if (last.masks.try_emplace(node.cells(), mask).first->second != mask) { with_.two_masks.insert(node.cells()); }
         void const* const keys = node.k().data;
-        int const visit        = visits_[keys]++;
+        int const visit        = last.visits[keys]++;
         std::string const name = tag + std::to_string(visit);
         if (visit > 0) { with_.shared_keys.insert(keys); }
         auto& layer = layers_[{keys, place < 0 ? std::string{tag} : name}];
         if (!layer)
         {
-            layer = std::make_unique<layer_state>(layers_.size() == 1);
-            layer->found_cells(node.cells());
+            layer        = std::make_unique<layer_state>(std::ssize(layers_), last.says, node);
             with_.layers = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& one) {
-                return one.second && one.second->cells() == with_.most_cells;
+                return one.second->cells() == with_.most_cells && one.second->stream() == node.stream();
             }));
         }
         return *layer;
@@ -241,15 +277,22 @@ private:
         }
     }
 
+    /// A sequence's last step.
+    struct last_step
+    {
+        std::map<void const*, int> visits;    ///< of keys
+        std::map<index_t, void const*> masks; ///< by cells
+        sequence says;
+        int place      = -1;
+        index_t before = -1;
+        index_t tokens = 0;
+    };
+
     shared with_;
     own_code own_code_;
     std::map<std::pair<void const*, std::string>, std::unique_ptr<layer_state>> layers_;
-    std::map<void const*, int> visits_;    // of this step
-    std::map<index_t, void const*> masks_; // of this step, by cells
-    int place_      = -1;
-    index_t before_ = -1;
-    index_t tokens_ = 0;
-    index_t held_   = 0; // bytes of all caches
+    std::map<index_t, last_step> last_; // of each sequence with cells of its own
+    index_t held_   = 0;                // bytes of all caches
     index_t served_ = 0;
     index_t passed_ = 0;
 };

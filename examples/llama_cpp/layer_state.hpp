@@ -16,8 +16,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -25,6 +23,7 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "cell_watch.hpp"
 #include "query_ring.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
@@ -45,16 +44,22 @@ enum class outcome
 class layer_state
 {
 public:
-    /// \param first   of all layers: its keys depend on their own tokens alone, so that every cell is compared
-    explicit layer_state(bool first)
-        : first_{first}
+    /// \param number   in the order in which the layers of its sequence are computed
+    layer_state(index_t number, sequence& of, attention_node const& node)
+        : watch_{number, of}
+        , cells_{node.cells()}
+        , stream_{node.stream()}
     {}
 
-    /// One node. `why` is the reason if it is not served; empty for a prompt.
-    outcome step(attention_node const& node, index_t before, shared& with, std::string& why)
+    /// One node of this sequence alone. `why` is the reason if it is not served; empty for a prompt.
+    /// \param alone   whether the engine's node had no other sequence
+    outcome step(attention_node const& node, index_t before, bool alone, shared& with, std::string& why)
     {
         why.clear();
         ++steps_;
+        // A prompt beside other sequences comes in pieces, and a piece may be one token.
+        bool const decoding = node.tokens() == 1 && (alone || last_tokens_ == 1);
+        last_tokens_        = node.tokens();
         if (!made() && cells_ < with.most_cells)
         {
             why = "a sliding window (its cache is smaller than that of other layers)";
@@ -63,21 +68,21 @@ public:
         if (before < 0)
         {
             bool const lost = freed_ > 0 && node.sees_any_of(freed_);
-            drop(0);
+            if (!made() || node.sees_any_of(tokens())) { drop(0); } // it is this sequence, and not another one
             why = "a mask with gaps: several sequences, a window that slid, or positions that were shifted";
             return lost ? outcome::refused : outcome::passed;
         }
         if (before == 0) // written anew from here on
         {
             freed_ = 0;
-            given_up_.clear();
         }
+        if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // it may hold what comes now
         if (made() && before < base_)
         {
             drop(before);
             why = "the sequence was cut within the compressed part";
         }
-        if (made() && !untouched(node, before))
+        if (made() && !watch_.untouched(node, before))
         {
             drop(0);
             why = "its cells were overwritten (a state was loaded, or positions were shifted)";
@@ -93,12 +98,12 @@ public:
             return outcome::refused;
         }
         queries_.cut(before);
+        if (!made() && !queries_.is_of(node)) { queries_.clear(); }
         try
         {
             if (!made())
             {
-                why.clear();
-                if (!wanted(node, before, with, why))
+                if (!wanted(decoding, before, with, why))
                 {
                     for (index_t i = std::max<index_t>(0, node.tokens() - with.chosen.preset.queries);
                          i < node.tokens(); ++i)
@@ -118,7 +123,8 @@ public:
         }
         bool const lost = freed_ > 0;
         drop(0);
-        given_up_ = why;
+        given_up_    = why;
+        given_up_at_ = before;
         return lost ? outcome::refused : outcome::passed;
     }
 
@@ -132,7 +138,7 @@ public:
     [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
     [[nodiscard]] index_t cells() const noexcept { return cells_; }
     [[nodiscard]] index_t freed() const noexcept { return freed_; } ///< cells that were given back
-    void found_cells(index_t cells) noexcept { cells_ = cells; }
+    [[nodiscard]] index_t stream() const noexcept { return stream_; }
 
 private:
     struct plan
@@ -156,15 +162,16 @@ private:
         cache_ = {};
         base_  = 0;
         queries_.cut(before);
+        watch_.end();
     }
 
     /// Whether the compressed cache is to be made now.
-    [[nodiscard]] bool wanted(attention_node const& node, index_t before, shared const& with, std::string& why) const
+    [[nodiscard]] bool wanted(bool decoding, index_t before, shared const& with, std::string& why) const
     {
         settings const& chosen = with.chosen;
-        if (!given_up_.empty()) { why = given_up_; }
+        if (why.empty()) { why = given_up_; }
         if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
-        if (chosen.at == 0 && node.tokens() > 1) { return false; }
+        if (chosen.at == 0 && !decoding) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
         return steps_ > 1 && queries_.count_before(before, fold_queries) == fold_queries;
     }
@@ -175,7 +182,7 @@ private:
         index_t const looks = std::min<index_t>(before, 8);
         for (index_t i = 0; i < looks; ++i)
         {
-            if (node.is_blank((i + 1) * before / looks - 1)) { return true; }
+            if (node.is_blank(i * before / looks) || node.is_blank((i + 1) * before / looks - 1)) { return true; }
         }
         return false;
     }
@@ -197,7 +204,8 @@ private:
         made.rows            = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(share / 16 * 16, 16, 256);
         made.keep            = std::min<index_t>(made.rows / 4, 16);
         index_t const beside = made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
-                               + index_t{sizeof(index_t)} + fold_queries * node.query_heads() * node.dims().keys * 2;
+                               + index_t{sizeof(index_t)}
+                               + fold_queries * (8 + node.query_heads() * node.dims().keys * 2);
         mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", made.rows,
             " tokens and the rest beside the compressed part; at least ", beside, " are needed for these");
         made.arena = mdkv::budget::bytes(all - beside);
@@ -222,7 +230,7 @@ private:
         });
         base_             = before;
         with.log("compressed", node, before, report.resident_bytes);
-        tail_.clear();
+        watch_.cut_tail(0);
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
         queries_.limit(fold_queries);
@@ -232,12 +240,12 @@ private:
     /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
     bool fold(attention_node const& node, shared& with)
     {
-        auto const timer      = with.counts.fold.start();
         mdkv::preset const& p = with.chosen.preset;
         plan const now        = planned(node, tokens(), with);
         index_t const folded  = cache_.appended() - now.keep;
         index_t const count   = queries_.count_before(base_ + folded, fold_queries);
         if (now.rows == 0 || folded <= 0 || count == 0) { return false; }
+        auto const timer  = with.counts.fold.start();
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{
             .limit = now.arena, .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
@@ -257,7 +265,7 @@ private:
         base_ += folded;
         keep_ = now.keep;
         queries_.clear();
-        tail_.clear();
+        watch_.cut_tail(0);
         cache_.reserve_tail(now.rows);
         for (index_t cell = base_; cell < all; ++cell) { append(node, cell); }
         settled(node, with);
@@ -269,7 +277,7 @@ private:
     {
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_.view());
-        tail_.resize(static_cast<std::size_t>(cache_.appended()));
+        watch_.cut_tail(cache_.appended());
         for (index_t cell = tokens(); cell < before; ++cell) // those of batches that another backend had
         {
             make_room(node, with);
@@ -322,7 +330,7 @@ private:
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::cpu::backend const on{&none};
         mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_.view());
-        tail_.push_back(word(node, cell));
+        watch_.append(node, cell);
     }
 
     /// The cells of the compressed part are the library's from now on.
@@ -330,57 +338,26 @@ private:
     {
         if (with.chosen.free_cells && !with.two_masks.contains(cells_) && !with.shared_keys.contains(node.k().data))
         {
+            bool const first = freed_ == 0;
             with.counts.freed += node.give_back(freed_, base_);
             freed_ = base_;
+            if (first) { node.stamp(with.next_stamp++); }
         }
-        print_ = print(node);
-    }
-
-    /// A few numbers of a cell's key, which stand for it.
-    [[nodiscard]] static std::uint64_t word(attention_node const& node, index_t cell) noexcept
-    {
-        std::uint64_t value = 0;
-        auto const bytes    = std::min<std::size_t>(sizeof value, static_cast<std::size_t>(node.k().ne[0]) * 2);
-        std::memcpy(&value,
-            static_cast<std::byte const*>(node.k().data) + static_cast<std::size_t>(cell) * node.k().nb[1], bytes);
-        return value;
-    }
-
-    /// Of the compressed part's cells.
-    [[nodiscard]] std::uint64_t print(attention_node const& node) const noexcept
-    {
-        index_t const looks = first_ ? base_ : std::min<index_t>(base_, 8);
-        std::uint64_t sum   = 0;
-        for (index_t i = 0; i < looks; ++i)
-        {
-            sum = (sum ^ word(node, (i + 1) * base_ / looks - 1)) * 0x9E3779B97F4A7C15U;
-        }
-        return sum;
-    }
-
-    /// The cells before a batch are those that were compressed and appended.
-    [[nodiscard]] bool untouched(attention_node const& node, index_t before) const noexcept
-    {
-        if (print(node) != print_) { return false; }
-        auto const there = std::min(std::ssize(tail_), before - base_);
-        for (index_t i = first_ ? 0 : std::max<index_t>(0, there - 8); i < there; ++i)
-        {
-            if (tail_[static_cast<std::size_t>(i)] != word(node, base_ + i)) { return false; }
-        }
-        return true;
+        watch_.begin(node, base_);
     }
 
     mdkv::cpu::cache<mdkv::half> cache_;
     query_ring queries_;
-    std::vector<std::uint64_t> tail_; ///< words of its cells
-    std::uint64_t print_ = 0;
+    cell_watch watch_;
     std::string given_up_;
-    index_t base_  = 0;
-    index_t keep_  = 0; ///< of the next plan
-    index_t freed_ = 0; ///< cells from the first on whose pages were given back
-    index_t cells_ = 0;
-    index_t steps_ = 0;
-    bool first_;
+    index_t cells_;
+    index_t stream_;
+    index_t given_up_at_ = 0;
+    index_t last_tokens_ = 0; ///< of the step before
+    index_t base_        = 0;
+    index_t keep_        = 0; ///< of the next plan
+    index_t freed_       = 0; ///< cells from the first on whose pages were given back
+    index_t steps_       = 0;
 };
 
 } // namespace mdkv_ggml

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -27,12 +28,24 @@ public:
         rows.reserve(static_cast<std::size_t>(most * width_));
         rows.assign(rows_.begin(), rows_.end());
         rows_ = std::move(rows);
+        words_.shrink_to_fit();
     }
 
     void clear() noexcept
     {
         rows_.clear();
+        words_.clear();
         first_ = end_ = 0;
+    }
+
+    /// Whether they are of the tokens that are in the cells.
+    [[nodiscard]] bool is_of(attention_node const& node) const noexcept
+    {
+        for (index_t place = first_; place < end_; ++place)
+        {
+            if (words_[static_cast<std::size_t>(place - first_)] != node.word(place)) { return false; }
+        }
+        return true;
     }
 
     /// Takes token i of a batch, which is at `place`.
@@ -41,6 +54,7 @@ public:
         if (place != end_)
         {
             rows_.clear();
+            words_.clear();
             first_ = end_ = place;
         }
         if (end_ - first_ == most_ + slack) { forget_before(end_ - most_); } // not at every token
@@ -55,6 +69,7 @@ public:
             ggml_fp32_to_fp16_row(reinterpret_cast<float const*>(row),
                 reinterpret_cast<ggml_fp16_t*>(rows_.data() + old + static_cast<std::size_t>(h) * dim), q.ne[0]);
         }
+        words_.push_back(from.word(place));
         ++end_;
     }
 
@@ -65,6 +80,7 @@ public:
         if (places <= first_) { return clear(); }
         end_ = places;
         rows_.resize(static_cast<std::size_t>((end_ - first_) * width_));
+        words_.resize(static_cast<std::size_t>(end_ - first_));
     }
 
     /// How many consecutive ones, at most `most`, end before `place`.
@@ -79,7 +95,10 @@ public:
         return rows_.data() + (place - count - first_) * width_;
     }
 
-    [[nodiscard]] index_t bytes() const noexcept { return static_cast<index_t>(rows_.capacity() * sizeof(mdkv::half)); }
+    [[nodiscard]] index_t bytes() const noexcept
+    {
+        return static_cast<index_t>(rows_.capacity() * sizeof rows_[0] + words_.capacity() * sizeof words_[0]);
+    }
 
 private:
     static constexpr index_t slack = 8; // may be there beside those that are kept
@@ -88,10 +107,12 @@ private:
     {
         if (place <= first_) { return; }
         rows_.erase(rows_.begin(), rows_.begin() + (std::min(place, end_) - first_) * width_);
+        words_.erase(words_.begin(), words_.begin() + (std::min(place, end_) - first_));
         first_ = std::min(place, end_);
     }
 
-    std::vector<mdkv::half> rows_; // [end - first, Hq, D]
+    std::vector<mdkv::half> rows_;     // [end - first, Hq, D]
+    std::vector<std::uint64_t> words_; // of their tokens' cells
     index_t width_ = 0;
     index_t first_ = 0;
     index_t end_   = 0;

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # llama.cpp, as it is, decoding from KV caches that mdkv compresses. From a fresh clone:
 #
-#   bash examples/llama_cpp/run.sh                            all that follows
+#   bash examples/llama_cpp/run.sh                            an answer and both tables
 #   bash examples/llama_cpp/run.sh answer  [MODEL.gguf]       an answer to a long prompt, with and without
 #   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes
 #   bash examples/llama_cpp/run.sh speed   [MODEL.gguf [DEPTH [THREADS]]]   table: decoded tokens a second
+#   bash examples/llama_cpp/run.sh server  [MODEL.gguf [MINUTES [SLOTS]]]   llama-server under load, every answer checked: half
+#                                                             a minute each with four slots and one, at 100 and 25 %
 #   bash examples/llama_cpp/run.sh with    COMMAND...         any program of llama.cpp: with llama-cli -fa on -m ...
 #
 # The first time it fetches llama.cpp (77 MB), builds it (nine minutes of one core) and the backend; all is kept. Variables:
@@ -16,7 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 task=${1:-all}
 (($# > 0)) && shift
 case $task in
-    all | answer | quality | speed | with) ;;
+    all | answer | quality | speed | server | with) ;;
     *)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
         exit 2
@@ -29,7 +31,11 @@ fi
 build=$mdkv_root/build/llama_cpp
 setup_packages g++ cmake ninja-build python3 python3-venv ca-certificates libcli11-dev libpcre2-dev nlohmann-json3-dev libeigen3-dev
 setup_compiler
-setup_llama_cpp llama-completion llama-perplexity llama-bench
+wanted=(llama-completion llama-perplexity llama-bench)
+if [[ $task == server || ($task == with && ${1:-} == llama-server) ]]; then
+    wanted=(llama-server) # five minutes more
+fi
+setup_llama_cpp "${wanted[@]}"
 if [[ $task != with ]]; then
     setup_model
     setup_text
@@ -137,6 +143,14 @@ PYTHON
     done
 }
 
+# --- a server under load -------------------------------------------------------------------------------------------------
+
+# server MINUTES SLOTS: four clients; tests/llama_cpp/server_load.py says what they do
+server() {
+    python3 "$mdkv_root/tests/llama_cpp/server_load.py" --server "$programs/llama-server" --plugin "$plugin" --model "$MDKV_MODEL" \
+        --text "$MDKV_TEXT" --minutes "$1" --slots "$2" --budget "${MDKV_BUDGET:-100%,25%}" --threads "$threads"
+}
+
 case $task in
     all)
         answer
@@ -146,4 +160,5 @@ case $task in
     answer) answer ;;
     quality) quality ;;
     speed) speed "${2:-1024 4096}" "${3:-1 2}" ;;
+    server) server "${2:-0.5}" "${3:-4,1}" ;;
 esac

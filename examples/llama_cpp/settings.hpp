@@ -24,7 +24,7 @@ struct memory_limit
     {
         percent, ///< of what the engine's own cells of the same tokens take, at any time
         tokens,  ///< uncompressed ones of every KV head
-        bytes    ///< of all layers together
+        bytes    ///< of all layers of a sequence together
     };
     unit in       = unit::percent;
     double amount = 25;

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <map>
+#include <random>
 #include <set>
 #include <span>
 #include <string>
@@ -79,10 +81,11 @@ struct shared
     tally counts{};
     lent_threads threads{};
     index_t most_cells = 0; ///< of a layer
-    index_t layers     = 1; ///< that have as many
+    index_t layers     = 1; ///< of a sequence, that have as many
     /// Numbers of cells whose layers have different masks: some have a window, and until it slides nothing tells which.
     std::set<index_t> two_masks{};
-    std::set<void const*> shared_keys{}; ///< that several layers read
+    std::set<void const*> shared_keys{};               ///< that several layers read
+    std::uint64_t next_stamp = std::random_device{}(); ///< of cells that are given back
     std::vector<float> log_sum{};
 
     void log(char const* done, attention_node const& node, index_t tokens, index_t bytes) const

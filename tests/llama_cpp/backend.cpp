@@ -78,7 +78,8 @@ struct layer_kind
 class engine
 {
 public:
-    engine(std::vector<layer_kind> kinds, bool compressing)
+    /// \param sequences   that have cells of their own
+    engine(std::vector<layer_kind> kinds, bool compressing, std::int64_t sequences = 1)
         : kinds_{std::move(kinds)}
     {
         if (compressing)
@@ -99,9 +100,9 @@ public:
             layer_kind const& kind = kinds_[i];
             for (auto* const kv : {&keys_, &values_})
             {
-                kv->push_back(kind.keys_of >= 0
-                                  ? (*kv)[static_cast<std::size_t>(kind.keys_of)]
-                                  : ggml_new_tensor_2d(context_.get(), kind.type, heads * head_dim, kind.cells));
+                kv->push_back(kind.keys_of >= 0 ? (*kv)[static_cast<std::size_t>(kind.keys_of)]
+                                                : ggml_new_tensor_3d(context_.get(), kind.type, heads * head_dim,
+                                                    kind.cells, sequences));
             }
             if (kind.keys_of >= 0) { continue; }
             ggml_format_name(keys_.back(), "cache_k_l%zu", i);
@@ -111,13 +112,24 @@ public:
         ggml_backend_buffer_clear(cells_.get(), 0);
     }
 
-    /// Feeds tokens into the cells from `first` on; `sees(i, cell)` is the mask of the i-th. Empty where it was refused,
-    /// otherwise the outputs of all layers.
-    template <class Sees>
-    std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first, Sees const& sees)
+    struct part
     {
-        auto const n  = std::ssize(tokens);
-        auto const kv = std::min<std::int64_t>((first + n + 255) / 256 * 256, 512);
+        std::vector<int> tokens;
+        std::int64_t first = 0; ///< cell
+    };
+
+    /// Feeds each sequence from `from` on as many tokens, into its cells from `first` on; `sees(i, cell, sequence)` is the
+    /// mask of the i-th. Empty where it was refused, otherwise the outputs of all layers.
+    template <class Sees>
+    std::vector<float> feed_each(std::vector<part> const& parts, std::int64_t from, Sees const& sees)
+    {
+        auto const ns   = std::ssize(parts);
+        auto const each = std::ssize(parts[0].tokens);
+        auto const n    = each * ns;
+        auto const last = std::max_element(parts.begin(), parts.end(), [](part const& a, part const& b) {
+            return a.first < b.first;
+        })->first;
+        auto const kv   = std::min<std::int64_t>((last + each + 255) / 256 * 256, 512);
         owned<ggml_context, ggml_free> const context{
             ggml_init({1024 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})};
         ggml_context* const c    = context.get();
@@ -134,14 +146,17 @@ public:
             layer_kind const& kind  = kinds_[i];
             std::int64_t const seen = std::min(kv, kind.cells);
             ggml_tensor*& mask      = masks[seen];
-            if (mask == nullptr) { mask = input(ggml_new_tensor_2d(c, GGML_TYPE_F16, seen, n)); }
+            if (mask == nullptr) { mask = input(ggml_new_tensor_4d(c, GGML_TYPE_F16, seen, each, 1, ns)); }
             q.push_back(input(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, query_heads, n)));
             if (kind.keys_of < 0)
             {
                 k.push_back(input(ggml_new_tensor_2d(c, GGML_TYPE_F32, head_dim * heads, n)));
                 v.push_back(input(ggml_new_tensor_2d(c, GGML_TYPE_F32, head_dim * heads, n)));
-                ggml_build_forward_expand(graph, ggml_set_rows(c, keys_[i], k.back(), where));
-                ggml_build_forward_expand(graph, ggml_set_rows(c, values_[i], v.back(), where));
+                auto const rows = [&](ggml_tensor* all) {
+                    return ggml_reshape_2d(c, all, all->ne[0], all->ne[1] * all->ne[2]);
+                };
+                ggml_build_forward_expand(graph, ggml_set_rows(c, rows(keys_[i]), k.back(), where));
+                ggml_build_forward_expand(graph, ggml_set_rows(c, rows(values_[i]), v.back(), where));
             }
             else
             {
@@ -150,10 +165,13 @@ public:
             }
             auto const cells = [&](ggml_tensor* all) {
                 std::size_t const row = ggml_row_size(all->type, head_dim);
-                return ggml_permute(
-                    c, ggml_view_4d(c, all, head_dim, heads, seen, 1, row, all->nb[1], all->nb[2], 0), 0, 2, 1, 3);
+                return ggml_permute(c,
+                    ggml_view_4d(c, all, head_dim, heads, seen, ns, row, all->nb[1], all->nb[2],
+                        static_cast<std::size_t>(from) * all->nb[2]),
+                    0, 2, 1, 3);
             };
-            ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, q.back(), 0, 2, 1, 3), cells(keys_[i]),
+            ggml_tensor* const queries  = ggml_reshape_4d(c, q.back(), head_dim, query_heads, each, ns);
+            ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, queries, 0, 2, 1, 3), cells(keys_[i]),
                 cells(kind.own_values ? values_[i] : keys_[i]), mask, scale, kind.bias, kind.cap);
             sinks.push_back(kind.sinks ? input(ggml_new_tensor_1d(c, GGML_TYPE_F32, query_heads)) : nullptr);
             ggml_flash_attn_ext_add_sinks(attended, sinks.back());
@@ -165,7 +183,13 @@ public:
         REQUIRE(ggml_backend_sched_alloc_graph(sched_.get(), graph));
 
         std::vector<std::int64_t> cells;
-        for (std::int64_t i = 0; i < n; ++i) { cells.push_back(first + i); }
+        std::vector<int> tokens;
+        for (std::int64_t s = 0; s < ns; ++s)
+        {
+            part const& one = parts[static_cast<std::size_t>(s)];
+            tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
+            for (std::int64_t i = 0; i < each; ++i) { cells.push_back((from + s) * kinds_[0].cells + one.first + i); }
+        }
         ggml_backend_tensor_set(where, cells.data(), 0, ggml_nbytes(where));
         for (auto const& [seen, mask] : masks)
         {
@@ -174,7 +198,7 @@ public:
             {
                 for (std::int64_t cell = 0; cell < seen; ++cell)
                 {
-                    bits.push_back(ggml_fp32_to_fp16(sees(i, cell) ? 0.0F : -INFINITY));
+                    bits.push_back(ggml_fp32_to_fp16(sees(i % each, cell, i / each) ? 0.0F : -INFINITY));
                 }
             }
             ggml_backend_tensor_set(mask, bits.data(), 0, ggml_nbytes(mask));
@@ -197,10 +221,24 @@ public:
         return all;
     }
 
-    /// Of one sequence.
+    /// Of several sequences.
+    std::vector<float> feed(std::vector<part> const& parts, std::int64_t from)
+    {
+        return feed_each(parts, from, [&](std::int64_t i, std::int64_t cell, std::int64_t s) {
+            return cell <= parts[static_cast<std::size_t>(s)].first + i;
+        });
+    }
+
+    /// Of the first sequence.
+    template <class Sees>
+    std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first, Sees const& sees)
+    {
+        return feed_each(
+            {part{tokens, first}}, 0, [&](std::int64_t i, std::int64_t cell, std::int64_t) { return sees(i, cell); });
+    }
     std::vector<float> feed(std::vector<int> const& tokens, std::int64_t first)
     {
-        return feed(tokens, first, [&](std::int64_t i, std::int64_t cell) { return cell <= first + i; });
+        return feed(std::vector<part>{{tokens, first}}, 0);
     }
 
     /// Of tokens whose numbers are their places.
@@ -229,6 +267,35 @@ public:
                 ggml_backend_tensor_set(all, rows.data(), 0, rows.size() * sizeof rows[0]);
             }
         }
+    }
+
+    /// As a program that writes another token into a cell.
+    void replace(std::int64_t cell, int token)
+    {
+        for (std::size_t i = 0; i < keys_.size(); ++i)
+        {
+            for (auto const& [all, salt] : {std::pair{keys_[i], 3 * i + 1}, std::pair{values_[i], 3 * i + 2}})
+            {
+                std::vector<ggml_fp16_t> row;
+                for (float const x : vector(token, salt, heads * head_dim, 1.0F))
+                {
+                    row.push_back(ggml_fp32_to_fp16(x));
+                }
+                ggml_backend_tensor_set(all, row.data(), static_cast<std::size_t>(cell) * all->nb[1], all->nb[1]);
+            }
+        }
+    }
+
+    /// Of the first layer.
+    [[nodiscard]] std::vector<ggml_fp16_t> keys() const
+    {
+        std::vector<ggml_fp16_t> all(static_cast<std::size_t>(ggml_nelements(keys_[0])));
+        ggml_backend_tensor_get(keys_[0], all.data(), 0, ggml_nbytes(keys_[0]));
+        return all;
+    }
+    void set_keys(std::vector<ggml_fp16_t> const& all)
+    {
+        ggml_backend_tensor_set(keys_[0], all.data(), 0, ggml_nbytes(keys_[0]));
     }
 
     [[nodiscard]] std::int64_t served() const
@@ -296,9 +363,9 @@ struct pair_of_engines
     engine with;
     engine without;
 
-    explicit pair_of_engines(std::vector<layer_kind> const& kinds)
-        : with{kinds, true}
-        , without{kinds, false}
+    explicit pair_of_engines(std::vector<layer_kind> const& kinds, std::int64_t sequences = 1)
+        : with{kinds, true, sequences}
+        , without{kinds, false, sequences}
     {}
 
     template <class... Arguments>
@@ -414,7 +481,30 @@ TEST_CASE("ggml: cells that were given back are not needed for decoding, and ref
     {
         auto const other = [](std::int64_t, std::int64_t cell) { return cell == 264; };
         CHECK(both.difference(std::vector<int>{264}, std::int64_t{264}, other) == 0);
-        CHECK(both.with.feed(1, 265).empty()); // the first sequence is lost by it
+        CHECK(both.difference(1, 264) < near_enough); // the first sequence goes on
+    }
+    SUBCASE("a state that was saved without them is loaded")
+    {
+        auto const saved = both.with.keys();
+        CHECK(both.difference(256, 0) == 0); // another conversation
+        for (int i = 0; i < 8; ++i) { CHECK(both.difference(1, 256 + i) < near_enough); }
+        both.with.set_keys(saved);
+        SUBCASE("as it was")
+        {
+            CHECK(both.with.feed(1, 264).empty());
+        }
+        SUBCASE("and cut where the compressed part ends")
+        {
+            CHECK(both.with.feed(1, 256).empty());
+        }
+        SUBCASE("and cut to its first token")
+        {
+            CHECK(both.with.feed(1, 1).empty());
+        }
+        SUBCASE("and cut to the first page")
+        {
+            CHECK(both.with.feed(1, 17).empty());
+        }
     }
     CHECK(both.difference(100, 0) == 0); // a new one starts
     CHECK(both.difference(1, 100) < near_enough);
@@ -478,6 +568,80 @@ TEST_CASE("ggml: a layer whose cache is smaller has a sliding window")
     pair_of_engines both{{{.cells = 256}, {.cells = 512}}};
     both.difference(100, 0);
     both.difference(1, 100);
+    CHECK(both.with.served() == 1);
+}
+
+TEST_CASE("ggml: sequences with cells of their own are served each by itself, alone or in one batch")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    using part = engine::part;
+    pair_of_engines both{{{}, {}}, 3};
+    auto const tokens = [](int first, int count) {
+        std::vector<int> all;
+        for (int i = 0; i < count; ++i) { all.push_back(first + i); }
+        return all;
+    };
+    CHECK(both.difference(std::vector<part>{{tokens(0, 100), 0}, {tokens(1000, 100), 0}}, std::int64_t{0}) == 0);
+    CHECK(both.difference(std::vector<part>{{tokens(1100, 50), 100}, {tokens(2000, 50), 0}}, std::int64_t{1}) == 0);
+    int a = 100, b = 150, c = 50;
+    auto const three = [&] {
+        std::vector<part> const parts{{{a}, a}, {{1000 + b}, b}, {{2000 + c}, c}};
+        ++a, ++b, ++c;
+        return both.difference(parts, std::int64_t{0});
+    };
+    // A piece of a prompt may be one token, so that the first step does not count as decoding.
+    CHECK(three() == 0);
+    CHECK(both.with.served() == 0);
+    for (int i = 0; i < 4; ++i) { CHECK(three() < near_enough); }
+    CHECK(both.with.served() == 2 * 2 * 4); // the third sequence is short
+    for (int i = 0; i < 4; ++i, ++b)        // one of them alone
+    {
+        CHECK(both.difference(std::vector<part>{{{1000 + b}, b}}, std::int64_t{1}) < near_enough);
+    }
+    CHECK(both.with.served() == 2 * (2 * 4 + 4));
+    // The second starts again with a prompt that differs by one token, beside the first.
+    auto again = tokens(1000, 120);
+    again[30]  = 9000;
+    CHECK(both.difference(std::vector<part>{{tokens(a, 10), a}, {tokens(1000, 10), 0}}, std::int64_t{0}) < near_enough);
+    a += 10;
+    again.erase(again.begin(), again.begin() + 10);
+    CHECK(both.difference(std::vector<part>{{again, 10}}, std::int64_t{1}) == 0);
+    b = 120;
+    for (int i = 0; i < 12; ++i) { CHECK(three() < near_enough); }
+}
+
+TEST_CASE("ggml: one token is replaced while the backend is not asked, and each layer notices")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}, {}}};
+    both.difference(200, 0);
+    for (int i = 0; i < 4; ++i) { both.difference(1, 200 + i); }
+    for (engine* const one : {&both.with, &both.without}) { one->replace(37, 9000); }
+    auto const served = both.with.served();
+    for (int i = 0; i < 20; ++i) { CHECK(both.difference(1, 204 + i) < near_enough); }
+    CHECK(both.with.served() > served); // compressed again
+}
+
+TEST_CASE("ggml: tokens of a state that is loaded are not scored by the queries of others")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}}};
+    both.difference(200, 0);
+    for (engine* const one : {&both.with, &both.without}) { one->load(200, 7); }
+    for (int i = 0; i < 8; ++i) { CHECK(both.difference(1, 200 + i) == 0); }
+    CHECK(both.with.served() == 0);
+    CHECK(both.difference(1, 208) < near_enough); // by those of its own
+    CHECK(both.with.served() == 1);
+}
+
+TEST_CASE("ggml: a layer that gave up tries again when there are more tokens")
+{
+    environment const settings{{{"MDKV_BUDGET", "16%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}}};
+    both.difference(90, 0);
+    CHECK(both.difference(1, 90) == 0); // its budget does not hold the tail
+    both.difference(309, 91);
+    both.difference(1, 400);
     CHECK(both.with.served() == 1);
 }
 

@@ -1,0 +1,98 @@
+/// \file cell_watch.hpp: whether the engine's cells of a layer still hold the tokens of which its compressed cache was made
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
+#include "attention_node.hpp"
+
+namespace mdkv_ggml
+{
+
+/// What the layers of one sequence tell each other. The first of those that have a compressed cache compares all cells. Each
+/// other one compares a few, and takes its word: a token that is replaced changes its own cell in every layer, and in the
+/// layers after the first those of later tokens only if these are computed anew.
+struct sequence
+{
+    index_t watcher     = -1; ///< number of that layer, none: -1
+    index_t overwritten = 0;  ///< how often it found another token
+};
+
+/// One layer's.
+class cell_watch
+{
+public:
+    /// \param number   in the order in which the layers of the sequence are computed
+    cell_watch(index_t number, sequence& of)
+        : of_{of}
+        , number_{number}
+    {}
+
+    /// The first `base` cells are in the compressed part from now on.
+    void begin(attention_node const& node, index_t base)
+    {
+        base_        = base;
+        some_        = print(node, few);
+        all_         = print(node, base_);
+        overwritten_ = of_.overwritten;
+    }
+
+    void append(attention_node const& node, index_t cell) { tail_.push_back(node.word(cell)); }
+    void cut_tail(index_t tokens) { tail_.resize(static_cast<std::size_t>(tokens)); }
+
+    /// There is no compressed cache any more.
+    void end() noexcept
+    {
+        if (of_.watcher == number_) { of_.watcher = -1; }
+    }
+
+    /// Whether the cells before a batch are those that were compressed and appended.
+    [[nodiscard]] bool untouched(attention_node const& node, index_t before) noexcept
+    {
+        if (of_.watcher < 0 || of_.watcher > number_) { of_.watcher = number_; }
+        bool const watcher = of_.watcher == number_;
+        if (overwritten_ == of_.overwritten && holds(node, before, watcher)) { return true; }
+        if (watcher) { ++of_.overwritten; }
+        return false;
+    }
+
+private:
+    static constexpr index_t few = 8;
+
+    [[nodiscard]] bool holds(attention_node const& node, index_t before, bool every) const noexcept
+    {
+        if (every ? print(node, base_) != all_ : print(node, few) != some_) { return false; }
+        auto const there = std::min(std::ssize(tail_), before - base_);
+        for (index_t i = every ? 0 : std::max<index_t>(0, there - few); i < there; ++i)
+        {
+            if (tail_[static_cast<std::size_t>(i)] != node.word(base_ + i)) { return false; }
+        }
+        return true;
+    }
+
+    /// Of at most so many of the compressed part's cells, the first and the last among them.
+    [[nodiscard]] std::uint64_t print(attention_node const& node, index_t most) const noexcept
+    {
+        index_t const looks = std::min(base_, most);
+        std::uint64_t sum   = 1 + node.word(0);
+        for (index_t i = 0; i < looks; ++i)
+        {
+            sum = (sum ^ (sum >> 32)) * 0x9E3779B97F4A7C15U ^ node.word((i + 1) * base_ / looks - 1);
+        }
+        return sum;
+    }
+
+    std::vector<std::uint64_t> tail_; ///< words of its cells
+    sequence& of_;
+    index_t number_;
+    index_t base_        = 0;
+    index_t overwritten_ = 0;
+    std::uint64_t some_ = 0, all_ = 0;
+};
+
+} // namespace mdkv_ggml
