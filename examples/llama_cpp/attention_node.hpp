@@ -38,6 +38,12 @@ struct attention_node
     [[nodiscard]] mdkv::head_dims dims() const noexcept { return {k().ne[0], v().ne[0]}; }
     [[nodiscard]] float scale() const noexcept { return parameter(0); }
 
+    /// [query_heads]  a logit of no token in each softmax, or null.
+    [[nodiscard]] float const* sinks() const noexcept
+    {
+        return node->src[4] == nullptr ? nullptr : static_cast<float const*>(node->src[4]->data);
+    }
+
     /// Cells that the engine has for this layer and sequence; those that the node may look at are fewer.
     [[nodiscard]] index_t cells() const noexcept { return whole(k()).ne[1]; }
 
@@ -58,7 +64,10 @@ struct attention_node
     [[nodiscard]] char const* why_not() const noexcept
     {
         if (node->src[1] == nullptr || node->src[2] == nullptr || node->src[3] == nullptr) { return "no mask"; }
-        if (node->src[4] != nullptr) { return "sink logits"; }
+        if (node->src[4] != nullptr && (node->src[4]->type != GGML_TYPE_F32 || node->src[4]->ne[0] != query_heads()))
+        {
+            return "sink logits of another kind";
+        }
         if (parameter(1) != 0.0F) { return "ALiBi"; }
         if (parameter(2) != 0.0F) { return "soft caps on logits"; }
         if (!(scale() > 0.0F)) { return "a scale that is not positive"; }

@@ -15,10 +15,12 @@
 #include <mdkv/recompress.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <exception>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -220,10 +222,19 @@ private:
         plan const now        = planned(node, before, with);
         std::vector<float> weights;
         for (index_t q = 0; q < count; ++q) { weights.push_back(p.query_weight(q, count)); }
+        std::vector<float> sinks; // [Hq, count]
+        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
+        {
+            sinks.push_back(node.sinks()[i / count]);
+        }
         auto const report = with.lend([&](mdkv::cpu::backend on) {
             auto options                  = p.options<mdkv::cpu::backend>(now.arena);
             options.scoring.scale         = node.scale();
             options.scoring.query_weights = mdkv::in(on, std::as_const(weights).data(), count);
+            if (!sinks.empty())
+            {
+                options.scoring.lse_elsewhere = mdkv::in(on, std::as_const(sinks).data(), node.query_heads(), count);
+            }
             auto const layer              = mdkv::split_window(
                 on, queries(on, node, before, count), node.keys(on, before), node.values(on, before), p.window);
             return mdkv::compress(on, layer, p.ratios, options, cache_);
@@ -297,11 +308,25 @@ private:
             with.lend_again(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
                 mdkv::attend(on, node.queries(on, i, n), std::as_const(cache_).view(), {.scale = node.scale()},
                     node.output(on, i, n), mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
+                add_sinks(node.sinks(), with.log_sum.data(), node.output(on, i, n));
             });
             i += n;
         }
         with.counts.bytes += static_cast<double>(bytes() * node.tokens());
         with.counts.cell_bytes += static_cast<double>(tokens() * node.token_bytes() * node.tokens());
+    }
+
+    /// A sink is a token whose value is zero: it only takes its part of the softmax.
+    template <class Output>
+    static void add_sinks(float const* sinks, float const* log_sum, Output const& output)
+    {
+        auto const [heads, tokens, dim] = std::tuple{output.extent(0), output.extent(1), output.extent(2)};
+        for (index_t row = 0; sinks != nullptr && row < heads * tokens; ++row)
+        {
+            index_t const h   = row / tokens;
+            float const share = 1 / (1 + std::exp(sinks[h] - log_sum[row]));
+            for (index_t d = 0; d < dim; ++d) { output(h, row % tokens, d) *= share; }
+        }
     }
 
     /// The queries by which the tail will be folded, the last ones before the tokens that it keeps.

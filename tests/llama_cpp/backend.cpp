@@ -393,6 +393,18 @@ TEST_CASE("ggml: with everything kept, decoding agrees with the CPU's flash atte
     CHECK(both.with.served() == 2 * (20 + 1 + 40));
 }
 
+TEST_CASE("ggml: sink logits take their part of every softmax")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    layer_kind kind;
+    kind.sinks = true;
+    pair_of_engines both{{kind, {}}};
+    CHECK(both.difference(200, 0) == 0);
+    for (int i = 0; i < 4; ++i) { CHECK(both.difference(1, 200 + i) < near_enough); }
+    CHECK(both.difference(20, 204) < near_enough); // several tokens in one step
+    CHECK(both.with.served() > 8);
+}
+
 TEST_CASE("ggml: a limit is kept to while the tail is folded")
 {
     environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}}};
@@ -523,10 +535,6 @@ TEST_CASE("ggml: what cannot be served is the CPU's own result")
 {
     environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
     layer_kind kind;
-    SUBCASE("sinks")
-    {
-        kind.sinks = true;
-    }
     SUBCASE("soft caps")
     {
         kind.cap = 30;
