@@ -31,6 +31,26 @@ packed_layer<T> layer_of(head_dims dims)
     return packed_layer<T>{{.heads = 2, .tokens = 170, .window = 5, .dims = dims, .rungs = rungs()}};
 }
 
+/// Calls body(pointer, bytes) for all that token t stores.
+template <class Body>
+void for_bytes_of(detail::run_rows const& rows, index_t t, Body const& body)
+{
+    if (rows.kind == storage::plain)
+    {
+        for (int c = 0; c < rows.coordinates; ++c) { body(rows.begin + rows.coordinate(t, c), rows.unit); }
+        return;
+    }
+    auto const i = static_cast<int>(t % tile_tokens);
+    for (int k = 0; k < rows.groups(); ++k)
+    {
+        detail::coded_group const group = rows.group(t, k);
+        std::byte const* const tile     = rows.begin + rows.tile(t);
+        body(tile + group.scale(i), int{sizeof(half)});
+        body(tile + group.minimum(i), int{sizeof(half)});
+        for (int b = 0; b < group.bytes; ++b) { body(tile + group.code(i, b), 1); }
+    }
+}
+
 } // namespace
 
 TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has it", T, float, half)
@@ -101,14 +121,12 @@ TEST_CASE("every byte of arena and tail belongs to one byte of one token, or to 
                 {
                     for (index_t t = 0; t < run.tokens; ++t)
                     {
-                        for (int j = 0; j < rows.token_bytes; ++j)
-                        {
-                            std::byte const* const at = rows.begin + rows.byte(t, j);
-                            bool const exact_tail     = i == view.layout.rungs + 1;
-                            ++(exact_tail
-                                    ? tail
-                                    : arena)[static_cast<std::size_t>(at - (exact_tail ? view.tail : view.arena))];
-                        }
+                        for_bytes_of(rows, t, [&](std::byte const* at, int bytes) {
+                            bool const exact_tail = i == view.layout.rungs + 1;
+                            auto& counts          = exact_tail ? tail : arena;
+                            auto const first      = at - (exact_tail ? view.tail : view.arena);
+                            for (int j = 0; j < bytes; ++j) { ++counts[static_cast<std::size_t>(first + j)]; }
+                        });
                     }
                 }
             }
