@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../runner/scratch_memory.hpp"
+#include "oddness.hpp"
 #include "prompt_layer.hpp"
 
 namespace runner
@@ -57,11 +58,22 @@ public:
         layers_.back().values = values_.back().data();
     }
 
+    /// Takes a layer's part in how odd the prompt's tokens are, before `allocate` is told to weigh it.
+    void compare_keys(prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+    {
+        leverages_.resize(static_cast<std::size_t>(layer.past()));
+        add_leverages(layer, executor, scratch, leverages_);
+    }
+
     /// Chooses every token's rung, of all layers at once.
+    /// \param odd     losses are multiplied by this power of how odd a token's surroundings are in units of the mean, in all
+    ///                layers alike; 0: by nothing. A statement that is like nothing else in the prompt is what a question
+    ///                asked later is about more often than its own queries tell.
     /// \param limit   bytes of all layers beside their windows
     [[nodiscard]] mdkv::allocation allocate(mdkv::cpu::executor_ref executor, scratch_memory& scratch,
-        mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit)
+        mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit, double odd)
     {
+        if (odd > 0) { weigh(odd); }
         auto const heads = std::ssize(layers_) * layers_.front().heads;
         auto const past  = layers_.front().past();
         mdkv::allocation report;
@@ -87,9 +99,21 @@ public:
     }
 
 private:
+    void weigh(double odd)
+    {
+        constexpr std::int64_t reach = 8; // tokens to each side: a statement of some words
+        auto factors                 = surroundings(leverages_, reach);
+        for (double& one : factors) { one = std::pow(one, odd); }
+        for (std::size_t i = 0; i < losses_.size(); ++i)
+        {
+            losses_[i] = static_cast<float>(double{losses_[i]} * factors[i % factors.size()]);
+        }
+    }
+
     std::vector<prompt_layer<T>> layers_;
     std::vector<std::vector<T>> keys_, values_; // of each layer, [heads, tokens, D]
     std::vector<float> losses_;                 // [layers * heads, R, past]
+    std::vector<double> leverages_;             // [past], of tokens, summed over the heads of all layers
     std::vector<std::uint8_t> rungs_;           // [layers * heads, past]
 };
 

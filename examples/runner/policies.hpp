@@ -107,6 +107,7 @@ struct policy
     bool own                             = false; // rows of a replay see its own tokens, too: those before them
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget
+    double odd                           = 0;     // losses in one budget count by the power of how odd tokens are
     mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
     double beta                          = 0;                    // how uneven pyramid and head_scores are
     double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it
@@ -229,7 +230,7 @@ inline void take(policy& p, mdkv::preset const& from)
         {
             p.parameters.insert(
                 p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries",
-                                          "early", "rows", "over", "chunk", "join", "own", "budget", "depth"});
+                                          "early", "rows", "over", "chunk", "join", "own", "budget", "depth", "odd"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -363,6 +364,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         p.share = either("model", "layer") ? sharing::losses : sharing::uniform;
     }
     else if (parameter == "depth") { p.depth = number(-10, 10, "between -10 and 10"); }
+    else if (parameter == "odd") { p.odd = number(0, 100, "between 0 and 100"); }
     else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
     else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
@@ -407,6 +409,12 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         throw mdkv::invalid_argument{
             "policy \"" + std::string{text} + "\": one budget for all layers is for rungs without projections"};
+    }
+    if (p.odd > 0 && !p.one_budget())
+    {
+        throw mdkv::invalid_argument{
+            "policy \"" + std::string{text}
+            + "\": odd is for one budget for all layers, whose keys say together how odd tokens are"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

@@ -118,6 +118,8 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(shared.one_budget());
     CHECK(shared.depth == -0.5);
     CHECK(shared.runs_on_device());
+    CHECK(shared.odd == 0);
+    CHECK(runner::parse_policy("any_question[odd=8]").odd == 8);
     CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("adakv[floor=0.5]").floor == 0.5);
     CHECK(runner::parse_policy("snapkv[storage=int4]").stored == mdkv::storage::int4);
@@ -144,6 +146,10 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("by_window[own=1]", "policy by_window: own = 1: must be yes or no");
     refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
     refuses("by_window[depth=x]", "policy by_window: depth = x: must be a number between -10 and 10");
+    refuses("best[odd=-1]", "policy best: odd = -1: must be a number between 0 and 100");
+    refuses("by_window[odd=8]",
+        "policy \"by_window[odd=8]\": odd is for one budget for all layers, whose keys say together how "
+        "odd tokens are");
     refuses("by_window_h[budget=model]", "policy by_window_h: budget = model: heads share by their scores");
     refuses("paper[budget=model]",
         "policy \"paper[budget=model]\": one budget for all layers is for rungs without projections");

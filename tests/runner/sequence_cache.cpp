@@ -324,6 +324,10 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
     CHECK(late.bytes[2] > even.bytes[2]);
     CHECK(late.bytes[0] < even.bytes[0]);
     CHECK(late.rungs != even.rungs);
+    // Tokens with odd neighbours count more in all layers.
+    auto const odd = with("by_window[budget=model+odd=8]", 30);
+    CHECK(odd.rungs != even.rungs);
+    CHECK(with("by_window[budget=model+odd=0]", 30).rungs == even.rungs);
     // A budget that holds everything leaves nothing to choose.
     CHECK(with("by_window[budget=model]", 120).logits == with("by_window", 120).logits);
 
