@@ -177,6 +177,11 @@ private:
             mine.minimum[i]  = there ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
             mine.scale[i]    = there ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
         }
+        if (group.width < tile) // places without a token have codes, too
+        {
+            for (int i = member(t); i < group.bytes * tile; i += members(t)) { x[i] = 0.0F; }
+            t.sync();
+        }
         for_codes(t, group, [&](int place, int first, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
             std::uint8_t codes[bytes];
