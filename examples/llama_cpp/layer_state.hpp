@@ -37,7 +37,7 @@ enum class outcome
 {
     served, ///< the node's output was written
     passed, ///< the engine's own code is to compute it, from its own cells
-    refused ///< nobody can: the cells that it needs were given back
+    refused ///< it cannot be computed: the cells that it needs were given back
 };
 
 /// A token's number is that of its cell: the compressed part holds the first `base` tokens, the tail the tokens after
