@@ -17,8 +17,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 
 task=${1:-all}
 (($# > 0)) && shift
-case $task in
-    all | answer | quality | speed | server | with) ;;
+case $task-$# in
+    all-* | answer-* | quality-* | speed-* | server-* | with-[!0]*) ;;
     *)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
         exit 2
@@ -31,10 +31,12 @@ fi
 build=$mdkv_root/build/llama_cpp
 setup_packages g++ cmake ninja-build python3 python3-venv ca-certificates libcli11-dev libpcre2-dev nlohmann-json3-dev libeigen3-dev
 setup_compiler
-wanted=(llama-completion llama-perplexity llama-bench)
-if [[ $task == server || ($task == with && ${1:-} == llama-server) ]]; then
-    wanted=(llama-server) # five minutes more
-fi
+case $task in
+    server) wanted=(llama-server) ;; # five minutes more than the others
+    with) wanted=("$1") ;;
+    *) wanted=(llama-completion llama-perplexity llama-bench) ;;
+esac
+[[ ${wanted[0]} == llama-* ]] || wanted=(ggml) # a program from elsewhere
 setup_llama_cpp "${wanted[@]}"
 if [[ $task != with ]]; then
     setup_model

@@ -299,7 +299,8 @@ struct recompressing
 /// all tokens unchanged, they stay unchanged. The tokens of a run leave the order of the text.
 ///
 /// \param on              backend: threads, scratch
-/// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding, of any element type; Q <= W + appended tokens
+/// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding, of any element type; Q <= W +
+///                        appended tokens
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
 /// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
@@ -312,8 +313,8 @@ struct recompressing
 ///         of the directory and the counts of every rung in host memory
 /// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
 ///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs, once for
-///         what allocate chose and for the new counts. Work on the cache must have been enqueued on the backend's stream, or be waited for by
-///         it; afterwards every stream may work on the cache, which keeps its own
+///         what allocate chose and for the new counts. Work on the cache must have been enqueued on the backend's stream,
+///         or be waited for by it; afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
 ///                                 cannot drop

@@ -16,7 +16,8 @@ tokens. Then the server with the backend is under load. Greedy answers are check
 
 The comparison must tell answers of different prompts apart: that is tried, too. Status 0: no error, no wrong answer, the
 server ended by itself, and the backend's last lines say that it decoded from compressed caches (not with --kv-unified, where
-sequences share cells). At 100% leave out --cache-reuse, by which llama.cpp itself answers otherwise. Only Python's own library.
+sequences share cells). At 100% leave out --cache-reuse, by which llama.cpp itself answers otherwise. MDKV_LOAD_PRELOAD names
+libraries to load before the backend, as a sanitizer's. Only Python's own library.
 """
 import argparse
 import collections

@@ -8,6 +8,7 @@
 #include <mdkv/detail/owned_bytes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_loops.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -11,6 +11,7 @@
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_loops.hpp>
 
 #include <concepts>
 #include <cstddef>

@@ -6,11 +6,9 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/element.hpp>
-#include <mdkv/detail/team.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 // The picture of cache.hpp in functions. All that writes or reads an arena or a tail finds its bytes here.
 
@@ -60,36 +58,6 @@ struct coded_group
                + widen(load_at<half>(tile + scale(token))) * static_cast<float>(code_of(tile, token, c));
     }
 
-    /// Copies a token of this tile to another tile of the same storage.
-    template <team Team>
-    MDKV_HD void copy(
-        Team const& t, std::byte const* from, int token, coded_group const& other, std::byte* to, int target) const
-    {
-        if (t.rank() == 0)
-        {
-            store_at(to + other.scale(target), load_at<half>(from + scale(token)));
-            store_at(to + other.minimum(target), load_at<half>(from + minimum(token)));
-        }
-        if (by_token)
-        {
-            int const step       = code(token, 1) - code(token, 0);
-            int const other_step = other.code(target, 1) - other.code(target, 0);
-            from += code(token, 0);
-            to += other.code(target, 0);
-            for (int b = member(t); b < bytes; b += members(t)) { to[b * other_step] = from[b * step]; }
-            return;
-        }
-        int const fours = bytes / 4;
-        for (int f = member(t); f < fours; f += members(t))
-        {
-            store_at(to + other.code(target, 4 * f), load_at<std::uint32_t>(from + code(token, 4 * f)));
-        }
-        for (int b = 4 * fours + member(t); b < bytes; b += members(t))
-        {
-            to[other.code(target, b)] = from[code(token, b)];
-        }
-    }
-
 private:
     static constexpr int size = quantised_group;
 
@@ -99,45 +67,6 @@ private:
         return i < n / 4 * 4 ? (i / 4 * m + j) * 4 + i % 4 : i * m + j;
     }
 };
-
-/// Goes over a group's codes in one tile, four neighbours at a time where they lie together: body(place, first, step, count)
-/// for the `count` bytes, an integral constant, that begin `place` behind the first code and are numbers first, first + step, ...
-/// of [bytes, tile_tokens].
-template <team Team, class Body>
-MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body)
-{
-    constexpr int tile   = tile_tokens;
-    int const neighbours = group.by_token ? group.width : group.bytes;
-    int const others     = group.by_token ? group.bytes : group.width;
-    int const step       = group.by_token ? 1 : tile;
-    int const other_step = group.by_token ? tile : 1;
-    for (int i = 0; i < neighbours / 4 * 4; i += 4)
-    {
-        for (int o = member(t); o < others; o += members(t))
-        {
-            body(i * others + 4 * o, i * step + o * other_step, step, std::integral_constant<int, 4>{});
-        }
-    }
-    for (int i = neighbours / 4 * 4; i < neighbours; ++i)
-    {
-        for (int o = member(t); o < others; o += members(t))
-        {
-            body(i * others + o, i * step + o * other_step, step, std::integral_constant<int, 1>{});
-        }
-    }
-}
-
-/// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
-/// tokens, which are neighbours where they go.
-template <team Team, class Body>
-MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
-{
-    constexpr int across = Team::lanes > 1 ? 1 : tile_tokens;
-    for (int i = member(t) % across; i < tokens; i += across)
-    {
-        for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
-    }
-}
 
 /// The keys of a run, or its values. Offsets are bytes from `begin`.
 struct run_rows
@@ -283,69 +212,6 @@ template <element T, space S>
         slot -= run.tokens;
     }
     return {run_of_head(cache, h, last), slot, last};
-}
-
-/// Up to four tiles of one run, what a team packs or reads.
-struct stored_strip
-{
-    static constexpr index_t tokens = 4 * tile_tokens;
-
-    stored_run run;
-    std::size_t rung = 0; ///< number of the run
-    index_t first    = 0; ///< token of the run
-    index_t end      = 0; ///< one beyond the last; no more than the first where there is no such strip
-    index_t slot     = 0; ///< of the first token, counted over the runs
-};
-
-/// Strips of a head with `slots` tokens in `runs` runs, at the most.
-[[nodiscard]] MDKV_HD constexpr index_t most_strips(index_t slots, std::size_t runs) noexcept
-{
-    return slots / stored_strip::tokens + static_cast<index_t>(runs);
-}
-
-/// Strip n of head h, counted over its first `runs` runs.
-template <element T, space S>
-[[nodiscard]] MDKV_HD constexpr stored_strip strip_at(
-    cache_view<T, S> const& cache, index_t h, index_t n, std::size_t runs) noexcept
-{
-    constexpr index_t size = stored_strip::tokens;
-    index_t slot           = 0;
-    for (std::size_t i = 0; i < runs; ++i)
-    {
-        stored_run const run = run_of_head(cache, h, i);
-        index_t const here   = (run.tokens + size - 1) / size;
-        if (n < here)
-        {
-            return {run, i, n * size, (n + 1) * size < run.tokens ? (n + 1) * size : run.tokens, slot + n * size};
-        }
-        n -= here;
-        slot += run.tokens;
-    }
-    return {};
-}
-
-/// Copies a token's key or value as it is stored, as many coordinates as the run it goes to has.
-template <element T, team Team>
-MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run_rows const& to, index_t target)
-{
-    if (to.kind == storage::plain)
-    {
-        std::byte* const there      = to.begin + to.coordinate(target, 0);
-        std::byte const* const here = from.begin + from.coordinate(source, 0);
-        index_t const step          = to.step(target);
-        index_t const own_step      = from.step(source);
-        for (int c = member(t); c < to.coordinates; c += members(t))
-        {
-            store_at(there + c * step, load_at<T>(here + c * own_step));
-        }
-        return;
-    }
-    for (int number = 0; number < to.groups(); ++number)
-    {
-        from.group(source, number)
-            .copy(t, from.begin + from.tile(source), static_cast<int>(source % tile_tokens), to.group(target, number),
-                to.begin + to.tile(target), static_cast<int>(target % tile_tokens));
-    }
 }
 
 /// Element i of a head's projections: key_projection [Dk, key_columns] or value_projection [value_columns, Dv].

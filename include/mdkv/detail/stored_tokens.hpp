@@ -9,6 +9,7 @@
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_loops.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -34,9 +35,10 @@ struct read_projections
         auto const [dim, value_dim] = cache.layout.dims;
         for (index_t i = t.rank(); i < dim * dim; i += t.size())
         {
-            index_t const c          = i / dim;
-            index_t const at         = i % dim * entry.key_columns + c; // [D, key_columns]
-            key_basis(h, c, i % dim) = c < entry.key_columns ? projection_at<T>(cache.arena, entry.key_projection, at) : 0.0F;
+            index_t const c  = i / dim;
+            index_t const at = i % dim * entry.key_columns + c; // [D, key_columns]
+            key_basis(h, c, i % dim) =
+                c < entry.key_columns ? projection_at<T>(cache.arena, entry.key_projection, at) : 0.0F;
         }
         for (index_t i = t.rank(); i < value_dim * value_dim; i += t.size())
         {
