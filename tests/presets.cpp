@@ -30,6 +30,8 @@ TEST_CASE("presets differ from the paper's in what their names say")
     CHECK(presets::best.ratios.size() == presets::by_window.ratios.size());
     CHECK(presets::any_question.replays);
     CHECK(presets::any_question.join == 0);
+    CHECK(presets::any_question.odd > 0);
+    CHECK(presets::best.odd == 0);
 }
 
 TEST_CASE("a preset's options reach compress")

@@ -455,6 +455,49 @@ TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximu
     }
 }
 
+TEST_CASE("queries whose attention is even count as rows of zeros, in every norm over rows")
+{
+    constexpr index_t given = 3, even = 4; // queries
+    layer_sizes const sizes{.group = 2, .queries = given + even, .tokens = 75, .window = 6, .dim = 64, .value_dim = 40};
+    auto x       = exact_layer<bfloat16>(sizes);
+    auto const H = sizes.heads * sizes.group;
+    for (index_t i = 0; i < H * even * sizes.dim; ++i)
+    {
+        x.queries.set(narrow<bfloat16>(0.0F), i / sizes.dim / even, given + i / sizes.dim % even, i % sizes.dim);
+    }
+    auto const first   = slice<1>(x.queries.in(), 0, given);
+    auto const without = [&](ratio_set const& ratios, options choice) {
+        tensor<float, 3> loss{{sizes.heads, static_cast<index_t>(ratios.size()), sizes.tokens}};
+        support::run([&](host const& on) {
+            score(on, first, x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
+                ratios, choice, loss.out());
+        });
+        return loss.elements();
+    };
+    for (auto const& [over, power] : norms)
+    {
+        for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+        {
+            CAPTURE(static_cast<int>(over));
+            CAPTURE(static_cast<int>(rule));
+            options choice{.first_query = 200, .quantisation = rule, .over = over};
+            std::vector<float> const want  = scored(x, at_run_time(mixed_rungs), choice);
+            std::vector<float> const alone = without(at_run_time(mixed_rungs), choice);
+            choice.even_queries            = even;
+            std::vector<float> const got   = without(at_run_time(mixed_rungs), choice);
+            CHECK(got != alone);
+            worst_error error;
+            for (std::size_t i = 0; i < got.size(); ++i)
+            {
+                error.add(static_cast<long double>(got[i]), static_cast<long double>(want[i]),
+                    static_cast<long double>(want[i]) + 1e-3L, static_cast<std::int64_t>(i));
+            }
+            CAPTURE(error);
+            CHECK(error.within(tolerance));
+        }
+    }
+}
+
 TEST_CASE("a maximum over rows is that of its largest row, and a single row's loss is the same in every norm")
 {
     layer<float> const x{{.heads = 1, .group = 1, .queries = 4, .tokens = 70}};
@@ -1068,6 +1111,17 @@ TEST_CASE("score refuses arguments whose shapes disagree, naming argument, shape
     refused([](call& c) { c.queries = shaped(0, 8, 32); }, "queries [H*G, Q, D] has 0 query heads for 2 KV heads");
     refused([](call& c) { c.queries = shaped(4, 0, 32); },
         "queries [H*G, Q, D] has Q = 0; without queries there is no loss");
+}
+
+TEST_CASE("score refuses a number of even queries that is negative or not finite")
+{
+    for (auto const& [bad, text] : {std::pair{-1.0F, "-1"}, {std::numeric_limits<float>::quiet_NaN(), "nan"},
+             {std::numeric_limits<float>::infinity(), "inf"}})
+    {
+        call c;
+        c.choice.even_queries = bad;
+        CHECK(c.refusal() == std::string{"score: even_queries is "} + text + "; it must be finite and not negative");
+    }
 }
 
 TEST_CASE("score refuses weights of queries that are negative or not finite, naming the query")

@@ -248,6 +248,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
                 .pooling       = policy_.pooling,
                 .charge        = policy_.charge,
                 .quantisation  = policy_.quantisation,
+                .even_queries  = static_cast<float>(policy_.even),
                 .query_weights = weights,
                 .rungs         = rungs,
                 .tail_tokens   = tail_tokens},
@@ -273,7 +274,8 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             .pooling = policy_.pooling,
             .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
                 .query_weights = in(on, weights.data(), rows),
-                .quantisation  = policy_.quantisation},
+                .quantisation  = policy_.quantisation,
+                .even_queries  = static_cast<float>(policy_.even)},
             .layer   = layer.layer,
         };
         options.allocation.charge = policy_.charge;
@@ -330,7 +332,8 @@ std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, 
             policy_.ratios,
             {.lse              = slice<1>(in(on, layer.lse, H * layer.group, all), all - rows, rows),
                 .query_weights = in(on, weights.data(), rows),
-                .quantisation  = policy_.quantisation},
+                .quantisation  = policy_.quantisation,
+                .even_queries  = static_cast<float>(policy_.even)},
             window);
         mdkv::pool(on, mdkv::as_input(window), policy_.pooling, shared);
         if (!replays) { return; }

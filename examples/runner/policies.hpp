@@ -101,6 +101,7 @@ struct policy
     std::int64_t queries                 = 0; // last queries that score, at least the window's
     std::int64_t fold_queries            = 8; // last appended ones that a fold scores by; they take memory of the cache
     double early                         = 1; // what a query before the window's counts
+    double even                          = 0; // queries more of each query head, whose attention is even
     scoring_rows rows                    = scoring_rows::window;
     mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
     std::int64_t chunk                   = 256;                       // tokens whose queries see each other's keys only
@@ -168,6 +169,7 @@ inline void take(policy& p, mdkv::preset const& from)
     p.chunk        = from.chunk;
     p.own          = from.own;
     p.depth        = double{from.depth};
+    p.odd          = double{from.odd};
     if (from.replays) { p.rows = from.join > 0 ? scoring_rows::both : scoring_rows::replay; }
     if (from.join > 0) { p.join = double{from.join}; }
     if (from.one_budget) { p.share = sharing::losses; }
@@ -228,9 +230,9 @@ inline void take(policy& p, mdkv::preset const& from)
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(
-                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries",
-                                          "early", "rows", "over", "chunk", "join", "own", "budget", "depth", "odd"});
+            p.parameters.insert(p.parameters.begin(),
+                {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries", "early", "even",
+                    "rows", "over", "chunk", "join", "own", "budget", "depth", "odd"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -335,6 +337,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (p.fold_queries < 1) { refuse("must be positive"); }
     }
     else if (parameter == "early") { p.early = number(0, 1e6, "between 0 and 1000000"); }
+    else if (parameter == "even") { p.even = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "rows")
     {
         constexpr std::array<std::string_view, 5> names{"window", "replay", "both", "real", "both_real"};
@@ -414,7 +417,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         throw mdkv::invalid_argument{
             "policy \"" + std::string{text}
-            + "\": odd is for one budget for all layers, whose keys say together how odd tokens are"};
+            + "\": odd is for one budget for all layers, whose keys say together how odd tokens are; odd=0 leaves it out"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

@@ -34,6 +34,7 @@ struct preset
     float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
     bool one_budget = false; ///< allocate serves all layers at once, each one's losses in units of their mean
     float depth     = 0.0F;  ///< those of the last layer count e^depth times as much as those of the first
+    float odd       = 0.0F;  ///< and by this power of how odd a token's surroundings are, the leverage of their keys
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -74,10 +75,11 @@ inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive
 inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, false, 4.0F, true, 1.0F};
 
-/// For contexts whose questions come later (shared prefixes, documents): replayed rows alone. It finds what the window's
-/// queries do not know of, and text that goes on is further from that of the full cache than with `best`.
+/// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
+/// of the text count more. It finds what the window's queries do not know of, and text that goes on is further from that of
+/// the full cache than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, true, 0.0F, true, 1.0F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, true, 0.0F, true, 1.0F, 16.0F};
 
 } // namespace presets
 

@@ -46,6 +46,7 @@ struct recompress_options
     /// [Q]  as score_options::query_weights
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
     quantisation_loss quantisation                    = quantisation_loss::bound;
+    float even_queries                                = 0.0F; ///< as score_options::even_queries
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
     /// data kept beside the tokens; -1 beyond a head's last slot. Slots count a head's tokens in the order of the
@@ -233,8 +234,10 @@ struct recompressing
         };
         score(on, slice<0>(queries, h * group, group), slice<1>(head(keys), 0, n), slice<1>(head(values), 0, n),
             head(window_keys), head(key_basis), head(value_basis), ratios,
-            score_options<B>{
-                .scale = options.scale, .query_weights = options.query_weights, .quantisation = options.quantisation},
+            score_options<B>{.scale = options.scale,
+                .query_weights      = options.query_weights,
+                .quantisation       = options.quantisation,
+                .even_queries       = options.even_queries},
             own);
         if (smooth.extent(0) == 0) { return; }
         index_t begin = 0;

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 namespace mdkv
@@ -57,6 +58,11 @@ struct score_options
     quantisation_loss quantisation = quantisation_loss::bound;
 
     row_norm over = row_norm::sum;
+
+    /// So many queries more in each query head, of weight 1, whose attention is even: their P is 1/(N+W) for every token. They
+    /// stand for later queries, which look where these do not. Not in ||P' - P||. Where the budget is ample, without them
+    /// tokens that no query looks at would pay for a precision of the others that is of no use.
+    float even_queries = 0.0F;
 };
 
 /// Loss of every token at every rung: the paper's bound on the change of the window's attention output if all tokens were
@@ -111,6 +117,8 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     expects(heads == 0 || per_head >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
     expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: a head dimension is 0");
     expects(options.scale >= 0.0F, "score: scale is ", options.scale, "; it must not be negative");
+    expects(options.even_queries >= 0.0F && options.even_queries <= std::numeric_limits<float>::max(),
+        "score: even_queries is ", options.even_queries, "; it must be finite and not negative");
     expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");
     expects(options.first_query || per_head <= tokens + window, "score: ", per_head, " queries are more than the ",

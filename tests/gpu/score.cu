@@ -53,13 +53,15 @@ struct choice
     quantisation_loss rule             = quantisation_loss::bound;
     rounding round                     = rounding::exact;
     row_norm over                      = row_norm::sum;
+    float even                         = 0.0F;
     tensor<float, 3> const* queries    = nullptr; ///< instead of the layer's
 };
 
 template <class B>
 score_options<B> options_of(choice const& c)
 {
-    return {.scale = c.scale, .first_query = c.first_query, .quantisation = c.rule, .over = c.over};
+    return {
+        .scale = c.scale, .first_query = c.first_query, .quantisation = c.rule, .over = c.over, .even_queries = c.even};
 }
 
 template <class T>
@@ -263,6 +265,7 @@ TEST_CASE("score on the GPU agrees with the CPU in every norm over rows, for chu
                 {.group = 3, .queries = 9, .tokens = 75, .window = 6, .dim = 64, .value_dim = 64, .first_query = 70});
             compare(x, rungs, {.first_query = 70, .over = over});
             compare(x, rungs, {.first_query = 200, .weights = &weights, .over = over});
+            compare(x, rungs, {.first_query = 200, .over = over, .even = 2.5F});
         }
         check<bfloat16>({.group = 2, .queries = 70, .tokens = 70, .window = 4, .dim = 64, .value_dim = 64},
             {drop, full_int4, full}, {.first_query = 74, .rule = quantisation_loss::value_only, .over = over});

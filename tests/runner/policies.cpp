@@ -62,6 +62,7 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(any.own);
     CHECK(any.one_budget());
     CHECK(any.depth == 1);
+    CHECK(any.odd == double{mdkv::presets::any_question.odd});
     CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
     CHECK(runner::find_policy("paper").kept_window(32) == 32);
     CHECK(runner::find_policy("paper").charge == mdkv::projection_charge::by_use);

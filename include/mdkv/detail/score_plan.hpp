@@ -97,6 +97,7 @@ struct score_plan
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
     row_norm over  = row_norm::sum;
+    float even     = 0; ///< total of the rows whose attention is even, as `over` adds them up
 
     index_t first_query = 0;       ///< place of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
@@ -118,7 +119,13 @@ struct score_plan
         , first_query{options.first_query.value_or(tokens - queries)}
     {
         first_query = first_query < tokens ? first_query : tokens;
-        logits[0]   = {score_operand::keys, 0, dim, false, storage::plain};
+        if (options.even_queries > 0 && tokens > 0)
+        {
+            float const each = 1.0F / static_cast<float>(tokens);
+            float const all  = options.even_queries * static_cast<float>(group);
+            even             = over == row_norm::maximum ? each : all * each * (over == row_norm::sum ? 1.0F : each);
+        }
+        logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves, whatever stands between them
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
@@ -229,6 +236,12 @@ template <row_norm Over>
 [[nodiscard]] MDKV_HD inline float norm_of(row_norm over, float total) noexcept
 {
     return over == row_norm::euclidean ? sqrtf(total) : total;
+}
+
+/// ||P|| of a token, of the total of its rows.
+[[nodiscard]] MDKV_HD inline float mass_of(score_plan const& plan, float total) noexcept
+{
+    return norm_of(plan.over, joined_rows(plan.over, total, plan.even));
 }
 
 /// Loss of a dropped token: ||P||, and |v|.

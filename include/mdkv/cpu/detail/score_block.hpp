@@ -266,7 +266,7 @@ struct score_block
             auto const join = [&](simd::floats a, simd::floats b) {
                 return plan.over == row_norm::maximum ? larger_row(a, b) : a + b;
             };
-            return mdkv::detail::norm_of(plan.over, simd::over_lanes(simd::load(slot.sum(softmax, i)), join));
+            return simd::over_lanes(simd::load(slot.sum(softmax, i)), join);
         };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
@@ -274,7 +274,7 @@ struct score_block
         float kept[tile::block]{}; // of |v|^2, by the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
-            mass[i]    = total(0, i);
+            mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
             squared[i] = tile::sum_of_squares(slot.rows + i * plan.value_dim, plan.value_dim);
             norm[i]    = std::sqrt(squared[i]);
             if (plan.dropped >= 0) { loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], norm[i]); }
@@ -297,7 +297,8 @@ struct score_block
                         squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
                 }
                 loss(of, u.index, first + i) = mdkv::detail::stored_loss(
-                    u.softmax > 0 ? total(u.softmax, i) : 0.0F, mass[i], norm[i], std::sqrt(missing));
+                    u.softmax > 0 ? mdkv::detail::norm_of(plan.over, total(u.softmax, i)) : 0.0F, mass[i], norm[i],
+                    std::sqrt(missing));
             }
         }
     }

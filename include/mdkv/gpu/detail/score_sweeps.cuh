@@ -307,11 +307,9 @@ private:
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares, 0, token);
         float const norm    = sqrtf(squared);
-        auto const total    = [&](int softmax) {
-            return mdkv::detail::norm_of(plan.over, sums.joined(sums.probabilities, softmax, token, plan.over));
-        };
-        float const mass = total(0);
-        float kept       = 0;
+        auto const total    = [&](int softmax) { return sums.joined(sums.probabilities, softmax, token, plan.over); };
+        float const mass    = mdkv::detail::mass_of(plan, total(0));
+        float kept          = 0;
         if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, norm); }
         if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
         for (int r = 0; r < plan.count; ++r)
@@ -324,7 +322,7 @@ private:
                 missing +=
                     mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
             }
-            float const moved       = u.softmax > 0 ? total(u.softmax) : 0.0F;
+            float const moved       = u.softmax > 0 ? mdkv::detail::norm_of(plan.over, total(u.softmax)) : 0.0F;
             loss(head, u.index, at) = mdkv::detail::stored_loss(moved, mass, norm, sqrtf(missing));
         }
     }
