@@ -239,6 +239,13 @@ TEST_CASE(
 
 TEST_CASE("the tokens of each head are scored by themselves, against what is stored of them")
 {
+    float even = 0;
+    SUBCASE("by the queries alone")
+    {}
+    SUBCASE("by even ones as well")
+    {
+        even = 30;
+    }
     growing g{listed(bit_ratios)};
     g.append(10);
     auto const queries = g.draw(3 * growing::group, 12, 40);
@@ -268,7 +275,7 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
         tensor<float, 3> const none{{0, 0, 0}};
         support::run([&](host const& on) {
             score(on, slice<0>(queries.in(), h * growing::group, growing::group), keys.in(), values.in(), window.in(),
-                none.in(), none.in(), bit_ratios, {}, own.out());
+                none.in(), none.in(), bit_ratios, {.even_queries = even}, own.out());
         });
         index_t first = 0; // neighbours are those of the same run
         while (first < n)
@@ -301,7 +308,8 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
     support::run([&](host const& on) {
         allocate(on, loss.in(), rung_costs{bit_ratios, {40, 24}, 2}, limits.in(), {}, rung.out(), chosen.out());
     });
-    recompress_report const report = g.fold(queries, {.limit = budget::bytes(limit), .pooling = {5}}, nullptr);
+    recompress_report const report =
+        g.fold(queries, {.limit = budget::bytes(limit), .pooling = {5}, .even_queries = even}, nullptr);
     CHECK(report.chosen.loss == doctest::Approx(chosen.get(0).loss).epsilon(1e-3));
     CHECK(report.chosen.loss > 0);
     index_t apart = 0;
@@ -387,6 +395,7 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     tensor<std::int32_t, 2> narrow_list{{3, most_slots(g.view()) - 1}};
     CHECK(says(text(good, small, &narrow_list), "options.sources"));
     tensor<float, 1> weights{{8}};
+    CHECK(says(text(good, {.limit = budget::bytes(6000), .even_queries = -2}, nullptr), "even_queries is -2"));
     options weighted       = small;
     weighted.query_weights = weights.in();
     CHECK(says(text(good, weighted, nullptr), "query_weights"));

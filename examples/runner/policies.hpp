@@ -415,9 +415,9 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     }
     if (p.odd > 0 && !p.one_budget())
     {
-        throw mdkv::invalid_argument{
-            "policy \"" + std::string{text}
-            + "\": odd is for one budget for all layers, whose keys say together how odd tokens are; odd=0 leaves it out"};
+        throw mdkv::invalid_argument{"policy \"" + std::string{text}
+                                     + "\": odd is for one budget for all layers, whose keys say together how odd "
+                                       "tokens are; odd=0 leaves it out"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

@@ -98,13 +98,14 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(runner::parse_policy("random[seed=7]").seed == 7);
 
     auto const mixed = runner::parse_policy(
-        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=value+keep=16+queries=64+early=0.5+fold_queries=16]");
+        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=value+keep=16+queries=64+early=0.5+even=4+fold_queries=16]");
     CHECK(runner::text_of(mixed.ratios) == "0,1/4:int8,1:int4");
     CHECK(mixed.charge == mdkv::projection_charge::always);
     CHECK(mixed.quantisation == mdkv::quantisation_loss::value_only);
     CHECK(mixed.keep == 16);
     CHECK(mixed.queries == 64);
     CHECK(mixed.early == 0.5);
+    CHECK(mixed.even == 4);
     CHECK(mixed.fold_queries == 16);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[fold_queries=0]")), mdkv::invalid_argument);
     auto const replayed = runner::parse_policy("by_window[rows=both+over=rms+chunk=128+join=2]");
@@ -150,7 +151,7 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("best[odd=-1]", "policy best: odd = -1: must be a number between 0 and 100");
     refuses("by_window[odd=8]",
         "policy \"by_window[odd=8]\": odd is for one budget for all layers, whose keys say together how "
-        "odd tokens are");
+        "odd tokens are; odd=0 leaves it out");
     refuses("by_window_h[budget=model]", "policy by_window_h: budget = model: heads share by their scores");
     refuses("paper[budget=model]",
         "policy \"paper[budget=model]\": one budget for all layers is for rungs without projections");
