@@ -57,7 +57,7 @@ public:
     {}
 
     /// Asks for the next `bytes` bytes.
-    void fetch(index_t bytes) noexcept
+    [[gnu::always_inline]] void fetch(index_t bytes) noexcept
     {
         for (index_t b = 0; b < bytes; b += 64)
         {
@@ -69,6 +69,13 @@ public:
 private:
     std::uintptr_t at_;
 };
+
+/// Asks for a line of each page, so that the page's address is known when the others are asked for.
+[[gnu::always_inline]] inline void look_up(std::byte const* begin, index_t bytes) noexcept
+{
+    constexpr index_t page = 4096; // of the smallest
+    for (index_t b = 0; b < bytes; b += page) { __builtin_prefetch(begin + b, 0, asked_into); }
+}
 
 /// Bytes of a rounded number.
 template <int Bits>
@@ -155,10 +162,10 @@ struct logit_kernels
     auto const widen_rows = [&](index_t count, index_t bytes) {
         for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
         {
-            std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
             std::memcpy(to, from, static_cast<std::size_t>(width * bytes));
         }
     };
+    std::memset(to, 0, static_cast<std::size_t>(tile_tokens * rows.token_bytes));
     if (rows.kind == storage::plain) { widen_rows(rows.coordinates, rows.unit); }
     for (int k = 0; k < rows.groups() && rows.kind != storage::plain; ++k)
     {
@@ -171,7 +178,6 @@ struct logit_kernels
             continue;
         }
         index_t const fours = width / 4 * 4;
-        std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
         std::memcpy(to, from, static_cast<std::size_t>(fours * bytes));
         for (index_t b = 0; b < bytes && fours < width; ++b)
         {
