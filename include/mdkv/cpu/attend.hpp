@@ -51,7 +51,7 @@ inline constexpr index_t most_block_bytes   = index_t{1} << 15;
 inline constexpr index_t most_coded_bytes   = index_t{9} << 12; // 256 tokens of 4 bits, 128 coordinates
 inline constexpr index_t least_block_tokens = 64;
 
-/// Bytes of a run whose pages are looked up ahead of those of its lines that are asked for.
+/// Bytes of a run whose pages are looked up ahead.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
 /// to = to * by + from * from_by, over n coordinates.
@@ -181,7 +181,7 @@ struct attend_job
 
     /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
     /// block's keys are read its values are asked for, and while its values are read the next keys, at last those of the run
-    /// that follows.
+    /// that follows, of which a short block announces too few.
     void attend_tokens(
         stored_run const& run, bool last, index_t begin, index_t end, room const& mine, index_t part) const
     {
@@ -200,7 +200,8 @@ struct attend_job
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
             least_block_tokens, most_block_tokens);
         std::byte const* const following = run.values.begin + run.tokens * run.values.token_bytes;
-        read_ahead{run.keys.begin + begin * run.keys.token_bytes}.fetch(std::min(block, end - begin) * run.keys.token_bytes);
+        read_ahead{run.keys.begin + begin * run.keys.token_bytes}.fetch(
+            std::min(block, end - begin) * run.keys.token_bytes);
         for (index_t t = begin; t < end; t += block)
         {
             index_t const n = std::min(block, end - t);
@@ -241,7 +242,7 @@ struct attend_job
         }
     }
 
-    /// Asks for a head's key projection, and looks up the pages where its runs begin.
+    /// Asks for a head's key projection and looks up the pages where its runs begin.
     [[gnu::always_inline]] void ask_for_beginnings(index_t h) const noexcept
     {
         head_entry const& entry = cache.heads[h];

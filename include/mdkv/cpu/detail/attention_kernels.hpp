@@ -47,6 +47,9 @@ inline constexpr int asked_into = 3;
 inline constexpr int asked_into = 2;
 #endif
 
+// Calls of functions that do nothing but ask for memory are taken for calls without effect, and left out, by g++: all such
+// functions must be inlined.
+
 /// An address read a little later and asked for now: the hardware does not look beyond a page, and a block is several. Asking
 /// for memory beyond a buffer is harmless, so it is a number, not a pointer.
 class read_ahead
@@ -70,10 +73,11 @@ private:
     std::uintptr_t at_;
 };
 
-/// Asks for a line of each page, so that the page's address is known when the others are asked for.
+/// Asks for one line of each page. To find where a page lies takes as long as to read from it, several reads one after the
+/// other, and what is asked for in that time waits: pages are looked up long before their lines are asked for.
 [[gnu::always_inline]] inline void look_up(std::byte const* begin, index_t bytes) noexcept
 {
-    constexpr index_t page = 4096; // of the smallest
+    constexpr index_t page = 4096; // the smallest
     for (index_t b = 0; b < bytes; b += page) { __builtin_prefetch(begin + b, 0, asked_into); }
 }
 
