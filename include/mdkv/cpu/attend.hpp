@@ -51,6 +51,9 @@ inline constexpr index_t most_block_bytes   = index_t{1} << 15;
 inline constexpr index_t most_coded_bytes   = index_t{9} << 12; // 256 tokens of 4 bits, 128 coordinates
 inline constexpr index_t least_block_tokens = 64;
 
+/// Bytes of a run whose pages are looked up ahead.
+inline constexpr index_t looked_up_bytes = index_t{1} << 18;
+
 /// to = to * by + from * from_by, over n coordinates.
 [[gnu::noinline]] inline void combine(float* to, float by, float const* from, float from_by, index_t n) noexcept
 {
@@ -178,7 +181,7 @@ struct attend_job
 
     /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
     /// block's keys are read its values are asked for, and while its values are read the next keys, at last those of the run
-    /// that follows.
+    /// that follows, of which a short block announces too few.
     void attend_tokens(
         stored_run const& run, bool last, index_t begin, index_t end, room const& mine, index_t part) const
     {
@@ -197,11 +200,14 @@ struct attend_job
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
             least_block_tokens, most_block_tokens);
         std::byte const* const following = run.values.begin + run.tokens * run.values.token_bytes;
+        read_ahead{run.keys.begin + begin * run.keys.token_bytes}.fetch(
+            std::min(block, end - begin) * run.keys.token_bytes);
         for (index_t t = begin; t < end; t += block)
         {
             index_t const n = std::min(block, end - t);
             read_ahead const values{run.values.begin + t * run.values.token_bytes};
             read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : following};
+            look_up_pages(run, t + looked_up_bytes / run.token_bytes(), block);
             block_logits(logits_by, q, group, run.keys, t, n, logits, values, mine.tile);
             for (index_t g = 0; g < group; ++g)
             {
@@ -227,15 +233,24 @@ struct attend_job
         }
     }
 
-    /// Asks for a head's key projection and for the first keys of its runs, which nothing that was read announced.
-    void ask_for_beginnings(index_t h) const noexcept
+    /// Looks up the pages of n tokens of a run from token t on, as far as there are any.
+    [[gnu::always_inline]] static void look_up_pages(stored_run const& run, index_t t, index_t n) noexcept
+    {
+        for (run_rows const& rows : {run.keys, run.values})
+        {
+            look_up(rows.begin + t * rows.token_bytes, std::min(n, run.tokens - t) * rows.token_bytes);
+        }
+    }
+
+    /// Asks for a head's key projection and looks up the pages where its runs begin.
+    [[gnu::always_inline]] void ask_for_beginnings(index_t h) const noexcept
     {
         head_entry const& entry = cache.heads[h];
         read_ahead{cache.arena + entry.key_projection}.fetch(sizes.keys * entry.key_columns * index_t{sizeof(T)});
         for (std::size_t r = 0; r < mdkv::detail::most_runs(cache.layout); ++r)
         {
             stored_run const run = mdkv::detail::run_of_head(cache, h, r);
-            read_ahead{run.keys.begin}.fetch(std::min(run.tokens * run.keys.token_bytes, most_block_bytes / 2));
+            if (run.tokens > 0) { look_up_pages(run, 0, looked_up_bytes / run.token_bytes()); }
         }
     }
 

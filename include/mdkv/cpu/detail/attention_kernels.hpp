@@ -47,6 +47,9 @@ inline constexpr int asked_into = 3;
 inline constexpr int asked_into = 2;
 #endif
 
+// Calls of functions that do nothing but ask for memory are taken for calls without effect, and left out, by g++: all such
+// functions must be inlined.
+
 /// An address read a little later and asked for now: the hardware does not look beyond a page, and a block is several. Asking
 /// for memory beyond a buffer is harmless, so it is a number, not a pointer.
 class read_ahead
@@ -57,7 +60,7 @@ public:
     {}
 
     /// Asks for the next `bytes` bytes.
-    void fetch(index_t bytes) noexcept
+    [[gnu::always_inline]] void fetch(index_t bytes) noexcept
     {
         for (index_t b = 0; b < bytes; b += 64)
         {
@@ -69,6 +72,14 @@ public:
 private:
     std::uintptr_t at_;
 };
+
+/// Asks for one line of each page. To find where a page lies takes as long as to read from it, several reads one after the
+/// other, and what is asked for in that time waits: pages are looked up long before their lines are asked for.
+[[gnu::always_inline]] inline void look_up(std::byte const* begin, index_t bytes) noexcept
+{
+    constexpr index_t page = 4096; // the smallest
+    for (index_t b = 0; b < bytes; b += page) { __builtin_prefetch(begin + b, 0, asked_into); }
+}
 
 /// Bytes of a rounded number.
 template <int Bits>
@@ -155,10 +166,10 @@ struct logit_kernels
     auto const widen_rows = [&](index_t count, index_t bytes) {
         for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
         {
-            std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
             std::memcpy(to, from, static_cast<std::size_t>(width * bytes));
         }
     };
+    std::memset(to, 0, static_cast<std::size_t>(tile_tokens * rows.token_bytes));
     if (rows.kind == storage::plain) { widen_rows(rows.coordinates, rows.unit); }
     for (int k = 0; k < rows.groups() && rows.kind != storage::plain; ++k)
     {
@@ -171,7 +182,6 @@ struct logit_kernels
             continue;
         }
         index_t const fours = width / 4 * 4;
-        std::memset(to, 0, static_cast<std::size_t>(tile_tokens * bytes));
         std::memcpy(to, from, static_cast<std::size_t>(fours * bytes));
         for (index_t b = 0; b < bytes && fours < width; ++b)
         {

@@ -44,8 +44,8 @@ MDKV_OUTLINE void lone_logits(query_rows const& q, int heads, int k, byte_range 
     }
 }
 
-/// Adds the logits of `tiles` neighbouring whole tiles, group by group, to those of G queries, `Vectors` vectors of tokens
-/// at a time and as far as that goes; returns the number of tiles done.
+/// Writes the logits of `tiles` neighbouring whole tiles, added group by group, for G queries, `Vectors` vectors of tokens at
+/// a time and as far as that goes; returns the number of tiles done.
 template <int Bits, int G, int Vectors>
 [[gnu::noinline]] index_t coded_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
@@ -64,6 +64,15 @@ template <int Bits, int G, int Vectors>
             return (done + v) / of_tile * tile_bytes + (done + v) % of_tile * lanes * unit;
         };
         std::byte const* at = tile;
+        MDKV_UNROLL
+        for (int g = 0; g < G; ++g)
+        {
+            MDKV_UNROLL
+            for (int v = 0; v < Vectors; ++v)
+            {
+                simd::store(logits.x + g * logits.step + (done + v) * lanes, simd::broadcast(0.0F));
+            }
+        }
         for (int k = 0; k < keys.groups(); ++k)
         {
             std::byte const* const scales = at;

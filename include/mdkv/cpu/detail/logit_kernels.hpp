@@ -92,10 +92,6 @@ inline constexpr logit_kernels logits_as{
     bool const narrow         = keys.width(t + n - 1) < tile_tokens;
     index_t const whole       = padded / tile_tokens - (narrow ? 1 : 0);
     std::byte const* const at = keys.begin + keys.tile(t);
-    for (index_t g = 0; g < group; ++g)
-    {
-        std::fill_n(logits.x + g * logits.step, tile::round_up(padded, most_logit_tiles * tile_tokens), 0.0F);
-    }
     for (index_t g = 0; g < group;)
     {
         int const pass       = pass_of(group - g, as.most_heads);
@@ -107,8 +103,8 @@ inline constexpr logit_kernels logits_as{
         {
             index_t const bytes = (whole - done) * tile_bytes;
             std::memcpy(copy, at + done * tile_bytes, static_cast<std::size_t>(bytes));
-            std::memset(copy + bytes, 0, static_cast<std::size_t>(by.tiles * tile_bytes - bytes));
             if (narrow) { widen_tile(keys, t + n - 1, copy + bytes); }
+            std::memset(copy + left * tile_bytes, 0, static_cast<std::size_t>((by.tiles - left) * tile_bytes));
             float* const to = logits.x + g * logits.step + done * tile_tokens;
             by.kernel(q.from(g), keys, copy, by.tiles, {to, logits.step}, next);
         }
