@@ -142,10 +142,9 @@ public:
     std::vector<float> feed_cells(std::vector<int> const& tokens, std::vector<std::int64_t> cells, std::int64_t ns,
         std::int64_t from, Sees const& sees)
     {
-        auto const n    = std::ssize(tokens);
-        auto const each = n / ns;
-        auto const last = *std::max_element(cells.begin(), cells.end());
-        auto const kv   = std::min<std::int64_t>((last + 256) / 256 * 256, 512);
+        auto const n          = std::ssize(tokens);
+        auto const each       = n / ns;
+        std::int64_t const kv = seen_by(n, each, sees) > 256 ? 512 : 256;
         owned<ggml_context, ggml_free> const context{
             ggml_init({1024 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})};
         ggml_context* const c    = context.get();
@@ -341,6 +340,20 @@ public:
     }
 
 private:
+    /// The end of the cells that any token of a batch sees.
+    template <class Sees>
+    static std::int64_t seen_by(std::int64_t tokens, std::int64_t each, Sees const& sees)
+    {
+        for (std::int64_t cell = 512; cell > 0; --cell)
+        {
+            for (std::int64_t i = 0; i < tokens; ++i)
+            {
+                if (sees(i % each, cell - 1, i / each)) { return cell; }
+            }
+        }
+        return 0;
+    }
+
     /// Tokens have something in common, and so have queries, so that some keys are looked at more than others.
     static std::vector<float> vector(int token, std::size_t salt, std::int64_t count, float common)
     {
@@ -814,7 +827,7 @@ TEST_CASE("ggml: tails of sequences that share cells are folded, and limits kept
     for (int i = 0; i < 60; ++i)
     {
         off = cache.step(3);
-        CHECK(off < 0.1F);
+        CHECK(off < 0.15F);
     }
     CHECK(off > 1e-4F); // they are compressed
     CHECK(cache.both.with.served() == 2 * 3 * 60);
@@ -934,7 +947,8 @@ TEST_CASE("ggml: a sequence that is loaded into other cells is compressed when i
 
 TEST_CASE("ggml: cells that several sequences may need are not given back")
 {
-    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    environment const settings{
+        {{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
     shared_cells cache;
     cache.feed(0, 0, 200);
     SUBCASE("they are the first one's alone")
