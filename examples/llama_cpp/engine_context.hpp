@@ -146,7 +146,7 @@ private:
             why = part.why;
             return here.freed.seen_by(node) ? outcome::refused : outcome::passed;
         }
-        for (index_t i = part.known ? 0 : 1; i < part.tokens; ++i)
+        for (index_t i = part.known ? 0 : 1; part.why == nullptr && i < part.tokens; ++i)
         {
             here.freed.written(node, part.of->cells[part.before + i]);
         }

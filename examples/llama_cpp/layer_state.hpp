@@ -233,11 +233,7 @@ private:
         plan const now        = planned(node, before, with);
         std::vector<float> weights;
         for (index_t q = 0; q < count; ++q) { weights.push_back(p.query_weight(q, count)); }
-        std::vector<float> sinks; // [Hq, count]
-        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
-        {
-            sinks.push_back(node.sinks()[i / count]);
-        }
+        std::vector<float> const sinks = repeated_sinks(node, count);
         gathered_cells const cells{with.threads, node, of_.cells, before};
         auto const report = with.lend([&](mdkv::cpu::backend on) {
             auto options                  = p.options<mdkv::cpu::backend>(now.arena);
@@ -245,7 +241,7 @@ private:
             options.scoring.query_weights = mdkv::in(on, std::as_const(weights).data(), count);
             if (!sinks.empty())
             {
-                options.scoring.lse_elsewhere = mdkv::in(on, std::as_const(sinks).data(), node.query_heads(), count);
+                options.scoring.lse_elsewhere = mdkv::in(on, sinks.data(), node.query_heads(), count);
             }
             auto const layer =
                 mdkv::split_window(on, queries(on, node, before, count), cells.keys(on), cells.values(on), p.window);
@@ -257,6 +253,17 @@ private:
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
         queries_.limit(fold_queries);
+    }
+
+    /// [Hq, count]  or none
+    [[nodiscard]] static std::vector<float> repeated_sinks(attention_node const& node, index_t count)
+    {
+        std::vector<float> sinks;
+        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
+        {
+            sinks.push_back(node.sinks()[i / count]);
+        }
+        return sinks;
     }
 
     /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
@@ -271,11 +278,13 @@ private:
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{
             .limit = now.arena, .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
-        options.allocation.charge = p.charge;
-        *cache_.view().appended   = folded; // those after them are in the engine's cells, too
+        options.allocation.charge      = p.charge;
+        std::vector<float> const sinks = repeated_sinks(node, count);
+        *cache_.view().appended        = folded; // those after them are in the engine's cells, too
         try
         {
             with.lend([&](mdkv::cpu::backend on) {
+                if (!sinks.empty()) { options.lse_elsewhere = mdkv::in(on, sinks.data(), node.query_heads(), count); }
                 return mdkv::recompress(on, queries(on, node, base_ + folded, count), p.ratios, options, cache_);
             });
         }

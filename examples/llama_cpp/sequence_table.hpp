@@ -71,7 +71,7 @@ private:
     static constexpr std::size_t most = 256;                     // as many as llama.cpp has
     using mask_row                    = std::span<std::uint16_t const>;
 
-    /// What was found in a mask, and the mask.
+    /// A mask, and what was found in it.
     struct answer
     {
         answer() = default;
@@ -237,12 +237,14 @@ private:
     {
         if (part.of == nullptr) { return false; }
         std::size_t const at = difference(last, row, 0);
-        if (at == row.size()) // the same cells
+        if (at == row.size() && part.before > 0) // the same cells, the part's among them
         {
             part.why = "tokens that see those after them";
+            --part.before;
             ++part.tokens;
             return true;
         }
+        if (at == row.size()) { return false; }
         if (part.why != nullptr || row[at] != visible || last[at] != hidden
             || difference(last, row, at + 1) != row.size())
         {

@@ -742,6 +742,23 @@ TEST_CASE("ggml: masks of windows that slide are the CPU's, and so is a second t
     CHECK(both.with.served() == 2); // the first continues the sequence
 }
 
+TEST_CASE("ggml: tokens that see those after them are the CPU's, and belong to their sequence")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    both.difference(1, 200);
+    std::vector<int> picture;
+    for (int i = 0; i < 20; ++i) { picture.push_back(5000 + i); }
+    auto const all = [](std::int64_t, std::int64_t cell) { return cell < 221; };
+    CHECK(both.difference(picture, std::int64_t{201}, all) == 0);
+    CHECK(both.with.served() == 2);
+    for (int i = 0; i < 4; ++i) { CHECK(both.difference(1, 221 + i) < near_enough); }
+    CHECK(both.with.served() == 2 * 5);
+    auto const first = [](std::int64_t, std::int64_t cell) { return cell < 20; };
+    CHECK(both.difference(picture, std::int64_t{0}, first) == 0);
+}
+
 TEST_CASE("ggml: a layer whose cache is smaller has a sliding window")
 {
     environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
@@ -947,8 +964,7 @@ TEST_CASE("ggml: a sequence that is loaded into other cells is compressed when i
 
 TEST_CASE("ggml: cells that several sequences may need are not given back")
 {
-    environment const settings{
-        {{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
     shared_cells cache;
     cache.feed(0, 0, 200);
     SUBCASE("they are the first one's alone")

@@ -83,6 +83,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        self.patience = options.patience
         environment = dict(os.environ)
         if budget:
             preload = environment.get("MDKV_LOAD_PRELOAD", "").split() + [os.path.abspath(options.plugin)]
@@ -104,8 +105,8 @@ class Server:
                 sys.exit(f"the server did not start: {self.log.name}\n{''.join(open(self.log.name).readlines()[-20:])}")
             time.sleep(0.2)
 
-    def ask(self, method, path, body=None, timeout=300):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+    def ask(self, method, path, body=None, timeout=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or self.patience)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
@@ -124,7 +125,7 @@ class Server:
     def cancel(self, text, tokens, after, rng):
         """A stream that is closed after so many events; before the first one at 0."""
         body = json.dumps(dict(prompt=text, n_predict=tokens, temperature=0, stream=True, cache_prompt=True)).encode()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=300) as raw:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=self.patience) as raw:
             raw.sendall(
                 b"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                 % len(body) + body
@@ -347,6 +348,7 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--missed", type=float, default=0.25, help="share of the numbers that may be missed below 100%%")
     parser.add_argument("--slot-files", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--patience", type=float, default=300, help="seconds until an answer counts as an error")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("more", nargs="*", help="arguments of llama-server, after --")
     options = parser.parse_args()
