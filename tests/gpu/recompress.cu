@@ -365,9 +365,9 @@ TEST_CASE("bad input is refused on the GPU, some of it when the device has read 
     CHECK(says(text(g, good, weighted), "a loss is NaN or infinite"));
     tensor<float, 2> elsewhere{{6, 9}};
     elsewhere.assign(std::vector<float>(54, std::numeric_limits<float>::quiet_NaN()));
-    device_tensor<float, 2> const nan{elsewhere};
+    device_tensor<float, 2> const no_numbers{elsewhere};
     options beside       = small;
-    beside.lse_elsewhere = nan.in();
+    beside.lse_elsewhere = no_numbers.in();
     CHECK(says(text(g, good, beside), "options.lse_elsewhere holds"));
 
     // A token that is no number is refused where it would have to be scored, and moved where not.

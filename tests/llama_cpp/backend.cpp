@@ -498,6 +498,17 @@ public:
     }
     void start_from(std::int64_t cell) { head_ = cell; }
 
+    [[nodiscard]] int tokens(int sequence) const
+    {
+        return static_cast<int>(
+            std::count_if(cells_.begin(), cells_.end(), [&](kept const& one) { return one.of.contains(sequence); }));
+    }
+    [[nodiscard]] int free_cells() const
+    {
+        return static_cast<int>(
+            std::count_if(cells_.begin(), cells_.end(), [](kept const& one) { return one.of.empty(); }));
+    }
+
 private:
     struct kept
     {
@@ -507,9 +518,10 @@ private:
 
     std::int64_t take(std::set<int> of, int position)
     {
+        head_ %= std::ssize(cells_);
         while (!cells_[static_cast<std::size_t>(head_)].of.empty()) { head_ = (head_ + 1) % std::ssize(cells_); }
         cells_[static_cast<std::size_t>(head_)] = {std::move(of), position};
-        return head_++ % std::ssize(cells_);
+        return head_++;
     }
 
     struct placed
@@ -533,7 +545,6 @@ private:
             made.tokens.push_back(number);
             who.emplace_back(sequence, last + 1);
             made.cells.push_back(take({sequence}, last + 1));
-            head_ %= std::ssize(cells_);
         }
         made.sees = [this, who](std::int64_t i, std::int64_t cell, std::int64_t) {
             auto const [sequence, position] = who[static_cast<std::size_t>(i)];
@@ -960,6 +971,47 @@ TEST_CASE("ggml: a sequence that is loaded into other cells is compressed when i
     CHECK(cache.both.with.served() == until + 2 * 8);
     for (int i = 0; i < 8; ++i) { CHECK(cache.step(2) < near_enough); }
     CHECK(cache.both.with.served() == until + 2 * (8 + 16));
+}
+
+TEST_CASE("ggml: whatever befalls sequences that share cells, outputs are the CPU's")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "48"}}};
+    std::int64_t served = 0;
+    for (unsigned const seed : {1U, 2U, 3U, 4U, 5U, 6U})
+    {
+        CAPTURE(seed);
+        shared_cells cache;
+        std::mt19937 random{seed};
+        auto const below = [&](int end) { return static_cast<int>(random() % static_cast<unsigned>(end)); };
+        int number       = 0;
+        for (int round = 0; round < 120; ++round)
+        {
+            CAPTURE(round);
+            int const one = below(5), other = (one + 1 + below(4)) % 5, action = below(20);
+            if (cache.free_cells() < 140) { cache.cut(one, 0); }
+            if (action == 0) { cache.cut(one, cache.tokens(one) - below(6)); }
+            if (action == 1) { cache.cut(one, below(1 + cache.tokens(one))); }
+            if (action == 2)
+            {
+                cache.cut(one, 0);
+                cache.copy(other, one);
+                if (below(2) == 0) { cache.cut(one, below(1 + cache.tokens(one))); }
+            }
+            if (action == 3 && cache.free_cells() > cache.tokens(one)) { cache.reload(one); }
+            if (action == 4) { cache.start_from(below(512)); }
+            std::vector<shared_cells::token> batch;
+            for (int s = 0; s < 5; ++s)
+            {
+                if (cache.tokens(s) > 0 && below(4) > 0) { batch.push_back({s, ++number}); }
+            }
+            int const prompt = action > 15 ? 20 + below(50) : 0;
+            for (int i = 0; i < prompt; ++i) { batch.push_back({one, ++number}); }
+            if (!batch.empty()) { CHECK(cache.feed(batch) < near_enough); }
+        }
+        served += cache.both.with.served();
+    }
+    CHECK(served > 2000);
+    MESSAGE(served, " parts of nodes were served");
 }
 
 TEST_CASE("ggml: cells that several sequences may need are not given back")
