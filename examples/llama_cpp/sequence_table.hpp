@@ -44,9 +44,18 @@ public:
         answer& last = answers_[node.mask().data];
         if (last.is_of(node)) { return last.parts; }
         ++masks_;
-        changed_                      = false;
-        std::vector<batch_part> parts = split(node);
-        if (changed_) { answers_.clear(); }
+        changed_ = false;
+        std::vector<batch_part> parts;
+        try
+        {
+            parts = split(node);
+        }
+        catch (...)
+        {
+            answers_.clear();
+            throw;
+        }
+        if (changed_) { answers_.clear(); } // they name sequences that may be forgotten
         return answers_.insert_or_assign(node.mask().data, answer{node, std::move(parts)}).first->second.parts;
     }
 

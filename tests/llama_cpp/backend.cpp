@@ -590,7 +590,14 @@ TEST_CASE("ggml: sink logits take their part of every softmax")
 TEST_CASE("ggml: a limit is kept to while the tail is folded")
 {
     environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}}};
-    pair_of_engines both{{{}, {}}};
+    layer_kind kind;
+    SUBCASE("of plain attention")
+    {}
+    SUBCASE("of attention with sink logits")
+    {
+        kind.sinks = true;
+    }
+    pair_of_engines both{{kind, {}}};
     both.difference(200, 0);
     std::vector<float> spread;
     for (int i = 0; i < 100; ++i)
