@@ -44,6 +44,15 @@ TEST_CASE("a preset's options reach compress")
         presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
 }
 
+TEST_CASE("queries whose attention is even count as a part of the others")
+{
+    CHECK(presets::by_window.even_queries(64) == doctest::Approx(0.1 * (32 + 32 * 0.2)));
+    CHECK(presets::by_window.even_queries(20) == doctest::Approx(0.1 * 20));
+    CHECK(presets::by_window.even_queries(0) == 0);
+    CHECK(presets::paper.even_queries(32) == 0);
+    CHECK(presets::best.even_queries(64) == 0);
+}
+
 TEST_CASE("the question's queries count fully and earlier ones as the preset says, however many there are")
 {
     auto const& best = presets::best;

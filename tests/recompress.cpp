@@ -239,18 +239,27 @@ TEST_CASE(
 
 TEST_CASE("the tokens of each head are scored by themselves, against what is stored of them")
 {
-    float even = 0;
-    SUBCASE("by the queries alone")
-    {}
-    SUBCASE("by even ones as well")
-    {
-        even = 30;
-    }
     growing g{listed(bit_ratios)};
     g.append(10);
     auto const queries = g.draw(3 * growing::group, 12, 40);
     auto const whole   = all_tokens(g);
     index_t const most = most_slots(g.view()) - 4;
+    tensor<float, 2> elsewhere{{3 * growing::group, 12}}; // natural log-sum-exps
+    for (index_t i = 0; i < 3 * growing::group * 12; ++i)
+    {
+        elsewhere.set(0.5F * static_cast<float>(i % 17), i / 12, i % 12);
+    }
+    options choice{.limit = budget::bytes(8000), .pooling = {5}};
+    SUBCASE("alone")
+    {}
+    SUBCASE("beside queries whose attention is even")
+    {
+        choice.even_queries = 30;
+    }
+    SUBCASE("beside what each softmax has elsewhere")
+    {
+        choice.lse_elsewhere = elsewhere.in();
+    }
     tensor<float, 3> loss{{3, 4, most}};
     for (index_t h = 0; h < 3; ++h)
     {
@@ -273,9 +282,14 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
         }
         tensor<float, 3> own{{1, 4, n}}, pooled{{1, 4, n}};
         tensor<float, 3> const none{{0, 0, 0}};
+        score_options<host> scoring{.even_queries = choice.even_queries};
+        if (choice.lse_elsewhere)
+        {
+            scoring.lse_elsewhere = slice<0>(elsewhere.in(), h * growing::group, growing::group);
+        }
         support::run([&](host const& on) {
             score(on, slice<0>(queries.in(), h * growing::group, growing::group), keys.in(), values.in(), window.in(),
-                none.in(), none.in(), bit_ratios, {.even_queries = even}, own.out());
+                none.in(), none.in(), bit_ratios, scoring, own.out());
         });
         index_t first = 0; // neighbours are those of the same run
         while (first < n)
@@ -300,21 +314,43 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
             }
         }
     }
-    index_t const limit = 8000;
     tensor<index_t, 1> limits{{1}};
     tensor<std::uint8_t, 2> rung{{3, most}};
     tensor<allocation, 1> chosen{{1}};
-    limits.set(limit - g.window_bytes(), 0);
+    limits.set(8000 - g.window_bytes(), 0);
     support::run([&](host const& on) {
         allocate(on, loss.in(), rung_costs{bit_ratios, {40, 24}, 2}, limits.in(), {}, rung.out(), chosen.out());
     });
-    recompress_report const report =
-        g.fold(queries, {.limit = budget::bytes(limit), .pooling = {5}, .even_queries = even}, nullptr);
+    recompress_report const report = g.fold(queries, choice, nullptr);
     CHECK(report.chosen.loss == doctest::Approx(chosen.get(0).loss).epsilon(1e-3));
     CHECK(report.chosen.loss > 0);
     index_t apart = 0;
     for (std::size_t r = 1; r < 4; ++r) { apart += std::abs(report.chosen.tokens[r] - chosen.get(0).tokens[r]); }
     CHECK(apart <= 2); // losses may differ in their last bits
+}
+
+TEST_CASE("what each softmax has elsewhere makes losses smaller, and nothing where it is minus infinity")
+{
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    std::vector<double> losses;
+    std::vector<contents> folded;
+    tensor<float, 2> elsewhere{{3 * growing::group, 4}};
+    for (float const lse : {0.0F, -infinity, 6.0F, 1e3F}) // 0: not given
+    {
+        growing g{listed(bit_ratios)};
+        g.append(20);
+        auto const queries = g.draw(3 * growing::group, 4, g.layer.sizes.dims.keys);
+        options choice{.limit = budget::bytes(10000)};
+        for (index_t i = 0; i < 3 * growing::group * 4; ++i) { elsewhere.set(lse, i / 4, i % 4); }
+        if (lse != 0.0F) { choice.lse_elsewhere = elsewhere.in(); }
+        losses.push_back(double{g.fold(queries, choice, nullptr).chosen.loss});
+        folded.emplace_back(g.cache);
+    }
+    CHECK(folded[1] == folded[0]);
+    CHECK(losses[1] == losses[0]);
+    CHECK(losses[2] < 0.9 * losses[0]);
+    CHECK(losses[2] > 0);
+    CHECK(losses[3] < 1e-20); // all of it is there
 }
 
 TEST_CASE("queries of another element than the cache's fold it as the same numbers in its element do")
@@ -399,6 +435,19 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     options weighted       = small;
     weighted.query_weights = weights.in();
     CHECK(says(text(good, weighted, nullptr), "query_weights"));
+    tensor<float, 2> elsewhere{{6, 8}};
+    options beside       = small;
+    beside.lse_elsewhere = elsewhere.in();
+    CHECK(says(text(good, beside, nullptr), "options.lse_elsewhere must be [H*G,Q] = [6, 9]"));
+    for (float const bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3e38F})
+    {
+        elsewhere = tensor<float, 2>{{6, 9}};
+        for (index_t i = 0; i < 54; ++i) { elsewhere.set(i == 40 ? bad : 0.0F, i / 9, i % 9); }
+        beside.lse_elsewhere = elsewhere.in();
+        CHECK(
+            says(error_text<non_finite_input>([&] { g.fold(good, beside, nullptr); }), "options.lse_elsewhere holds"));
+        CHECK(contents{g.cache} == before);
+    }
     auto spoilt = g.draw(6, 9, 40);
     spoilt.set(narrow<half>(std::numeric_limits<float>::infinity()), 2, 3, 4);
     CHECK(says(text(spoilt, small, nullptr), "queries: NaN or infinity in head 2, row 3"));

@@ -1,4 +1,4 @@
-/// \file attention_node.hpp: a FLASH_ATTN_EXT node of ggml as the library sees it: its tensors as views, its mask as a number of cells
+/// \file attention_node.hpp: a FLASH_ATTN_EXT node of ggml as the library sees it: its tensors as views
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "ggml.h"
 #include <sys/mman.h>
@@ -20,8 +21,7 @@ namespace mdkv_ggml
 
 using mdkv::index_t;
 
-/// The engine's cells lie as [cells, H, D] in half: cell c is where the c-th token of a sequence was written, as long as
-/// the mask says so.
+/// The engine's cells lie as [cells, H, D] in half. Which of them a token sees is in its row of the mask.
 struct attention_node
 {
     ggml_tensor* node = nullptr;
@@ -31,8 +31,8 @@ struct attention_node
     [[nodiscard]] ggml_tensor const& v() const noexcept { return *node->src[2]; }
     [[nodiscard]] ggml_tensor const& mask() const noexcept { return *node->src[3]; }
 
-    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; } ///< of the batch, of each sequence
-    [[nodiscard]] index_t sequences() const noexcept { return q().ne[3]; }
+    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; }  ///< of the batch, in each cache
+    [[nodiscard]] index_t streams() const noexcept { return q().ne[3]; } ///< caches, each with a part of the batch
     [[nodiscard]] index_t query_heads() const noexcept { return q().ne[2]; }
     [[nodiscard]] index_t heads() const noexcept { return k().ne[2]; }
     [[nodiscard]] mdkv::head_dims dims() const noexcept { return {k().ne[0], v().ne[0]}; }
@@ -44,10 +44,10 @@ struct attention_node
         return node->src[4] == nullptr ? nullptr : static_cast<float const*>(node->src[4]->data);
     }
 
-    /// Cells that the engine has for this layer and sequence; those that the node may look at are fewer.
+    /// Cells that a cache has; those that the node may look at are fewer.
     [[nodiscard]] index_t cells() const noexcept { return whole(k()).ne[1]; }
 
-    /// Which of the engine's caches of single sequences the first sequence's is.
+    /// Which of the caches that lie in one tensor the first is. Each has sequences of its own: one, or all of them.
     [[nodiscard]] index_t stream() const noexcept
     {
         ggml_tensor const& all = whole(k());
@@ -74,7 +74,10 @@ struct attention_node
         if (std::strncmp(whole(k()).name, "cache_k_l", 9) != 0) { return "keys that are in no cache"; }
         if (&whole(k()) == &whole(v())) { return "values that are a part of the keys (MLA)"; }
         if (k().type != GGML_TYPE_F16 || v().type != GGML_TYPE_F16) { return "cells that are not f16"; }
-        if (k().ne[3] != q().ne[3] || v().ne[3] != q().ne[3]) { return "sequences that share cells"; }
+        if (k().ne[3] != q().ne[3] || v().ne[3] != q().ne[3])
+        {
+            return "queries and cells of different numbers of caches";
+        }
         if (mask().type != GGML_TYPE_F16 || mask().ne[2] != 1 || mask().ne[3] != q().ne[3] || mask().ne[0] != k().ne[1]
             || mask().ne[1] < q().ne[1] || mask().nb[0] != 2)
         {
@@ -91,44 +94,11 @@ struct attention_node
         return nullptr;
     }
 
-    /// Whether token i of the batch sees just the first `count` cells.
-    [[nodiscard]] bool sees_just(index_t i, index_t count) const noexcept
+    /// What token i of the batch sees: a number of each cell, 0 or minus infinity as a rule.
+    [[nodiscard]] std::span<std::uint16_t const> mask_row(index_t i) const noexcept
     {
-        constexpr std::uint16_t hidden = 0xFC00; // minus infinity
-        auto const* const row          = reinterpret_cast<std::uint16_t const*>(bytes(mask()) + i * stride(mask(), 1));
-        unsigned wrong                 = 0;
-        for (index_t c = 0; c < count; ++c) { wrong |= row[c]; }
-        for (index_t c = count; c < mask().ne[0]; ++c) { wrong |= static_cast<unsigned>(row[c] ^ hidden); }
-        return wrong == 0;
-    }
-
-    /// Tokens before the batch, if each of its tokens sees these and the batch up to itself, in the first cells: one
-    /// sequence, causal, without gaps. -1 otherwise.
-    [[nodiscard]] index_t tokens_before() const noexcept
-    {
-        auto const* const row = reinterpret_cast<std::uint16_t const*>(bytes(mask()));
-        index_t seen          = 0;
-        while (seen < mask().ne[0] && row[seen] == 0) { ++seen; }
-        if (seen == 0 || seen + tokens() - 1 > mask().ne[0]) { return -1; }
-        for (index_t i = 0; i < tokens(); ++i)
-        {
-            if (!sees_just(i, seen + i)) { return -1; }
-        }
-        return seen - 1;
-    }
-
-    /// Whether a token of the batch sees one of the first `count` cells.
-    [[nodiscard]] bool sees_any_of(index_t count) const noexcept
-    {
-        for (index_t i = 0; i < tokens(); ++i)
-        {
-            auto const* const row = reinterpret_cast<std::uint16_t const*>(bytes(mask()) + i * stride(mask(), 1));
-            for (index_t c = 0; c < count && c < mask().ne[0]; ++c)
-            {
-                if (row[c] != 0xFC00) { return true; }
-            }
-        }
-        return false;
+        return {reinterpret_cast<std::uint16_t const*>(bytes(mask()) + i * stride(mask(), 1)),
+            static_cast<std::size_t>(mask().ne[0])};
     }
 
     /// [Hq, n, D] of n tokens of the batch from token i on.
@@ -147,16 +117,28 @@ struct attention_node
         return mdkv::out(on, data, {query_heads(), n, dims().values}, {dims().values, stride(*node, 2) / 4, 1});
     }
 
-    /// [H, count, D] of the first cells.
+    /// [H, count, D] of neighbouring cells.
     template <class B>
-    [[nodiscard]] auto keys(B const& on, index_t count) const
+    [[nodiscard]] auto keys(B const& on, index_t cell, index_t count) const
     {
-        return first(on, k(), count);
+        return neighbours(on, k(), cell, count);
     }
     template <class B>
-    [[nodiscard]] auto values(B const& on, index_t count) const
+    [[nodiscard]] auto values(B const& on, index_t cell, index_t count) const
     {
-        return first(on, v(), count);
+        return neighbours(on, v(), cell, count);
+    }
+
+    /// [cells, 1, H, D] of all cells: pages of one token.
+    template <class B>
+    [[nodiscard]] auto key_pages(B const& on) const
+    {
+        return pages(on, k());
+    }
+    template <class B>
+    [[nodiscard]] auto value_pages(B const& on) const
+    {
+        return pages(on, v());
     }
 
     /// [H, D] of one cell.
@@ -259,9 +241,15 @@ private:
         return reinterpret_cast<mdkv::half const*>(bytes(t) + cell * stride(t, 1));
     }
     template <class B>
-    [[nodiscard]] static auto first(B const& on, ggml_tensor const& t, index_t count)
+    [[nodiscard]] static auto neighbours(B const& on, ggml_tensor const& t, index_t cell, index_t count)
     {
-        return mdkv::in(on, halves(t, 0), {t.ne[2], count, t.ne[0]}, {stride(t, 2) / 2, stride(t, 1) / 2, 1});
+        return mdkv::in(on, halves(t, cell), {t.ne[2], count, t.ne[0]}, {stride(t, 2) / 2, stride(t, 1) / 2, 1});
+    }
+    template <class B>
+    [[nodiscard]] static auto pages(B const& on, ggml_tensor const& t)
+    {
+        return mdkv::in(on, halves(t, 0), {t.ne[1], index_t{1}, t.ne[2], t.ne[0]},
+            {stride(t, 1) / 2, stride(t, 1) / 2, stride(t, 2) / 2, index_t{1}});
     }
     template <class B>
     [[nodiscard]] static auto one(B const& on, ggml_tensor const& t, index_t cell)
@@ -270,31 +258,34 @@ private:
     }
 };
 
-/// A node of several sequences, cut to one of these.
-class node_of_one
+/// A part of a node: some of its batch's tokens, of one of the engine's caches.
+class part_of_node
 {
 public:
-    node_of_one(attention_node const& all, index_t sequence) noexcept
+    part_of_node(attention_node const& all, index_t cache, index_t first, index_t tokens) noexcept
         : node_{*all.node}
         , sources_{all.q(), all.k(), all.v(), all.mask()}
     {
-        narrow(node_, sequence);
+        narrow(node_, 3, cache, 1);
+        narrow(node_, 2, first, tokens);
         for (std::size_t i = 0; i < std::size(sources_); ++i)
         {
-            narrow(sources_[i], sequence);
+            narrow(sources_[i], 3, cache, 1);
             node_.src[i] = &sources_[i];
         }
+        narrow(sources_[0], 1, first, tokens);
+        narrow(sources_[3], 1, first, tokens);
     }
-    node_of_one(node_of_one const&)            = delete;
-    node_of_one& operator=(node_of_one const&) = delete;
+    part_of_node(part_of_node const&)            = delete;
+    part_of_node& operator=(part_of_node const&) = delete;
 
     [[nodiscard]] ggml_tensor* get() noexcept { return &node_; }
 
 private:
-    static void narrow(ggml_tensor& t, index_t sequence) noexcept
+    static void narrow(ggml_tensor& t, int axis, index_t first, index_t count) noexcept
     {
-        t.data  = static_cast<std::byte*>(t.data) + static_cast<std::size_t>(sequence) * t.nb[3];
-        t.ne[3] = 1;
+        t.data     = static_cast<std::byte*>(t.data) + static_cast<std::size_t>(first) * t.nb[axis];
+        t.ne[axis] = count;
     }
 
     ggml_tensor node_;

@@ -1,4 +1,4 @@
-/// \file cell_watch.hpp: whether the engine's cells of a layer still hold the tokens of which its compressed cache was made
+/// \file cell_watch.hpp: whether the engine's cells still hold the tokens of which a layer's compressed cache was made
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -10,20 +10,12 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "sequence.hpp"
 
 namespace mdkv_ggml
 {
 
-/// What the layers of one sequence tell each other. The first of those that have a compressed cache compares all cells. Each
-/// other one compares a few, and takes its word: a token that is replaced changes its own cell in every layer, and in the
-/// layers after the first those of later tokens only if these are computed anew.
-struct sequence
-{
-    index_t watcher     = -1; ///< number of that layer, none: -1
-    index_t overwritten = 0;  ///< how often it found another token
-};
-
-/// One layer's.
+/// One layer's of one sequence.
 class cell_watch
 {
 public:
@@ -33,7 +25,7 @@ public:
         , number_{number}
     {}
 
-    /// The first `base` cells are in the compressed part from now on.
+    /// The first `base` tokens are in the compressed part from now on.
     void begin(attention_node const& node, index_t base)
     {
         base_        = base;
@@ -42,7 +34,7 @@ public:
         overwritten_ = of_.overwritten;
     }
 
-    void append(attention_node const& node, index_t cell) { tail_.push_back(node.word(cell)); }
+    void append(attention_node const& node, index_t place) { tail_.push_back(node.word(of_.cells[place])); }
     void cut_tail(index_t tokens) { tail_.resize(static_cast<std::size_t>(tokens)); }
 
     /// There is no compressed cache any more.
@@ -51,7 +43,7 @@ public:
         if (of_.watcher == number_) { of_.watcher = -1; }
     }
 
-    /// Whether the cells before a batch are those that were compressed and appended.
+    /// Whether the cells of the tokens before a batch hold those that were compressed and appended.
     [[nodiscard]] bool untouched(attention_node const& node, index_t before) noexcept
     {
         if (of_.watcher < 0 || of_.watcher > number_) { of_.watcher = number_; }
@@ -70,7 +62,7 @@ private:
         auto const there = std::min(std::ssize(tail_), before - base_);
         for (index_t i = every ? 0 : std::max<index_t>(0, there - few); i < there; ++i)
         {
-            if (tail_[static_cast<std::size_t>(i)] != node.word(base_ + i)) { return false; }
+            if (tail_[static_cast<std::size_t>(i)] != node.word(of_.cells[base_ + i])) { return false; }
         }
         return true;
     }
@@ -79,10 +71,10 @@ private:
     [[nodiscard]] std::uint64_t print(attention_node const& node, index_t most) const noexcept
     {
         index_t const looks = std::min(base_, most);
-        std::uint64_t sum   = 1 + node.word(0);
+        std::uint64_t sum   = 1 + node.word(of_.cells[0]);
         for (index_t i = 0; i < looks; ++i)
         {
-            sum = (sum ^ (sum >> 32)) * 0x9E3779B97F4A7C15U ^ node.word((i + 1) * base_ / looks - 1);
+            sum = (sum ^ (sum >> 32)) * 0x9E3779B97F4A7C15U ^ node.word(of_.cells[(i + 1) * base_ / looks - 1]);
         }
         return sum;
     }

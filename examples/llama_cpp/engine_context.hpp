@@ -16,6 +16,9 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "layer_state.hpp"
+#include "own_code.hpp"
+#include "sequence.hpp"
+#include "sequence_table.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
 
@@ -38,44 +41,6 @@ struct last_words
     }
 };
 inline last_words const at_exit;
-
-/// Computes single nodes with the engine's own code.
-class own_code
-{
-public:
-    own_code()
-        : backend_{ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)}
-        , context_{ggml_init({ggml_graph_overhead_custom(1, false) + ggml_tensor_overhead(), nullptr, true})}
-        , graph_{ggml_new_graph_custom(context_.get(), 1, false)}
-    {
-        mdkv::expects(backend_ != nullptr, "there is no CPU backend to pass nodes to");
-    }
-
-    [[nodiscard]] ggml_status compute(ggml_tensor* node) const
-    {
-        ggml_graph_clear(graph_);
-        ggml_graph_add_node(graph_, node);
-        return ggml_backend_graph_compute(backend_.get(), graph_);
-    }
-
-    void set_threads(int threads) const
-    {
-        auto* const registry = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_.get()));
-        auto* const set      = reinterpret_cast<ggml_backend_set_n_threads_t>(
-            ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_n_threads"));
-        if (set != nullptr) { set(backend_.get(), threads); }
-    }
-
-private:
-    struct release
-    {
-        void operator()(ggml_backend_t backend) const { ggml_backend_free(backend); }
-        void operator()(ggml_context* context) const { ggml_free(context); }
-    };
-    std::unique_ptr<ggml_backend, release> backend_;
-    std::unique_ptr<ggml_context, release> context_;
-    ggml_cgraph* graph_;
-};
 
 /// All layers of one of the engine's contexts.
 class context
@@ -104,53 +69,118 @@ public:
         if (with_.chosen.verbosity > 0 && served_ + passed_ == 0) { announce(); }
         any_work = true;
         attention_node const attention{node};
-        std::string why;
-        outcome end = outcome::passed;
         if (node->src[1] != nullptr) { with_.most_cells = std::max(with_.most_cells, attention.cells()); }
         char const* const reason = attention.why_not();
-        if (reason == nullptr && attention.sequences() > 1) { return compute_each(attention); }
-        if (reason == nullptr) { end = step(attention, true, why); }
-        else
-        {
-            why = reason;
-            end = reads_freed(attention) ? outcome::refused : outcome::passed;
-        }
-        if (!count(attention, end, why)) { return GGML_STATUS_FAILED; }
-        return end == outcome::served ? GGML_STATUS_SUCCESS : own_code_.compute(node);
+        if (reason == nullptr) { return compute_parts(attention); }
+        outcome const end = reads_freed(attention) ? outcome::refused : outcome::passed;
+        return count(attention, end, reason) ? own_code_.compute(node) : GGML_STATUS_FAILED;
     }
 
 private:
-    /// A node of several sequences, each with cells of its own.
-    [[nodiscard]] ggml_status compute_each(attention_node const& all)
+    /// One of the model's layers in one of the engine's caches.
+    struct layer
     {
-        std::vector<index_t> passed;
-        for (index_t i = 0; i < all.sequences(); ++i)
+        index_t number;
+        index_t cells;
+        index_t stream;
+        freed_cells freed{};
+        std::map<index_t, layer_state> states{}; ///< by the sequence's number
+    };
+
+    /// What the layers of one of the engine's caches have in common.
+    struct engine_cache
+    {
+        sequence_table sequences;
+        std::map<void const*, int> visits{}; ///< of keys, in the last graph
+        void const* mask = nullptr;          ///< the first in the last graph
+        int place        = -1;               ///< of the last node
+        index_t tokens   = 0;
+    };
+
+    /// A node of any number of sequences, each of which is served or passed on by itself.
+    [[nodiscard]] ggml_status compute_parts(attention_node const& all)
+    {
+        struct rows
         {
-            node_of_one one{all, i};
-            std::string why;
-            outcome const end = step(attention_node{one.get()}, false, why);
-            if (!count(attention_node{one.get()}, end, why)) { return GGML_STATUS_FAILED; }
-            if (end == outcome::passed) { passed.push_back(i); }
+            index_t stream, first, tokens;
+        };
+        std::vector<rows> passed;
+        index_t served = 0;
+        for (index_t stream = 0; stream < all.streams(); ++stream)
+        {
+            part_of_node of_stream{all, stream, 0, all.tokens()};
+            attention_node const batch{of_stream.get()};
+            layer& here       = layer_of(batch);
+            auto const& parts = caches_[{here.cells, here.stream}].sequences.parts(batch);
+            forget(here);
+            for (batch_part const& part : parts)
+            {
+                part_of_node of_part{all, stream, part.first, part.tokens};
+                attention_node const node{of_part.get()};
+                std::string why;
+                outcome const end = step(node, part, here, all.streams() == 1 && parts.size() == 1, why);
+                if (!count(node, end, why)) { return GGML_STATUS_FAILED; }
+                if (end == outcome::served) { ++served; }
+                else if (!passed.empty() && passed.back().stream == stream
+                         && passed.back().first + passed.back().tokens == part.first)
+                {
+                    passed.back().tokens += part.tokens;
+                }
+                else { passed.push_back({stream, part.first, part.tokens}); }
+            }
         }
-        if (std::ssize(passed) == all.sequences()) { return own_code_.compute(all.node); }
-        for (index_t const i : passed)
+        if (served == 0) { return own_code_.compute(all.node); }
+        for (rows const& one : passed)
         {
-            node_of_one one{all, i};
-            ggml_status const status = own_code_.compute(one.get());
+            part_of_node part{all, one.stream, one.first, one.tokens};
+            ggml_status const status = own_code_.compute(part.get());
             if (status != GGML_STATUS_SUCCESS) { return status; }
         }
         return GGML_STATUS_SUCCESS;
     }
 
-    outcome step(attention_node const& node, bool alone, std::string& why)
+    outcome step(attention_node const& node, batch_part const& part, layer& here, bool alone, std::string& why)
     {
-        index_t const before = node.tokens_before();
-        layer_state& layer   = layer_of(node, before);
-        index_t const bytes  = layer.bytes();
-        outcome const end    = layer.step(node, before, alone, with_, why);
-        held_ += layer.bytes() - bytes;
+        if (part.of == nullptr)
+        {
+            why = part.why;
+            return here.freed.seen_by(node) ? outcome::refused : outcome::passed;
+        }
+        for (index_t i = part.known ? 0 : 1; part.why == nullptr && i < part.tokens; ++i)
+        {
+            here.freed.written(node, part.of->cells[part.before + i]);
+        }
+        if (with_.chosen.free_cells)
+        {
+            here.freed.allow(caches_[{here.cells, here.stream}].sequences.own_first_cells(*part.of));
+        }
+        layer_state& state =
+            here.states.try_emplace(part.of->number, here.number, *part.of, here.cells, here.freed).first->second;
+        index_t const bytes = state.bytes();
+        outcome const end   = state.step(node, part, alone, with_, why);
+        held_ += state.bytes() - bytes;
         with_.counts.most = std::max(with_.counts.most, held_);
         return end;
+    }
+
+    /// Gives up what is held of tokens that other sequences have overwritten.
+    void forget(layer const& like)
+    {
+        for (auto const& [number, tokens] : caches_[{like.cells, like.stream}].sequences.take_cut())
+        {
+            for (auto& [key, one] : layers_)
+            {
+                auto const state = one->states.find(number);
+                if (one->cells != like.cells || one->stream != like.stream || state == one->states.end()) { continue; }
+                held_ -= state->second.bytes();
+                if (tokens > 0)
+                {
+                    state->second.cut(tokens);
+                    held_ += state->second.bytes();
+                }
+                else { one->states.erase(state); }
+            }
+        }
     }
 
     /// Returns whether the node can be computed.
@@ -175,37 +205,36 @@ private:
     }
 
     /// Layers are told apart by where their keys lie, and, as some share them, by their place in the graph.
-    layer_state& layer_of(attention_node const& node, index_t before)
+    layer& layer_of(attention_node const& node)
     {
-        int place       = -1;
-        char const* tag = node.node->name;
+        int place          = -1;
+        char const* tag    = node.node->name;
+        engine_cache& last = caches_[{node.cells(), node.stream()}];
         if (std::sscanf(node.node->name, "node_%d", &place) == 1)
         {
-            tag        = "";
-            auto& last = last_[node.stream()];
-            if (place <= last.place || before != last.before || node.tokens() != last.tokens)
+            tag = "";
+            if (place <= last.place || node.tokens() != last.tokens)
             {
                 last.visits.clear();
-                last.masks.clear();
+                last.mask = nullptr;
             }
-            std::tie(last.place, last.before, last.tokens) = std::tuple{place, before, node.tokens()};
+            std::tie(last.place, last.tokens) = std::pair{place, node.tokens()};
         }
-        auto& last             = last_[node.stream()];
         void const* const mask = node.mask().data;
-        if (last.masks.try_emplace(node.cells(), mask).first->second != mask) { with_.two_masks.insert(node.cells()); }
+        if (last.mask == nullptr) { last.mask = mask; }
+        if (last.mask != mask) { with_.two_masks.insert(node.cells()); }
         void const* const keys = node.k().data;
         int const visit        = last.visits[keys]++;
-        std::string const name = tag + std::to_string(visit);
         if (visit > 0) { with_.shared_keys.insert(keys); }
-        auto& layer = layers_[{keys, place < 0 ? std::string{tag} : name}];
-        if (!layer)
+        auto& one = layers_[{keys, place < 0 ? std::string{tag} : tag + std::to_string(visit)}];
+        if (!one)
         {
-            layer        = std::make_unique<layer_state>(std::ssize(layers_), last.says, node);
-            with_.layers = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& one) {
-                return one.second->cells() == with_.most_cells && one.second->stream() == node.stream();
+            one          = std::make_unique<layer>(layer{std::ssize(layers_), node.cells(), node.stream()});
+            with_.layers = std::max<index_t>(1, std::count_if(layers_.begin(), layers_.end(), [&](auto const& other) {
+                return other.second->cells == with_.most_cells && other.second->stream == node.stream();
             }));
         }
-        return *layer;
+        return *one;
     }
 
     /// Whether a node that no layer is made for reads cells that a layer has given back, as those of several sequences may.
@@ -215,7 +244,7 @@ private:
         auto const* const first = static_cast<std::byte const*>(node.k().data);
         return std::any_of(layers_.begin(), layers_.end(), [&](auto const& one) {
             auto const* const keys = static_cast<std::byte const*>(one.first.first);
-            return one.second->freed() > 0 && keys >= first && keys < first + ggml_nbytes(&node.k());
+            return one.second->freed.any() && keys >= first && keys < first + ggml_nbytes(&node.k());
         });
     }
 
@@ -277,22 +306,11 @@ private:
         }
     }
 
-    /// A sequence's last step.
-    struct last_step
-    {
-        std::map<void const*, int> visits;    ///< of keys
-        std::map<index_t, void const*> masks; ///< by cells
-        sequence says;
-        int place      = -1;
-        index_t before = -1;
-        index_t tokens = 0;
-    };
-
     shared with_;
     own_code own_code_;
-    std::map<std::pair<void const*, std::string>, std::unique_ptr<layer_state>> layers_;
-    std::map<index_t, last_step> last_; // of each sequence with cells of its own
-    index_t held_   = 0;                // bytes of all caches
+    std::map<std::pair<index_t, index_t>, engine_cache> caches_; // by cells and stream
+    std::map<std::pair<void const*, std::string>, std::unique_ptr<layer>> layers_;
+    index_t held_   = 0; // bytes of all caches
     index_t served_ = 0;
     index_t passed_ = 0;
 };

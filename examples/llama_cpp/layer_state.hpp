@@ -26,7 +26,10 @@
 
 #include "attention_node.hpp"
 #include "cell_watch.hpp"
+#include "freed_cells.hpp"
+#include "gathered_cells.hpp"
 #include "query_ring.hpp"
+#include "sequence.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
 
@@ -40,43 +43,35 @@ enum class outcome
     refused ///< it cannot be computed: the cells that it needs were given back
 };
 
-/// A token's number is that of its cell: the compressed part holds the first `base` tokens, the tail the tokens after
-/// them. A program may overwrite cells between two steps (it loads a state, or shifts positions): their keys then differ
-/// from the keys that were compressed.
+/// The compressed part holds the first `base` tokens of the sequence, the tail the tokens after them. A program may overwrite
+/// cells between two steps (it loads a state, or shifts positions): their keys then differ from the keys that were compressed.
 class layer_state
 {
 public:
     /// \param number   in the order in which the layers of its sequence are computed
-    layer_state(index_t number, sequence& of, attention_node const& node)
-        : watch_{number, of}
-        , cells_{node.cells()}
-        , stream_{node.stream()}
+    /// \param cells    that its cache has
+    /// \param freed    those of the layer, for all of its sequences
+    layer_state(index_t number, sequence& of, index_t cells, freed_cells& freed)
+        : of_{of}
+        , freed_{freed}
+        , watch_{number, of}
+        , cells_{cells}
     {}
 
-    /// One node of this sequence alone. `why` is the reason if it is not served; empty for a prompt.
-    /// \param alone   whether the engine's node had no other sequence
-    outcome step(attention_node const& node, index_t before, bool alone, shared& with, std::string& why)
+    /// One part of a node, which has the part's tokens alone. `why` is the reason if it is not served; empty for a prompt.
+    /// \param alone   whether the engine's node had no other part
+    outcome step(attention_node const& node, batch_part const& part, bool alone, shared& with, std::string& why)
     {
         why.clear();
         ++steps_;
         // A prompt beside other sequences comes in pieces, and a piece may be one token.
-        bool const decoding = node.tokens() == 1 && (alone || last_tokens_ == 1);
-        last_tokens_        = node.tokens();
+        index_t const before = part.before;
+        bool const decoding  = node.tokens() == 1 && (alone || last_tokens_ == 1);
+        last_tokens_         = node.tokens();
         if (!made() && cells_ < with.most_cells)
         {
             why = "a sliding window (its cache is smaller than that of other layers)";
             return outcome::passed;
-        }
-        if (before < 0)
-        {
-            bool const lost = freed_ > 0 && node.sees_any_of(freed_);
-            if (!made() || node.sees_any_of(tokens())) { drop(0); } // it is this sequence, and not another one
-            why = "a mask with gaps: several sequences, a window that slid, or positions that were shifted";
-            return lost ? outcome::refused : outcome::passed;
-        }
-        if (before == 0) // written anew from here on
-        {
-            freed_ = 0;
         }
         if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // it may hold what comes now
         if (made() && before < base_)
@@ -89,7 +84,7 @@ public:
             drop(0);
             why = "its cells were overwritten (a state was loaded, or positions were shifted)";
         }
-        if (!made() && freed_ > 0)
+        if (freed_.any_of(of_.cells, made() && part.why == nullptr ? tokens() : 0, before + node.tokens()))
         {
             if (why.empty()) { why = "its cells had been given back"; }
             return outcome::refused;
@@ -99,8 +94,13 @@ public:
             why = "its cells hold zeros (a state was saved after they had been given back)";
             return outcome::refused;
         }
+        if (part.why != nullptr)
+        {
+            why = part.why;
+            return outcome::passed;
+        }
         queries_.cut(before);
-        if (!made() && !queries_.is_of(node)) { queries_.clear(); }
+        if (!made() && !queries_.is_of(node, of_.cells)) { queries_.clear(); }
         try
         {
             if (!made())
@@ -110,11 +110,12 @@ public:
                     for (index_t i = std::max<index_t>(0, node.tokens() - with.chosen.preset.queries);
                          i < node.tokens(); ++i)
                     {
-                        queries_.add(node, i, before + i);
+                        queries_.add(node, i, before + i, of_.cells[before + i]);
                     }
                     return outcome::passed;
                 }
                 compress(node, before, with);
+                settled(node, with);
             }
             serve(node, before, with);
             return outcome::served;
@@ -123,11 +124,16 @@ public:
         {
             why = error.what();
         }
-        bool const lost = freed_ > 0;
         drop(0);
         given_up_    = why;
         given_up_at_ = before;
-        return lost ? outcome::refused : outcome::passed;
+        return freed_.any_of(of_.cells, 0, before) ? outcome::refused : outcome::passed;
+    }
+
+    /// The sequence has just its first tokens left. Frees memory; the next step would find out anyway.
+    void cut(index_t tokens)
+    {
+        if (made() && tokens < base_) { drop(tokens); }
     }
 
     [[nodiscard]] bool made() const noexcept { return cache_.layout().heads > 0; }
@@ -138,9 +144,6 @@ public:
         return made() ? cache_.arena_bytes() + cache_.tail_bytes() + cache_.directory_bytes() + queries_.bytes() : 0;
     }
     [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
-    [[nodiscard]] index_t cells() const noexcept { return cells_; }
-    [[nodiscard]] index_t freed() const noexcept { return freed_; } ///< cells that were given back
-    [[nodiscard]] index_t stream() const noexcept { return stream_; }
 
 private:
     struct plan
@@ -175,16 +178,24 @@ private:
         if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
         if (chosen.at == 0 && !decoding) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
-        return steps_ > 1 && queries_.count_before(before, fold_queries) == fold_queries;
+        if (steps_ > 1 && queries_.count_before(before, fold_queries) == fold_queries) { return true; }
+        if (decoding)
+        {
+            why = "few of its queries were seen yet (a state was loaded, or it shares another one's cells)";
+        }
+        return false;
     }
 
-    /// Whether cells before a batch hold nothing.
-    [[nodiscard]] static bool is_blank(attention_node const& node, index_t before) noexcept
+    /// Whether cells of tokens before a batch hold nothing.
+    [[nodiscard]] bool is_blank(attention_node const& node, index_t before) const noexcept
     {
         index_t const looks = std::min<index_t>(before, 8);
         for (index_t i = 0; i < looks; ++i)
         {
-            if (node.is_blank(i * before / looks) || node.is_blank((i + 1) * before / looks - 1)) { return true; }
+            for (index_t const place : {i * before / looks, (i + 1) * before / looks - 1})
+            {
+                if (node.is_blank(of_.cells[place])) { return true; }
+            }
         }
         return false;
     }
@@ -222,21 +233,19 @@ private:
         plan const now        = planned(node, before, with);
         std::vector<float> weights;
         for (index_t q = 0; q < count; ++q) { weights.push_back(p.query_weight(q, count)); }
-        std::vector<float> sinks; // [Hq, count]
-        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
-        {
-            sinks.push_back(node.sinks()[i / count]);
-        }
+        std::vector<float> const sinks = repeated_sinks(node, count);
+        gathered_cells const cells{with.threads, node, of_.cells, before};
         auto const report = with.lend([&](mdkv::cpu::backend on) {
             auto options                  = p.options<mdkv::cpu::backend>(now.arena);
             options.scoring.scale         = node.scale();
             options.scoring.query_weights = mdkv::in(on, std::as_const(weights).data(), count);
+            options.scoring.even_queries  = p.even_queries(count);
             if (!sinks.empty())
             {
-                options.scoring.lse_elsewhere = mdkv::in(on, std::as_const(sinks).data(), node.query_heads(), count);
+                options.scoring.lse_elsewhere = mdkv::in(on, sinks.data(), node.query_heads(), count);
             }
-            auto const layer              = mdkv::split_window(
-                on, queries(on, node, before, count), node.keys(on, before), node.values(on, before), p.window);
+            auto const layer =
+                mdkv::split_window(on, queries(on, node, before, count), cells.keys(on), cells.values(on), p.window);
             return mdkv::compress(on, layer, p.ratios, options, cache_);
         });
         base_             = before;
@@ -245,7 +254,17 @@ private:
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
         queries_.limit(fold_queries);
-        settled(node, with);
+    }
+
+    /// [Hq, count]  or none
+    [[nodiscard]] static std::vector<float> repeated_sinks(attention_node const& node, index_t count)
+    {
+        std::vector<float> sinks;
+        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
+        {
+            sinks.push_back(node.sinks()[i / count]);
+        }
+        return sinks;
     }
 
     /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
@@ -260,11 +279,14 @@ private:
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{
             .limit = now.arena, .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
-        options.allocation.charge = p.charge;
-        *cache_.view().appended   = folded; // those after them are in the engine's cells, too
+        options.allocation.charge      = p.charge;
+        options.even_queries           = p.even * static_cast<float>(count);
+        std::vector<float> const sinks = repeated_sinks(node, count);
+        *cache_.view().appended        = folded; // those after them are in the engine's cells, too
         try
         {
             with.lend([&](mdkv::cpu::backend on) {
+                if (!sinks.empty()) { options.lse_elsewhere = mdkv::in(on, sinks.data(), node.query_heads(), count); }
                 return mdkv::recompress(on, queries(on, node, base_ + folded, count), p.ratios, options, cache_);
             });
         }
@@ -278,7 +300,7 @@ private:
         queries_.clear();
         watch_.cut_tail(0);
         cache_.reserve_tail(now.rows);
-        for (index_t cell = base_; cell < all; ++cell) { append(node, cell); }
+        for (index_t place = base_; place < all; ++place) { append(node, place); }
         settled(node, with);
         with.log("folded", node, all, cache_.arena_bytes());
         return true;
@@ -289,19 +311,19 @@ private:
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_.view());
         watch_.cut_tail(cache_.appended());
-        for (index_t cell = tokens(); cell < before; ++cell) // those of batches that another backend had
+        for (index_t place = tokens(); place < before; ++place) // those of batches that another backend had
         {
             make_room(node, with);
-            append(node, cell);
+            append(node, place);
         }
         for (index_t i = 0; i < node.tokens();)
         {
             make_room(node, with);
             index_t const n = std::min({node.tokens() - i, cache_.tail_capacity() - cache_.appended(), most_at_once});
-            for (index_t cell = before + i; cell < before + i + n; ++cell)
+            for (index_t place = before + i; place < before + i + n; ++place)
             {
-                remember(node, cell - before, cell);
-                append(node, cell);
+                remember(node, place - before, place);
+                append(node, place);
             }
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
@@ -333,7 +355,7 @@ private:
     void remember(attention_node const& node, index_t i, index_t place)
     {
         index_t const end = base_ + cache_.tail_capacity() - keep_;
-        if (place >= end - fold_queries && place < end) { queries_.add(node, i, place); }
+        if (place >= end - fold_queries && place < end) { queries_.add(node, i, place, of_.cells[place]); }
     }
 
     void make_room(attention_node const& node, shared& with)
@@ -350,38 +372,36 @@ private:
         cache_.reserve_tail(cache_.tail_capacity() + growth);
     }
 
-    void append(attention_node const& node, index_t cell)
+    void append(attention_node const& node, index_t place)
     {
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::cpu::backend const on{&none};
+        index_t const cell = of_.cells[place];
         mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_.view());
-        watch_.append(node, cell);
+        watch_.append(node, place);
     }
 
-    /// The cells of the compressed part are the library's from now on.
+    /// The cells of the compressed part are the library's from now on, those that no other sequence may need.
     void settled(attention_node const& node, shared& with)
     {
         if (with.chosen.free_cells && !with.two_masks.contains(cells_) && !with.shared_keys.contains(node.k().data))
         {
-            bool const first = freed_ == 0;
-            with.counts.freed += node.give_back(freed_, base_);
-            freed_ = base_;
-            if (first) { node.stamp(with.next_stamp++); }
+            with.counts.freed += freed_.give_back(node, base_, with.next_stamp);
         }
         watch_.begin(node, base_);
     }
 
+    sequence& of_;
+    freed_cells& freed_;
     mdkv::cpu::cache<mdkv::half> cache_;
     query_ring queries_;
     cell_watch watch_;
     std::string given_up_;
     index_t cells_;
-    index_t stream_;
     index_t given_up_at_ = 0;
     index_t last_tokens_ = 0; ///< of the step before
     index_t base_        = 0;
     index_t keep_        = 0; ///< of the next plan
-    index_t freed_       = 0; ///< cells from the first on whose pages were given back
     index_t steps_       = 0;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "cell_list.hpp"
 #include "ggml.h"
 
 namespace mdkv_ggml
@@ -39,17 +40,17 @@ public:
     }
 
     /// Whether they are of the tokens that are in the cells.
-    [[nodiscard]] bool is_of(attention_node const& node) const noexcept
+    [[nodiscard]] bool is_of(attention_node const& node, cell_list const& cells) const noexcept
     {
         for (index_t place = first_; place < end_; ++place)
         {
-            if (words_[static_cast<std::size_t>(place - first_)] != node.word(place)) { return false; }
+            if (words_[static_cast<std::size_t>(place - first_)] != node.word(cells[place])) { return false; }
         }
         return true;
     }
 
-    /// Takes token i of a batch, which is at `place`.
-    void add(attention_node const& from, index_t i, index_t place)
+    /// Takes token i of a batch, which is at `place`, in `cell`.
+    void add(attention_node const& from, index_t i, index_t place, index_t cell)
     {
         if (place != end_)
         {
@@ -69,7 +70,7 @@ public:
             ggml_fp32_to_fp16_row(reinterpret_cast<float const*>(row),
                 reinterpret_cast<ggml_fp16_t*>(rows_.data() + old + static_cast<std::size_t>(h) * dim), q.ne[0]);
         }
-        words_.push_back(from.word(place));
+        words_.push_back(from.word(cell));
         ++end_;
     }
 

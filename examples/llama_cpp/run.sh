@@ -6,7 +6,8 @@
 #   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes
 #   bash examples/llama_cpp/run.sh speed   [MODEL.gguf [DEPTH [THREADS]]]   table: decoded tokens a second
 #   bash examples/llama_cpp/run.sh server  [MODEL.gguf [MINUTES [SLOTS]]]   llama-server under load, every answer checked: half
-#                                                             a minute each with four slots and one, at 100 and 25 %
+#                                                             a minute each with its default slots (0), with four that have
+#                                                             cells of their own and with one, at 100 and 25 %
 #   bash examples/llama_cpp/run.sh with    COMMAND...         any program of llama.cpp: with llama-cli -fa on -m ...
 #
 # The first time it fetches llama.cpp (77 MB), builds it (nine minutes of one core) and the backend; all is kept. Variables:
@@ -162,5 +163,5 @@ case $task in
     answer) answer ;;
     quality) quality ;;
     speed) speed "${2:-1024 4096}" "${3:-1 2}" ;;
-    server) server "${2:-0.5}" "${3:-4,1}" ;;
+    server) server "${2:-0.5}" "${3:-0,4,1}" ;;
 esac

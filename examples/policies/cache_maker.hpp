@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -57,6 +58,10 @@ private:
         mdkv::cpu::executor_ref executor, scratch_memory& scratch);
     /// [Q] weights of the queries that score, the last ones of the layer's.
     [[nodiscard]] std::vector<float> query_weights(prompt_layer<T> const& layer) const;
+    [[nodiscard]] float even_queries(std::span<float const> weights) const
+    {
+        return static_cast<float>(policy_.even) * std::accumulate(weights.begin(), weights.end(), 0.0F);
+    }
     [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
     [[nodiscard]] std::vector<float> losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,

@@ -248,7 +248,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
                 .pooling       = policy_.pooling,
                 .charge        = policy_.charge,
                 .quantisation  = policy_.quantisation,
-                .even_queries  = static_cast<float>(policy_.even),
+                .even_queries  = even_queries(weights),
                 .query_weights = weights,
                 .rungs         = rungs,
                 .tail_tokens   = tail_tokens},
@@ -275,7 +275,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
                 .query_weights = in(on, weights.data(), rows),
                 .quantisation  = policy_.quantisation,
-                .even_queries  = static_cast<float>(policy_.even)},
+                .even_queries  = even_queries(weights)},
             .layer   = layer.layer,
         };
         options.allocation.charge = policy_.charge;
@@ -333,7 +333,7 @@ std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, 
             {.lse              = slice<1>(in(on, layer.lse, H * layer.group, all), all - rows, rows),
                 .query_weights = in(on, weights.data(), rows),
                 .quantisation  = policy_.quantisation,
-                .even_queries  = static_cast<float>(policy_.even)},
+                .even_queries  = even_queries(weights)},
             window);
         mdkv::pool(on, mdkv::as_input(window), policy_.pooling, shared);
         if (!replays) { return; }

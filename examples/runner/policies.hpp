@@ -101,7 +101,7 @@ struct policy
     std::int64_t queries                 = 0; // last queries that score, at least the window's
     std::int64_t fold_queries            = 8; // last appended ones that a fold scores by; they take memory of the cache
     double early                         = 1; // what a query before the window's counts
-    double even                          = 0; // queries more of each query head, whose attention is even
+    double even                          = 0; // part of the queries' weight whose attention is taken to be even
     scoring_rows rows                    = scoring_rows::window;
     mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
     std::int64_t chunk                   = 256;                       // tokens whose queries see each other's keys only
@@ -165,6 +165,7 @@ inline void take(policy& p, mdkv::preset const& from)
     p.keep         = from.window < from.question ? from.window : 0;
     p.queries      = from.queries > from.question ? from.queries : 0;
     p.early        = double{from.early_weight};
+    p.even         = double{from.even};
     p.over         = from.over;
     p.chunk        = from.chunk;
     p.own          = from.own;
@@ -337,7 +338,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (p.fold_queries < 1) { refuse("must be positive"); }
     }
     else if (parameter == "early") { p.early = number(0, 1e6, "between 0 and 1000000"); }
-    else if (parameter == "even") { p.even = number(0, 1e6, "between 0 and 1000000"); }
+    else if (parameter == "even") { p.even = number(0, 1000, "between 0 and 1000"); }
     else if (parameter == "rows")
     {
         constexpr std::array<std::string_view, 5> names{"window", "replay", "both", "real", "both_real"};

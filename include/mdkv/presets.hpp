@@ -26,6 +26,7 @@ struct preset
     index_t queries                = 32;   ///< last queries to score with
     index_t question               = 32;   ///< the last of them, of weight 1
     float early_weight             = 1.0F; ///< weight of the earlier ones: score_options::query_weights
+    float even                     = 0.0F; ///< score_options::even_queries, in parts of the weights of all of them
 
     bool replays    = false;               ///< the prompt's own queries, advanced by its length, score, too: advance
     row_norm over   = row_norm::euclidean; ///< of replayed rows: score_options::over
@@ -41,6 +42,13 @@ struct preset
     [[nodiscard]] constexpr float query_weight(index_t q, index_t count) const noexcept
     {
         return q < count - question ? early_weight : 1.0F;
+    }
+    /// score_options::even_queries beside `count` queries with these weights.
+    [[nodiscard]] constexpr float even_queries(index_t count) const noexcept
+    {
+        float weight = 0;
+        for (index_t q = 0; q < count; ++q) { weight += query_weight(q, count); }
+        return even * weight;
     }
 
     /// The options of compress at a budget.
@@ -69,17 +77,18 @@ inline constexpr preset evict{"evict", evict_ratios, {1, pooling::max}};
 /// The best that one call of compress can do (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
 /// more queries than the question's.
 inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.1F};
 
 /// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, false, 4.0F, true, 1.0F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, false, 4.0F, true, 1.0F};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
 /// of the text count more. It finds what the window's queries do not know of, and text that goes on is further from that of
 /// the full cache than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, true, row_norm::euclidean, 256, true, 0.0F, true, 1.0F, 16.0F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, true, 0.0F, true, 1.0F,
+    16.0F};
 
 } // namespace presets
 

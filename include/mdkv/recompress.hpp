@@ -43,6 +43,10 @@ struct recompress_options
 
     float scale = 0.0F; ///< factor of q.k; 0 means 1/sqrt(D)
 
+    /// [H*G, Q]  as score_options::lse_elsewhere: the part of each query's softmax that lies on none of the cache's tokens, as
+    /// sink logits or keys kept elsewhere
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
+
     /// [Q]  as score_options::query_weights
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
     quantisation_loss quantisation                    = quantisation_loss::bound;
@@ -218,7 +222,8 @@ struct recompressing
         allocation chosen;
         fetch(on, reports.data_handle(), &chosen, 1);
         expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
-            "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply");
+            "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
+            options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
         return chosen;
     }
 
@@ -232,13 +237,13 @@ struct recompressing
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
         };
+        score_options<B> choice{.scale = options.scale,
+            .query_weights             = options.query_weights,
+            .quantisation              = options.quantisation,
+            .even_queries              = options.even_queries};
+        if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }
         score(on, slice<0>(queries, h * group, group), slice<1>(head(keys), 0, n), slice<1>(head(values), 0, n),
-            head(window_keys), head(key_basis), head(value_basis), ratios,
-            score_options<B>{.scale = options.scale,
-                .query_weights      = options.query_weights,
-                .quantisation       = options.quantisation,
-                .even_queries       = options.even_queries},
-            own);
+            head(window_keys), head(key_basis), head(value_basis), ratios, choice, own);
         if (smooth.extent(0) == 0) { return; }
         index_t begin = 0;
         for (std::size_t i = 0; i < most_runs(slots.cache.layout); ++i)
@@ -323,8 +328,8 @@ struct recompressing
 ///                                 cannot drop
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot), or
-///                                 a loss is; gpu: as it is where query weights are negative or not finite, which cannot be
-///                                 seen before
+///                                 a loss is, as where `lse_elsewhere` holds a NaN or a value above 1e30; gpu: as it is where
+///                                 query weights are negative or not finite, which cannot be seen before
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and whatever the executor or the cache's memory resource throws; gpu: cuda_error.
 ///                                 Nothing was changed in any case
@@ -360,6 +365,10 @@ recompress_report recompress(
     c.bytes("cache.arena", stored.arena, stored.arena_bytes, true);
     c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), true);
     if (options.query_weights) { c.in("options.query_weights", *options.query_weights, {{queries.extent(1)}}, "Q"); }
+    if (options.lse_elsewhere)
+    {
+        c.in("options.lse_elsewhere", *options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
+    }
     if (options.sources)
     {
         index_t const room = options.sources->extent(1);

@@ -86,15 +86,17 @@ struct growing : support::growing_cache<T>
         recompress_report report;
         tensor<std::int32_t, 2> sources;
     };
-    [[nodiscard]] outcome on_cpu(tensor<T, 3> const& queries, options const& choice, index_t slots) const
+    [[nodiscard]] outcome on_cpu(tensor<T, 3> const& queries, options const& choice, index_t slots,
+        tensor<float, 2> const* elsewhere = nullptr) const
     {
         outcome made{this->cache.copy(), {}, tensor<std::int32_t, 2>{{3, slots}}};
-        recompress_options<cpu::backend> const same{.limit = choice.limit,
-            .pooling                                       = choice.pooling,
-            .allocation                                    = choice.allocation,
-            .scale                                         = choice.scale,
-            .quantisation                                  = choice.quantisation,
-            .sources                                       = made.sources.out()};
+        recompress_options<cpu::backend> same{.limit = choice.limit,
+            .pooling                                 = choice.pooling,
+            .allocation                              = choice.allocation,
+            .scale                                   = choice.scale,
+            .quantisation                            = choice.quantisation,
+            .sources                                 = made.sources.out()};
+        if (elsewhere != nullptr) { same.lse_elsewhere = elsewhere->in(); }
         support::run([&](cpu::backend const& on) {
             made.report = mdkv::recompress(on, queries.in(), this->layer.ratios, same, made.cache);
         });
@@ -155,11 +157,14 @@ double attention_difference(growing<T>& g, cpu::cache<T> const& other)
 /// One fold beside the CPU's of the same, to the bit. Only where tokens are scored (not `exact`) and both round differently,
 /// losses differ, and a token near the multiplier may go to the next rung, and with it one that pays for it.
 template <class T>
-recompress_report check_fold(growing<T>& g, options const& choice, index_t queries = 4, bool exact = false)
+recompress_report check_fold(
+    growing<T>& g, options choice, index_t queries = 4, bool exact = false, tensor<float, 2> const* elsewhere = nullptr)
 {
+    std::optional<device_tensor<float, 2>> there;
+    if (elsewhere != nullptr) { choice.lse_elsewhere = there.emplace(*elsewhere).in(); }
     auto const asked    = g.draw(3 * g.group, queries, g.layer.sizes.dims.keys);
     index_t const slots = most_slots(g.view()) + 2;
-    auto const want     = g.on_cpu(asked, choice, slots);
+    auto const want     = g.on_cpu(asked, choice, slots, elsewhere);
     tensor<std::int32_t, 2> sources{{3, slots}};
     recompress_report const got = g.fold(asked, choice, &sources);
     index_t const apart         = tokens_apart(g, sources, want);
@@ -252,6 +257,14 @@ TEST_CASE("folds on the GPU are the CPU's for every kind of rung, element type, 
         turned.append(12);
         check_fold(turned, {.limit = budget::bytes(limit)});
     }
+    growing<half> beside{listed(bit_ratios)};
+    beside.append(20);
+    tensor<float, 2> elsewhere{{3 * beside.group, 4}};
+    for (index_t i = 0; i < 3 * beside.group * 4; ++i)
+    {
+        elsewhere.set(0.5F * static_cast<float>(i % 7), i / 4, i % 4);
+    }
+    check_fold(beside, {.limit = budget::bytes(9100)}, 4, false, &elsewhere);
     growing<half> without_tail{listed(paper_ratios), 0};
     check_fold(without_tail, {.limit = budget::bytes(6000)});
 }
@@ -350,6 +363,12 @@ TEST_CASE("bad input is refused on the GPU, some of it when the device has read 
     options weighted       = small;
     weighted.query_weights = infinite.in();
     CHECK(says(text(g, good, weighted), "a loss is NaN or infinite"));
+    tensor<float, 2> elsewhere{{6, 9}};
+    elsewhere.assign(std::vector<float>(54, std::numeric_limits<float>::quiet_NaN()));
+    device_tensor<float, 2> const no_numbers{elsewhere};
+    options beside       = small;
+    beside.lse_elsewhere = no_numbers.in();
+    CHECK(says(text(g, good, beside), "options.lse_elsewhere holds"));
 
     // A token that is no number is refused where it would have to be scored, and moved where not.
     CHECK(says(text(spoilt_cache, good, small), "keys by slot: NaN or infinity in head 1"));

@@ -11,10 +11,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -123,13 +126,25 @@ public:
     template <class Sees>
     std::vector<float> feed_each(std::vector<part> const& parts, std::int64_t from, Sees const& sees)
     {
-        auto const ns   = std::ssize(parts);
         auto const each = std::ssize(parts[0].tokens);
-        auto const n    = each * ns;
-        auto const last = std::max_element(parts.begin(), parts.end(), [](part const& a, part const& b) {
-            return a.first < b.first;
-        })->first;
-        auto const kv   = std::min<std::int64_t>((last + each + 255) / 256 * 256, 512);
+        std::vector<int> tokens;
+        std::vector<std::int64_t> cells;
+        for (part const& one : parts)
+        {
+            tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
+            for (std::int64_t i = 0; i < each; ++i) { cells.push_back(one.first + i); }
+        }
+        return feed_cells(tokens, cells, std::ssize(parts), from, sees);
+    }
+
+    /// As many of the tokens into each of `ns` caches, into any cells of these.
+    template <class Sees>
+    std::vector<float> feed_cells(std::vector<int> const& tokens, std::vector<std::int64_t> cells, std::int64_t ns,
+        std::int64_t from, Sees const& sees)
+    {
+        auto const n          = std::ssize(tokens);
+        auto const each       = n / ns;
+        std::int64_t const kv = seen_by(n, each, sees) > 256 ? 512 : 256;
         owned<ggml_context, ggml_free> const context{
             ggml_init({1024 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})};
         ggml_context* const c    = context.get();
@@ -163,7 +178,7 @@ public:
                 k.push_back(nullptr);
                 v.push_back(nullptr);
             }
-            auto const cells = [&](ggml_tensor* all) {
+            auto const view = [&](ggml_tensor* all) {
                 std::size_t const row = ggml_row_size(all->type, head_dim);
                 return ggml_permute(c,
                     ggml_view_4d(c, all, head_dim, heads, seen, ns, row, all->nb[1], all->nb[2],
@@ -171,8 +186,8 @@ public:
                     0, 2, 1, 3);
             };
             ggml_tensor* const queries  = ggml_reshape_4d(c, q.back(), head_dim, query_heads, each, ns);
-            ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, queries, 0, 2, 1, 3), cells(keys_[i]),
-                cells(kind.own_values ? values_[i] : keys_[i]), mask, scale, kind.bias, kind.cap);
+            ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, queries, 0, 2, 1, 3), view(keys_[i]),
+                view(kind.own_values ? values_[i] : keys_[i]), mask, scale, kind.bias, kind.cap);
             sinks.push_back(kind.sinks ? input(ggml_new_tensor_1d(c, GGML_TYPE_F32, query_heads)) : nullptr);
             ggml_flash_attn_ext_add_sinks(attended, sinks.back());
             ggml_set_output(attended);
@@ -182,13 +197,9 @@ public:
         ggml_backend_sched_reset(sched_.get());
         REQUIRE(ggml_backend_sched_alloc_graph(sched_.get(), graph));
 
-        std::vector<std::int64_t> cells;
-        std::vector<int> tokens;
-        for (std::int64_t s = 0; s < ns; ++s)
+        for (std::int64_t i = 0; i < n; ++i)
         {
-            part const& one = parts[static_cast<std::size_t>(s)];
-            tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
-            for (std::int64_t i = 0; i < each; ++i) { cells.push_back((from + s) * kinds_[0].cells + one.first + i); }
+            cells[static_cast<std::size_t>(i)] += (from + i / each) * kinds_[0].cells;
         }
         ggml_backend_tensor_set(where, cells.data(), 0, ggml_nbytes(where));
         for (auto const& [seen, mask] : masks)
@@ -286,6 +297,20 @@ public:
         }
     }
 
+    /// As a program that loads a state into other cells.
+    void copy_cell(std::int64_t from, std::int64_t to)
+    {
+        for (auto const* const all : {&keys_, &values_})
+        {
+            for (ggml_tensor* const one : *all)
+            {
+                std::vector<std::byte> row(one->nb[1]);
+                ggml_backend_tensor_get(one, row.data(), static_cast<std::size_t>(from) * one->nb[1], one->nb[1]);
+                ggml_backend_tensor_set(one, row.data(), static_cast<std::size_t>(to) * one->nb[1], one->nb[1]);
+            }
+        }
+    }
+
     /// Of the first layer.
     [[nodiscard]] std::vector<ggml_fp16_t> keys() const
     {
@@ -315,6 +340,20 @@ public:
     }
 
 private:
+    /// The end of the cells that any token of a batch sees.
+    template <class Sees>
+    static std::int64_t seen_by(std::int64_t tokens, std::int64_t each, Sees const& sees)
+    {
+        for (std::int64_t cell = 512; cell > 0; --cell)
+        {
+            for (std::int64_t i = 0; i < tokens; ++i)
+            {
+                if (sees(i % each, cell - 1, i / each)) { return cell; }
+            }
+        }
+        return 0;
+    }
+
     /// Tokens have something in common, and so have queries, so that some keys are looked at more than others.
     static std::vector<float> vector(int token, std::size_t salt, std::int64_t count, float common)
     {
@@ -377,6 +416,149 @@ struct pair_of_engines
 
 constexpr float near_enough = 1e-3F; // outputs are about 0.3; the CPU sums in half
 
+/// Sequences that share the cells of one cache, as llama.cpp's unified cache keeps them: a token goes into the next free
+/// cell, and sees the cells of its sequence up to its own position.
+class shared_cells
+{
+public:
+    explicit shared_cells(std::vector<layer_kind> const& kinds = {{}, {}})
+        : both{kinds}
+    {}
+
+    pair_of_engines both;
+
+    struct token
+    {
+        int sequence;
+        int number;
+    };
+
+    /// Feeds a batch to both. Returns the difference of all layers' outputs.
+    float feed(std::vector<token> const& batch)
+    {
+        auto const [tokens, at, sees] = place(batch);
+        return root_mean_square(
+            both.with.feed_cells(tokens, at, 1, 0, sees), both.without.feed_cells(tokens, at, 1, 0, sees));
+    }
+    float feed(int sequence, int first, int count)
+    {
+        std::vector<token> batch;
+        for (int i = 0; i < count; ++i) { batch.push_back({sequence, first + i}); }
+        return feed(batch);
+    }
+    /// To the compressing one alone: empty if it was refused.
+    std::vector<float> feed_one(std::vector<token> const& batch)
+    {
+        auto const [tokens, at, sees] = place(batch);
+        return both.with.feed_cells(tokens, at, 1, 0, sees);
+    }
+
+    /// A token each of sequences 0, 1, ...; their numbers go on.
+    float step(int sequences)
+    {
+        std::vector<token> batch;
+        for (int s = 0; s < sequences; ++s) { batch.push_back({s, next_++}); }
+        return feed(batch);
+    }
+
+    void cut(int sequence, int positions)
+    {
+        for (kept& one : cells_)
+        {
+            if (one.of.contains(sequence) && one.position >= positions) { one.of.erase(sequence); }
+        }
+        auto const freed = std::find_if(cells_.begin(), cells_.end(), [](kept const& one) { return one.of.empty(); });
+        head_            = std::min(head_, freed - cells_.begin());
+    }
+    void copy(int from, int to)
+    {
+        for (kept& one : cells_)
+        {
+            if (one.of.contains(from)) { one.of.insert(to); }
+        }
+    }
+    /// Moves a sequence's tokens to free cells, in the order of their cells, as a state that is saved and loaded.
+    void reload(int sequence)
+    {
+        std::vector<std::pair<std::int64_t, kept>> saved;
+        for (std::int64_t i = 0; i < std::ssize(cells_); ++i)
+        {
+            if (cells_[static_cast<std::size_t>(i)].of.contains(sequence))
+            {
+                saved.emplace_back(i, cells_[static_cast<std::size_t>(i)]);
+            }
+        }
+        std::vector<std::int64_t> to;
+        for (auto const& [from, one] : saved) { to.push_back(take({sequence}, one.position)); }
+        for (std::size_t i = 0; i < to.size(); ++i)
+        {
+            for (engine* const one : {&both.with, &both.without}) { one->copy_cell(saved[i].first, to[i]); }
+            cells_[static_cast<std::size_t>(saved[i].first)].of.erase(sequence);
+        }
+    }
+    void start_from(std::int64_t cell) { head_ = cell; }
+
+    [[nodiscard]] int tokens(int sequence) const
+    {
+        return static_cast<int>(
+            std::count_if(cells_.begin(), cells_.end(), [&](kept const& one) { return one.of.contains(sequence); }));
+    }
+    [[nodiscard]] int free_cells() const
+    {
+        return static_cast<int>(
+            std::count_if(cells_.begin(), cells_.end(), [](kept const& one) { return one.of.empty(); }));
+    }
+
+private:
+    struct kept
+    {
+        std::set<int> of;
+        int position = -1;
+    };
+
+    std::int64_t take(std::set<int> of, int position)
+    {
+        head_ %= std::ssize(cells_);
+        while (!cells_[static_cast<std::size_t>(head_)].of.empty()) { head_ = (head_ + 1) % std::ssize(cells_); }
+        cells_[static_cast<std::size_t>(head_)] = {std::move(of), position};
+        return head_++;
+    }
+
+    struct placed
+    {
+        std::vector<int> tokens;
+        std::vector<std::int64_t> cells;
+        std::function<bool(std::int64_t, std::int64_t, std::int64_t)> sees;
+    };
+
+    placed place(std::vector<token> const& batch)
+    {
+        placed made;
+        std::vector<std::pair<int, int>> who; // sequence and position
+        for (auto const& [sequence, number] : batch)
+        {
+            int last = -1;
+            for (kept const& one : cells_)
+            {
+                if (one.of.contains(sequence)) { last = std::max(last, one.position); }
+            }
+            made.tokens.push_back(number);
+            who.emplace_back(sequence, last + 1);
+            made.cells.push_back(take({sequence}, last + 1));
+        }
+        made.sees = [this, who](std::int64_t i, std::int64_t cell, std::int64_t) {
+            auto const [sequence, position] = who[static_cast<std::size_t>(i)];
+            auto const& one                 = cells_[static_cast<std::size_t>(cell)];
+            return one.of.contains(sequence) && one.position <= position;
+        };
+        return made;
+    }
+
+    std::vector<kept> cells_ = std::vector<kept>(512);
+    std::ptrdiff_t head_     = 0;
+    int next_                = 100000;
+};
+
 } // namespace
 
 TEST_CASE("ggml: with everything kept, decoding agrees with the CPU's flash attention")
@@ -408,7 +590,14 @@ TEST_CASE("ggml: sink logits take their part of every softmax")
 TEST_CASE("ggml: a limit is kept to while the tail is folded")
 {
     environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}}};
-    pair_of_engines both{{{}, {}}};
+    layer_kind kind;
+    SUBCASE("of plain attention")
+    {}
+    SUBCASE("of attention with sink logits")
+    {
+        kind.sinks = true;
+    }
+    pair_of_engines both{{kind, {}}};
     both.difference(200, 0);
     std::vector<float> spread;
     for (int i = 0; i < 100; ++i)
@@ -557,7 +746,7 @@ TEST_CASE("ggml: what cannot be served is the CPU's own result")
     CHECK(both.with.served() == 0);
 }
 
-TEST_CASE("ggml: masks of several sequences and of windows are the CPU's")
+TEST_CASE("ggml: masks of windows that slide are the CPU's, and so is a second token at the same place")
 {
     environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
     pair_of_engines both{{{}}};
@@ -565,9 +754,27 @@ TEST_CASE("ggml: masks of several sequences and of windows are the CPU's")
     both.difference(1, 200);
     auto const window = [](std::int64_t i, std::int64_t cell) { return cell <= 201 + i && cell > 100 + i; };
     CHECK(both.difference(std::vector<int>{201}, std::int64_t{201}, window) == 0);
-    auto const two = [](std::int64_t i, std::int64_t cell) { return cell <= 200 || cell == 202 + i; };
-    CHECK(both.difference(std::vector<int>{202, 203}, std::int64_t{202}, two) == 0);
     CHECK(both.with.served() == 1);
+    auto const two = [](std::int64_t i, std::int64_t cell) { return cell <= 200 || cell == 202 + i; };
+    CHECK(both.difference(std::vector<int>{202, 203}, std::int64_t{202}, two) < near_enough);
+    CHECK(both.with.served() == 2); // the first continues the sequence
+}
+
+TEST_CASE("ggml: tokens that see those after them are the CPU's, and belong to their sequence")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    pair_of_engines both{{{}, {}}};
+    both.difference(200, 0);
+    both.difference(1, 200);
+    std::vector<int> picture;
+    for (int i = 0; i < 20; ++i) { picture.push_back(5000 + i); }
+    auto const all = [](std::int64_t, std::int64_t cell) { return cell < 221; };
+    CHECK(both.difference(picture, std::int64_t{201}, all) == 0);
+    CHECK(both.with.served() == 2);
+    for (int i = 0; i < 4; ++i) { CHECK(both.difference(1, 221 + i) < near_enough); }
+    CHECK(both.with.served() == 2 * 5);
+    auto const first = [](std::int64_t, std::int64_t cell) { return cell < 20; };
+    CHECK(both.difference(picture, std::int64_t{0}, first) == 0);
 }
 
 TEST_CASE("ggml: a layer whose cache is smaller has a sliding window")
@@ -616,6 +823,234 @@ TEST_CASE("ggml: sequences with cells of their own are served each by itself, al
     CHECK(both.difference(std::vector<part>{{again, 10}}, std::int64_t{1}) == 0);
     b = 120;
     for (int i = 0; i < 12; ++i) { CHECK(three() < near_enough); }
+}
+
+TEST_CASE("ggml: sequences whose cells are mixed in one cache are served each by itself")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    shared_cells cache;
+    int sequences = 0;
+    SUBCASE("two")
+    {
+        sequences = 2;
+    }
+    SUBCASE("four")
+    {
+        sequences = 4;
+    }
+    for (int s = 0; s < sequences; ++s) { CHECK(cache.feed(s, 1000 * s, 40) == 0); }
+    for (int s = 0; s < sequences; ++s)
+    {
+        CHECK(cache.feed(s, 1000 * s + 40, 40) == 0);
+    }                                  // second pieces of the prompts
+    CHECK(cache.step(sequences) == 0); // a piece of a prompt may be one token
+    for (int i = 0; i < 20; ++i) { CHECK(cache.step(sequences) < near_enough); }
+    CHECK(cache.both.with.served() == 2 * 20 * sequences);
+    CHECK(cache.feed(1, 5000, 1) < near_enough); // one alone
+    CHECK(cache.feed(0, 5001, 5) < near_enough); // several tokens of one
+    CHECK(cache.feed({{1, 5010}, {0, 5011}, {1, 5012}}) < near_enough);
+    CHECK(cache.both.with.served() == 2 * (20 * sequences + 1 + 1 + 3));
+}
+
+TEST_CASE("ggml: tails of sequences that share cells are folded, and limits kept to")
+{
+    environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}}};
+    shared_cells cache;
+    for (int s = 0; s < 3; ++s) { cache.feed(s, 1000 * s, 90); }
+    CHECK(cache.step(3) == 0);
+    float off = 0;
+    for (int i = 0; i < 60; ++i)
+    {
+        off = cache.step(3);
+        CHECK(off < 0.15F);
+    }
+    CHECK(off > 1e-4F); // they are compressed
+    CHECK(cache.both.with.served() == 2 * 3 * 60);
+}
+
+TEST_CASE("ggml: a sequence is decoded beside another one's prompt, which passes through")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    shared_cells cache;
+    cache.feed(0, 0, 100);
+    for (int i = 0; i < 4; ++i) { CHECK(cache.feed(0, 100 + i, 1) < near_enough); }
+    std::vector<shared_cells::token> mixed{{0, 104}};
+    for (int i = 0; i < 70; ++i) { mixed.push_back({1, 1000 + i}); }
+    CHECK(cache.feed(mixed) < near_enough);
+    CHECK(cache.both.with.served() == 2 * 5);
+    CHECK(cache.feed({{0, 105}, {1, 1070}}) < near_enough); // may be a piece of the prompt
+    CHECK(cache.both.with.served() == 2 * 6);
+    CHECK(cache.feed({{0, 106}, {1, 1071}}) < near_enough);
+    CHECK(cache.both.with.served() == 2 * 8);
+}
+
+TEST_CASE("ggml: a sequence is cut or erased, and its cells are another one's from then on")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    shared_cells cache;
+    for (int s = 0; s < 2; ++s) { cache.feed(s, 1000 * s, 100); }
+    for (int i = 0; i < 10; ++i) { CHECK(cache.step(2) < near_enough); }
+    auto const served = [&] { return cache.both.with.served(); };
+    auto const until  = served();
+    SUBCASE("within the tail")
+    {
+        cache.cut(0, 105);
+        CHECK(cache.feed(1, 2000, 1) < near_enough); // takes a cell of the first
+        CHECK(cache.feed(0, 3000, 1) < near_enough);
+        for (int i = 0; i < 4; ++i) { CHECK(cache.step(2) < near_enough); }
+        CHECK(served() == until + 2 * (1 + 1 + 8));
+    }
+    SUBCASE("within the compressed part")
+    {
+        cache.cut(0, 50);
+        CHECK(cache.feed(1, 2000, 20) < near_enough); // takes cells of the first
+        CHECK(cache.feed(0, 3000, 40) == 0);
+        CHECK(cache.feed(0, 3040, 1) < near_enough);
+        CHECK(served() == until + 2 * 2);
+        for (int i = 0; i < 4; ++i) { CHECK(cache.step(2) < near_enough); }
+        CHECK(served() == until + 2 * (2 + 8));
+    }
+    SUBCASE("all of it")
+    {
+        cache.cut(0, 0);
+        CHECK(cache.feed(2, 2000, 90) == 0);
+        CHECK(cache.feed(2, 2090, 1) < near_enough);
+        CHECK(cache.feed(1, 2091, 1) < near_enough);
+        CHECK(served() == until + 2 * 2);
+        CHECK(cache.feed(0, 4000, 90) == 0); // it starts again elsewhere
+        CHECK(cache.feed(0, 4090, 1) < near_enough);
+        for (int i = 0; i < 4; ++i) { CHECK(cache.step(3) < near_enough); }
+        CHECK(served() == until + 2 * (3 + 12));
+    }
+    SUBCASE("and cells run over the end of the cache")
+    {
+        cache.cut(0, 0);
+        cache.start_from(450);
+        CHECK(cache.feed(0, 4000, 120) == 0);
+        for (int i = 0; i < 10; ++i) { CHECK(cache.feed(0, 4120 + i, 1) < near_enough); }
+        CHECK(served() == until + 2 * 10);
+        CHECK(cache.feed(1, 5000, 1) < near_enough);
+    }
+}
+
+TEST_CASE("ggml: sequences that share the cells of their first tokens")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    shared_cells cache;
+    auto const served = [&] { return cache.both.with.served(); };
+    cache.feed(0, 0, 100);
+    SUBCASE("copied before any is decoded")
+    {
+        cache.copy(0, 1);
+        cache.copy(0, 2);
+        for (int i = 0; i < 30; ++i) { CHECK(cache.step(3) < near_enough); }
+        CHECK(served() > 2 * 3 * 15); // the copies have no queries at first
+    }
+    SUBCASE("copied from one that is decoded from its compressed cache")
+    {
+        for (int i = 0; i < 4; ++i) { CHECK(cache.feed(0, 100 + i, 1) < near_enough); }
+        cache.copy(0, 1);
+        for (int i = 0; i < 30; ++i) { CHECK(cache.step(2) < near_enough); }
+        CHECK(served() > 2 * 2 * 20);
+        cache.cut(1, 0); // its cells that are the other's, too, stay
+        for (int i = 0; i < 4; ++i) { CHECK(cache.feed(0, 200 + i, 1) < near_enough); }
+    }
+    SUBCASE("and a part of them only")
+    {
+        for (int i = 0; i < 4; ++i) { CHECK(cache.feed(0, 100 + i, 1) < near_enough); }
+        cache.copy(0, 1);
+        cache.cut(1, 60);
+        CHECK(cache.feed(1, 2000, 40) == 0);
+        for (int i = 0; i < 20; ++i) { CHECK(cache.step(2) < near_enough); }
+        CHECK(served() > 2 * 2 * 15);
+    }
+}
+
+TEST_CASE("ggml: a sequence that is loaded into other cells is compressed when its own queries are there")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
+    shared_cells cache;
+    for (int s = 0; s < 2; ++s) { cache.feed(s, 1000 * s, 100); }
+    for (int i = 0; i < 10; ++i) { CHECK(cache.step(2) < near_enough); }
+    cache.reload(0);
+    auto const until = cache.both.with.served();
+    for (int i = 0; i < 8; ++i) { CHECK(cache.step(2) < near_enough); }
+    CHECK(cache.both.with.served() == until + 2 * 8);
+    for (int i = 0; i < 8; ++i) { CHECK(cache.step(2) < near_enough); }
+    CHECK(cache.both.with.served() == until + 2 * (8 + 16));
+}
+
+TEST_CASE("ggml: whatever befalls sequences that share cells, outputs are the CPU's")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "48"}}};
+    std::int64_t served = 0;
+    for (unsigned const seed : {1U, 2U, 3U, 4U, 5U, 6U})
+    {
+        CAPTURE(seed);
+        shared_cells cache;
+        std::mt19937 random{seed};
+        auto const below = [&](int end) { return static_cast<int>(random() % static_cast<unsigned>(end)); };
+        int number       = 0;
+        for (int round = 0; round < 120; ++round)
+        {
+            CAPTURE(round);
+            int const one = below(5), other = (one + 1 + below(4)) % 5, action = below(20);
+            if (cache.free_cells() < 140) { cache.cut(one, 0); }
+            if (action == 0) { cache.cut(one, cache.tokens(one) - below(6)); }
+            if (action == 1) { cache.cut(one, below(1 + cache.tokens(one))); }
+            if (action == 2)
+            {
+                cache.cut(one, 0);
+                cache.copy(other, one);
+                if (below(2) == 0) { cache.cut(one, below(1 + cache.tokens(one))); }
+            }
+            if (action == 3 && cache.free_cells() > cache.tokens(one)) { cache.reload(one); }
+            if (action == 4) { cache.start_from(below(512)); }
+            std::vector<shared_cells::token> batch;
+            for (int s = 0; s < 5; ++s)
+            {
+                if (cache.tokens(s) > 0 && below(4) > 0) { batch.push_back({s, ++number}); }
+            }
+            int const prompt = action > 15 ? 20 + below(50) : 0;
+            for (int i = 0; i < prompt; ++i) { batch.push_back({one, ++number}); }
+            if (!batch.empty()) { CHECK(cache.feed(batch) < near_enough); }
+        }
+        served += cache.both.with.served();
+    }
+    CHECK(served > 2000);
+    MESSAGE(served, " parts of nodes were served");
+}
+
+TEST_CASE("ggml: cells that several sequences may need are not given back")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    shared_cells cache;
+    cache.feed(0, 0, 200);
+    SUBCASE("they are the first one's alone")
+    {
+        cache.feed(1, 1000, 100);
+        for (int i = 0; i < 20; ++i) { CHECK(cache.step(2) < near_enough); }
+        CHECK(cache.both.with.cells_are_zero(200));
+        cache.cut(0, 0);
+        for (int i = 0; i < 4; ++i) { CHECK(cache.feed(1, 2000 + i, 1) < near_enough); }
+        CHECK(cache.feed(2, 3000, 150) == 0); // into cells that were given back
+        for (int i = 0; i < 4; ++i) { CHECK(cache.feed(2, 3150 + i, 1) < near_enough); }
+        CHECK(cache.both.with.served() == 2 * (20 + 20 - 1 - 1 + 4 + 4));
+    }
+    SUBCASE("two have them")
+    {
+        cache.copy(0, 1);
+        for (int i = 0; i < 20; ++i) { CHECK(cache.step(2) < near_enough); }
+        CHECK_FALSE(cache.both.with.cells_are_zero(200));
+    }
+    SUBCASE("another one has them unseen")
+    {
+        for (int i = 0; i < 4; ++i) { CHECK(cache.feed(0, 200 + i, 1) < near_enough); }
+        CHECK(cache.both.with.cells_are_zero(200));
+        cache.copy(0, 1);
+        cache.cut(1, 100);
+        CHECK(cache.feed_one({{1, 3000}}).empty());
+    }
 }
 
 TEST_CASE("ggml: one token is replaced while the backend is not asked, and each layer notices")

@@ -1,0 +1,85 @@
+/// \file freed_cells.hpp: which cells of a layer were given back to the system: nothing may be computed from them
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention_node.hpp"
+#include "cell_list.hpp"
+
+namespace mdkv_ggml
+{
+
+class freed_cells
+{
+public:
+    [[nodiscard]] bool any() const noexcept { return count_ > 0; }
+    [[nodiscard]] bool holds(index_t cell) const noexcept
+    {
+        return cell < std::ssize(freed_) && freed_[static_cast<std::size_t>(cell)];
+    }
+
+    /// Whether one of a sequence's tokens from place `first` to `end` is in them.
+    [[nodiscard]] bool any_of(cell_list const& cells, index_t first, index_t end) const noexcept
+    {
+        for (index_t place = first; any() && place < end; ++place)
+        {
+            if (holds(cells[place])) { return true; }
+        }
+        return false;
+    }
+
+    /// Whether a token of a batch sees one of them.
+    [[nodiscard]] bool seen_by(attention_node const& node) const noexcept
+    {
+        for (index_t i = 0; any() && i < node.tokens(); ++i)
+        {
+            auto const row = node.mask_row(i);
+            for (index_t cell = 0; cell < std::ssize(row); ++cell)
+            {
+                if (holds(cell) && row[static_cast<std::size_t>(cell)] != 0xFC00) { return true; }
+            }
+        }
+        return false;
+    }
+
+    /// A batch's token was written there.
+    void written(attention_node const& node, index_t cell)
+    {
+        if (!holds(cell) || node.is_blank(cell)) { return; }
+        freed_[static_cast<std::size_t>(cell)] = false;
+        --count_;
+    }
+
+    /// How many of the first cells may be given back from now on, as no other sequence needs them.
+    void allow(index_t end) noexcept { allowed_ = end; }
+
+    /// Gives the cells before `end` back, those that may be and were not yet. Returns the bytes.
+    index_t give_back(attention_node const& node, index_t end, std::uint64_t& next_stamp)
+    {
+        end           = std::min(end, allowed_);
+        index_t begin = 0;
+        while (begin < end && holds(begin)) { ++begin; }
+        if (begin >= end) { return 0; }
+        index_t const bytes = node.give_back(begin, end);
+        if (begin == 0) { node.stamp(next_stamp++); }
+        freed_.resize(std::max(freed_.size(), static_cast<std::size_t>(end)), false);
+        for (index_t cell = begin; cell < end; ++cell)
+        {
+            count_ += holds(cell) ? 0 : 1;
+            freed_[static_cast<std::size_t>(cell)] = true;
+        }
+        return bytes;
+    }
+
+private:
+    std::vector<bool> freed_; // by cell
+    index_t count_   = 0;
+    index_t allowed_ = 0;
+};
+
+} // namespace mdkv_ggml

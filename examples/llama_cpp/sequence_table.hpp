@@ -1,0 +1,348 @@
+/// \file sequence_table.hpp: which sequences a batch is of, told by its mask alone: they may share one cache, their cells in any order
+#pragma once
+
+#include <mdkv/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "attention_node.hpp"
+#include "cell_list.hpp"
+#include "sequence.hpp"
+
+namespace mdkv_ggml
+{
+
+/// A row of the mask says which cells a token sees: those of its sequence up to itself. A sequence is therefore known by the
+/// cells that it has had: a row that sees all of them and one more continues it. The cell that no row has shown before is the
+/// newest, so the order of tokens follows from watching every batch.
+///
+/// Two promises, whatever the engine does between two masks:
+/// - A part's tokens see just the first `before` cells of its sequence's list and the part's own up to themselves: each row
+///   is compared with the list, cell by cell. What the cells hold is for cell_watch to compare.
+/// - Where cells come without their batches (a state was loaded, positions were shifted), their order cannot be known. They
+///   are listed by number. That may make other tokens the last ones, and changes no set of cells.
+class sequence_table
+{
+public:
+    sequence_table()                                 = default;
+    sequence_table(sequence_table const&)            = delete;
+    sequence_table& operator=(sequence_table const&) = delete;
+
+    /// The parts of a node of one cache, in the order of its tokens. The layers of a graph have the same mask as a rule; only
+    /// the first of them is not answered from memory.
+    std::vector<batch_part> const& parts(attention_node const& node)
+    {
+        answer& last = answers_[node.mask().data];
+        if (last.is_of(node)) { return last.parts; }
+        ++masks_;
+        changed_ = false;
+        std::vector<batch_part> parts;
+        try
+        {
+            parts = split(node);
+        }
+        catch (...)
+        {
+            answers_.clear();
+            throw;
+        }
+        if (changed_) { answers_.clear(); } // they name sequences that may be forgotten
+        return answers_.insert_or_assign(node.mask().data, answer{node, std::move(parts)}).first->second.parts;
+    }
+
+    /// Sequences of which later tokens were overwritten since the last call, by number, and how many of their tokens stay; 0
+    /// if it is forgotten.
+    [[nodiscard]] std::map<index_t, index_t> take_cut() { return std::exchange(cut_, {}); }
+
+    /// How many of the first cells are just the first tokens of a sequence, and of no other one that was seen.
+    [[nodiscard]] index_t own_first_cells(sequence const& of) const noexcept
+    {
+        index_t end = of.cells.size() > 0 && of.cells[0] == 0 ? of.cells.run() : 0;
+        for (auto const& other : all_)
+        {
+            if (other.get() == &of) { continue; }
+            for (index_t place = 0; place < other->cells.size(); ++place) { end = std::min(end, other->cells[place]); }
+        }
+        return end;
+    }
+
+private:
+    static constexpr std::uint16_t visible = 0, hidden = 0xFC00; // minus infinity
+    static constexpr std::size_t most = 256;                     // as many as llama.cpp has
+    using mask_row                    = std::span<std::uint16_t const>;
+
+    /// A mask, and what was found in it.
+    struct answer
+    {
+        answer() = default;
+        answer(attention_node const& node, std::vector<batch_part> found)
+            : parts{std::move(found)}
+            , width_{node.mask().ne[0]}
+            , rows_{node.tokens()}
+        {
+            for (index_t i = 0; i < rows_; ++i)
+            {
+                mask_row const row = node.mask_row(i);
+                mask_.insert(mask_.end(), row.begin(), row.end());
+            }
+        }
+
+        [[nodiscard]] bool is_of(attention_node const& node) const noexcept
+        {
+            if (node.tokens() != rows_ || node.mask().ne[0] != width_) { return false; }
+            for (index_t i = 0; i < rows_; ++i)
+            {
+                if (std::memcmp(mask_.data() + i * width_, node.mask_row(i).data(), node.mask_row(i).size_bytes()) != 0)
+                {
+                    return false;
+                }
+            }
+            return true;
+        }
+
+        std::vector<batch_part> parts;
+
+    private:
+        std::vector<std::uint16_t> mask_;
+        index_t width_ = -1;
+        index_t rows_  = -1;
+    };
+
+    /// How a row goes with a list of cells, worst first.
+    enum class relation
+    {
+        none,
+        grown,     ///< tokens that were not seen are between the list and this one
+        forked,    ///< it shares the list's first cells, and goes on with another one
+        continued, ///< the list and one cell
+        again      ///< the list's own cells: another mask of the same batch, or the cell was used anew
+    };
+
+    std::vector<batch_part> split(attention_node const& node)
+    {
+        std::vector<batch_part> parts;
+        for (index_t i = 0; i < node.tokens(); ++i)
+        {
+            if (parts.empty() || !goes_on(parts.back(), node.mask_row(i - 1), node.mask_row(i)))
+            {
+                finish(parts);
+                batch_part const part = begin(i, node.mask_row(i));
+                bool const as_last    = !parts.empty() && parts.back().of == nullptr && parts.back().why == part.why;
+                if (as_last && part.of == nullptr) { ++parts.back().tokens; }
+                else { parts.push_back(part); }
+            }
+        }
+        finish(parts);
+        return parts;
+    }
+
+    /// The part that begins with token i.
+    batch_part begin(index_t i, mask_row row)
+    {
+        index_t seen = 0, other = 0;
+        for (std::uint16_t const x : row)
+        {
+            seen += x == visible ? 1 : 0;
+            other += x != visible && x != hidden ? 1 : 0;
+        }
+        batch_part part{.first = i, .tokens = 1, .before = seen - 1};
+        if (other > 0) { part.why = "a mask with a bias"; }
+        else if (seen == 0) { part.why = "a token that sees nothing"; }
+        else { part.why = attribute(part, row); }
+        return part;
+    }
+
+    /// Finds or makes the part's sequence, and lists its first token's cell. Returns why it cannot be served.
+    char const* attribute(batch_part& part, mask_row row)
+    {
+        index_t const seen = part.before + 1;
+        sequence* like     = nullptr;
+        auto best          = std::tuple{index_t{0}, relation::none, false, index_t{0}};
+        for (auto const& one : all_)
+        {
+            auto [common, kind] = compared(one->cells, row, part.before);
+            if (kind == relation::again && one->used == masks_) // another part of the batch relies on the list
+            {
+                std::tie(common, kind) = std::pair{part.before, part.before > 0 ? relation::forked : relation::none};
+            }
+            auto const rank = std::tuple{common, kind, one->watcher >= 0, one->used};
+            if (kind != relation::none && rank > best) { std::tie(like, best) = std::pair{one.get(), rank}; }
+        }
+        relation const kind = std::get<relation>(best);
+        if (kind == relation::none && seen > 1 && slid(row, seen)) { return "a window that slid"; }
+        if (kind == relation::none || kind == relation::forked)
+        {
+            cell_list shared = kind == relation::forked ? like->cells : cell_list{};
+            shared.cut(part.before);
+            like = make();
+            if (like == nullptr) { return "more sequences in a batch than are told apart"; }
+            like->cells = std::move(shared);
+        }
+        part.of    = like;
+        like->used = masks_;
+        if (kind == relation::again) { return nullptr; }
+        part.known = seen - like->cells.size() == 1;
+        list_unlisted(*like, row);
+        return nullptr;
+    }
+
+    /// Adds the cells that a row shows and its list has not.
+    void list_unlisted(sequence& of, mask_row row)
+    {
+        listed_.assign(row.size(), false);
+        for (index_t place = 0; place < of.cells.size(); ++place)
+        {
+            listed_[static_cast<std::size_t>(of.cells[place])] = true;
+        }
+        for (std::size_t cell = 0; cell < row.size(); ++cell)
+        {
+            if (row[cell] == visible && !listed_[cell]) { of.cells.add(static_cast<index_t>(cell)); }
+        }
+        changed_ = true;
+    }
+
+    /// How many of the first cells of a list a row that has `before` tokens before its own shows, if it goes with it.
+    [[nodiscard]] static std::pair<index_t, relation> compared(
+        cell_list const& cells, mask_row row, index_t before) noexcept
+    {
+        index_t const common = std::min(before, cells.size());
+        if (common == 0 && (before > 0 || cells.size() == 0 || !shows(row, cells[0]))) { return {}; }
+        if (common > 0 && !shows(row, cells[common - 1])) { return {}; } // most are told apart by it
+        for (index_t const cell : cells.first(common))
+        {
+            if (!shows(row, cell)) { return {}; }
+        }
+        if (cells.size() > before && shows(row, cells[before])) { return {before + 1, relation::again}; }
+        return {common, cells.size() > before    ? relation::forked
+                        : cells.size() == before ? relation::continued
+                                                 : relation::grown};
+    }
+
+    /// Whether it shows a list's cells between two places, and at most one cell more.
+    [[nodiscard]] bool slid(mask_row row, index_t seen) const noexcept
+    {
+        return std::any_of(all_.begin(), all_.end(), [&](auto const& one) {
+            cell_list const& cells = one->cells;
+            index_t begin          = 0;
+            while (begin < cells.size() && !shows(row, cells[begin])) { ++begin; }
+            index_t end = begin;
+            while (end < cells.size() && shows(row, cells[end])) { ++end; }
+            bool const lives = end == cells.size() || one->used + 1 >= masks_;
+            return begin > 0 && end > begin && seen - (end - begin) <= 1 && lives;
+        });
+    }
+
+    /// Whether a token is the next one of a part, and if so lists its cell.
+    bool goes_on(batch_part& part, mask_row last, mask_row row)
+    {
+        if (part.of == nullptr) { return false; }
+        std::size_t const at = difference(last, row, 0);
+        if (at == row.size() && part.before > 0) // the same cells, the part's among them
+        {
+            part.why = "tokens that see those after them";
+            --part.before;
+            ++part.tokens;
+            return true;
+        }
+        if (at == row.size()) { return false; }
+        if (part.why != nullptr || row[at] != visible || last[at] != hidden
+            || difference(last, row, at + 1) != row.size())
+        {
+            return false;
+        }
+        index_t const place = part.before + part.tokens++;
+        cell_list& cells    = part.of->cells;
+        if (place == cells.size() || cells[place] != static_cast<index_t>(at))
+        {
+            cells.cut(place);
+            cells.add(static_cast<index_t>(at));
+            changed_ = true;
+        }
+        return true;
+    }
+
+    /// The last part has no more tokens: its sequence ends there, and no other one has its cells any more.
+    void finish(std::vector<batch_part> const& parts)
+    {
+        if (parts.empty() || parts.back().of == nullptr) { return; }
+        batch_part const& part = parts.back();
+        cell_list& cells       = part.of->cells;
+        changed_               = changed_ || cells.size() > part.before + part.tokens;
+        cells.cut(part.before + part.tokens);
+        if (!changed_) { return; }
+        index_t const from = part.before + (part.known ? 0 : 1);
+        listed_.assign(listed_.size(), false);
+        for (index_t place = from; place < cells.size(); ++place)
+        {
+            auto const cell = static_cast<std::size_t>(cells[place]);
+            listed_.resize(std::max(listed_.size(), cell + 1), false);
+            listed_[cell] = true;
+        }
+        for (auto const& other : all_)
+        {
+            if (other->used == masks_) { continue; } // parts of the batch rely on their lists
+            auto const all   = other->cells.first(other->cells.size());
+            auto const taken = std::find_if(all.begin(), all.end(), [&](std::int32_t cell) {
+                return static_cast<std::size_t>(cell) < listed_.size() && listed_[static_cast<std::size_t>(cell)];
+            });
+            if (taken == all.end()) { continue; }
+            other->cells.cut(taken - all.begin());
+            cut_[other->number] = other->cells.size();
+        }
+        std::erase_if(all_, [](auto const& one) { return one->cells.size() == 0; });
+    }
+
+    /// Null where all that there may be are in the batch.
+    sequence* make()
+    {
+        changed_ = true;
+        if (all_.size() == most) // the one to forget is without a compressed cache if there is such a one
+        {
+            auto const one = std::min_element(all_.begin(), all_.end(), [](auto const& a, auto const& b) {
+                return std::tuple{a->watcher >= 0, a->used} < std::tuple{b->watcher >= 0, b->used};
+            });
+            if ((*one)->used == masks_) { return nullptr; }
+            cut_[(*one)->number] = 0;
+            all_.erase(one);
+        }
+        all_.push_back(std::make_unique<sequence>());
+        all_.back()->number = ++numbers_;
+        return all_.back().get();
+    }
+
+    [[nodiscard]] static bool shows(mask_row row, index_t cell) noexcept
+    {
+        return cell < std::ssize(row) && row[static_cast<std::size_t>(cell)] == visible;
+    }
+
+    /// The first cell from `at` on that two rows differ in.
+    [[nodiscard]] static std::size_t difference(mask_row a, mask_row b, std::size_t at) noexcept
+    {
+        constexpr std::size_t step = 64;
+        while (at + step <= a.size() && std::memcmp(a.data() + at, b.data() + at, step * sizeof a[0]) == 0)
+        {
+            at += step;
+        }
+        while (at < a.size() && a[at] == b[at]) { ++at; }
+        return at;
+    }
+
+    std::vector<std::unique_ptr<sequence>> all_;
+    std::map<void const*, answer> answers_; // by the mask's memory
+    std::map<index_t, index_t> cut_;
+    std::vector<bool> listed_; // cells
+    index_t numbers_ = 0;
+    index_t masks_   = 0;
+    bool changed_    = false; // by the mask that is looked at
+};
+
+} // namespace mdkv_ggml
