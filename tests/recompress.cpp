@@ -431,7 +431,11 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     tensor<std::int32_t, 2> narrow_list{{3, most_slots(g.view()) - 1}};
     CHECK(says(text(good, small, &narrow_list), "options.sources"));
     tensor<float, 1> weights{{8}};
-    CHECK(says(text(good, {.limit = budget::bytes(6000), .even_queries = -2}, nullptr), "even_queries is -2"));
+    for (index_t const bytes : {6000, 100000}) // the second holds everything, and nothing would be scored
+    {
+        CHECK(text(good, {.limit = budget::bytes(bytes), .even_queries = -2}, nullptr)
+              == "recompress: options.even_queries is -2; it must be finite and not negative");
+    }
     options weighted       = small;
     weighted.query_weights = weights.in();
     CHECK(says(text(good, weighted, nullptr), "query_weights"));

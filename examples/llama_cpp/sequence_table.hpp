@@ -16,6 +16,7 @@
 
 #include "attention_node.hpp"
 #include "cell_list.hpp"
+#include "known_mask.hpp"
 #include "sequence.hpp"
 
 namespace mdkv_ggml
@@ -41,7 +42,7 @@ public:
     /// the first of them is not answered from memory.
     std::vector<batch_part> const& parts(attention_node const& node)
     {
-        answer& last = answers_[node.mask().data];
+        known_mask& last = known_[node.mask().data];
         if (last.is_of(node)) { return last.parts; }
         ++masks_;
         changed_ = false;
@@ -52,11 +53,11 @@ public:
         }
         catch (...)
         {
-            answers_.clear();
+            known_.clear();
             throw;
         }
-        if (changed_) { answers_.clear(); } // they name sequences that may be forgotten
-        return answers_.insert_or_assign(node.mask().data, answer{node, std::move(parts)}).first->second.parts;
+        if (changed_) { known_.clear(); } // they name sequences that may be forgotten
+        return known_.insert_or_assign(node.mask().data, known_mask{node, std::move(parts)}).first->second.parts;
     }
 
     /// Sequences of which later tokens were overwritten since the last call, by number, and how many of their tokens stay; 0
@@ -79,43 +80,6 @@ private:
     static constexpr std::uint16_t visible = 0, hidden = 0xFC00; // minus infinity
     static constexpr std::size_t most = 256;                     // as many as llama.cpp has
     using mask_row                    = std::span<std::uint16_t const>;
-
-    /// A mask, and what was found in it.
-    struct answer
-    {
-        answer() = default;
-        answer(attention_node const& node, std::vector<batch_part> found)
-            : parts{std::move(found)}
-            , width_{node.mask().ne[0]}
-            , rows_{node.tokens()}
-        {
-            for (index_t i = 0; i < rows_; ++i)
-            {
-                mask_row const row = node.mask_row(i);
-                mask_.insert(mask_.end(), row.begin(), row.end());
-            }
-        }
-
-        [[nodiscard]] bool is_of(attention_node const& node) const noexcept
-        {
-            if (node.tokens() != rows_ || node.mask().ne[0] != width_) { return false; }
-            for (index_t i = 0; i < rows_; ++i)
-            {
-                if (std::memcmp(mask_.data() + i * width_, node.mask_row(i).data(), node.mask_row(i).size_bytes()) != 0)
-                {
-                    return false;
-                }
-            }
-            return true;
-        }
-
-        std::vector<batch_part> parts;
-
-    private:
-        std::vector<std::uint16_t> mask_;
-        index_t width_ = -1;
-        index_t rows_  = -1;
-    };
 
     /// How a row goes with a list of cells, worst first.
     enum class relation
@@ -337,7 +301,7 @@ private:
     }
 
     std::vector<std::unique_ptr<sequence>> all_;
-    std::map<void const*, answer> answers_; // by the mask's memory
+    std::map<void const*, known_mask> known_; // by the mask's memory
     std::map<index_t, index_t> cut_;
     std::vector<bool> listed_; // cells
     index_t numbers_ = 0;

@@ -58,6 +58,7 @@ private:
         mdkv::cpu::executor_ref executor, scratch_memory& scratch);
     /// [Q] weights of the queries that score, the last ones of the layer's.
     [[nodiscard]] std::vector<float> query_weights(prompt_layer<T> const& layer) const;
+    /// mdkv::score_options::even_queries beside queries of these weights.
     [[nodiscard]] float even_queries(std::span<float const> weights) const
     {
         return static_cast<float>(policy_.even) * std::accumulate(weights.begin(), weights.end(), 0.0F);

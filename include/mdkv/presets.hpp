@@ -51,7 +51,8 @@ struct preset
         return even * weight;
     }
 
-    /// The options of compress at a budget.
+    /// The options of compress at a budget, but for those that depend on the queries at hand: score_options::query_weights
+    /// and even_queries.
     template <backend B>
     [[nodiscard]] compress_options<B> options(budget limit) const
     {

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -359,6 +360,8 @@ recompress_report recompress(
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
     ratios.expects_ascending(layout.dims, sizeof(T));
     expects(options.scale >= 0.0F, "recompress: options.scale is ", options.scale, "; it must not be negative");
+    expects(options.even_queries >= 0.0F && options.even_queries <= std::numeric_limits<float>::max(),
+        "recompress: options.even_queries is ", options.even_queries, "; it must be finite and not negative");
 
     detail::check c{on, "recompress"};
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");

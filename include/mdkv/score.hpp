@@ -59,9 +59,9 @@ struct score_options
 
     row_norm over = row_norm::sum;
 
-    /// So many queries more in each query head, of weight 1, whose attention is even: their P is 1/(N+W) for every token. They
-    /// stand for later queries, which look where these do not. Not in ||P' - P||. Where the budget is ample, without them
-    /// tokens that no query looks at would pay for a precision of the others that is of no use.
+    /// So many queries more in each query head, of weight 1, whose attention is even: their P is 1/(N+W) for every token, and
+    /// their P' is the same. They stand for later queries, whose attention lies elsewhere; a large budget would otherwise
+    /// store tokens of little attention in few bits. Finite, >= 0; for `maximum` any number above 0 is as good as one.
     float even_queries = 0.0F;
 };
 

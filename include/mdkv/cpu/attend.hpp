@@ -236,9 +236,10 @@ struct attend_job
     /// Looks up the pages of n tokens of a run from token t on, as far as there are any.
     [[gnu::always_inline]] static void look_up_pages(stored_run const& run, index_t t, index_t n) noexcept
     {
-        for (run_rows const& rows : {run.keys, run.values})
+        if (t >= run.tokens) { return; }
+        for (run_rows const* const rows : {&run.keys, &run.values})
         {
-            look_up(rows.begin + t * rows.token_bytes, std::min(n, run.tokens - t) * rows.token_bytes);
+            look_up(rows->begin + t * rows->token_bytes, std::min(n, run.tokens - t) * rows->token_bytes);
         }
     }
 

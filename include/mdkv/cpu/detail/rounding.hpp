@@ -126,7 +126,7 @@ MDKV_OUTLINE inline void round_weights(int bits, query_rows const& weights, inde
     for (index_t t = 0; t < n; t += lanes)
     {
         std::byte const* const at = scales + t / tile_tokens * tile_bytes + t % tile_tokens * index_t{sizeof(half)};
-        ahead.fetch(lanes * (bytes / 4 + 4));
+        ahead.fetch(lanes * (bytes / 4 + 2 * index_t{sizeof(half)})); // a quarter of the codes; scales and minima
         simd::store(scale + t, load_halves(at));
         simd::store(minimum + t, load_halves(at + tile_tokens * index_t{sizeof(half)}));
     }
