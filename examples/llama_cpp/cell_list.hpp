@@ -39,6 +39,15 @@ public:
         run_ = std::min(run_, places);
     }
 
+    /// Whether so many places from `place` on lie in cells that follow one another.
+    [[nodiscard]] bool are_neighbours(index_t place, index_t count) const noexcept
+    {
+        if (place + count <= run_) { return true; }
+        index_t i = 1;
+        while (i < count && (*this)[place + i] == (*this)[place] + i) { ++i; }
+        return i >= count;
+    }
+
     /// How many places from the first on lie in cells that follow one another.
     [[nodiscard]] index_t run() const noexcept { return run_; }
 

@@ -15,6 +15,7 @@
 #include "attention_node.hpp"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "layer_prompt.hpp"
 #include "layer_state.hpp"
 #include "own_code.hpp"
 #include "sequence.hpp"
@@ -157,10 +158,26 @@ private:
         layer_state& state =
             here.states.try_emplace(part.of->number, here.number, *part.of, here.cells, here.freed).first->second;
         index_t const bytes = state.bytes();
-        outcome const end   = state.step(node, part, alone, with_, why);
+        auto const all      = [&] { return prompts(here, part.of->number); };
+        outcome const end   = state.step(node, part, alone, with_, all, why);
         held_ += state.bytes() - bytes;
         with_.counts.most = std::max(with_.counts.most, held_);
         return end;
+    }
+
+    /// Those of a sequence's layers, in order: of all that have as many cells and lie in the same cache.
+    [[nodiscard]] std::vector<layer_prompt*> prompts(layer const& like, index_t sequence)
+    {
+        std::map<index_t, layer_prompt*> found;
+        for (auto& [key, one] : layers_)
+        {
+            auto const state = one->states.find(sequence);
+            if (one->cells != like.cells || one->stream != like.stream || state == one->states.end()) { continue; }
+            if (!state->second.made()) { found[one->number] = &state->second.prompt(); }
+        }
+        std::vector<layer_prompt*> all;
+        for (auto const& [number, prompt] : found) { all.push_back(prompt); }
+        return all;
     }
 
     /// Gives up what is held of tokens that other sequences have overwritten.
@@ -298,6 +315,11 @@ private:
             std::fprintf(stderr, ", gave back %.2f MiB of cells", static_cast<double>(c.freed) / 0x1p20);
         }
         std::fprintf(stderr, "\n");
+        if (c.replay.calls() > 0)
+        {
+            std::fprintf(
+                stderr, "mdkv: replayed %td parts of prompts in %.3f s\n", c.replay.calls(), c.replay.seconds());
+        }
         if (!c.unfolded.empty()) { std::fprintf(stderr, "mdkv: tails grew unfolded: %s\n", c.unfolded.c_str()); }
         for (auto const& [why, passed] : c.reasons)
         {

@@ -1,4 +1,4 @@
-/// \file gathered_cells.hpp: keys and values of a sequence's first tokens as the stages read them, gathered only where they are scattered
+/// \file gathered_cells.hpp: keys and values of a sequence's tokens as the stages read them, gathered only where they are scattered
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -22,15 +22,17 @@ namespace mdkv_ggml
 class gathered_cells
 {
 public:
-    gathered_cells(mdkv::cpu::executor_ref threads, attention_node const& node, cell_list const& cells, index_t tokens)
+    /// Of the places from `place` on.
+    gathered_cells(mdkv::cpu::executor_ref threads, attention_node const& node, cell_list const& cells, index_t place,
+        index_t tokens)
         : node_{node}
-        , first_{cells[0]}
+        , first_{tokens > 0 ? cells[place] : 0}
         , tokens_{tokens}
     {
-        if (cells.run() >= tokens) { return; }
+        if (cells.are_neighbours(place, tokens)) { return; }
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::cpu::backend const on{&none, threads};
-        auto const table  = mdkv::in(on, cells.first(tokens).data(), tokens);
+        auto const table  = mdkv::in(on, cells.first(place + tokens).data() + place, tokens);
         auto const gather = [&](auto const& pages, std::vector<mdkv::half>& to, index_t dim) {
             to.resize(static_cast<std::size_t>(node.heads() * tokens * dim));
             mdkv::gather_pages(on, pages, table, mdkv::out(on, to.data(), node.heads(), tokens, dim));

@@ -12,6 +12,8 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/pack.hpp>
+#include <mdkv/presets.hpp>
 #include <mdkv/recompress.hpp>
 
 #include <algorithm>
@@ -28,10 +30,13 @@
 #include "cell_watch.hpp"
 #include "freed_cells.hpp"
 #include "gathered_cells.hpp"
-#include "query_ring.hpp"
+#include "last_queries.hpp"
+#include "layer_prompt.hpp"
+#include "memory_plan.hpp"
 #include "sequence.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
+#include "shared_budget.hpp"
 
 namespace mdkv_ggml
 {
@@ -59,8 +64,11 @@ public:
     {}
 
     /// One part of a node, which has the part's tokens alone. `why` is the reason if it is not served; empty for a prompt.
-    /// \param alone   whether the engine's node had no other part
-    outcome step(attention_node const& node, batch_part const& part, bool alone, shared& with, std::string& why)
+    /// \param alone    whether the engine's node had no other part
+    /// \param layers   gives the layer_prompt of all layers of the sequence, in order
+    template <class Layers>
+    outcome step(attention_node const& node, batch_part const& part, bool alone, shared& with, Layers const& layers,
+        std::string& why)
     {
         why.clear();
         ++steps_;
@@ -99,8 +107,8 @@ public:
             why = part.why;
             return outcome::passed;
         }
-        queries_.cut(before);
-        if (!made() && !queries_.is_of(node, of_.cells)) { queries_.clear(); }
+        prompt_.cut(before);
+        if (!made() && !prompt_.queries.is_of(node, of_.cells)) { prompt_.clear(); }
         try
         {
             if (!made())
@@ -110,11 +118,16 @@ public:
                     for (index_t i = std::max<index_t>(0, node.tokens() - with.chosen.preset.queries);
                          i < node.tokens(); ++i)
                     {
-                        queries_.add(node, i, before + i, of_.cells[before + i]);
+                        prompt_.queries.add(node, i, before + i, of_.cells[before + i]);
+                    }
+                    if (with.chosen.preset.replays && !decoding)
+                    {
+                        prompt_.replayed.add(node, of_.cells, before, with);
+                        prompt_.node.keep(node);
                     }
                     return outcome::passed;
                 }
-                compress(node, before, with);
+                compress(node, before, with, layers);
                 settled(node, with);
             }
             serve(node, before, with);
@@ -136,37 +149,26 @@ public:
         if (made() && tokens < base_) { drop(tokens); }
     }
 
+    [[nodiscard]] layer_prompt& prompt() noexcept { return prompt_; }
     [[nodiscard]] bool made() const noexcept { return cache_.layout().heads > 0; }
 
     /// Bytes that stay from one token to the next.
     [[nodiscard]] index_t bytes() const noexcept
     {
-        return made() ? cache_.arena_bytes() + cache_.tail_bytes() + cache_.directory_bytes() + queries_.bytes() : 0;
+        return made() ? cache_.arena_bytes() + cache_.tail_bytes() + cache_.directory_bytes() + prompt_.queries.bytes()
+                      : 0;
     }
     [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
 
 private:
-    struct plan
-    {
-        mdkv::budget arena = mdkv::budget::fraction(1, 1);
-        index_t rows       = 0; ///< of the tail; 0: it grows
-        index_t keep       = 0; ///< of the tail's last tokens when it is folded, so that they can be taken back
-    };
-    static constexpr index_t fold_queries = 8;
     static constexpr index_t growth       = 64; ///< of a tail that is not folded
     static constexpr index_t most_at_once = 16; ///< tokens of a batch that one pass over the cache serves
-
-    [[nodiscard]] auto queries(mdkv::cpu::backend on, attention_node const& node, index_t end, index_t count) const
-    {
-        auto const [H, D] = std::pair{node.query_heads(), node.dims().keys};
-        return mdkv::in(on, queries_.before(end, count), {H, count, D}, {D, H * D, 1});
-    }
 
     void drop(index_t before)
     {
         cache_ = {};
         base_  = 0;
-        queries_.cut(before);
+        prompt_.cut(before);
         watch_.end();
     }
 
@@ -178,7 +180,7 @@ private:
         if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
         if (chosen.at == 0 && !decoding) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
-        if (steps_ > 1 && queries_.count_before(before, fold_queries) == fold_queries) { return true; }
+        if (steps_ > 1 && prompt_.queries.count_before(before, fold_queries) == fold_queries) { return true; }
         if (decoding)
         {
             why = "few of its queries were seen yet (a state was loaded, or it shares another one's cells)";
@@ -200,94 +202,80 @@ private:
         return false;
     }
 
-    /// How the limit is divided when `tokens` are there.
-    [[nodiscard]] static plan planned(attention_node const& node, index_t tokens, shared const& with)
-    {
-        memory_limit const& limit = with.chosen.limit;
-        if (limit.whole()) { return {}; }
-        index_t const token = node.token_bytes();
-        double const bytes =
-            limit.in == memory_limit::unit::bytes
-                ? limit.amount / static_cast<double>(with.layers)
-                : static_cast<double>(token) * limit.amount
-                      * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(tokens) / 100);
-        auto const all = static_cast<index_t>(bytes);
-        plan made;
-        index_t const share  = std::min(tokens / 16, all / token / 4); // few folds, and most of the limit for the rest
-        made.rows            = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(share / 16 * 16, 16, 256);
-        made.keep            = std::min<index_t>(made.rows / 4, 16);
-        index_t const beside = made.rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
-                               + index_t{sizeof(index_t)}
-                               + fold_queries * (8 + node.query_heads() * node.dims().keys * 2);
-        mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", made.rows,
-            " tokens and the rest beside the compressed part; at least ", beside, " are needed for these");
-        made.arena = mdkv::budget::bytes(all - beside);
-        return made;
-    }
-
-    void compress(attention_node const& node, index_t before, shared& with)
+    template <class Layers>
+    void compress(attention_node const& node, index_t before, shared& with, Layers const& layers)
     {
         auto const timer      = with.counts.compress.start();
         mdkv::preset const& p = with.chosen.preset;
-        index_t const count   = queries_.count_before(before, p.queries);
-        plan const now        = planned(node, before, with);
-        std::vector<float> weights;
-        for (index_t q = 0; q < count; ++q) { weights.push_back(p.query_weight(q, count)); }
-        std::vector<float> const sinks = repeated_sinks(node, count);
-        gathered_cells const cells{with.threads, node, of_.cells, before};
-        auto const report = with.lend([&](mdkv::cpu::backend on) {
-            auto options                  = p.options<mdkv::cpu::backend>(now.arena);
-            options.scoring.scale         = node.scale();
-            options.scoring.query_weights = mdkv::in(on, std::as_const(weights).data(), count);
-            options.scoring.even_queries  = p.even_queries(count);
-            if (!sinks.empty())
-            {
-                options.scoring.lse_elsewhere = mdkv::in(on, sinks.data(), node.query_heads(), count);
-            }
-            auto const layer =
-                mdkv::split_window(on, queries(on, node, before, count), cells.keys(on), cells.values(on), p.window);
-            return mdkv::compress(on, layer, p.ratios, options, cache_);
-        });
-        base_             = before;
-        with.log("compressed", node, before, report.resident_bytes);
+        share_                = 1;
+        memory_plan const now{node, before, share_, with};
+        if (p.one_budget && !now.whole && prompt_.rungs.empty())
+        {
+            shared_budget{layers(), of_.cells, before, with}.share();
+        }
+        gathered_cells const cells{with.threads, node, of_.cells, 0, before};
+        if (!prompt_.rungs.empty()) { pack(node, cells, before, with); }
+        else
+        {
+            last_queries const by{node, prompt_.queries, before, p.queries, p};
+            with.lend([&](mdkv::cpu::backend on) {
+                auto options     = p.options<mdkv::cpu::backend>(now.limit());
+                options.scoring  = by.options(on);
+                auto const layer = mdkv::split_window(on, by.queries(on), cells.keys(on), cells.values(on), p.window);
+                return mdkv::compress(on, layer, p.ratios, options, cache_);
+            });
+        }
+        base_ = before;
+        if (now.arena > 0) { share_ = static_cast<double>(cache_.arena_bytes()) / static_cast<double>(now.arena); }
+        with.log("compressed", node, before, cache_.arena_bytes());
         watch_.cut_tail(0);
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
-        queries_.limit(fold_queries);
+        prompt_.queries.limit(fold_queries);
+        prompt_.replayed.clear();
     }
 
-    /// [Hq, count]  or none
-    [[nodiscard]] static std::vector<float> repeated_sinks(attention_node const& node, index_t count)
+    /// Stores the tokens at the rungs that were chosen for them.
+    void pack(attention_node const& node, gathered_cells const& cells, index_t tokens, shared& with)
     {
-        std::vector<float> sinks;
-        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
-        {
-            sinks.push_back(node.sinks()[i / count]);
-        }
-        return sinks;
+        mdkv::preset const& p = with.chosen.preset;
+        auto const rungs      = std::exchange(prompt_.rungs, {});
+        index_t const window  = std::min(p.window, tokens);
+        index_t const past    = tokens - window;
+        mdkv::cache_layout const layout{p.ratios, node.heads(), window, node.dims()};
+        auto const of_tokens = [&](auto const& on) { return mdkv::in(on, rungs.data(), node.heads(), past); };
+        cache_               = {layout, with.lend([&](mdkv::cpu::backend on) {
+                      return mdkv::packed_bytes<mdkv::half>(on, of_tokens(on), layout);
+                  })};
+        with.lend([&](mdkv::cpu::backend on) {
+            using mdkv::slice;
+            auto const [keys, values] = std::pair{cells.keys(on), cells.values(on)};
+            auto const none           = mdkv::in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+            mdkv::pack(on, slice<1>(keys, 0, past), slice<1>(values, 0, past), slice<1>(keys, past, window),
+                slice<1>(values, past, window), none, none, of_tokens(on), cache_.view());
+        });
     }
 
     /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
     bool fold(attention_node const& node, shared& with)
     {
         mdkv::preset const& p = with.chosen.preset;
-        plan const now        = planned(node, tokens(), with);
-        index_t const folded  = cache_.appended() - now.keep;
-        index_t const count   = queries_.count_before(base_ + folded, fold_queries);
-        if (now.rows == 0 || folded <= 0 || count == 0) { return false; }
+        memory_plan const now{node, tokens(), share_, with};
+        index_t const folded = cache_.appended() - now.keep;
+        last_queries const by{node, prompt_.queries, base_ + folded, fold_queries, p};
+        if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
         auto const timer  = with.counts.fold.start();
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{
-            .limit = now.arena, .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
-        options.allocation.charge      = p.charge;
-        options.even_queries           = p.even * static_cast<float>(count);
-        std::vector<float> const sinks = repeated_sinks(node, count);
-        *cache_.view().appended        = folded; // those after them are in the engine's cells, too
+            .limit = now.limit(), .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
+        options.allocation.charge = p.charge;
+        options.even_queries      = p.even * static_cast<float>(by.count());
+        *cache_.view().appended   = folded; // those after them are in the engine's cells, too
         try
         {
             with.lend([&](mdkv::cpu::backend on) {
-                if (!sinks.empty()) { options.lse_elsewhere = mdkv::in(on, sinks.data(), node.query_heads(), count); }
-                return mdkv::recompress(on, queries(on, node, base_ + folded, count), p.ratios, options, cache_);
+                options.lse_elsewhere = by.sinks(on);
+                return mdkv::recompress(on, by.queries(on), p.ratios, options, cache_);
             });
         }
         catch (...)
@@ -297,7 +285,7 @@ private:
         }
         base_ += folded;
         keep_ = now.keep;
-        queries_.clear();
+        prompt_.queries.clear();
         watch_.cut_tail(0);
         cache_.reserve_tail(now.rows);
         for (index_t place = base_; place < all; ++place) { append(node, place); }
@@ -355,7 +343,7 @@ private:
     void remember(attention_node const& node, index_t i, index_t place)
     {
         index_t const end = base_ + cache_.tail_capacity() - keep_;
-        if (place >= end - fold_queries && place < end) { queries_.add(node, i, place, of_.cells[place]); }
+        if (place >= end - fold_queries && place < end) { prompt_.queries.add(node, i, place, of_.cells[place]); }
     }
 
     void make_room(attention_node const& node, shared& with)
@@ -394,7 +382,7 @@ private:
     sequence& of_;
     freed_cells& freed_;
     mdkv::cpu::cache<mdkv::half> cache_;
-    query_ring queries_;
+    layer_prompt prompt_;
     cell_watch watch_;
     std::string given_up_;
     index_t cells_;
@@ -402,6 +390,7 @@ private:
     index_t last_tokens_ = 0; ///< of the step before
     index_t base_        = 0;
     index_t keep_        = 0; ///< of the next plan
+    double share_        = 1; ///< of the layer's part of the limit, in its compressed part
     index_t steps_       = 0;
 };
 

@@ -86,13 +86,11 @@ inline memory_limit limit_of(char const* name, std::string_view text)
 inline mdkv::preset preset_of(char const* name, std::string_view text)
 {
     using namespace mdkv::presets;
-    for (mdkv::preset const* one : std::array{&by_window, &paper, &paper_literal, &evict})
+    for (mdkv::preset const* one : std::array{&by_window, &best, &any_question, &paper, &paper_literal, &evict})
     {
         if (text == one->name) { return *one; }
     }
-    refuse(name, text,
-        "by_window, paper, paper_literal or evict (best and any_question also score by replayed queries, and need the "
-        "prompt's length before the prompt is read)");
+    refuse(name, text, "by_window, best, any_question, paper, paper_literal or evict");
 }
 
 inline bool flag_of(char const* name, std::string_view text)

@@ -61,11 +61,11 @@ private:
 
 struct tally
 {
-    stopwatch compress, fold, attend; ///< of a layer
-    double bytes      = 0;            ///< of the caches, summed over the tokens that were served
-    double cell_bytes = 0;            ///< of the engine's cells of the same tokens
-    index_t freed     = 0;            ///< bytes of cells given back
-    index_t most      = 0;            ///< bytes of all caches at any time
+    stopwatch replay, compress, fold, attend; ///< of a layer
+    double bytes      = 0;                    ///< of the caches, summed over the tokens that were served
+    double cell_bytes = 0;                    ///< of the engine's cells of the same tokens
+    index_t freed     = 0;                    ///< bytes of cells given back
+    index_t most      = 0;                    ///< bytes of all caches at any time
     struct passed
     {
         std::set<std::string> layers;

@@ -1,4 +1,4 @@
-/// \file replayed_losses.hpp: losses of a prompt's tokens by its own queries, turned to where a replay of the prompt would ask them
+/// \file replayed_losses.hpp: losses of a prompt's tokens by its own queries, replayed chunk by chunk, or by those of a second reading
 #pragma once
 
 #include <mdkv/advance.hpp>
@@ -7,13 +7,13 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
+#include <mdkv/replay.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "../runner/layers.hpp"
@@ -28,17 +28,15 @@ namespace runner
 inline constexpr std::int64_t replay_sinks = 4; // first keys of a prompt, seen from every chunk
 static_assert(detail::chunk_tokens == prefill_chunk);
 
-/// A layer's losses, scored while prefill has its queries: those of a chunk, ahead by the prompt's length, see all keys
-/// of their chunk, later ones too, and the prompt's first few. Takes the memory of the losses and of a chunk's queries.
+/// A layer's losses, scored while prefill has its queries. Takes the memory of the losses and of a chunk's queries.
 template <mdkv::element T>
 class replayed_losses
 {
 public:
     /// \param chunk    of prefill, which may reach beyond `past` and the prompt that is compressed
-    /// \param tokens   of that prompt
-    /// \param past     the first of them, which may be dropped
+    /// \param past     its first tokens, which may be dropped
     void add(policy const& chosen, model_shape const& shape, rotary const& rotation, layer_chunk<T> const& chunk,
-        std::int64_t tokens, std::int64_t past, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+        std::int64_t past, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
         auto const rungs = static_cast<std::int64_t>(chosen.ratios.size());
         losses_.resize(static_cast<std::size_t>(shape.kv_heads * rungs * past));
@@ -46,32 +44,24 @@ public:
         for (std::int64_t first = chunk.first; first < end; first += chosen.chunk)
         {
             std::int64_t const count = std::min(chosen.chunk, end - first);
-            std::int64_t const sinks = chosen.own ? 0 : std::min(first, replay_sinks); // its own tokens have some
-            ahead_.resize(static_cast<std::size_t>(shape.query_heads * count * shape.key_dim));
             scratch.run(executor, [&](mdkv::cpu::backend on) {
                 using mdkv::in;
-                using mdkv::out;
                 using mdkv::slice;
                 std::span<double const> const frequencies = rotation.frequencies();
-                mdkv::rotary_encoding<mdkv::cpu::backend> const encoding{.rotating = 2 * std::ssize(frequencies),
-                    .pairs                                                         = mdkv::rotary_pairs::neighbours,
-                    .frequencies = in(on, frequencies.data(), std::ssize(frequencies))};
                 auto const [H, Hq, D] = std::array{shape.kv_heads, shape.query_heads, shape.key_dim};
                 auto const queries    = in(on, chunk.queries, {Hq, chunk.count, D}, {D, Hq * D, 1});
                 auto const keys       = in(on, chunk.keys, H, chunk.tokens, D);
                 auto const values     = in(on, chunk.values, H, chunk.tokens, shape.value_dim);
-                auto const ahead      = out(on, ahead_.data(), Hq, count, D);
-                auto const none       = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-                mdkv::advance(on, slice<1>(queries, first - chunk.first, count), tokens, encoding, ahead);
-                mdkv::score_options<mdkv::cpu::backend> options{
-                    .first_query = count + sinks, .quantisation = chosen.quantisation, .over = chosen.over};
-                if (chosen.own)
-                {
-                    options.lse_elsewhere = slice<1>(in(on, chunk.lse, Hq, chunk.count), first - chunk.first, count);
-                }
-                mdkv::score(on, mdkv::as_input(ahead), slice<1>(keys, first, count), slice<1>(values, first, count),
-                    slice<1>(keys, 0, sinks), none, none, chosen.ratios, options,
-                    slice<2>(out(on, losses_.data(), H, rungs, past), first, count));
+                mdkv::replay(on, slice<1>(queries, first - chunk.first, count), slice<1>(keys, first, count),
+                    slice<1>(values, first, count), slice<1>(keys, 0, std::min(first, replay_sinks)), chosen.ratios,
+                    {.ahead           = chosen.ahead,
+                        .own          = chosen.own,
+                        .encoding     = {.rotating = 2 * std::ssize(frequencies),
+                                .pairs             = mdkv::rotary_pairs::neighbours,
+                                .frequencies       = in(on, frequencies.data(), std::ssize(frequencies))},
+                        .quantisation = chosen.quantisation,
+                        .over         = chosen.over},
+                    slice<2>(mdkv::out(on, losses_.data(), H, rungs, past), first, count));
             });
         }
     }
@@ -103,7 +93,6 @@ public:
 
 private:
     std::vector<float> losses_;
-    std::vector<T> ahead_; // [query_heads, chunk, key_dim]
 };
 
 } // namespace runner

@@ -105,6 +105,7 @@ struct policy
     scoring_rows rows                    = scoring_rows::window;
     mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
     std::int64_t chunk                   = 256;                       // tokens whose queries see each other's keys only
+    std::int64_t ahead                   = 1024;                      // positions by which they are turned
     bool own                             = false; // rows of a replay see its own tokens, too: those before them
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget
@@ -168,6 +169,7 @@ inline void take(policy& p, mdkv::preset const& from)
     p.even         = double{from.even};
     p.over         = from.over;
     p.chunk        = from.chunk;
+    p.ahead        = from.ahead;
     p.own          = from.own;
     p.depth        = double{from.depth};
     p.odd          = double{from.odd};
@@ -233,7 +235,7 @@ inline void take(policy& p, mdkv::preset const& from)
         {
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries", "early", "even",
-                    "rows", "over", "chunk", "join", "own", "budget", "depth", "odd"});
+                    "rows", "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -360,6 +362,11 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         {
             refuse("must divide 512, the tokens of a chunk of prefill");
         }
+    }
+    else if (parameter == "ahead")
+    {
+        p.ahead = parse_integer<std::int64_t>("ahead", value);
+        if (p.ahead < 0 || p.ahead > 1'000'000) { refuse("must be between 0 and 1000000"); }
     }
     else if (parameter == "own") { p.own = either("yes", "no"); }
     else if (parameter == "budget")

@@ -44,7 +44,6 @@ struct layer_chunk
     T const* keys;                    // [kv_heads, tokens, key_dim], after rotation
     T const* values;                  // [kv_heads, tokens, value_dim]
     T const* queries;                 // [count, query_heads, key_dim], after rotation
-    float const* lse;                 // [query_heads, count], of those rows, as in layer_kv
 };
 
 /// For prefills whose chunks are not looked at.
@@ -100,11 +99,7 @@ public:
     std::vector<float> run(OnLayer&& on_layer, Progress&& progress, OnChunk&& on_chunk)
     {
         constexpr bool shows_chunks = !std::same_as<std::remove_cvref_t<OnChunk>, ignore_chunks>;
-        if (shows_chunks)
-        {
-            chunk_queries_.resize(static_cast<std::size_t>(query_.size()));
-            chunk_lse_.resize(static_cast<std::size_t>(shape_.query_heads * query_.rows()));
-        }
+        if (shows_chunks) { chunk_queries_.resize(static_cast<std::size_t>(query_.size())); }
         for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
         {
             for (std::int64_t first = 0; first < tokens_; first += chunk_tokens)
@@ -114,8 +109,8 @@ public:
                 if constexpr (shows_chunks)
                 {
                     narrow_row(query_.data(), count * query_.cols(), chunk_queries_.data());
-                    on_chunk(layer_chunk<T>{layer, first, count, tokens_, keys_.data(), values_.data(),
-                        chunk_queries_.data(), chunk_lse_.data()});
+                    on_chunk(layer_chunk<T>{
+                        layer, first, count, tokens_, keys_.data(), values_.data(), chunk_queries_.data()});
                 }
                 run_feed_forward(model_.layer(layer), first, count);
                 if (!progress(layer * tokens_ + first + count, shape_.layers * tokens_)) { throw prefill_cancelled{}; }
@@ -155,7 +150,6 @@ private:
 
     void run_attention(layer_weights const& weights, std::int64_t first, std::int64_t count)
     {
-        bool const shows = !chunk_lse_.empty();
         normalise(weights.attention_norm, first, count);
         multiply(executor_,
             {{&weights.query, query_.data()}, {&weights.key, key_.data()}, {&weights.value, value_.data()}},
@@ -172,17 +166,9 @@ private:
                                           .keys      = keys_.data(),
                                           .values    = values_.data(),
                                           .out       = attended_.data(),
-                                          .lse_first = shows ? first : tokens_ - window_,
-                                          .lse_count = shows ? count : window_,
-                                          .lse       = shows ? chunk_lse_.data() : lse_.data()});
-        for (std::int64_t i = std::max(first, tokens_ - window_); shows && i < first + count; ++i)
-        {
-            for (std::int64_t h = 0; h < shape_.query_heads; ++h)
-            {
-                lse_[static_cast<std::size_t>(h * window_ + i - (tokens_ - window_))] =
-                    chunk_lse_[static_cast<std::size_t>(h * count + i - first)];
-            }
-        }
+                                          .lse_first = tokens_ - window_,
+                                          .lse_count = window_,
+                                          .lse       = lse_.data()});
         multiply(executor_, weights.attention_output, attended_.data(), count, normed_.data());
         add_to_hidden(normed_, first, count);
     }
@@ -231,7 +217,6 @@ private:
     std::vector<T> queries_;                      // [query_heads, window, key_dim]
     std::vector<T> chunk_queries_;                // [chunk, query_heads, key_dim], if chunks are shown
     std::vector<float> lse_;                      // [query_heads, window]
-    std::vector<float> chunk_lse_;                // [query_heads, chunk], likewise
     float_matrix normed_;                         // [chunk, embedding]
     float_matrix query_, key_, value_, attended_; // [chunk, heads * D]
     float_matrix gate_, up_;                      // [chunk, feed_forward]

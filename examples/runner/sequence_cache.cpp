@@ -121,8 +121,8 @@ void sequence_cache<T>::score_chunk(
 {
     if (!policy_.replays()) { return; }
     auto const start = std::chrono::steady_clock::now();
-    replayed_.add(policy_, model_->shape(), model_->rotation(), chunk, tokens, tokens - std::min(window(), tokens),
-        executor, scratch);
+    replayed_.add(
+        policy_, model_->shape(), model_->rotation(), chunk, tokens - std::min(window(), tokens), executor, scratch);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -30,5 +30,6 @@
 #include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/recompress.hpp>
+#include <mdkv/replay.hpp>
 #include <mdkv/score.hpp>
 #include <mdkv/slots.hpp>

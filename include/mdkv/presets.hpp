@@ -7,6 +7,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/pool.hpp>
+#include <mdkv/replay.hpp>
 #include <mdkv/score.hpp>
 
 namespace mdkv
@@ -28,10 +29,12 @@ struct preset
     float early_weight             = 1.0F; ///< weight of the earlier ones: score_options::query_weights
     float even                     = 0.0F; ///< score_options::even_queries, in parts of the weights of all of them
 
-    bool replays    = false;               ///< the prompt's own queries, advanced by its length, score, too: advance
-    row_norm over   = row_norm::euclidean; ///< of replayed rows: score_options::over
+    bool replays    = false;               ///< the prompt's own queries score, too: replay
+    row_norm over   = row_norm::euclidean; ///< of replayed rows: replay_options::over
     index_t chunk   = 256;                 ///< tokens of which all replayed rows see each other's keys
-    bool own        = false;               ///< they see a replay's own tokens, too: score_options::lse_elsewhere
+    index_t sinks   = 4;                   ///< first tokens of a prompt whose keys they see, too
+    index_t ahead   = 1024;                ///< replay_options::ahead
+    bool own        = false;               ///< replay_options::own
     float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
     bool one_budget = false; ///< allocate serves all layers at once, each one's losses in units of their mean
     float depth     = 0.0F;  ///< those of the last layer count e^depth times as much as those of the first
@@ -61,6 +64,12 @@ struct preset
             .allocation = {.charge = charge},
             .scoring    = {.quantisation = quantisation}};
     }
+    /// The options of replay for a model's position encoding.
+    template <backend B>
+    [[nodiscard]] replay_options<B> replay(rotary_encoding<B> const& encoding) const
+    {
+        return {.ahead = ahead, .own = own, .encoding = encoding, .quantisation = quantisation, .over = over};
+    }
 };
 
 namespace presets
@@ -82,14 +91,15 @@ inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive
 
 /// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, false, 4.0F, true, 1.0F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 4.0F, true,
+    1.0F};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
 /// of the text count more. It finds what the window's queries do not know of, and text that goes on is further from that of
 /// the full cache than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, true, 0.0F, true, 1.0F,
-    16.0F};
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, true, 0.0F, true,
+    1.0F, 16.0F};
 
 } // namespace presets
 

@@ -1,0 +1,33 @@
+/// \file layer_prompt.hpp: what a layer remembers of a prompt until it is compressed
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kept_node.hpp"
+#include "query_ring.hpp"
+#include "replayed_losses.hpp"
+
+namespace mdkv_ggml
+{
+
+struct layer_prompt
+{
+    query_ring queries{};
+    replayed_losses replayed{};
+    kept_node node{};                  ///< the last one, if losses are replayed
+    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget; empty: not
+
+    void cut(index_t places)
+    {
+        queries.cut(places);
+        replayed.cut(places);
+    }
+    void clear()
+    {
+        queries.clear();
+        replayed.clear();
+    }
+};
+
+} // namespace mdkv_ggml

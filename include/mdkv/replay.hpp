@@ -1,0 +1,95 @@
+/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to where a later reading would ask them.
+#pragma once
+
+#include <mdkv/advance.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/score.hpp>
+
+#include <type_traits>
+
+namespace mdkv
+{
+
+template <backend B>
+struct replay_options
+{
+    /// Positions by which the chunk's queries are turned. The prompt's length need not be known: 1,024 does as well for
+    /// prompts of 1,024 to 8,064 tokens (docs/quality.md).
+    index_t ahead = 1024;
+
+    /// Whether the rows see the tokens of that reading as well, which draw their part of every softmax: the sinks, and of the
+    /// chunk those up to their own. Better for questions, worse for text that goes on.
+    bool own = false;
+
+    rotary_encoding<B> encoding{}; ///< the model's
+
+    float scale                    = 0.0F;                          ///< as in score_options
+    quantisation_loss quantisation = quantisation_loss::value_only; ///< as in score_options
+    row_norm over                  = row_norm::euclidean;           ///< as in score_options
+};
+
+/// Losses of a chunk of a prompt's tokens by what a second reading of it would ask. Queries that know any question are those
+/// of such a reading, and they are nearly at hand: the chunk's own, later positions ahead, each seeing all of the chunk's
+/// keys, those after it, too. Called during prefill for one chunk of 256 tokens or so after the other, while their queries are
+/// there. `advance`, then `score`.
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  queries  [H*G, C, D]  of the chunk, after position encoding, of any element type U
+/// \param[in]  keys     [H, C, D]    same encoding
+/// \param[in]  values   [H, C, Dv]
+/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first chunk,
+///                      which has them
+/// \param[in]  ratios   the rungs, none of them projected: bases are those of a whole prompt
+/// \param[in]  options  how far ahead, position encoding, norm
+/// \param[out] loss     [H, R, C]  the chunk's slice of the prompt's losses
+/// \cost   that of score with C queries of C tokens, and with `own` of its first sweep twice; scratch of score, the turned
+///         queries, and with `own` keys of S + C tokens
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads
+/// \throws invalid_argument        a rung is projected, or whatever advance and score throw
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/replay.cpp, docs/pipeline.md
+template <backend B, element T, element U>
+void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+    in_view<T, 3, B> sinks, ratio_set const& ratios, std::type_identity_t<replay_options<B>> const& options,
+    out_view<float, 3, B> loss)
+{
+    expects(!ratios.any_projected(),
+        "replay: the ratio set has a projected rung, whose basis is not known before the prompt's end");
+    detail::check arguments{on, "replay"};
+    arguments.rows("queries", queries, queries.extents(), "H*G,C,D");
+    arguments.rows("keys", keys, {keys.extent(0), queries.extent(1), queries.extent(2)}, "H,C,D");
+    arguments.rows("sinks", sinks, {keys.extent(0), sinks.extent(1), queries.extent(2)}, "H,S,D");
+    index_t const heads = keys.extent(0);
+    index_t const chunk = keys.extent(1);
+    index_t const dim   = keys.extent(2);
+    index_t const first = sinks.extent(1);
+    index_t const own   = options.own ? first + chunk : 0;
+    detail::staged(on, "replay", [&](B const& stages) {
+        workspace::frame frame{*stages.scratch, "replay"};
+        auto* const turned = frame.template take<U>(queries.extent(0) * chunk * dim);
+        auto* const read   = frame.template take<T>(heads * own * dim);
+        auto const ahead   = out(stages, turned, queries.extent(0), chunk, dim);
+        auto const others  = out(stages, read, heads, own, dim);
+        advance(stages, queries, options.ahead, options.encoding, ahead);
+        if (options.own)
+        {
+            advance(stages, sinks, options.ahead, options.encoding, slice<1>(others, 0, first));
+            advance(stages, keys, options.ahead, options.encoding, slice<1>(others, first, chunk));
+        }
+        auto const none = in(stages, static_cast<float const*>(nullptr), 0, 0, 0);
+        score(stages, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios,
+            {.scale           = options.scale,
+                .first_query  = chunk + first, // all of the chunk and the sinks; of the own ones those up to the row's
+                .quantisation = options.quantisation,
+                .over         = options.over},
+            loss);
+    });
+}
+
+} // namespace mdkv
