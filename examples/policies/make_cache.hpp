@@ -99,7 +99,7 @@ std::vector<made_cache> cache_maker<T>::make(prompt_layer<T> const& layer, mdkv:
             on, "values", mdkv::in(on, layer.values, layer.heads, layer.tokens, layer.value_dim), layer.layer);
         return 0;
     });
-    held_.hold(layer, losses_at_hand(layer, query_weights(layer), executor, scratch), policy_.depth);
+    held_.hold(layer, losses_at_hand(layer, query_weights(layer), executor, scratch));
     if (policy_.odd > 0) { held_.compare_keys(layer, executor, scratch); }
     asked_.push_back(rungs);
     if (layer.layer + 1 == layer.layers) { made = all_layers(shape, tail_tokens, executor, scratch); }
@@ -113,7 +113,7 @@ std::vector<made_cache> cache_maker<T>::all_layers(
     auto const layers             = std::ssize(held_.layers());
     mdkv::allocation const chosen = held_.allocate(executor, scratch, policy_.ratios,
         mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes},
-        layers * (limit_.in_bytes(shape) - shape.window_bytes()), policy_.odd);
+        layers * (limit_.in_bytes(shape) - shape.window_bytes()), policy_.depth, policy_.odd);
     mdkv::expects(chosen.status != mdkv::allocation_status::non_finite_loss, "policy ", policy_.label,
         ": a loss is NaN or infinite");
     mdkv::expects(chosen.status != mdkv::allocation_status::over_limit, "policy ", policy_.label, ": ",

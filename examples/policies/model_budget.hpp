@@ -2,16 +2,17 @@
 #pragma once
 
 #include <mdkv/allocate.hpp>
+#include <mdkv/balance.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/leverage.hpp>
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,7 +20,6 @@
 #include <vector>
 
 #include "../runner/scratch_memory.hpp"
-#include "oddness.hpp"
 #include "prompt_layer.hpp"
 
 namespace runner
@@ -30,26 +30,15 @@ template <mdkv::element T>
 class model_budget
 {
 public:
-    /// Copies a layer's keys and values, and takes its losses [heads, R, past] in units of their mean at rung 0. Losses of
-    /// different layers are not of one measure; so they are, but for how much a layer's output counts later: the losses of
-    /// the last layer are taken e^depth times as high as those of the first.
-    void hold(prompt_layer<T> const& layer, std::span<float const> losses, double depth)
+    /// Copies a layer's keys and values, and takes its losses [heads, R, past].
+    void hold(prompt_layer<T> const& layer, std::span<float const> losses)
     {
         prompt_layer<T> const& first = layers_.empty() ? layer : layers_.front();
         mdkv::expects(layer.heads == first.heads && layer.past() == first.past(), "one budget for all layers: layer ",
             layer.layer, " has ", layer.heads, " heads of ", layer.past(), " tokens, the first has ", first.heads,
             " of ", first.past());
-        auto const past = static_cast<std::size_t>(layer.past());
-        auto const head = layer.heads == 0 ? 0 : losses.size() / static_cast<std::size_t>(layer.heads); // R * past
-        double total    = 0;
-        for (std::size_t h = 0; h < losses.size(); h += head)
-        {
-            for (float const loss : losses.subspan(h, past)) { total += double{loss}; }
-        }
-        double const late = std::exp(depth * static_cast<double>(layer.layer) / static_cast<double>(layer.layers));
-        double const unit = total == 0 ? 0 : late * static_cast<double>(layer.heads * layer.past()) / total;
         losses_.reserve(losses.size() * static_cast<std::size_t>(layer.layers));
-        for (float const loss : losses) { losses_.push_back(static_cast<float>(double{loss} * unit)); }
+        losses_.insert(losses_.end(), losses.begin(), losses.end());
         auto const tokens = layer.heads * layer.tokens;
         keys_.emplace_back(layer.keys, layer.keys + tokens * layer.key_dim);
         values_.emplace_back(layer.values, layer.values + tokens * layer.value_dim);
@@ -58,30 +47,40 @@ public:
         layers_.back().values = values_.back().data();
     }
 
-    /// Takes a layer's part in how odd the prompt's tokens are, before `allocate` is told to weigh it.
+    /// Takes a layer's part in how odd the prompt's tokens are, for an `allocate` that weighs it.
     void compare_keys(prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
-        leverages_.resize(static_cast<std::size_t>(layer.past()));
-        add_leverages(layer, executor, scratch, leverages_);
+        leverages_.resize(static_cast<std::size_t>(layer.tokens));
+        scratch.run(executor, [&](mdkv::cpu::backend on) {
+            mdkv::add_leverage(on, mdkv::in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim),
+                mdkv::out(on, leverages_.data(), layer.tokens));
+            return 0;
+        });
     }
 
     /// Chooses every token's rung, of all layers at once.
-    /// \param odd     losses are multiplied by this power of how odd a token's surroundings are in units of the mean, in all
-    ///                layers alike; 0: by nothing. A statement that is like nothing else in the prompt is what a question
-    ///                asked later is about more often than its own queries tell.
+    /// \param depth   mdkv::balance_options::depth
+    /// \param odd     mdkv::balance_options::odd
     /// \param limit   bytes of all layers beside their windows
     [[nodiscard]] mdkv::allocation allocate(mdkv::cpu::executor_ref executor, scratch_memory& scratch,
-        mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit, double odd)
+        mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit, double depth, double odd)
     {
-        if (odd > 0) { weigh(odd); }
-        auto const heads = std::ssize(layers_) * layers_.front().heads;
-        auto const past  = layers_.front().past();
-        mdkv::allocation report;
-        rungs_.resize(static_cast<std::size_t>(heads * past));
+        auto const layers = std::ssize(layers_);
+        auto const heads  = layers_.front().heads;
+        auto const rungs  = static_cast<mdkv::index_t>(ratios.size());
+        auto const past   = layers_.front().past();
         scratch.run(executor, [&](mdkv::cpu::backend on) {
-            mdkv::allocate(on,
-                mdkv::in(on, std::as_const(losses_).data(), heads, static_cast<mdkv::index_t>(ratios.size()), past),
-                costs, mdkv::in(on, &std::as_const(limit), 1), {}, mdkv::out(on, rungs_.data(), heads, past),
+            mdkv::balance_options<mdkv::cpu::backend> options{
+                .depth = static_cast<float>(depth), .odd = static_cast<float>(odd)};
+            if (odd > 0) { options.leverages = mdkv::in(on, std::as_const(leverages_).data(), past); }
+            mdkv::balance(on, mdkv::out(on, losses_.data(), layers, heads, rungs, past), options);
+            return 0;
+        });
+        mdkv::allocation report;
+        rungs_.resize(static_cast<std::size_t>(layers * heads * past));
+        scratch.run(executor, [&](mdkv::cpu::backend on) {
+            mdkv::allocate(on, mdkv::in(on, std::as_const(losses_).data(), layers * heads, rungs, past), costs,
+                mdkv::in(on, &std::as_const(limit), 1), {}, mdkv::out(on, rungs_.data(), layers * heads, past),
                 mdkv::out(on, &report, 1));
             return 0;
         });
@@ -99,21 +98,10 @@ public:
     }
 
 private:
-    void weigh(double odd)
-    {
-        constexpr std::int64_t reach = 8; // tokens to each side: a statement of some words
-        auto factors                 = surroundings(leverages_, reach);
-        for (double& one : factors) { one = std::pow(one, odd); }
-        for (std::size_t i = 0; i < losses_.size(); ++i)
-        {
-            losses_[i] = static_cast<float>(double{losses_[i]} * factors[i % factors.size()]);
-        }
-    }
-
     std::vector<prompt_layer<T>> layers_;
     std::vector<std::vector<T>> keys_, values_; // of each layer, [heads, tokens, D]
     std::vector<float> losses_;                 // [layers * heads, R, past]
-    std::vector<double> leverages_;             // [past], of tokens, summed over the heads of all layers
+    std::vector<float> leverages_;              // [tokens], summed over the heads of all layers
     std::vector<std::uint8_t> rungs_;           // [layers * heads, past]
 };
 

@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/sum_pieces.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <limits>
@@ -16,42 +17,16 @@ namespace mdkv
 namespace detail
 {
 
-/// Sums of the losses at rung 0, in double. An item is a piece of one head's tokens, in one of the sets.
-template <backend B>
-struct sum_losses
-{
-    static constexpr char const* name = "sum_losses";
-    static constexpr index_t piece    = 4096;
-
-    in_view<float, 3, B> first;
-    in_view<float, 3, B> second;
-    double* sums; // [2, items]
-
-    [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (first.extent(2) + piece - 1) / piece; }
-    [[nodiscard]] MDKV_HD index_t items() const noexcept { return first.extent(0) * pieces(); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        auto const& losses  = item < items() ? first : second;
-        index_t const h     = item % items() / pieces();
-        index_t const begin = item % pieces() * piece;
-        index_t const left  = losses.extent(2) - begin;
-        index_t const end   = begin + (left < piece ? left : piece);
-        double sum          = 0;
-        for (index_t i = begin + t.rank(); i < end; i += t.size()) { sum += double{losses(h, 0, i)}; }
-        sum = t.sum(sum);
-        if (t.rank() == 0) { sums[item] = sum; }
-    }
-};
-
 /// Both sets in units of their means, added. An item is one row.
 template <backend B>
 struct add_losses
 {
     static constexpr char const* name = "add_losses";
 
-    sum_losses<B> of;
+    in_view<float, 3, B> first;
+    in_view<float, 3, B> second;
+    sum_pieces<B> of_first; // at rung 0
+    sum_pieces<B> of_second;
     float weight;
     out_view<float, 3, B> joined;
 
@@ -60,22 +35,18 @@ struct add_losses
     {
         index_t const h = item / joined.extent(1);
         index_t const r = item % joined.extent(1);
-        float const a   = unit(t, of.sums);
-        float const b   = unit(t, of.sums + of.items()) * weight;
+        float const a   = unit(of_first.total(t, 0));
+        float const b   = unit(of_second.total(t, 0)) * weight;
         for (index_t i = t.rank(); i < joined.extent(2); i += t.size())
         {
-            joined(h, r, i) = of.first(h, r, i) * a + of.second(h, r, i) * b;
+            joined(h, r, i) = first(h, r, i) * a + second(h, r, i) * b;
         }
     }
 
 private:
     /// One over the mean; 0 where no token would lose anything.
-    template <team Team>
-    [[nodiscard]] MDKV_HD float unit(Team const& t, double const* sums) const
+    [[nodiscard]] MDKV_HD float unit(double total) const
     {
-        double total = 0;
-        for (index_t i = t.rank(); i < of.items(); i += t.size()) { total += sums[i]; }
-        total = t.sum(total);
         return total == 0 ? 0.0F : static_cast<float>(static_cast<double>(joined.extent(0) * joined.extent(2)) / total);
     }
 };
@@ -114,12 +85,18 @@ void join(
     }
     arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
     workspace::frame frame{*on.scratch, "join"};
-    detail::sum_losses<B> sums{first, second, nullptr};
-    sums.sums = frame.template take<double>(2 * sums.items());
+    auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
+        return in_view<float, 3, B>{x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}};
+    };
+    detail::sum_pieces<B> of_first{at_rung_0(first), nullptr};
+    detail::sum_pieces<B> of_second{at_rung_0(second), nullptr};
+    of_first.sums  = frame.template take<double>(of_first.items());
+    of_second.sums = frame.template take<double>(of_second.items());
     static_cast<void>(frame.ready());
     if (shape[1] == 0) { return; }
-    run(on, sums, 2 * sums.items());
-    run(on, detail::add_losses<B>{sums, weight, joined}, shape[0] * shape[1]);
+    run(on, of_first, of_first.items());
+    run(on, of_second, of_second.items());
+    run(on, detail::add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
 }
 
 } // namespace mdkv

@@ -5,6 +5,7 @@
 #include <mdkv/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
+#include <mdkv/balance.hpp>
 #include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
@@ -25,6 +26,7 @@
 #include <mdkv/finite.hpp>
 #include <mdkv/gather.hpp>
 #include <mdkv/join.hpp>
+#include <mdkv/leverage.hpp>
 #include <mdkv/merge.hpp>
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>

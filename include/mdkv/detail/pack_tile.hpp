@@ -5,6 +5,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
@@ -18,25 +19,6 @@
 
 namespace mdkv::detail
 {
-
-/// sum[k][l] = sum over d, ascending, of direction[k][d] * column[16 d + l]. A backend whose team has a faster way has an
-/// overload of its own, with the same sums.
-template <team Team, int Sums>
-MDKV_HD void column_products(
-    Team const&, float const* const (&direction)[Sums], float const* column, int dim, float (&sum)[Sums][Team::lanes])
-{
-    for (auto& row : sum)
-    {
-        for (float& x : row) { x = 0.0F; }
-    }
-    for (int d = 0; d < dim; ++d)
-    {
-        for (int k = 0; k < Sums; ++k)
-        {
-            for (int l = 0; l < Team::lanes; ++l) { sum[k][l] += direction[k][d] * column[d * tile_tokens + l]; }
-        }
-    }
-}
 
 /// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. How many strips a run
 /// has is known where the directory is: there are as many items as there can be, and those beyond the last do nothing.

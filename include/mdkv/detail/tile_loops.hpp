@@ -84,18 +84,6 @@ MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body
     }
 }
 
-/// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
-/// tokens, which are neighbours where they go.
-template <team Team, class Body>
-MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
-{
-    constexpr int across = Team::lanes > 1 ? 1 : tile_tokens;
-    for (int i = member(t) % across; i < tokens; i += across)
-    {
-        for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
-    }
-}
-
 /// Copies token i of a group's tile to token j of another's, stored alike.
 template <team Team>
 MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const* from, int i, coded_group const& other,

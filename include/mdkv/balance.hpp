@@ -1,0 +1,164 @@
+/// \file balance.hpp: balance: the losses of all layers in one measure, for one budget.
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/sum_pieces.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+namespace mdkv
+{
+
+template <backend B>
+struct balance_options
+{
+    /// Losses of layer l of L count e^(depth * l / L) times: those of late layers more, if it is above 0. Within +-40.
+    float depth = 0.0F;
+
+    /// Losses count by this power of how odd a token's surroundings are, in all layers alike: what is like nothing else in
+    /// a prompt is what a later question is about more often than the prompt's own queries tell. Finite, >= 0. 0: not.
+    float odd = 0.0F;
+
+    /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, where odd is above 0. >= 0.
+    std::optional<in_view<float, 1, B>> leverages = std::nullopt;
+
+    /// A token's surroundings are the mean leverage of itself and as many tokens to each side, or as many as there are, in
+    /// units of the mean of all; 1 where all are 0.
+    index_t reach = 8;
+};
+
+namespace detail
+{
+
+/// The factor that all losses of a token get. An item is a piece of the tokens.
+template <backend B>
+struct weigh_surroundings
+{
+    static constexpr char const* name = "weigh_surroundings";
+    static constexpr index_t piece    = 1024;
+
+    in_view<float, 1, B> leverages;
+    sum_pieces<B> of_all;
+    index_t reach;
+    double power;
+    double largest;  ///< factor
+    double* factors; // [N]
+
+    [[nodiscard]] index_t items() const noexcept { return (leverages.extent(0) + piece - 1) / piece; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const n     = leverages.extent(0);
+        index_t const begin = item * piece;
+        index_t const end   = n - begin < piece ? n : begin + piece;
+        double const total  = of_all.total(t, 0);
+        // Times 0 * total: where a sum is no number, nothing is.
+        double const unit = total == 0 ? 0.0 : static_cast<double>(n) / total + 0 * total;
+        for (index_t i = begin + t.rank(); i < end; i += t.size())
+        {
+            index_t const first = i < reach ? 0 : i - reach;
+            index_t const last  = n - i <= reach ? n : i + reach + 1;
+            double sum          = 0;
+            for (index_t j = first; j < last; ++j) { sum += double{leverages(j)}; }
+            double const surroundings = total == 0 ? 1.0 : sum / static_cast<double>(last - first) * unit;
+            double const factor       = pow(surroundings, power);
+            factors[i]                = factor > largest ? largest : factor; // a NaN stays
+        }
+    }
+};
+
+/// An item is a row of a layer.
+template <backend B>
+struct balance_rows
+{
+    static constexpr char const* name = "balance";
+
+    out_view<float, 4, B> losses;
+    sum_pieces<B> of_layers; // at rung 0
+    double const* factors;   // [N], or null
+    double depth;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const r    = item % losses.extent(2);
+        index_t const h    = item / losses.extent(2) % losses.extent(1);
+        index_t const l    = item / losses.extent(2) / losses.extent(1);
+        double const total = of_layers.total(t, l);
+        double const count = static_cast<double>(losses.extent(1) * losses.extent(3));
+        double const late  = exp(depth * static_cast<double>(l) / static_cast<double>(losses.extent(0)));
+        double const unit  = total == 0 ? 0 : late * count / total;
+        float* const row   = losses.row(l, h, r);
+        for (index_t i = t.rank(); i < losses.extent(3); i += t.size())
+        {
+            row[i] = static_cast<float>(double{row[i]} * unit * (factors == nullptr ? 1.0 : factors[i]));
+        }
+    }
+};
+
+} // namespace detail
+
+/// Makes the losses of different layers comparable, so that one call of allocate over [L*H, R, N] shares one budget among
+/// all layers of a model: each layer's in units of their mean at rung 0 over its heads and tokens, times the two factors
+/// of the options.
+///
+/// \param on               backend: threads, scratch
+/// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; what is not
+///                         finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
+/// \param[in]     options  weights of layers and tokens
+/// \pre    losses >= 0. A factor by `odd` is at most 2^127 / (H * N * e^max(depth, 0)): none makes a loss at rung 0 infinite,
+///         and tokens beyond, of far higher factors than all others, count alike
+/// \cost   reads every loss once, those at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; in double
+/// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages, an
+///                                 output overlaps
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/balance.cpp; docs/quality.md compares weights
+template <backend B>
+void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const& options = {})
+{
+    expects(options.depth >= -40 && options.depth <= 40, "balance: depth is ", options.depth,
+        "; it must be between -40 and 40");
+    expects(options.odd >= 0 && options.odd <= std::numeric_limits<float>::max(), "balance: odd is ", options.odd,
+        "; it must be finite and not negative");
+    expects(options.odd == 0 || options.leverages, "balance: odd is ", options.odd, " without leverages");
+    expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
+    array<index_t, 4> const shape = losses.extents();
+    detail::check arguments{on, "balance"};
+    if (options.leverages) { arguments.in("options.leverages", *options.leverages, {{shape[3]}}, "N"); }
+    arguments.out("losses", losses, shape, "L,H,R,N");
+    if (losses.empty()) { return; }
+    double const largest =
+        0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
+    index_t const tokens = options.odd > 0 ? shape[3] : 0; // to weigh
+    auto const leverages = options.leverages.value_or(in_view<float, 1, B>{});
+    detail::sum_pieces<B> of_layers{
+        {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
+    detail::sum_pieces<B> of_leverages{{leverages.data_handle(), {1, 1, tokens}, {0, 0, 1}}, nullptr};
+    workspace::frame frame{*on.scratch, "balance"};
+    of_layers.sums    = frame.template take<double>(of_layers.items());
+    of_leverages.sums = frame.template take<double>(of_leverages.items());
+    double* factors   = frame.template take<double>(tokens);
+    static_cast<void>(frame.ready());
+    run(on, of_layers, of_layers.items());
+    if (tokens > 0)
+    {
+        run(on, of_leverages, of_leverages.items());
+        detail::weigh_surroundings<B> const weigh{
+            leverages, of_leverages, options.reach, double{options.odd}, largest, factors};
+        run(on, weigh, weigh.items());
+    }
+    else { factors = nullptr; }
+    run(on, detail::balance_rows<B>{losses, of_layers, factors, double{options.depth}}, shape[0] * shape[1] * shape[2]);
+}
+
+} // namespace mdkv

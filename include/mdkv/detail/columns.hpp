@@ -1,0 +1,42 @@
+/// \file columns.hpp: how a team goes over a tile of sixteen tokens, and multiplies them, as the columns of a matrix, by directions.
+#pragma once
+
+#include <mdkv/cache.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/team.hpp>
+
+namespace mdkv::detail
+{
+
+/// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
+/// tokens, which are neighbours where they go.
+template <team Team, class Body>
+MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
+{
+    constexpr int across = Team::lanes > 1 ? 1 : tile_tokens;
+    for (int i = member(t) % across; i < tokens; i += across)
+    {
+        for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
+    }
+}
+
+/// sum[k][l] = sum over d, ascending, of direction[k][d] * column[16 d + l]. A backend whose team has a faster way has an
+/// overload of its own, with the same sums.
+template <team Team, int Sums>
+MDKV_HD void column_products(
+    Team const&, float const* const (&direction)[Sums], float const* column, int dim, float (&sum)[Sums][Team::lanes])
+{
+    for (auto& row : sum)
+    {
+        for (float& x : row) { x = 0.0F; }
+    }
+    for (int d = 0; d < dim; ++d)
+    {
+        for (int k = 0; k < Sums; ++k)
+        {
+            for (int l = 0; l < Team::lanes; ++l) { sum[k][l] += direction[k][d] * column[d * tile_tokens + l]; }
+        }
+    }
+}
+
+} // namespace mdkv::detail
