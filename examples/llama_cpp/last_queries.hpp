@@ -16,6 +16,17 @@
 namespace mdkv_ggml
 {
 
+/// [Hq, count]  the logits of sinks of so many queries; or none
+[[nodiscard]] inline std::vector<float> sink_logits(attention_node const& node, index_t count)
+{
+    std::vector<float> all;
+    for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
+    {
+        all.push_back(node.sinks()[i / count]);
+    }
+    return all;
+}
+
 /// Weights, sinks and the rest of what `score` is told of them. Refers to its arguments.
 class last_queries
 {
@@ -29,10 +40,7 @@ public:
         , count_{queries.count_before(end, most)}
     {
         for (index_t q = 0; q < count_; ++q) { weights_.push_back(preset_.query_weight(q, count_)); }
-        for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count_; ++i)
-        {
-            sinks_.push_back(node.sinks()[i / count_]);
-        }
+        sinks_ = sink_logits(node, count_);
     }
 
     [[nodiscard]] index_t count() const noexcept { return count_; }

@@ -16,7 +16,7 @@ struct layer_prompt
     query_ring queries{};
     replayed_losses replayed{};
     kept_node node{};                  ///< the last one, if losses are replayed
-    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget; empty: not
+    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget for the step at hand; or of an earlier one
 
     void cut(index_t places)
     {
@@ -26,6 +26,7 @@ struct layer_prompt
     void clear()
     {
         queries.clear();
+        rungs.clear();
         replayed.clear();
     }
 };

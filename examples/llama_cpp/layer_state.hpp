@@ -209,12 +209,14 @@ private:
         mdkv::preset const& p = with.chosen.preset;
         share_                = 1;
         memory_plan const now{node, before, share_, with};
-        if (p.one_budget && !now.whole && prompt_.rungs.empty())
+        auto const past = static_cast<std::size_t>(node.heads() * std::max<index_t>(0, before - p.window));
+        if (p.one_budget && !now.whole && prompt_.rungs.size() != past)
         {
+            prompt_.rungs.clear();
             shared_budget{layers(), of_.cells, before, with}.share();
         }
         gathered_cells const cells{with.threads, node, of_.cells, 0, before};
-        if (!prompt_.rungs.empty()) { pack(node, cells, before, with); }
+        if (past > 0 && prompt_.rungs.size() == past) { pack(node, cells, before, with); }
         else
         {
             last_queries const by{node, prompt_.queries, before, p.queries, p};

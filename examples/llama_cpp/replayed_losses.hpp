@@ -17,6 +17,7 @@
 #include "attention_node.hpp"
 #include "cell_list.hpp"
 #include "gathered_cells.hpp"
+#include "last_queries.hpp"
 #include "rotary_of_node.hpp"
 #include "shared.hpp"
 
@@ -42,11 +43,13 @@ public:
             index_t const count = std::min(p.chunk, node.tokens() - i);
             gathered_cells const chunk{with.threads, node, cells, place, count};
             gathered_cells const sinks{with.threads, node, cells, 0, std::min(place, p.sinks)};
+            std::vector<float> const logits = sink_logits(node, count);
             chunk_.resize(static_cast<std::size_t>(rows_ * count));
             with.lend([&](mdkv::cpu::backend on) {
                 auto options  = p.replay<mdkv::cpu::backend>(rotation.encoding(on));
                 options.scale = node.scale();
                 if (rotation.none()) { options.ahead = 0; }
+                if (!logits.empty()) { options.lse_elsewhere = mdkv::in(on, logits.data(), node.query_heads(), count); }
                 mdkv::replay(on, node.queries(on, i, count), chunk.keys(on), chunk.values(on), sinks.keys(on), p.ratios,
                     options, mdkv::out(on, chunk_.data(), node.heads(), rows_ / node.heads(), count));
             });

@@ -78,6 +78,7 @@ public:
             H, first.query_heads() / H, past_, tokens_ - past_, first.dims(), index_t{sizeof(mdkv::half)}};
         memory_plan const plan{first, tokens_, 1.0, with_};
         index_t const limit = L * (plan.arena - shape.window_bytes());
+        if (limit <= 0) { return; }
         std::vector<std::uint8_t> rungs(static_cast<std::size_t>(L * H * past_));
         mdkv::allocation report;
         with_.lend([&](mdkv::cpu::backend on) {

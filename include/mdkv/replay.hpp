@@ -10,6 +10,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/score.hpp>
 
+#include <optional>
 #include <type_traits>
 
 namespace mdkv
@@ -27,6 +28,9 @@ struct replay_options
     bool own = false;
 
     rotary_encoding<B> encoding{}; ///< the model's
+
+    /// [H*G, C]  as in score_options: sink logits, or keys elsewhere.
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
     float scale                    = 0.0F;                          ///< as in score_options
     quantisation_loss quantisation = quantisation_loss::value_only; ///< as in score_options
@@ -84,10 +88,11 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         }
         auto const none = in(stages, static_cast<float const*>(nullptr), 0, 0, 0);
         score(stages, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios,
-            {.scale           = options.scale,
-                .first_query  = chunk + first, // all of the chunk and the sinks; of the own ones those up to the row's
-                .quantisation = options.quantisation,
-                .over         = options.over},
+            {.scale            = options.scale,
+                .first_query   = chunk + first, // all of the chunk and the sinks; of the own ones those up to the row's
+                .lse_elsewhere = options.lse_elsewhere,
+                .quantisation  = options.quantisation,
+                .over          = options.over},
             loss);
     });
 }

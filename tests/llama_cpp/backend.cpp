@@ -589,14 +589,29 @@ TEST_CASE("ggml: sink logits take their part of every softmax")
 
 TEST_CASE("ggml: a limit is kept to while the tail is folded")
 {
-    environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}}};
     layer_kind kind;
+    std::string preset = "by_window";
     SUBCASE("of plain attention")
     {}
+    SUBCASE("scored by replayed queries, too, the layers sharing one limit")
+    {
+        preset = "best";
+    }
+    SUBCASE("scored by replayed queries alone")
+    {
+        preset = "any_question";
+    }
+    SUBCASE("scored by replayed queries, with sink logits")
+    {
+        preset     = "any_question";
+        kind.sinks = true;
+    }
     SUBCASE("of attention with sink logits")
     {
         kind.sinks = true;
     }
+    environment const settings{
+        {{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}, {"MDKV_PRESET", preset}}};
     pair_of_engines both{{kind, {}}};
     both.difference(200, 0);
     std::vector<float> spread;
@@ -610,6 +625,27 @@ TEST_CASE("ggml: a limit is kept to while the tail is folded")
     }
     CHECK(both.with.served() == 200);
     CHECK(spread.back() > 1e-4F); // it is compressed
+}
+
+TEST_CASE("ggml: presets score differently, and where a prompt was not replayed, by its last queries")
+{
+    auto const decoded = [](std::string const& preset, bool loads) {
+        environment const settings{{{"MDKV_BUDGET", "30%"}, {"MDKV_MIN", "64"}, {"MDKV_PRESET", preset}}};
+        engine with{{{}, {}}, true};
+        with.feed(100, 0);
+        if (loads) { with.load(50, 7); }
+        with.feed(100, 100);
+        auto const output = with.feed(1, 200);
+        CHECK(with.served() == 2);
+        return output;
+    };
+    auto const by_window = decoded("by_window", false);
+    auto const best      = decoded("best", false);
+    auto const any       = decoded("any_question", false);
+    CHECK(by_window != best);
+    CHECK(best != any);
+    CHECK(decoded("best", false) == best);
+    CHECK(decoded("best", true) != best); // served all the same
 }
 
 TEST_CASE("ggml: tokens of the tail are taken back, and others follow")
