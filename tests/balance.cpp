@@ -149,7 +149,7 @@ TEST_CASE("losses count by a power of the mean leverage around a token")
                 auto const at_most = 0x1p127 / (static_cast<double>(2 * tokens) * std::exp(1.0));
                 for (double& x : factors) { x = std::min(x, at_most); }
                 auto const worst = error_of(got, losses, 1.0, factors);
-                CHECK_MESSAGE(worst.within(0x1p-20), worst);
+                CHECK_MESSAGE(worst.within(0x1p-23), worst);
             }
         }
     }

@@ -126,7 +126,7 @@ TEST_CASE_TEMPLATE("leverages are those of the regularised Gram matrix, summed o
         CAPTURE(dim);
         auto const keys  = layer_keys<T>(heads, tokens, dim);
         auto const worst = error_of(leverages(keys), expected(keys));
-        CHECK_MESSAGE(worst.within(0x1p-10), worst);
+        CHECK_MESSAGE(worst.within(0x1p-13), worst);
     }
 }
 

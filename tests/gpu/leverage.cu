@@ -61,7 +61,7 @@ TEST_CASE_TEMPLATE("add_leverage on the GPU adds the CPU's leverages, to roundin
         auto const b = want.elements();
         worst_error worst;
         for (std::size_t i = 0; i < a.size(); ++i) { worst.add(a[i], b[i], b[i] - 0.5F, static_cast<std::int64_t>(i)); }
-        CHECK_MESSAGE(worst.within(0x1p-11), worst);
+        CHECK_MESSAGE(worst.within(0x1p-13), worst);
     }
 }
 
