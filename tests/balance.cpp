@@ -149,8 +149,190 @@ TEST_CASE("losses count by a power of the mean leverage around a token")
                 auto const at_most = 0x1p127 / (static_cast<double>(2 * tokens) * std::exp(1.0));
                 for (double& x : factors) { x = std::min(x, at_most); }
                 auto const worst = error_of(got, losses, 1.0, factors);
-                CHECK_MESSAGE(worst.within(0x1p-20), worst);
+                CHECK_MESSAGE(worst.within(0x1p-23), worst);
             }
         }
     }
+}
+
+TEST_CASE("without leverages all tokens count alike, as they do where no token has any")
+{
+    auto const losses = random_layers({3, 2, 3, 50});
+    tensor<float, 1> none{{50}};
+    none.assign(std::vector<float>(50, 0.0F));
+    auto const want = balanced(losses, {.depth = 2.0F}).elements();
+    CHECK(support::same_bits(balanced(losses, {.depth = 2.0F, .odd = 16.0F, .leverages = none.in()}).elements(), want));
+    auto const leverages = random_leverages(50); // not read
+    CHECK(support::same_bits(balanced(losses, {.depth = 2.0F, .leverages = leverages.in()}).elements(), want));
+}
+
+TEST_CASE("surroundings are means of the neighbours there are, in units of the mean of all")
+{
+    tensor<float, 1> leverages{{5}};
+    leverages.assign(std::vector<float>{4, 0, 2, 0, 14}); // of a mean of 4
+    tensor<float, 4> losses{{1, 1, 1, 5}};
+    losses.assign(std::vector<float>(5, 3.0F));
+    auto const got = balanced(losses, {.odd = 1.0F, .leverages = leverages.in(), .reach = 1}).elements();
+    std::vector<double> const expected{0.5, 0.5, 1.0 / 6, 16.0 / 12, 7.0 / 4};
+    for (std::size_t i = 0; i < 5; ++i) { CHECK(double{got[i]} == doctest::Approx(expected[i])); }
+}
+
+TEST_CASE("a layer that loses nothing at rung 0 gets zeros, and the others what they get without it")
+{
+    auto losses = random_layers({3, 2, 3, 60});
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t i = 0; i < 60; ++i) { losses.set(0.0F, 1, h, 0, i); }
+    }
+    auto const got = balanced(losses, {});
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t i = 0; i < 60; ++i)
+        {
+            CHECK(got.get(1, h, 2, i) == 0.0F);
+            CHECK(got.get(0, h, 2, i) > 0.0F);
+            CHECK(got.get(2, h, 2, i) > 0.0F);
+        }
+    }
+}
+
+TEST_CASE("what is not finite stays so, spoils its layer from rung 0, and all of them as a leverage")
+{
+    for (float const bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    {
+        CAPTURE(bad);
+        auto losses = random_layers({2, 2, 3, 20});
+        losses.set(bad, 1, 0, 2, 5);
+        auto const stays = balanced(losses, {});
+        for (index_t i = 0; i < 20; ++i)
+        {
+            CHECK(std::isfinite(stays.get(1, 0, 2, i)) == (i != 5));
+            CHECK(std::isfinite(stays.get(1, 1, 2, i)));
+        }
+        losses.set(bad, 0, 1, 0, 5);
+        auto const spoilt = balanced(losses, {});
+        CHECK_FALSE(std::isfinite(spoilt.get(0, 1, 0, 5)));
+        CHECK(std::isfinite(spoilt.get(1, 1, 0, 5)));
+        auto leverages = random_leverages(20);
+        leverages.set(bad, 3);
+        for (float const x : balanced(losses, {.odd = 2.0F, .leverages = leverages.in()}).elements())
+        {
+            CHECK(std::isnan(x));
+        }
+    }
+}
+
+TEST_CASE("no factor makes a loss at rung 0 infinite, however odd its token, and order stays")
+{
+    // One token has all the loss of its layer and nearly all the leverage, the next a tenth of both.
+    constexpr index_t tokens = 4000;
+    for (float const depth : {-40.0F, 0.0F, 40.0F})
+    {
+        for (float const odd : {16.0F, 1000.0F, std::numeric_limits<float>::max()})
+        {
+            CAPTURE(depth);
+            CAPTURE(odd);
+            tensor<float, 4> losses{{8, 2, 2, tokens}};
+            std::vector<float> all(static_cast<std::size_t>(losses.count()), 0.0F);
+            for (std::size_t row = 0; row < 32; ++row)
+            {
+                all[row * tokens + 40] = row % 2 == 0 ? 1e30F : 1e29F;
+                all[row * tokens + 80] = row % 2 == 0 ? 1e29F : 1e28F;
+            }
+            losses.assign(all);
+            tensor<float, 1> leverages{{tokens}};
+            leverages.assign(std::vector<float>(tokens, 1e-3F));
+            leverages.set(900.0F, 40);
+            leverages.set(90.0F, 80);
+            auto const got = balanced(losses, {.depth = depth, .odd = odd, .leverages = leverages.in()});
+            for (float const x : got.elements()) { CHECK(std::isfinite(x)); }
+            CHECK(got.get(7, 0, 0, 40) > got.get(7, 0, 0, 80));
+            CHECK(got.get(7, 0, 0, 80) > got.get(7, 0, 0, 120));
+            CHECK(got.get(7, 0, 0, 40) > got.get(7, 0, 1, 40)); // or the token would be dropped
+        }
+    }
+}
+
+TEST_CASE("losses may lie anywhere and be balanced by any number of threads, with the same bits")
+{
+    auto const losses    = random_layers({4, 2, 3, 9000});
+    auto const leverages = random_leverages(9000);
+    options const how{.depth = 1.0F, .odd = 16.0F, .leverages = leverages.in()};
+    auto const want = balanced(losses, how).elements();
+    for (support::placement const where : {support::placement{.swapped = true}, {.slack = 3},
+             {.fence = support::guard::after}, {.fence = support::guard::before}})
+    {
+        CHECK(support::same_bits(balanced(losses, how, {}, where).elements(), want));
+    }
+    cpu::thread_pool three{3};
+    CHECK(support::same_bits(balanced(losses, how, three).elements(), want));
+}
+
+TEST_CASE("balance leaves what lies between rows alone, and has nothing to do without layers, heads, rungs or tokens")
+{
+    auto losses       = random_layers({2, 2, 3, 20}).relaid({.slack = 3});
+    auto const before = losses.memory();
+    support::run([&](host const& on) { balance(on, losses.out()); });
+    auto const after = losses.memory();
+    CHECK(after != before);
+    for (std::size_t i = 0; i < after.size(); ++i)
+    {
+        if (i / sizeof(float) % 23 >= 20) { CHECK(after[i] == before[i]); }
+    }
+    for (auto const shape : {std::array<index_t, 4>{0, 2, 3, 4}, {2, 0, 3, 4}, {2, 2, 0, 4}, {2, 2, 3, 0}})
+    {
+        auto const leverages = random_leverages(shape[3]);
+        CHECK(balanced(tensor<float, 4>{shape}, {.odd = 1.0F, .leverages = leverages.in()}).count() == 0);
+    }
+}
+
+TEST_CASE("balance refuses options out of their range, other shapes and overlap, by name")
+{
+    auto losses          = random_layers({2, 2, 3, 8});
+    auto const leverages = random_leverages(8);
+    auto const shorter   = random_leverages(7);
+    auto const before    = losses.memory();
+    auto const refusal   = [&](options const& how) {
+        return error_text<invalid_argument>(
+            [&] { support::run([&](host const& on) { balance(on, losses.out(), how); }); });
+    };
+    CHECK(refusal({.depth = 41.0F}) == "balance: depth is 41; it must be between -40 and 40");
+    CHECK(refusal({.depth = -41.0F}) == "balance: depth is -41; it must be between -40 and 40");
+    CHECK(refusal({.depth = std::numeric_limits<float>::quiet_NaN()})
+          == "balance: depth is nan; it must be between -40 and 40");
+    CHECK(refusal({.odd = -1.0F, .leverages = leverages.in()})
+          == "balance: odd is -1; it must be finite and not negative");
+    CHECK(refusal({.odd = std::numeric_limits<float>::infinity(), .leverages = leverages.in()})
+          == "balance: odd is inf; it must be finite and not negative");
+    CHECK(refusal({.odd = std::numeric_limits<float>::quiet_NaN(), .leverages = leverages.in()})
+          == "balance: odd is nan; it must be finite and not negative");
+    CHECK(refusal({.odd = 1.0F}) == "balance: odd is 1 without leverages");
+    CHECK(refusal({.odd = 1.0F, .leverages = leverages.in(), .reach = -1})
+          == "balance: reach is -1; it must not be negative");
+    CHECK(refusal({.odd = 1.0F, .leverages = shorter.in()})
+          == "balance: options.leverages must be [N] = [8], its extent 0 is 7");
+    CHECK(refusal({.odd = 1.0F, .leverages = slice<0>(in(host{}, losses.data(), 8), 0, 8)})
+          == "balance: losses overlaps options.leverages");
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](host const& on) { balance(on, out(on, losses.data(), {2, 2, 3, 8}, {0, 24, 8, 1})); });
+    }).starts_with("balance: losses overlaps itself"));
+    CHECK(losses.memory() == before);
+}
+
+TEST_CASE("balance names the scratch it needs when it gets one byte too few, and writes nothing")
+{
+    auto losses          = random_layers({2, 2, 3, 8});
+    auto const leverages = random_leverages(8);
+    auto const call = [&](host const& on) { balance(on, losses.out(), {.odd = 1.0F, .leverages = leverages.in()}); };
+    std::size_t const bytes = support::scratch_bytes(call);
+    auto const before       = losses.memory();
+    support::scratch_memory memory{bytes};
+    workspace small{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] { call(host{&small}); })
+          == "balance: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
+    CHECK(losses.memory() == before);
+    workspace exact{memory.span()};
+    CHECK_NOTHROW(call(host{&exact}));
+    CHECK(losses.memory() != before);
 }

@@ -17,9 +17,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -124,6 +126,169 @@ TEST_CASE_TEMPLATE("leverages are those of the regularised Gram matrix, summed o
         CAPTURE(dim);
         auto const keys  = layer_keys<T>(heads, tokens, dim);
         auto const worst = error_of(leverages(keys), expected(keys));
-        CHECK_MESSAGE(worst.within(0x1p-10), worst);
+        CHECK_MESSAGE(worst.within(0x1p-13), worst);
     }
+}
+
+TEST_CASE("the leverage of keys along axes is each one's share of its axis, added to what is there")
+{
+    // Token t of head h is `length` times axis a: many of all axes but the last, which one token has for itself.
+    constexpr index_t dim = 8;
+    tensor<float, 3> keys{{2, 600, dim}};
+    keys.assign(std::vector<float>(2 * 600 * dim, 0.0F));
+    std::vector<double> energies(2 * dim, 0.0);
+    auto const axis   = [](index_t h, index_t t) { return t == 300 + h ? dim - 1 : (t + h) % (dim - 1); };
+    auto const length = [](index_t h, index_t a) { return a == dim - 1 ? 2.0 : 1.0 + static_cast<double>(a + h); };
+    for (index_t h = 0; h < 2; ++h)
+    {
+        for (index_t t = 0; t < 600; ++t)
+        {
+            auto const a = axis(h, t);
+            keys.set(static_cast<float>(length(h, a)), h, t, a);
+            energies[static_cast<std::size_t>(h * dim + a)] += length(h, a) * length(h, a);
+        }
+    }
+    tensor<float, 1> sums{{600}};
+    sums.assign(std::vector<float>(600, 5.0F));
+    support::run([&](host const& on) { add_leverage(on, keys.in(), sums.out()); });
+    for (index_t t = 0; t < 600; ++t)
+    {
+        double want = 5.0;
+        for (index_t h = 0; h < 2; ++h)
+        {
+            auto const first    = energies.begin() + h * dim;
+            double const lambda = 1e-3 * std::accumulate(first, first + dim, 0.0) / double{dim};
+            double const square = length(h, axis(h, t)) * length(h, axis(h, t));
+            want += square / (energies[static_cast<std::size_t>(h * dim + axis(h, t))] + lambda);
+        }
+        CAPTURE(t);
+        CHECK(double{sums.get(t)} == doctest::Approx(want).epsilon(1e-6));
+    }
+    CHECK(sums.get(300) > 5.5F); // its own axis in one of the heads
+    CHECK(sums.get(299) < 5.1F);
+}
+
+TEST_CASE("leverages are between 0 and 1, and of a head no more than its directions together")
+{
+    for (index_t const tokens : {1, 20, 300})
+    {
+        auto const found = leverages(layer_keys(1, tokens, 64));
+        double total     = 0;
+        for (float const x : found)
+        {
+            CHECK(x > 0.0F);
+            CHECK(x < 1.0F);
+            total += double{x};
+        }
+        CHECK(total < 64.0);
+    }
+}
+
+TEST_CASE("keys that are all alike share one direction, and a power of two in all keys changes no bit")
+{
+    for (index_t const dim : {1, 64, 128})
+    {
+        CAPTURE(dim);
+        auto const one = layer_keys(1, 1, dim).elements();
+        tensor<float, 3> alike{{1, 1000, dim}};
+        std::vector<float> all;
+        for (int i = 0; i < 1000; ++i) { all.insert(all.end(), one.begin(), one.end()); }
+        alike.assign(all);
+        double const want = 1.0 / (1000.0 * (1.0 + 1e-3 / static_cast<double>(dim)));
+        for (float const x : leverages(alike)) { CHECK(double{x} == doctest::Approx(want).epsilon(1e-3)); }
+    }
+    auto const keys = layer_keys(2, 300, 32);
+    auto scaled     = keys.elements();
+    for (float& x : scaled) { x *= 0x1p-13F; }
+    tensor<float, 3> small{{2, 300, 32}};
+    small.assign(scaled);
+    CHECK(support::same_bits(leverages(small), leverages(keys)));
+}
+
+TEST_CASE("heads of zeros add nothing, beside others or alone")
+{
+    auto const keys = layer_keys(1, 50, 16);
+    tensor<float, 3> with_zeros{{3, 50, 16}};
+    std::vector<float> all(800, 0.0F);
+    auto const between = keys.elements();
+    all.insert(all.end(), between.begin(), between.end());
+    all.resize(2400, 0.0F);
+    with_zeros.assign(all);
+    CHECK(support::same_bits(leverages(with_zeros), leverages(keys)));
+    tensor<float, 3> zeros{{2, 50, 16}};
+    zeros.assign(std::vector<float>(1600, 0.0F));
+    CHECK(leverages(zeros) == std::vector<float>(50, 0.0F));
+}
+
+TEST_CASE("a key that is not finite, or whose square is beyond float, makes every sum NaN")
+{
+    for (float const bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e30F})
+    {
+        for (index_t const dim : {1, 24})
+        {
+            CAPTURE(bad);
+            CAPTURE(dim);
+            auto keys = layer_keys(2, 40, dim);
+            keys.set(bad, 1, 7, dim / 2);
+            for (float const x : leverages(keys)) { CHECK(std::isnan(x)); }
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("keys may lie anywhere and be read by any number of threads, with the same bits", T, float, half)
+{
+    auto const keys = layer_keys<T>(3, 1100, 40);
+    auto const want = leverages(keys);
+    for (support::placement const how : {support::placement{.swapped = true}, {.slack = 3}, {.misalign = 1},
+             {.fence = support::guard::after}, {.fence = support::guard::before}})
+    {
+        CHECK(support::same_bits(leverages(keys.relaid(how)), want));
+    }
+    cpu::thread_pool three{3};
+    CHECK(support::same_bits(leverages(keys, three), want));
+}
+
+TEST_CASE("add_leverage has nothing to do without heads or tokens")
+{
+    CHECK(leverages(tensor<float, 3>{{2, 0, 8}}).empty());
+    CHECK(leverages(tensor<float, 3>{{0, 3, 8}}) == std::vector<float>(3, 0.0F));
+    CHECK(leverages(tensor<float, 3>{{0, 3, 0}}) == std::vector<float>(3, 0.0F));
+}
+
+TEST_CASE("add_leverage refuses keys without coordinates, other shapes and overlap, by name")
+{
+    auto const refusal = [](auto const& call) { return error_text<invalid_argument>([&] { support::run(call); }); };
+    tensor<float, 3> keys{{2, 8, 4}};
+    tensor<float, 3> const flat{{2, 8, 0}};
+    tensor<float, 1> sums{{8}}, shorter{{7}};
+    CHECK(refusal([&](host const& on) { add_leverage(on, flat.in(), sums.out()); })
+          == "add_leverage: keys [H, N, D] has D = 0");
+    CHECK(refusal([&](host const& on) { add_leverage(on, keys.in(), shorter.out()); })
+          == "add_leverage: sums must be [N] = [8], its extent 0 is 7");
+    CHECK(refusal([&](host const& on) { add_leverage(on, keys.in(), out(on, keys.data(), 8)); })
+          == "add_leverage: sums overlaps keys");
+    CHECK(refusal([&](host const& on) { add_leverage(on, in(on, static_cast<float*>(nullptr), 2, 8, 4), sums.out()); })
+          == "add_leverage: keys is null but not empty");
+}
+
+TEST_CASE("add_leverage names the scratch it needs when it gets one byte too few, and writes nothing")
+{
+    auto const keys = layer_keys(2, 600, 24);
+    tensor<float, 1> sums{{600}};
+    sums.assign(std::vector<float>(600, 0.0F));
+    cpu::thread_pool two{2};
+    auto const call         = [&](host const& on) { add_leverage(on, keys.in(), sums.out()); };
+    std::size_t const bytes = support::scratch_bytes(call, two);
+    auto const before       = sums.memory();
+    support::scratch_memory memory{bytes};
+    workspace small{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] {
+        call(host{&small, two});
+    })
+          == "add_leverage: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
+    CHECK(sums.memory() == before);
+    workspace exact{memory.span()};
+    CHECK_NOTHROW(call(host{&exact, two}));
+    CHECK(sums.memory() != before);
 }

@@ -4,7 +4,7 @@
 namespace mdkv::gpu::kernels
 {
 
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_losses<backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_pieces<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::add_losses<backend>> const);
 
 } // namespace mdkv::gpu::kernels
