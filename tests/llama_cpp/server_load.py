@@ -177,7 +177,7 @@ def difference(reference, got):
 
 
 def distinct(text):
-    words = text.split()
+    words = re.findall(r"\w+", text)  # "search-search-search" repeats itself, too
     return len(set(words)) / max(len(words), 1)
 
 
