@@ -5,9 +5,9 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/balance.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/sum_pieces.hpp>
-#include <mdkv/detail/team.hpp>
 
 #include <cmath>
 #include <limits>
@@ -24,6 +24,8 @@ struct balance_options
 
     /// Losses count by this power of how odd a token's surroundings are, in all layers alike: what is like nothing else in
     /// a prompt is what a later question is about more often than the prompt's own queries tell. Finite, >= 0. 0: not.
+    /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
+    /// count alike.
     float odd = 0.0F;
 
     /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, where odd is above 0. >= 0.
@@ -34,78 +36,6 @@ struct balance_options
     index_t reach = 8;
 };
 
-namespace detail
-{
-
-/// The factor that all losses of a token get. An item is a piece of the tokens.
-template <backend B>
-struct weigh_surroundings
-{
-    static constexpr char const* name = "weigh_surroundings";
-    static constexpr index_t piece    = 1024;
-
-    in_view<float, 1, B> leverages;
-    sum_pieces<B> of_all;
-    index_t reach;
-    double power;
-    double largest;  ///< factor
-    double* factors; // [N]
-
-    [[nodiscard]] index_t items() const noexcept { return (leverages.extent(0) + piece - 1) / piece; }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const n     = leverages.extent(0);
-        index_t const begin = item * piece;
-        index_t const end   = n - begin < piece ? n : begin + piece;
-        double const total  = of_all.total(t, 0);
-        // Times 0 * total: where a sum is no number, nothing is.
-        double const unit = total == 0 ? 0.0 : static_cast<double>(n) / total + 0 * total;
-        for (index_t i = begin + t.rank(); i < end; i += t.size())
-        {
-            index_t const first = i < reach ? 0 : i - reach;
-            index_t const last  = n - i <= reach ? n : i + reach + 1;
-            double sum          = 0;
-            for (index_t j = first; j < last; ++j) { sum += double{leverages(j)}; }
-            double const surroundings = total == 0 ? 1.0 : sum / static_cast<double>(last - first) * unit;
-            double const factor       = pow(surroundings, power);
-            factors[i]                = factor > largest ? largest : factor; // a NaN stays
-        }
-    }
-};
-
-/// An item is a row of a layer.
-template <backend B>
-struct balance_rows
-{
-    static constexpr char const* name = "balance";
-
-    out_view<float, 4, B> losses;
-    sum_pieces<B> of_layers; // at rung 0
-    double const* factors;   // [N], or null
-    double depth;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const r    = item % losses.extent(2);
-        index_t const h    = item / losses.extent(2) % losses.extent(1);
-        index_t const l    = item / losses.extent(2) / losses.extent(1);
-        double const total = of_layers.total(t, l);
-        double const count = static_cast<double>(losses.extent(1) * losses.extent(3));
-        double const late  = exp(depth * static_cast<double>(l) / static_cast<double>(losses.extent(0)));
-        double const unit  = total == 0 ? 0 : late * count / total;
-        float* const row   = losses.row(l, h, r);
-        for (index_t i = t.rank(); i < losses.extent(3); i += t.size())
-        {
-            row[i] = static_cast<float>(double{row[i]} * unit * (factors == nullptr ? 1.0 : factors[i]));
-        }
-    }
-};
-
-} // namespace detail
-
 /// Makes the losses of different layers comparable, so that one call of allocate over [L*H, R, N] shares one budget among
 /// all layers of a model: each layer's in units of their mean at rung 0 over its heads and tokens, times the two factors
 /// of the options.
@@ -114,8 +44,7 @@ struct balance_rows
 /// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; what is not
 ///                         finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
-/// \pre    losses >= 0. A factor by `odd` is at most 2^127 / (H * N * e^max(depth, 0)): none makes a loss at rung 0 infinite,
-///         and tokens beyond, of far higher factors than all others, count alike
+/// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, those at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double

@@ -21,7 +21,7 @@ namespace mdkv
 /// \param on             backend: threads, scratch
 /// \param[in]     keys   [H, N, D]  of one layer, as they are cached (after position encoding)
 /// \param[in,out] sums   [N]        start from zeros
-/// \pre    keys are finite and their squares in float's range; others make a sum NaN
+/// \pre    keys are finite and their squares in float's range; others make all sums NaN
 /// \cost   O(H*N*D*D + H*D^3), keys read twice; scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, sums in double

@@ -76,7 +76,7 @@ struct whiten
         auto const share = share_rows(t, dim);
         for (index_t i = share.row; i < dim; i += share.rows)
         {
-            // 0 of keys that are all 0, and NaN where an energy is none.
+            // 0 where all keys are 0; NaN where an energy is not finite.
             double const unit = lambda == 0 ? 0.0 : 1 / sqrt(mine.pivot[i]) + 0 * lambda;
             for (index_t j = share.column; j < dim; j += t.size())
             {
