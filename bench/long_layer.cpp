@@ -34,7 +34,6 @@ using host = cpu::backend;
 constexpr index_t heads = 2;
 constexpr index_t group = 4;
 constexpr index_t dim   = 64;
-constexpr index_t sinks = 4; // first keys of the prompt, seen from every chunk of a replay
 
 /// Near a normal distribution, drawn from 4,096 numbers of one; strength falls from coordinate to coordinate.
 class row_source
@@ -103,14 +102,13 @@ struct stage_runner
     void operator()(auto const& stage) { scratch.run(executor, stage); }
 };
 
-/// Losses [H, R, N] by the prompt's own queries, turned to where a second reading would ask them, joined with `window_losses`.
+/// Losses [H, R, N] by the prompt's own queries, replayed, joined with `window_losses`.
 std::vector<float> joined_losses(
     stage_runner& run, preset const& chosen, layer_view<host, half> const& layer, std::vector<float> window_losses)
 {
     host const on;
     index_t const tokens = layer.keys.extent(1);
     auto const rungs     = static_cast<index_t>(chosen.ratios.size());
-    auto const none      = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
     std::vector<float> losses(static_cast<std::size_t>(heads * rungs * tokens));
     auto const all = out(on, losses.data(), heads, rungs, tokens);
     row_source source{4};
@@ -118,15 +116,12 @@ std::vector<float> joined_losses(
     for (index_t first = 0; first < tokens; first += chosen.chunk)
     {
         index_t const count = std::min(chosen.chunk, tokens - first);
-        index_t const seen  = std::min(first, sinks);
+        index_t const seen  = std::min(first, chosen.sinks);
         source.fill(queries);
         run([&](host const& with) {
-            auto const ahead = out(with, queries.data(), heads * group, count, dim);
-            advance(with, as_input(ahead), tokens, {}, ahead);
-            score(with, as_input(ahead), slice<1>(layer.keys, first, count), slice<1>(layer.values, first, count),
-                slice<1>(layer.keys, 0, seen), none, none, chosen.ratios,
-                {.first_query = count + seen, .quantisation = chosen.quantisation, .over = chosen.over},
-                slice<2>(all, first, count));
+            replay(with, in(with, std::as_const(queries).data(), heads * group, count, dim),
+                slice<1>(layer.keys, first, count), slice<1>(layer.values, first, count), slice<1>(layer.keys, 0, seen),
+                chosen.ratios, chosen.replay<host>({}), slice<2>(all, first, count));
         });
     }
     run([&](host const& with) {

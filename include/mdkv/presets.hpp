@@ -15,7 +15,7 @@ namespace mdkv
 
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
 /// queries to the layer. The members from `replays` on are the caller's work, because compress sees one layer of a whole
-/// prompt (docs/pipeline.md shows how). A starting point: every member may be changed.
+/// prompt: replay, balance and allocate (docs/pipeline.md shows how). A starting point: every member may be changed.
 struct preset
 {
     char const* name;
@@ -36,9 +36,9 @@ struct preset
     index_t ahead   = 1024;                ///< replay_options::ahead
     bool own        = false;               ///< replay_options::own
     float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
-    bool one_budget = false; ///< allocate serves all layers at once, each one's losses in units of their mean
-    float depth     = 0.0F;  ///< those of the last layer count e^depth times as much as those of the first
-    float odd       = 0.0F;  ///< and by this power of how odd a token's surroundings are, the leverage of their keys
+    bool one_budget = false;               ///< allocate serves all layers at once, their losses balanced: balance
+    float depth     = 0.0F;                ///< balance_options::depth
+    float odd       = 0.0F;                ///< balance_options::odd
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
