@@ -105,7 +105,7 @@ struct policy
     scoring_rows rows                    = scoring_rows::window;
     mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
     std::int64_t chunk                   = 256;                       // tokens whose queries see each other's keys only
-    std::int64_t ahead                   = 1024;                      // positions by which they are turned
+    std::int64_t ahead                   = 256;                       // positions by which they are turned
     bool own                             = false; // rows of a replay see its own tokens, too: those before them
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget

@@ -33,7 +33,7 @@ struct preset
     row_norm over   = row_norm::euclidean; ///< of replayed rows: replay_options::over
     index_t chunk   = 256;                 ///< tokens of which all replayed rows see each other's keys
     index_t sinks   = 4;                   ///< first tokens of a prompt whose keys they see, too
-    index_t ahead   = 1024;                ///< replay_options::ahead
+    index_t ahead   = 256;                 ///< replay_options::ahead
     bool own        = false;               ///< replay_options::own
     float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
     bool one_budget = false;               ///< allocate serves all layers at once, their losses balanced: balance
@@ -98,7 +98,7 @@ inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, project
 /// of the text count more. It finds what the window's queries do not know of, and text that goes on is further from that of
 /// the full cache than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, true, 0.0F, true,
+    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
     1.0F, 16.0F};
 
 } // namespace presets

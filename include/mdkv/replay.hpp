@@ -19,9 +19,9 @@ namespace mdkv
 template <backend B>
 struct replay_options
 {
-    /// Positions by which the chunk's queries are turned. The prompt's length need not be known: 1,024 does as well for
-    /// prompts of 1,024 to 8,064 tokens (docs/quality.md).
-    index_t ahead = 1024;
+    /// Positions by which the chunk's queries are turned: its length if it were read again at once, more if later. The prompt's
+    /// length need not be known (docs/quality.md compares distances).
+    index_t ahead = 256;
 
     /// Whether the rows see the tokens of that reading as well, which draw their part of every softmax: the sinks, and of the
     /// chunk those up to their own. Better for questions, worse for text that goes on.
