@@ -153,6 +153,13 @@ struct score_plan
     {
         return first_token >= end_of(per_head - 1);
     }
+    /// The same of the rows of panel p alone.
+    [[nodiscard]] MDKV_HD bool none_sees(index_t first_token, index_t p) const noexcept
+    {
+        index_t const row = p * panel % per_head;
+        return row + panel <= per_head ? first_token >= end_of(static_cast<int>(row) + panel - 1)
+                                       : none_sees(first_token);
+    }
 
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {

@@ -309,7 +309,7 @@ private:
     {
         for (index_t p = 0; p * tile::width < plan.rows; ++p)
         {
-            for (index_t t = 0; t < count; t += tile::rows) { body(t, p); }
+            for (index_t t = 0; t < count && !plan.none_sees(first + t, p); t += tile::rows) { body(t, p); }
         }
     }
 
