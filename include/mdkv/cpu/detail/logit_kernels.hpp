@@ -128,7 +128,7 @@ inline constexpr logit_kernels logits_as{
     simd::floats sum         = simd::broadcast(0.0F);
     for (index_t t = 0; t < padded; t += simd::lanes)
     {
-        simd::floats const weight = simd::exp2<true>(simd::load(logits + t) - shift);
+        simd::floats const weight = simd::exp2(simd::load(logits + t) - shift);
         simd::store(logits + t, weight);
         sum += weight;
     }
