@@ -7,6 +7,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/element.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -54,13 +55,33 @@ private:
             run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
             std::byte* const to = tail.begin + tail.coordinate(at, 0);
             index_t const step  = tail.step(at);
-            for (index_t d = mine.column; d < rows.extent(2); d += t.size())
+            // Some at a time, so that one thread's compiler makes vectors of what narrows them.
+            constexpr index_t most = Team::lanes;
+            for (index_t d = mine.column * most; d < rows.extent(2); d += t.size() * most)
             {
-                U const given = load_at<U>(rows.row(h, i) + d);
-                if constexpr (std::same_as<T, U>) { store_at(to + d * step, given); }
-                else { store_at(to + d * step, narrow<T>(widen(given))); }
+                U const* const from = rows.row(h, i) + d;
+                index_t const n     = rows.extent(2) - d < most ? rows.extent(2) - d : most;
+                T stored[most];
+                if (n == most)
+                {
+                    MDKV_FOR_LANES(l, most)
+                    {
+                        stored[l] = as_stored(load_at<U>(from + l));
+                    }
+                }
+                else
+                {
+                    for (index_t l = 0; l < n; ++l) { stored[l] = as_stored(load_at<U>(from + l)); }
+                }
+                for (index_t l = 0; l < n; ++l) { store_at(to + (d + l) * step, stored[l]); }
             }
         }
+    }
+
+    [[nodiscard]] MDKV_HD static T as_stored(U given) noexcept
+    {
+        if constexpr (std::same_as<T, U>) { return given; }
+        else { return narrow<T>(widen(given)); }
     }
 };
 

@@ -228,13 +228,11 @@ TEST_CASE("exp2 of whole numbers is exact, and what is below 2^-126 is exactly 0
     }
 }
 
-TEST_CASE("exp2 keeps a NaN where it is to, and every other number as it is")
+TEST_CASE("exp2 keeps a NaN")
 {
-    float const infinity = std::numeric_limits<float>::infinity();
-    CHECK(std::isnan(to(simd::exp2<true>(simd::broadcast(std::numeric_limits<float>::quiet_NaN())))[0]));
-    for (float const x : {-infinity, -1e30F, -127.0F, -126.0F, -3.7F, 0.0F, 5.1F, 127.0F})
+    for (float const x : to(simd::exp2(simd::broadcast(std::numeric_limits<float>::quiet_NaN()))))
     {
-        CHECK(to(simd::exp2<true>(simd::broadcast(x))) == to(simd::exp2(simd::broadcast(x))));
+        CHECK(std::isnan(x));
     }
 }
 

@@ -103,22 +103,19 @@ namespace detail
     return float_of_bits(magnitude >= 0x0f800000U ? special : number); // no branch, so that loops are vectorised
 }
 
+// No branch here either: each case is computed, and one is chosen.
 [[nodiscard]] constexpr std::uint16_t half_of_float(float value) noexcept
 {
     std::uint32_t const bits      = bits_of_float(value);
     std::uint32_t const sign      = (bits >> 16U) & 0x8000U;
     std::uint32_t const magnitude = bits & 0x7fffffffU;
-    std::uint32_t rounded         = 0x7c00U; // from 65520 on
-    if (magnitude > 0x7f800000U) { return 0x7fffU; }
-    if (magnitude < 0x38800000U) // subnormal: its unit is that of floats from 0.5 on
-    {
-        rounded = bits_of_float(float_of_bits(magnitude) + 0.5F) - 0x3f000000U;
-    }
-    else if (magnitude < 0x477ff000U)
-    {
-        rounded = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13U) & 1U)) >> 13U;
-    }
-    return static_cast<std::uint16_t>(sign | rounded);
+    // Subnormal numbers have the unit of floats from 0.5 on; from 65520 on there is infinity.
+    std::uint32_t const small     = magnitude < 0x38800000U ? magnitude : 0;
+    std::uint32_t const subnormal = bits_of_float(float_of_bits(small) + 0.5F) - 0x3f000000U;
+    std::uint32_t const normal    = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13U) & 1U)) >> 13U;
+    std::uint32_t const finite    = small == magnitude ? subnormal : normal;
+    std::uint32_t const number    = sign | (magnitude < 0x477ff000U ? finite : 0x7c00U);
+    return static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7fffU : number);
 }
 
 [[nodiscard]] constexpr std::uint16_t bfloat16_of_float(float value) noexcept

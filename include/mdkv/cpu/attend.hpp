@@ -54,6 +54,9 @@ inline constexpr index_t least_block_tokens = 64;
 /// Bytes of a run whose pages are looked up ahead.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
+/// Bytes of a run's end, or of a part's, whose softmax asks for what is behind them.
+inline constexpr index_t announced_bytes = index_t{1} << 17;
+
 /// to = to * by + from * from_by, over n coordinates.
 [[gnu::noinline]] inline void combine(float* to, float by, float const* from, float from_by, index_t n) noexcept
 {
@@ -180,10 +183,11 @@ struct attend_job
     }
 
     /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
-    /// block's keys are read its values are asked for, and while its values are read the next keys, at last those of the run
-    /// that follows, of which a short block announces too few.
-    void attend_tokens(
-        stored_run const& run, bool last, index_t begin, index_t end, room const& mine, index_t part) const
+    /// block's keys are read its values are asked for, and while its values are read the next keys, at last those `behind`
+    /// them, of which a short block announces too few. Its softmax, which reads nothing, asks for next keys, too, and near the
+    /// end for what is behind: after 4-bit codes come longer codes and elements, which take longer to come than to multiply.
+    void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
+        room const& mine, index_t part) const
     {
         storage const kind    = run.keys.kind;
         bool const coded      = kind != storage::plain;
@@ -199,14 +203,16 @@ struct attend_job
         index_t const block = std::clamp(
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
             least_block_tokens, most_block_tokens);
-        std::byte const* const following = run.values.begin + run.tokens * run.values.token_bytes;
+        read_ahead later{behind};
         read_ahead{run.keys.begin + begin * run.keys.token_bytes}.fetch(
             std::min(block, end - begin) * run.keys.token_bytes);
         for (index_t t = begin; t < end; t += block)
         {
             index_t const n = std::min(block, end - t);
             read_ahead const values{run.values.begin + t * run.values.token_bytes};
-            read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : following};
+            read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : behind};
+            bool const near_end = (end - t) * run.token_bytes() <= announced_bytes;
+            if (!near_end) { later = keys; }
             look_up_pages(run, t + looked_up_bytes / run.token_bytes(), block);
             block_logits(logits_by, q, group, run.keys, t, n, logits, values, mine.tile);
             for (index_t g = 0; g < group; ++g)
@@ -220,7 +226,7 @@ struct attend_job
                     std::fill_n(row, softened, 0.0F);
                     continue;
                 }
-                float const factor = soften(row, softened, softmax[part * group + g]);
+                float const factor = soften(row, softened, softmax[part * group + g], later);
                 if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
             }
             query_rows const weights{logits.x, logits.step};
@@ -255,6 +261,20 @@ struct attend_job
         }
     }
 
+    /// Where the tokens behind run r of head h begin: those of its next run or of the next head; behind the last, its own.
+    [[nodiscard]] std::byte const* begin_behind(index_t h, std::size_t r) const noexcept
+    {
+        std::size_t const runs = mdkv::detail::most_runs(cache.layout);
+        auto const heads       = static_cast<std::size_t>(cache.layout.heads);
+        std::size_t const own  = static_cast<std::size_t>(h) * runs + r;
+        for (std::size_t i = own + 1; i < heads * runs; ++i)
+        {
+            stored_run const run = mdkv::detail::run_of_head(cache, static_cast<index_t>(i / runs), i % runs);
+            if (run.tokens > 0) { return run.keys.begin; }
+        }
+        return mdkv::detail::run_of_head(cache, h, r).keys.begin;
+    }
+
     /// Attends a part of head h, number `number` of its own: of every run the pieces that begin inside the part's
     /// bytes.
     void attend_part(index_t h, index_t part, index_t number, room const& mine) const
@@ -273,7 +293,10 @@ struct attend_job
             index_t const begin = cut_run(run, run_begin, number * part_bytes);
             index_t const end   = cut_run(run, run_begin, (number + 1) * part_bytes);
             run_begin += run.tokens * run.token_bytes();
-            if (begin < end) { attend_tokens(run, r + 1 == runs, begin, end, mine, part); }
+            if (begin == end) { continue; }
+            std::byte const* const behind =
+                end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
+            attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);
         }
     }
 

@@ -328,19 +328,15 @@ template <class Join>
     return over_lanes(v, [](floats a, floats b) { return max(a, b); });
 }
 
-/// 2^x for x <= 127, within 1e-7 relative; exactly 0 below 2^-126 (and at -infinity).
-/// A NaN gives any number, unless it is to stay one.
+/// 2^x for x <= 127, within 1e-7 relative; exactly 0 below 2^-126 (and at -infinity). A NaN stays one.
 /// The polynomial is a least-maximum fit of 2^f on [-1/2, 1/2] whose constant term is 1, so that 2^0 is exactly 1.
-template <bool KeepNan = false>
 [[nodiscard]] inline floats exp2(floats x) noexcept
 {
-    floats const floor = broadcast(-126.0F);
     floats const magic = broadcast(12582912.0F + 127.0F); // as in to_nearest, and the offset of exponents
-    ints const tiny    = x < floor;
-    floats const y     = max(x, floor);
-    floats const moved = y + magic;
+    ints const tiny    = x < broadcast(-126.0F);          // whatever becomes of these
+    floats const moved = x + magic;
     floats const whole = moved - magic;
-    floats const f     = (KeepNan ? x : y) - whole;
+    floats const f     = x - whole;
     floats p           = broadcast(1.535335905e-04F);
     p                  = p * f + broadcast(1.339887618e-03F);
     p                  = p * f + broadcast(9.618437849e-03F);
@@ -348,11 +344,7 @@ template <bool KeepNan = false>
     p                  = p * f + broadcast(2.402264774e-01F);
     p                  = p * f + broadcast(6.931471825e-01F);
     p                  = p * f + broadcast(1.0F);
-#if defined(__AVX512F__)
-    p = __builtin_ia32_scalefps512_mask(p, whole, p, all_lanes, 4);
-#else
     p *= bits_as<floats>(bits_as<ints>(moved) << 23); // magic's other bits are shifted out
-#endif
     return tiny ? broadcast(0.0F) : p;
 }
 

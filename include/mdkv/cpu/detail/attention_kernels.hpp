@@ -161,12 +161,16 @@ struct logit_kernels
 /// The tile of token t, of fewer than 16 tokens, as one of 16 with zeros for the missing ones.
 [[gnu::noinline]] inline void widen_tile(run_rows const& rows, index_t t, std::byte* to) noexcept
 {
-    std::byte const* from = rows.begin + rows.tile(t);
-    index_t const width   = rows.width(t);
-    auto const widen_rows = [&](index_t count, index_t bytes) {
+    std::byte const* from      = rows.begin + rows.tile(t);
+    index_t const width        = rows.width(t);
+    std::byte const* const end = from + width * rows.token_bytes;
+    auto const widen_rows      = [&](index_t count, index_t bytes) {
+        constexpr index_t longest = tile_tokens * index_t{sizeof(float)};
         for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
         {
-            std::memcpy(to, from, static_cast<std::size_t>(width * bytes));
+            // What a copy of constant length takes too much, the next rows overwrite.
+            if (!rows.by_token && end - from >= longest) { std::memcpy(to, from, longest); }
+            else { std::memcpy(to, from, static_cast<std::size_t>(width * bytes)); }
         }
     };
     std::memset(to, 0, static_cast<std::size_t>(tile_tokens * rows.token_bytes));
@@ -183,14 +187,13 @@ struct logit_kernels
         }
         index_t const fours = width / 4 * 4;
         std::memcpy(to, from, static_cast<std::size_t>(fours * bytes));
+        static constexpr std::byte nothing[quantised_group]{};
+        std::byte const* row[3]; // of the tokens behind the last four
+        for (index_t i = 0; i < 3; ++i) { row[i] = fours + i < width ? from + (fours + i) * bytes : nothing; }
         for (index_t b = 0; b < bytes && fours < width; ++b)
         {
-            std::uint32_t four = 0;
-            for (index_t i = width; i-- > fours;)
-            {
-                four = four << 8U | static_cast<std::uint32_t>(from[i * bytes + b]);
-            }
-            mdkv::detail::store_at(to + fours * bytes + 4 * b, four);
+            auto const of = [&](int i) { return static_cast<std::uint32_t>(row[i][b]); };
+            mdkv::detail::store_at(to + fours * bytes + 4 * b, of(0) | of(1) << 8U | of(2) << 16U);
         }
         from += width * bytes;
         to += tile_tokens * bytes;

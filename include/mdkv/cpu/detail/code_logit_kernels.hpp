@@ -23,7 +23,8 @@ struct byte_range
     index_t end;
 };
 
-/// Adds what the bytes of group k that lie alone, less than four, give to the logits of a vector of tokens.
+/// Adds what the bytes of group k that lie alone, less than four, give to the logits of a vector of tokens, which group 0
+/// begins.
 template <int Bits>
 MDKV_OUTLINE void lone_logits(query_rows const& q, int heads, int k, byte_range range, std::byte const* at,
     std::byte const* scales, sum_rows const& logits) noexcept
@@ -40,7 +41,7 @@ MDKV_OUTLINE void lone_logits(query_rows const& q, int heads, int k, byte_range 
             if (Bits == 4) { product += (code >> 4) * query.template number<Bits>(range.end + c); }
             sum += simd::to_floats(product) * simd::broadcast(query.unit[c / rounded_query::part<Bits>]);
         }
-        simd::store(to, simd::load(to) + load_halves(scales) * sum);
+        simd::store(to, (k == 0 ? simd::broadcast(0.0F) : simd::load(to)) + load_halves(scales) * sum);
     }
 }
 
@@ -64,15 +65,6 @@ template <int Bits, int G, int Vectors>
             return (done + v) / of_tile * tile_bytes + (done + v) % of_tile * lanes * unit;
         };
         std::byte const* at = tile;
-        MDKV_UNROLL
-        for (int g = 0; g < G; ++g)
-        {
-            MDKV_UNROLL
-            for (int v = 0; v < Vectors; ++v)
-            {
-                simd::store(logits.x + g * logits.step + (done + v) * lanes, simd::broadcast(0.0F));
-            }
-        }
         for (int k = 0; k < keys.groups(); ++k)
         {
             std::byte const* const scales = at;
@@ -127,6 +119,7 @@ template <int Bits, int G, int Vectors>
                     }
                 }
             }
+            bool const first = k == 0 && whole == bytes;
             for (int v = 0; v < Vectors && whole < bytes; ++v)
             {
                 lone_logits<Bits>(q, G, k, {whole, bytes}, at + offset(v, 1), scales + offset(v, sizeof(half)),
@@ -141,9 +134,10 @@ template <int Bits, int G, int Vectors>
                 MDKV_UNROLL
                 for (int g = 0; g < G; ++g)
                 {
-                    float* const to        = logits.x + g * logits.step + (done + v) * lanes;
-                    simd::floats const sum = acc[g][v] + simd::broadcast(query[g]->offset);
-                    simd::store(to, simd::load(to) + scale * sum + minimum * simd::broadcast(query[g]->sum));
+                    float* const to           = logits.x + g * logits.step + (done + v) * lanes;
+                    simd::floats const sum    = acc[g][v] + simd::broadcast(query[g]->offset);
+                    simd::floats const before = first ? simd::broadcast(0.0F) : simd::load(to);
+                    simd::store(to, before + scale * sum + minimum * simd::broadcast(query[g]->sum));
                 }
             }
         }

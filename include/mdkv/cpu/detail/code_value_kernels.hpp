@@ -138,11 +138,15 @@ template <int Bits, int G, int Vectors>
 
 using coded_kernel = void(rounded_weights const&, coded_columns const&, index_t, sum_rows const&, read_ahead&) noexcept;
 
-/// The kernel of a pass, of as many vectors as registers allow.
+using rounding_kernel = void(
+    query_rows const&, std::byte const*, index_t, index_t, index_t, rounded_weights&, read_ahead&) noexcept;
+
+/// The kernels of a pass, of as many vectors as registers allow.
 struct coded_pass
 {
     index_t columns; ///< bytes of them
     coded_kernel* kernel;
+    rounding_kernel* round;
 };
 inline constexpr int most_coded_vectors = 4;
 template <int Bits, int Pass>
@@ -151,7 +155,7 @@ template <int Bits, int Pass>
     constexpr int G       = std::min(heads_of_pass[Pass], most_coded_heads);
     constexpr int most    = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
     constexpr int vectors = std::clamp(most, 1, Bits == 4 ? 2 : most_coded_vectors);
-    return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>};
+    return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>, &round_weights<Bits, G>};
 }
 template <int Bits>
 inline constexpr coded_pass coded_sums_as[coded_passes]{
@@ -194,8 +198,8 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
             mdkv::detail::coded_group const codes{values.coordinates, k, tile_tokens, true, values.kind};
             auto const add_tiles = [&](std::byte const* begin, index_t first, index_t count) {
                 rounded_weights rounded;
-                round_weights(values.kind == storage::int8 ? 8 : 4, {from.x + first * tile_tokens, from.step}, heads,
-                    begin + codes.scales, tile_bytes, count * tile_tokens, codes.bytes, rounded, next);
+                as[pass].round({from.x + first * tile_tokens, from.step}, begin + codes.scales, tile_bytes,
+                    count * tile_tokens, codes.bytes, rounded, next);
                 coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
                 for (index_t b = 0; b < codes.bytes; b += as[pass].columns)
                 {

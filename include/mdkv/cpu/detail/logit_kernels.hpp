@@ -119,8 +119,9 @@ inline constexpr logit_kernels logits_as{
 /// Turns one query's logits [padded, a multiple of 16] into weights relative to the largest logit so far and adds them to
 /// the state. Returns the factor that sums weighted with the old ones need. A NaN, which comparisons would hide, stays one.
 [[nodiscard]] [[gnu::noinline]] inline float soften(
-    float* logits, index_t padded, mdkv::detail::softmax_state& state) noexcept
+    float* logits, index_t padded, mdkv::detail::softmax_state& state, read_ahead& ahead) noexcept
 {
+    read_ahead next  = ahead;
     simd::floats top = simd::load(logits);
     for (index_t t = simd::lanes; t < padded; t += simd::lanes) { top = simd::max(top, simd::load(logits + t)); }
     float const largest      = std::max(state.largest, simd::max_lane(top));
@@ -128,11 +129,13 @@ inline constexpr logit_kernels logits_as{
     simd::floats sum         = simd::broadcast(0.0F);
     for (index_t t = 0; t < padded; t += simd::lanes)
     {
-        simd::floats const weight = simd::exp2<true>(simd::load(logits + t) - shift);
+        next.fetch(8 * simd::lanes);
+        simd::floats const weight = simd::exp2(simd::load(logits + t) - shift);
         simd::store(logits + t, weight);
         sum += weight;
     }
     float const factor = largest > state.largest ? std::exp2(state.largest - largest) : 1.0F;
+    ahead              = next;
     state              = {largest, state.sum * factor + simd::sum(sum)};
     return factor;
 }

@@ -4,6 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/detail/code_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
@@ -38,7 +39,7 @@ struct rounding
 /// Rounds n numbers times `factor`, a multiple of 16, for codes of `bits` bits and returns the vectors' sum. Numbers of 16
 /// bits have the order first, third, second, fourth of every four.
 [[gnu::always_inline]] inline simd::ints round_numbers(
-    int bits, float const* x, float factor, index_t n, std::byte* to) noexcept
+    int bits, float const* x, simd::floats factor, index_t n, std::byte* to) noexcept
 {
     constexpr int vectors = int{tile_tokens} / simd::lanes;
     simd::ints sum{};
@@ -49,7 +50,7 @@ struct rounding
         for (int v = 0; v < vectors; ++v)
         {
             index_t const at = i + v * simd::lanes;
-            number[v]        = simd::to_nearest(simd::load(x + at) * simd::broadcast(factor));
+            number[v]        = simd::to_nearest(simd::load(x + at) * factor);
             sum += number[v];
             if (bits == 8) { simd::store_shorts(to + at * number_bytes<8>, simd::swap_middle(number[v])); }
         }
@@ -69,12 +70,18 @@ MDKV_OUTLINE inline void round_queries(
         for (index_t c = 0; c < coordinates; c += quantised_group, ++to)
         {
             // The numbers of the low halves of bytes and those of the high ones; of 8 bits just the first and the others.
-            float number[2][half]{};
+            float padded[2][half];
+            float const* number[2]{x + c, x + c + half};
             index_t const n      = std::min(quantised_group, coordinates - c);
             index_t const first  = bits == 8 ? std::min(n, half) : (n + 1) / 2;
             index_t const second = bits == 8 ? half : first;
-            std::copy_n(x + c, first, number[0]);
-            std::copy_n(x + c + first, n - first, number[1]);
+            if (n < quantised_group)
+            {
+                std::fill_n(std::copy_n(x + c, first, padded[0]), half - first, 0.0F);
+                std::fill_n(std::copy_n(x + c + first, n - first, padded[1]), half - (n - first), 0.0F);
+                number[0] = padded[0];
+                number[1] = padded[1];
+            }
             simd::floats sum  = simd::broadcast(0.0F);
             simd::floats left = simd::broadcast(0.0F);
             float factors[half / rounded_query::part<4>];
@@ -96,7 +103,7 @@ MDKV_OUTLINE inline void round_queries(
             {
                 for (index_t j = 0; j < half; j += part)
                 {
-                    left += simd::to_floats(round_numbers(bits, number[h] + j, factors[j / part], part,
+                    left += simd::to_floats(round_numbers(bits, number[h] + j, simd::broadcast(factors[j / part]), part,
                                 to->numbers + (h * second + j) * (bits / 4)))
                             * simd::broadcast(to->unit[j / part]);
                 }
@@ -110,58 +117,57 @@ MDKV_OUTLINE inline void round_queries(
 /// Weights of a block times scales, by head.
 struct rounded_weights
 {
-    alignas(64) std::byte numbers[most_group][rounded_tokens * most_number_bytes];
-    float unit[most_group];
-    float bias[most_group]; ///< of all columns
+    alignas(64) std::byte numbers[most_coded_heads][rounded_tokens * most_number_bytes];
+    float unit[most_coded_heads];
+    float bias[most_coded_heads]; ///< of all columns
 };
 
-/// Rounds the weights of n tokens in whole tiles, times their scales, which are in the tiles from `scales` on.
-MDKV_OUTLINE inline void round_weights(int bits, query_rows const& weights, index_t heads, std::byte const* scales,
-    index_t tile_bytes, index_t n, index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept
+/// Rounds the weights of n tokens in whole tiles for G heads, times their scales, which are in the tiles from `scales` on.
+/// What heads add waits for itself, so that each step is done for all heads.
+template <int Bits, int G>
+MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scales, index_t tile_bytes, index_t n,
+    index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept
 {
     constexpr index_t lanes = simd::lanes;
-    float const middle      = middle_code(bits);
-    float scale[rounded_tokens];
-    float minimum[rounded_tokens];
+    auto const middle       = simd::broadcast(middle_code(Bits));
+    read_ahead next         = ahead;
+    alignas(64) float scaled[G][rounded_tokens];
+    simd::floats largest[G]{};
+    simd::floats bias[G]{};
+    float const* row[G];
+    MDKV_UNROLL
+    for (int g = 0; g < G; ++g) { row[g] = weights.x + g * weights.step; }
     for (index_t t = 0; t < n; t += lanes)
     {
-        std::byte const* const at = scales + t / tile_tokens * tile_bytes + t % tile_tokens * index_t{sizeof(half)};
-        ahead.fetch(lanes * (bytes / 4 + 2 * index_t{sizeof(half)})); // a quarter of the codes; scales and minima
-        simd::store(scale + t, load_halves(at));
-        simd::store(minimum + t, load_halves(at + tile_tokens * index_t{sizeof(half)}));
-    }
-    // The steps of one head wait for one another: each step is done for all heads.
-    float scaled[most_group][rounded_tokens];
-    simd::floats largest[most_group];
-    simd::floats bias[most_group];
-    for (index_t g = 0; g < heads; ++g)
-    {
-        float const* const weight = weights.x + g * weights.step;
-        simd::floats most         = simd::broadcast(0.0F);
-        simd::floats sum          = simd::broadcast(0.0F);
-        for (index_t t = 0; t < n; t += lanes)
+        std::byte const* const at  = scales + t / tile_tokens * tile_bytes + t % tile_tokens * index_t{sizeof(half)};
+        simd::floats const scale   = load_halves(at);
+        simd::floats const minimum = load_halves(at + tile_tokens * index_t{sizeof(half)});
+        next.fetch(lanes * (bytes / 4 + 2 * index_t{sizeof(half)})); // a quarter of the codes; scales and minima
+        MDKV_UNROLL
+        for (int g = 0; g < G; ++g)
         {
-            simd::floats const number = simd::load(weight + t) * simd::load(scale + t);
+            simd::floats const weight = simd::load(row[g] + t);
+            simd::floats const number = weight * scale;
             simd::store(scaled[g] + t, number);
-            most = simd::max(number, most);
-            sum += simd::load(weight + t) * simd::load(minimum + t) + number * simd::broadcast(middle);
+            largest[g] = simd::max(number, largest[g]);
+            bias[g] += weight * minimum + number * middle;
         }
-        largest[g] = most;
-        bias[g]    = sum;
     }
-    float factor[most_group];
-    for (index_t g = 0; g < heads; ++g)
+    ahead = next;
+    simd::floats factor[G];
+    MDKV_UNROLL
+    for (int g = 0; g < G; ++g)
     {
-        rounding const by{simd::max_lane(largest[g]), bits == 8 ? 32767.0F : 255.0F};
+        rounding const by{simd::max_lane(largest[g]), Bits == 8 ? 32767.0F : 255.0F};
         to.unit[g] = by.unit;
-        factor[g]  = by.factor;
+        factor[g]  = simd::broadcast(by.factor);
     }
-    for (index_t g = 0; g < heads; ++g)
+    MDKV_UNROLL
+    for (int g = 0; g < G; ++g)
     {
-        simd::ints const all = round_numbers(bits, scaled[g], factor[g], n, to.numbers[g]);
-        bias[g] -= simd::to_floats(all) * simd::broadcast(to.unit[g] * middle);
+        simd::ints const all = round_numbers(Bits, scaled[g], factor[g], n, to.numbers[g]);
+        to.bias[g] = simd::sum(bias[g] - simd::to_floats(all) * simd::broadcast(to.unit[g] * middle_code(Bits)));
     }
-    for (index_t g = 0; g < heads; ++g) { to.bias[g] = simd::sum(bias[g]); }
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

@@ -108,7 +108,7 @@ inline void add_differences(
             {
                 // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
                 simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
-                simd::floats const p     = simd::exp2<true>(simd::min(simd::broadcast(128.0F), power));
+                simd::floats const p     = simd::exp2(simd::min(simd::broadcast(128.0F), power));
                 total                    = with(total, is_exact ? p : simd::abs(p - exact[i][v]));
                 if (is_exact) { exact[i][v] = p; }
             }
