@@ -99,7 +99,7 @@ inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, project
 /// the full cache than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
-    1.0F, 16.0F};
+    1.0F, 8.0F};
 
 } // namespace presets
 
