@@ -72,10 +72,17 @@ struct prompt
         rotation.turn(rows.data() + at, table.data());
     }
 
-    /// What prefill says that a query's own tokens add up to.
-    [[nodiscard]] static float lse_of(std::int64_t head, std::int64_t token)
+    /// e^logit of a key by a query of one of its head's query heads.
+    [[nodiscard]] double weight(
+        std::vector<float> const& rows, std::int64_t at, std::int64_t kv_head, std::int64_t key) const
     {
-        return static_cast<float>(head * 31 + token * 17 % 40) * 0.1F;
+        double logit = 0;
+        for (std::int64_t d = 0; d < 8; ++d)
+        {
+            logit += double{rows[static_cast<std::size_t>(at + d)]}
+                     * double{keys[static_cast<std::size_t>((kv_head * tokens + key) * 8 + d)]};
+        }
+        return std::exp(logit / std::sqrt(8.0));
     }
 
     /// Losses, prefill's chunks being of this length.
@@ -86,11 +93,6 @@ struct prompt
         for (std::int64_t first = 0; first < tokens; first += chunk)
         {
             std::int64_t const count = std::min(chunk, tokens - first);
-            std::vector<float> lse; // [query_heads, count]
-            for (std::int64_t i = 0; i < shape.query_heads * count; ++i)
-            {
-                lse.push_back(lse_of(i / count, first + i % count));
-            }
             losses.add(chosen, shape, rotation,
                 {.layer      = 0,
                     .first   = first,
@@ -98,9 +100,8 @@ struct prompt
                     .tokens  = tokens,
                     .keys    = keys.data(),
                     .values  = values.data(),
-                    .queries = queries.data() + first * shape.query_heads * 8,
-                    .lse     = lse.data()},
-                tokens, past, {}, scratch);
+                    .queries = queries.data() + first * shape.query_heads * 8},
+                past, {}, scratch);
         }
         return losses.all();
     }
@@ -109,11 +110,11 @@ struct prompt
 } // namespace
 
 TEST_CASE(
-    "replayed losses are those of the prompt's queries encoded anew N positions ahead, each seeing its chunk and sinks")
+    "replayed losses are those of the prompt's queries encoded anew so far ahead, each seeing its chunk and sinks")
 {
     prompt const x;
     for (auto const& [text, power] : {std::pair{"evict[rows=replay+chunk=32+over=max]", INFINITY},
-             {"evict[rows=both+chunk=64+over=rms]", 2.0F}, {"evict[rows=replay+chunk=256+over=sum]", 1.0F}})
+             {"evict[rows=both+chunk=64+ahead=1000+over=rms]", 2.0F}, {"evict[rows=replay+chunk=256+over=sum]", 1.0F}})
     {
         CAPTURE(text);
         auto const chosen = runner::parse_policy(text);
@@ -132,7 +133,7 @@ TEST_CASE(
                     {
                         std::vector<float> ahead = x.plain;
                         auto const at            = ((first + i) * shape.query_heads + h * 2 + g) * 8;
-                        x.turn(ahead, at, first + i + tokens);
+                        x.turn(ahead, at, first + i + chosen.ahead);
                         for (int d = 0; d < 8; ++d)
                         {
                             queries(g * count + i, d) =
@@ -166,11 +167,12 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("rows that see a replay's own tokens share their attention with them, and see no sinks")
+TEST_CASE("rows that see a replay's own tokens share their attention with them: sinks, and of the chunk those up to "
+          "their own")
 {
     prompt const x;
     std::int64_t const chunk = 64;
-    auto const got           = x.scored(runner::parse_policy("evict[rows=replay+own=yes+over=max+chunk=64]"), 512);
+    auto const got = x.scored(runner::parse_policy("evict[rows=replay+own=yes+ahead=90+over=max+chunk=64]"), 512);
     for (std::int64_t h = 0; h < shape.kv_heads; ++h)
     {
         double worst = 0;
@@ -184,18 +186,17 @@ TEST_CASE("rows that see a replay's own tokens share their attention with them, 
                 std::int64_t const token = first + row % count;
                 std::vector<float> ahead = x.plain;
                 auto const at            = (token * shape.query_heads + head) * 8;
-                x.turn(ahead, at, token + tokens);
+                x.turn(ahead, at, token + 90);
                 std::vector<double> weights;
-                double sum = std::exp(double{prompt::lse_of(head, token)});
+                double sum = 0; // of the reading's own tokens: as far from each other as the prompt's
+                for (std::int64_t t = 0; t < std::min<std::int64_t>(first, 4); ++t)
+                {
+                    sum += x.weight(x.queries, at, h, t);
+                }
+                for (std::int64_t t = first; t <= token; ++t) { sum += x.weight(x.queries, at, h, t); }
                 for (std::int64_t t = 0; t < count; ++t)
                 {
-                    double logit = 0;
-                    for (std::int64_t d = 0; d < 8; ++d)
-                    {
-                        logit += double{ahead[static_cast<std::size_t>(at + d)]}
-                                 * double{x.keys[static_cast<std::size_t>((h * tokens + first + t) * 8 + d)]};
-                    }
-                    weights.push_back(std::exp(logit / std::sqrt(8.0)));
+                    weights.push_back(x.weight(ahead, at, h, first + t));
                     sum += weights.back();
                 }
                 for (std::size_t t = 0; t < weights.size(); ++t)
