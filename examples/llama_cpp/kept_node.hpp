@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "attention_node.hpp"
 #include "ggml.h"
@@ -17,7 +18,7 @@ public:
     kept_node(kept_node const&)            = delete;
     kept_node& operator=(kept_node const&) = delete;
 
-    void keep(attention_node const& node) noexcept
+    void keep(attention_node const& node)
     {
         node_ = *node.node;
         for (std::size_t i = 1; i <= 2; ++i) // keys and values
@@ -29,6 +30,11 @@ public:
         queries_.src[0] = nullptr;
         node_.src[0]    = &queries_;
         node_.src[3]    = nullptr;
+        if (node.sinks() == nullptr) { return; }
+        logits_.assign(node.sinks(), node.sinks() + node.query_heads());
+        sinks_       = *node.node->src[4];
+        sinks_.data  = logits_.data();
+        node_.src[4] = &sinks_;
     }
 
     [[nodiscard]] bool empty() const noexcept { return node_.src[1] == nullptr; }
@@ -38,6 +44,8 @@ private:
     ggml_tensor node_{};
     ggml_tensor queries_{}; ///< its shape
     ggml_tensor cells_[3]{};
+    ggml_tensor sinks_{};
+    std::vector<float> logits_; ///< of the sinks: they may be the graph's own
 };
 
 } // namespace mdkv_ggml

@@ -216,7 +216,11 @@ private:
             shared_budget{layers(), of_.cells, before, with}.share();
         }
         gathered_cells const cells{with.threads, node, of_.cells, 0, before};
-        if (past > 0 && prompt_.rungs.size() == past) { pack(node, cells, before, with); }
+        if (past > 0 && prompt_.rungs.size() == past)
+        {
+            pack(node, cells, before, with);
+            share_ = static_cast<double>(cache_.arena_bytes()) / static_cast<double>(now.arena);
+        }
         else
         {
             last_queries const by{node, prompt_.queries, before, p.queries, p};
@@ -228,7 +232,6 @@ private:
             });
         }
         base_ = before;
-        if (now.arena > 0) { share_ = static_cast<double>(cache_.arena_bytes()) / static_cast<double>(now.arena); }
         with.log("compressed", node, before, cache_.arena_bytes());
         watch_.cut_tail(0);
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);

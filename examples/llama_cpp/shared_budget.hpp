@@ -61,7 +61,7 @@ public:
         }
     }
 
-    /// Gives each layer its rungs; none where they cannot be chosen, as of losses that are not finite.
+    /// Gives each layer its rungs; none where they cannot be chosen, as of losses that are not finite, or need not be.
     void share()
     {
         if (layers_.empty() || past_ == 0) { return; }
@@ -78,7 +78,10 @@ public:
             H, first.query_heads() / H, past_, tokens_ - past_, first.dims(), index_t{sizeof(mdkv::half)}};
         memory_plan const plan{first, tokens_, 1.0, with_};
         index_t const limit = L * (plan.arena - shape.window_bytes());
-        if (limit <= 0) { return; }
+        if (limit <= 0 || limit >= L * (shape.full_bytes() - shape.window_bytes()))
+        {
+            return;
+        } // nothing, or everything
         std::vector<std::uint8_t> rungs(static_cast<std::size_t>(L * H * past_));
         mdkv::allocation report;
         with_.lend([&](mdkv::cpu::backend on) {

@@ -648,6 +648,19 @@ TEST_CASE("ggml: presets score differently, and where a prompt was not replayed,
     CHECK(decoded("best", true) != best); // served all the same
 }
 
+TEST_CASE("ggml: a prompt that takes less than its limit leaves the rest of it to what follows")
+{
+    for (char const* const preset : {"by_window", "best"})
+    {
+        environment const settings{
+            {{"MDKV_BUDGET", "500"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}, {"MDKV_PRESET", preset}}};
+        pair_of_engines both{{{}, {}}};
+        both.difference(100, 0);
+        for (int i = 0; i < 150; ++i) { CHECK(both.difference(1, 100 + i) < near_enough); }
+        CHECK(both.with.served() == 300);
+    }
+}
+
 TEST_CASE("ggml: tokens of the tail are taken back, and others follow")
 {
     environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}}};
