@@ -3,12 +3,14 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 using namespace mdkv;
 
@@ -42,6 +44,23 @@ TEST_CASE("a preset's options reach compress")
     CHECK(options.scoring.quantisation == quantisation_loss::value_only);
     CHECK(
         presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
+}
+
+TEST_CASE("a preset's weights reach balance: those of odd tokens less where tokens are few")
+{
+    std::vector<float> const leverages(4096);
+    auto const options = [&](preset const& p, index_t tokens) {
+        return p.balance<cpu::backend>(in(cpu::backend{}, leverages.data(), tokens));
+    };
+    auto const& any = presets::any_question;
+    CHECK(options(any, 4096).odd == any.odd);
+    CHECK(options(any, 2048).odd == any.odd);
+    CHECK(options(any, 512).odd == any.odd / 4);
+    CHECK(options(any, 0).odd == 0);
+    CHECK(options(any, 512).leverages->extent(0) == 512);
+    CHECK(options(any, 512).depth == any.depth);
+    CHECK(options(presets::best, 512).odd == 0);
+    CHECK(!options(presets::best, 512).leverages);
 }
 
 TEST_CASE("queries whose attention is even count as a part of the others")

@@ -78,17 +78,15 @@ public:
             H, first.query_heads() / H, past_, tokens_ - past_, first.dims(), index_t{sizeof(mdkv::half)}};
         memory_plan const plan{first, tokens_, 1.0, with_};
         index_t const limit = L * (plan.arena - shape.window_bytes());
-        if (limit <= 0 || limit >= L * (shape.full_bytes() - shape.window_bytes()))
-        {
-            return;
-        } // nothing, or everything
+        // Nothing fits, or everything.
+        if (limit <= 0 || limit >= L * (shape.full_bytes() - shape.window_bytes())) { return; }
         std::vector<std::uint8_t> rungs(static_cast<std::size_t>(L * H * past_));
         mdkv::allocation report;
         with_.lend([&](mdkv::cpu::backend on) {
             using mdkv::in;
             using mdkv::out;
             mdkv::balance(on, out(on, losses.data(), L, H, R, past_),
-                {.depth = p.depth, .odd = p.odd, .leverages = in(on, std::as_const(leverages).data(), past_)});
+                p.balance<mdkv::cpu::backend>(in(on, std::as_const(leverages).data(), past_)));
             mdkv::allocate(on, in(on, std::as_const(losses).data(), L * H, R, past_),
                 mdkv::rung_costs{p.ratios, shape.dims, shape.element_bytes}, in(on, &limit, 1), {},
                 out(on, rungs.data(), L * H, past_), out(on, &report, 1));

@@ -12,6 +12,7 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/leverage.hpp>
+#include <mdkv/presets.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -60,7 +61,7 @@ public:
 
     /// Chooses every token's rung, of all layers at once.
     /// \param depth   mdkv::balance_options::depth
-    /// \param odd     mdkv::balance_options::odd
+    /// \param odd     mdkv::preset::odd
     /// \param limit   bytes of all layers beside their windows
     [[nodiscard]] mdkv::allocation allocate(mdkv::cpu::executor_ref executor, scratch_memory& scratch,
         mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit, double depth, double odd)
@@ -71,7 +72,7 @@ public:
         auto const past   = layers_.front().past();
         scratch.run(executor, [&](mdkv::cpu::backend on) {
             mdkv::balance_options<mdkv::cpu::backend> options{
-                .depth = static_cast<float>(depth), .odd = static_cast<float>(odd)};
+                .depth = static_cast<float>(depth), .odd = mdkv::odd_power(static_cast<float>(odd), past)};
             if (odd > 0) { options.leverages = mdkv::in(on, std::as_const(leverages_).data(), past); }
             mdkv::balance(on, mdkv::out(on, losses_.data(), layers, heads, rungs, past), options);
             return 0;

@@ -109,7 +109,7 @@ struct policy
     bool own                             = false; // rows of a replay see its own tokens, too: those before them
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget
-    double odd                           = 0;     // losses in one budget count by the power of how odd tokens are
+    double odd                           = 0;     // losses in one budget count by how odd tokens are: preset::odd
     mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
     double beta                          = 0;                    // how uneven pyramid and head_scores are
     double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it

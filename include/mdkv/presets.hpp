@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/allocate.hpp>
+#include <mdkv/balance.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -12,6 +13,13 @@
 
 namespace mdkv
 {
+
+/// balance_options::odd of a prompt, from that of 2,048 tokens or more: in proportion to the tokens, because leverages say
+/// less where keys are few (docs/quality.md).
+[[nodiscard]] constexpr float odd_power(float largest, index_t tokens) noexcept
+{
+    return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
+}
 
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
 /// queries to the layer. The members from `replays` on are the caller's work, because compress sees one layer of a whole
@@ -38,7 +46,7 @@ struct preset
     float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
     bool one_budget = false;               ///< allocate serves all layers at once, their losses balanced: balance
     float depth     = 0.0F;                ///< balance_options::depth
-    float odd       = 0.0F;                ///< balance_options::odd
+    float odd       = 0.0F;                ///< balance_options::odd of 2,048 tokens or more: odd_power
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -70,6 +78,18 @@ struct preset
     {
         return {.ahead = ahead, .own = own, .encoding = encoding, .quantisation = quantisation, .over = over};
     }
+    /// The options of balance for the leverages of a prompt, [N], which are read only where `odd` is above 0.
+    template <backend B>
+    [[nodiscard]] balance_options<B> balance(in_view<float, 1, B> leverages) const
+    {
+        balance_options<B> options{.depth = depth};
+        if (odd > 0)
+        {
+            options.odd       = odd_power(odd, leverages.extent(0));
+            options.leverages = leverages;
+        }
+        return options;
+    }
 };
 
 namespace presets
@@ -99,7 +119,7 @@ inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, project
 /// the full cache than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
-    1.0F, 8.0F};
+    1.0F, 16.0F};
 
 } // namespace presets
 

@@ -325,7 +325,7 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
     CHECK(late.bytes[0] < even.bytes[0]);
     CHECK(late.rungs != even.rungs);
     // Tokens with odd neighbours count more in all layers.
-    auto const odd = with("by_window[budget=model+odd=8]", 30);
+    auto const odd = with("by_window[budget=model+odd=100]", 30);
     CHECK(odd.rungs != even.rungs);
     CHECK(with("by_window[budget=model+odd=0]", 30).rungs == even.rungs);
     // A budget that holds everything leaves nothing to choose.
