@@ -22,8 +22,9 @@ struct balance_options
     /// Losses of layer l of L count e^(depth * l / L) times: those of late layers more, if it is above 0. Within +-40.
     float depth = 0.0F;
 
-    /// Losses count by this power of how odd a token's surroundings are, in all layers alike: what is like nothing else in
-    /// a prompt is what a later question is about more often than the prompt's own queries tell. Finite, >= 0. 0: not.
+    /// Losses of tokens whose surroundings are odder than the mean count by this power of how odd these are, in all layers
+    /// alike: what is like nothing else in a prompt is what a later question is about more often than the prompt's own
+    /// queries tell. Others count as they are, because some of them hold much of every row's attention. Finite, >= 0. 0: not.
     /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
     /// count alike.
     float odd = 0.0F;

@@ -43,7 +43,7 @@ struct weigh_surroundings
             double sum          = 0;
             for (index_t j = first; j < last; ++j) { sum += double{leverages(j)}; }
             double const surroundings = total == 0 ? 1.0 : sum / static_cast<double>(last - first) * unit;
-            double const factor       = pow(surroundings, power);
+            double const factor       = surroundings < 1 ? 1.0 : pow(surroundings, power);
             factors[i]                = factor > largest ? largest : factor; // a NaN stays
         }
     }
