@@ -78,13 +78,12 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     of_leverages.sums = frame.template take<double>(of_leverages.items());
     double* factors   = frame.template take<double>(tokens);
     static_cast<void>(frame.ready());
-    run(on, of_layers, of_layers.items());
+    run(on, of_layers);
     if (tokens > 0)
     {
-        run(on, of_leverages, of_leverages.items());
-        detail::weigh_surroundings<B> const weigh{
-            leverages, of_leverages, options.reach, double{options.odd}, largest, factors};
-        run(on, weigh, weigh.items());
+        run(on, of_leverages);
+        run(on, detail::weigh_surroundings<B>{
+                    leverages, of_leverages, options.reach, double{options.odd}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_layers, factors, double{options.depth}}, shape[0] * shape[1] * shape[2]);

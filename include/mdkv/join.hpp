@@ -94,8 +94,8 @@ void join(
     of_second.sums = frame.template take<double>(of_second.items());
     static_cast<void>(frame.ready());
     if (shape[1] == 0) { return; }
-    run(on, of_first, of_first.items());
-    run(on, of_second, of_second.items());
+    run(on, of_first);
+    run(on, of_second);
     run(on, detail::add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
 }
 

@@ -57,8 +57,7 @@ void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view
         run(on, detail::pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
         return;
     }
-    detail::pool_windows<B> const job{loss, pooled, options.width, options.kind == pooling::mean};
-    run(on, job, job.items());
+    run(on, detail::pool_windows<B>{loss, pooled, options.width, options.kind == pooling::mean});
 }
 
 } // namespace mdkv

@@ -76,10 +76,8 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
     index_t const own   = options.own ? first + chunk : 0;
     detail::staged(on, "replay", [&](B const& stages) {
         workspace::frame frame{*stages.scratch, "replay"};
-        auto* const turned = frame.template take<U>(queries.extent(0) * chunk * dim);
-        auto* const read   = frame.template take<T>(heads * own * dim);
-        auto const ahead   = out(stages, turned, queries.extent(0), chunk, dim);
-        auto const others  = out(stages, read, heads, own, dim);
+        auto const ahead  = detail::room<U>(stages, frame, queries.extent(0), chunk, dim);
+        auto const others = detail::room<T>(stages, frame, heads, own, dim);
         advance(stages, queries, options.ahead, options.encoding, ahead);
         if (options.own)
         {

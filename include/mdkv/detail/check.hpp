@@ -1,4 +1,4 @@
-/// \file check.hpp: the checks every public stage makes on its arguments before it changes anything.
+/// \file check.hpp: the steps of every public stage before its work: checks of its arguments, and of its workspace.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -190,6 +190,15 @@ decltype(auto) staged(B const& on, char const* stage, Body const& body)
             ": the workspace holds ", on.scratch->free_memory().size(), " bytes, ", need.bytes(), " are needed");
     }
     return body(on);
+}
+
+/// Scratch memory as a view: `room<float>(on, frame, heads, tokens)`.
+template <class V, backend B, class... Extents>
+[[nodiscard]] auto room(B const& on, workspace::frame& frame, Extents... extents)
+{
+    index_t count = 1;
+    ((count = checked_multiply(count, extents)), ...);
+    return out(on, frame.template take<V>(count), extents...);
 }
 
 /// Sentence for a backend whose implementation of a function was not included; used in static_asserts.

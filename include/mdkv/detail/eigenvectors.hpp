@@ -55,12 +55,7 @@ struct eigenvectors
         float* matrix = cut.take<float>(S == space::host ? n * square_matrix::padded(n) : 0);
     };
 
-    [[nodiscard]] index_t scratch_bytes() const
-    {
-        carver cut;
-        static_cast<void>(work{cut, gram.extent(2)});
-        return cut.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const { return bytes_of<work>(gram.extent(2)); }
 
     /// Writes the matrix over the largest entry of its diagonal to `a`. Returns that entry, 0 for a matrix of zeros,
     /// infinity where not all is finite.

@@ -68,12 +68,7 @@ struct pack_tiles
         auto const [dim, value_dim] = cache.layout.dims;
         return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        carver cut;
-        static_cast<void>(scratch{cut, projected()});
-        return cut.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
     [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return cache.layout.rungs + 1; }
     /// Of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept

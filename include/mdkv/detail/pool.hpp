@@ -51,8 +51,7 @@ struct pool_windows
         {
             if (i >= reach && i + lanes + reach <= n && i + lanes <= last)
             {
-                auto joined = neighbours<floats>(x, i - reach, i + reach + 1);
-                __builtin_memcpy(to + i, &joined, sizeof joined);
+                store_lanes(to + i, neighbours<floats>(x, i - reach, i + reach + 1));
                 continue;
             }
             for (index_t j = i; j < i + lanes && j < last; ++j) // at an end of the row, or of the piece
@@ -69,9 +68,8 @@ private:
         Floats joined = Floats{} + (mean ? 0.0F : -__builtin_huge_valf());
         for (index_t k = begin; k < end; ++k)
         {
-            Floats next;
-            __builtin_memcpy(&next, x + k, sizeof next);
-            joined = mean ? joined + next : larger<B>(joined, next);
+            auto const next = load_lanes<Floats>(x + k);
+            joined          = mean ? joined + next : larger<B>(joined, next);
         }
         return mean ? joined / static_cast<float>(width) : joined;
     }

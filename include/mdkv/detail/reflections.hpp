@@ -158,12 +158,6 @@ private:
         }
     }
 
-    template <team Team>
-    MDKV_HD void clear_from(Team const& t, float* x, index_t first) const
-    {
-        for (index_t k = first + t.rank(); k < padded_; k += t.size()) { x[k] = 0.0F; }
-    }
-
     /// The sum of a[k] b[k], k < n, in 16 running sums of double; a is 0 from n on. The same in every member.
     template <team Team>
     [[nodiscard]] MDKV_OUTLINE MDKV_HD double dot(Team const& t, float const* a, float const* b, index_t n) const

@@ -65,6 +65,15 @@ private:
     index_t used_ = 0;
 };
 
+/// Bytes that a Scratch of these sizes takes of a carver, its first member or parameter.
+template <class Scratch, class... Sizes>
+[[nodiscard]] index_t bytes_of(Sizes const&... sizes)
+{
+    carver counting;
+    static_cast<void>(Scratch{counting, sizes...});
+    return counting.bytes();
+}
+
 /// Members that work on one item together. `add` is for the team's own scratch, the `_across` functions for memory that
 /// other teams change at the same time; all are for whole numbers, so that results do not depend on any order.
 template <class T>
@@ -155,6 +164,13 @@ template <class Job>
 {
     if constexpr (requires { job.scratch_bytes(); }) { return job.scratch_bytes(); }
     else { return 0; }
+}
+
+/// Runs a job that knows its number of items.
+template <class Backend, class Job>
+void run(Backend const& on, Job const& job)
+{
+    run(on, job, job.items());
 }
 
 /// Sets n objects to one value.

@@ -84,7 +84,7 @@ MDKV_OUTLINE MDKV_HD void read_some(float const* from, index_t n, lane_floats<La
 {
     float some[Lanes]{};
     for (index_t l = 0; l < n; ++l) { some[l] = from[l]; }
-    __builtin_memcpy(&loss, some, sizeof loss);
+    loss = load_lanes<lane_floats<Lanes>>(some);
 }
 
 /// As many neighbouring losses as there are lanes, 0 past the end.
@@ -93,7 +93,7 @@ template <int Lanes>
     float const* row, index_t first, index_t count)
 {
     lane_floats<Lanes> loss;
-    if (first + Lanes <= count) { __builtin_memcpy(&loss, row + first, sizeof loss); }
+    if (first + Lanes <= count) { loss = load_lanes<lane_floats<Lanes>>(row + first); }
     else { read_some<Lanes>(row + first, count - first, loss); }
     return loss;
 }

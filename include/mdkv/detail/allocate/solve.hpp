@@ -30,26 +30,21 @@ void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
 {
-    begin const first{w, words};
-    run(on, first, first.items());
+    run(on, begin{w, words});
     if (w.chooses())
     {
-        weigh_sets const all{w};
-        run(on, all, all.items());
+        run(on, weigh_sets{w});
         combine(on, w.coarse, w.limits * w.heads * w.sets * 2 * coarse_bins);
-        curves const rows{w};
-        run(on, rows, rows.items());
+        run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
     for (int level = w.chooses() ? 2 : 0; level <= token_level; ++level)
     {
-        weigh const bins{w, level};
-        run(on, bins, bins.items());
+        run(on, weigh{w, level});
         combine(on, w.fine, w.all_problems() * (fine_bins + 1 + w.pieces()));
         run(on, narrow{w, level}, w.all_problems());
     }
-    assign const rungs{w};
-    run(on, rungs, rungs.items());
+    run(on, assign{w});
     run(on, conclude{w}, w.limits);
     if (w.chooses()) { run(on, pick{w}, w.limits * w.pieces()); }
 }
