@@ -135,8 +135,7 @@ struct mask_losses
     static constexpr char const* name = "recompress_mask_losses";
 
     stored_slots<T, S> slots;
-    view<float const, 3, S> pooled; // [H, R, M]  may be `loss` itself
-    view<float, 3, S> loss;         // [H, R, M]
+    view<float, 3, S> loss; // [H, R, M]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -144,12 +143,12 @@ struct mask_losses
         for (index_t slot = t.rank(); slot < slots.most; slot += t.size())
         {
             auto const p        = slots.at(h, slot);
-            float const dropped = p.token ? pooled(h, 0, slot) : 0.0F;
+            float const dropped = p.token ? loss(h, 0, slot) : 0.0F;
             for (std::size_t r = 0; r < slots.layout.rungs; ++r)
             {
                 auto const i     = static_cast<index_t>(r);
                 bool const zero  = !p.token || slots.stays(p, r);
-                loss(h, i, slot) = zero ? 0.0F : slots.reaches(h, p, r) ? pooled(h, i, slot) : dropped;
+                loss(h, i, slot) = zero ? 0.0F : slots.reaches(h, p, r) ? loss(h, i, slot) : dropped;
             }
         }
     }
