@@ -102,7 +102,7 @@ struct advance_rows
 
 /// Turns position-encoded rows ahead by the same number of positions: they become those of the same tokens that many
 /// positions later, because rotations add up. A prompt's queries N positions ahead are nearly those of a second reading
-/// of it; scored without a mask they tell what any later question may ask (`score_options::over`).
+/// of it; scored without a mask they stand for any later question (`score_options::over`).
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]  queries   [H*G, Q, D]  after position encoding; keys will do as well

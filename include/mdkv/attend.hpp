@@ -137,7 +137,7 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
 /// \cost   as that of the calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours whose
-///         caches are laid out alike (`cache_layout`, whatever the window); no copies to the device
+///         caches are laid out alike (`cache_layout`, with any window); no copies to the device
 /// \throws invalid_argument   as above, naming the sequence; or n is not the sum of the sequences' queries
 template <backend B, class Sequence, element U>
     requires std::same_as<std::remove_const_t<Sequence>,

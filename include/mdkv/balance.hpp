@@ -22,8 +22,8 @@ struct balance_options
     /// Losses of layer l of L count e^(depth * l / L) times: those of late layers more, if it is above 0. Within +-40.
     float depth = 0.0F;
 
-    /// Losses count by this power of how odd a token's surroundings are, in all layers alike: what is like nothing else in
-    /// a prompt is what a later question is about more often than the prompt's own queries tell. Finite, >= 0. 0: not.
+    /// Losses are multiplied by this power of the leverage of a token's surroundings (`reach`), in all layers alike: later
+    /// questions are about the odd passages of a prompt more often than its own queries tell. Finite, >= 0; 0: none.
     /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
     /// count alike.
     float odd = 0.0F;
@@ -41,8 +41,8 @@ struct balance_options
 /// of the options.
 ///
 /// \param on               backend: threads, scratch
-/// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; what is not
-///                         finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
+/// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; a loss that is
+///                         not finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, those at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)

@@ -99,7 +99,7 @@ template <element T, space S>
 struct compressed_layer
 {
     cache_view<T, S> cache;       ///< layout of the ratio set, arena of at least the budget's bytes
-    allocation* report = nullptr; ///< [1], or [H] with quotas: what was chosen, and what could not be; may be null
+    allocation* report = nullptr; ///< [1], or [H] with quotas: the choice, and errors of the data; may be null
 };
 
 namespace detail
@@ -134,7 +134,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 ///                                 below the cheapest rungs; where quotas exceed the arena, pack stores no token
 /// \throws non_finite_input        naming layer, head and row
 /// \throws insufficient_workspace  naming the size needed
-/// \throws std::bad_alloc          and whatever the executor throws. Nothing was changed in any case
+/// \throws std::bad_alloc          and the executor's exceptions. Nothing was changed in any case
 /// \see    tests/compress.cpp, examples/engine_hook.cpp, examples/gpu_pipeline.cu
 template <backend B, element T, element U, class Destination>
 compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,

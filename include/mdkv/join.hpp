@@ -54,7 +54,7 @@ private:
 } // namespace detail
 
 /// Joins losses by two sets of rows. Rows of one set may be many and of one kind (all of a prompt's queries, replayed),
-/// those of the other few (the last ones, which tell what comes next), so each set is measured by its own mean:
+/// those of the other few (the last ones, which are most like the next), so each set is measured by its own mean:
 ///   joined = first / mean(first) + weight * second / mean(second)
 /// with the means over all heads and tokens of the losses at rung 0, which is the dropped one wherever there is one.
 ///

@@ -113,7 +113,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///         of the directory and the counts of every rung in host memory
 /// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
 ///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs, once for
-///         what allocate chose and for the new counts. Work on the cache must have been enqueued on the backend's stream,
+///         allocate's choice and for the new counts. Work on the cache must have been enqueued on the backend's stream,
 ///         or be waited for by it; afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
@@ -123,7 +123,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///                                 a loss is, as where `lse_elsewhere` holds a NaN or a value above 1e30; gpu: as it is where
 ///                                 query weights are negative or not finite, which cannot be seen before
 /// \throws insufficient_workspace  naming the size needed
-/// \throws std::bad_alloc          and whatever the executor or the cache's memory resource throws; gpu: cuda_error.
+/// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
 ///                                 Nothing was changed in any case
 /// \see    tests/recompress.cpp, tests/gpu/recompress.cu
 template <backend B, element U, class Cache>

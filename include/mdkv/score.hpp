@@ -19,7 +19,7 @@ namespace mdkv
 enum class quantisation_loss : std::uint8_t
 {
     bound,     ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|
-    value_only ///< ||P|| |v - v'|, because the first term overstates what keys lose; saves the products with k'
+    value_only ///< ||P|| |v - v'|, because the first term overstates the loss by keys; saves the products with k'
 };
 
 /// How the rows of a head, its G*Q queries, become one loss: a norm of their magnitudes x.

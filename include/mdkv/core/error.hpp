@@ -51,10 +51,10 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line, whatever their pieces are: a check costs its caller a comparison and a call. Not
+// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. Not
 // in a std::string, which every file that includes this would compile anew.
 
-/// A message that is being put together. What goes beyond its end is left out.
+/// A message that is being put together. Text beyond its end is left out.
 struct message
 {
     char text[1024]  = {};

@@ -44,7 +44,7 @@ struct backend
     }
 };
 
-/// A job of any type, so that what starts it is compiled once.
+/// A job of any type, so that its start is compiled once.
 struct any_job
 {
     char const* name;

@@ -97,7 +97,7 @@ private:
         }
     };
 
-    /// A view of any type, so that what follows is compiled once.
+    /// A view without its type, so that the checks are compiled once.
     struct tensor
     {
         char const* name;

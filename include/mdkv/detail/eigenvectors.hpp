@@ -24,7 +24,7 @@ struct eigenvectors
     static constexpr char const* name     = "eigenbasis";
     static constexpr index_t sweeps_a_row = 30; // two happen
     static constexpr double least_unit    = 1e-300;
-    static constexpr double rounding      = 0x1p-48;  // of a float, squared: what is left off the diagonal
+    static constexpr double rounding      = 0x1p-48;  // of a float, squared: the most that is left beside the diagonal
     static constexpr double negligible    = 0x1p-100; // a length whose square is still far from double's least
     static constexpr float not_a_number   = std::numeric_limits<float>::quiet_NaN();
     static constexpr double infinite      = std::numeric_limits<double>::infinity();

@@ -18,7 +18,7 @@ public:
     owned_bytes() noexcept = default;
 
     /// \throws invalid_argument   the size is negative
-    /// \throws whatever the memory throws
+    /// \throws the memory's exceptions
     owned_bytes(index_t size, Memory const& memory)
         : data_{nullptr, give_back{memory, size}}
     {

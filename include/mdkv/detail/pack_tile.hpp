@@ -169,7 +169,7 @@ private:
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
     {
-        t.sync(); // what was there may still be read
+        t.sync(); // `to` may still be read
         for_tokens(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
         t.sync();
     }
@@ -198,7 +198,7 @@ private:
         t.sync();
     }
 
-    /// A row of x and a place in it, for step i over `rows` rows. Neighbouring members write neighbours of what is stored.
+    /// A row of x and a place in it, for step i over `rows` rows. Neighbouring members write neighbouring bytes.
     struct cell
     {
         int row;

@@ -1,4 +1,4 @@
-/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: what pack_tile.hpp does, undone.
+/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: the inverse of pack_tile.hpp.
 #pragma once
 
 #include <mdkv/core/ratios.hpp>

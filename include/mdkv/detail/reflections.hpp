@@ -40,8 +40,9 @@ public:
         , q_{u_ + 2 * padded_}
     {}
 
-    /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only what is beside the
-    /// diagonal, and is kept in that row. Writes the diagonal [D] and what is beside it [D], entry i between rows i and i + 1.
+    /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only the entry beside
+    /// the diagonal, and is kept in that row. Writes the diagonal [D] and the entries beside it [D], entry i between rows i
+    /// and i + 1.
     template <team Team>
     MDKV_OUTLINE MDKV_HD void tridiagonalise(
         Team const& t, square_matrix const& a, double* diagonal, double* beside) const

@@ -127,7 +127,7 @@ struct stored_slots
     }
 };
 
-/// 0 where a token stays as it is, and at every rung of what pads a head. A rung above a token's own, or one that its head
+/// 0 where a token stays as it is, and at every rung of padding. A rung above a token's own, or one that its head
 /// stores no projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
 template <element T, space S>
 struct mask_losses
@@ -155,7 +155,7 @@ struct mask_losses
 };
 
 /// The rungs at which tokens are stored anew: all as they are, or as allocate has chosen. A rung that a token cannot reach
-/// stands for dropping it, as its loss does; what pads a head is dropped. Counts the tokens that stay bit for bit. An item
+/// stands for dropping it, as its loss does; padding is dropped. Counts the tokens that stay bit for bit. An item
 /// is a head.
 template <element T, space S>
 struct settle_rungs

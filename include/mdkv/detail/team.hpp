@@ -106,7 +106,7 @@ template <team Team>
     if (columns == 0 || t.size() < 2 * columns) { return {0, 1, t.rank()}; }
     index_t const rows = t.size() / columns;
     index_t const row  = t.rank() / columns;
-    // What is left of the team has no column.
+    // The rest of the team has no column.
     return {row, rows, row < rows ? t.rank() % columns : columns};
 }
 

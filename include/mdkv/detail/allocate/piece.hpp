@@ -39,7 +39,7 @@ struct seen_bins
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[fine_bins + 2]; ///< then of what lies above the bins, and of what lies in none
+    std::int64_t sums[fine_bins + 2]; ///< of the bins, then of thresholds above them, and of those in none
     double losses[columns];
     rung_table rungs;
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others

@@ -101,7 +101,7 @@ MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, se
     });
 }
 
-/// Clears the histograms, finds what each limit allows before any loss is read, and guesses where its multiplier is.
+/// Clears the histograms, finds the sets that each limit allows before any loss is read, and guesses where its multiplier is.
 struct begin
 {
     static constexpr char const* name       = "allocate_begin";
@@ -260,8 +260,8 @@ struct weigh
     }
 };
 
-/// Finds which of its bins the multiplier is in, and what bins the next search has; then the first tie that there are no
-/// bytes for.
+/// Finds which of its bins the multiplier is in, and the bins of the next search; then the first tie that does not
+/// fit.
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";

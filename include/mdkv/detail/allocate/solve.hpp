@@ -25,7 +25,7 @@ template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
-/// Solves all limits. Fifteen launches on a GPU, whatever the losses.
+/// Solves all limits. Fifteen launches on a GPU, for any losses.
 /// \param words  from `fine` on, to be cleared
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
@@ -88,7 +88,7 @@ void solve(B const& on, work const& w, index_t words)
     }
 }
 
-/// Takes the jobs' memory and solves. What `mdkv::allocate` is on every backend.
+/// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
