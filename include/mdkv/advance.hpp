@@ -1,4 +1,4 @@
-/// \file advance.hpp: advance: queries turned to later positions, e.g. to where a replay of the prompt would ask them.
+/// \file advance.hpp: advance: queries turned to later positions, e.g. to their positions in a replay of the prompt.
 #pragma once
 
 #include <mdkv/core/error.hpp>

@@ -106,8 +106,8 @@ struct truncate_count
 /// Adds n tokens to every head's tail, in place.
 ///
 /// Only the host can refuse a full tail: in device memory the tokens are counted, so that `*cache.appended` is beyond
-/// `cache.tail_capacity` from then on, and attend reads no further than the capacity. An engine knows how many tokens it
-/// has appended: `reserve_tail` makes room in time.
+/// `cache.tail_capacity` from then on, and attend reads no further than the capacity. Engines count their appended
+/// tokens: `reserve_tail` makes room in time.
 ///
 /// \param on          backend
 /// \param[in] keys    [H, n, D]   after position encoding (positions go on from the prompt's true length), any element type

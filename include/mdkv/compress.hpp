@@ -129,7 +129,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 /// \throws invalid_argument        shapes disagree; the budget is below the window or the cheapest rungs (naming the
 ///                                 least budget that works); quotas exceed the budget. A compressed_layer's layout or
 ///                                 arena does not fit; options.on_non_finite is not unchecked on a GPU, where looking for
-///                                 NaNs would wait: ask expects_finite before. Errors that only the device's data show
+///                                 NaNs would wait: call expects_finite before. Errors that only the device's data show
 ///                                 are in `destination.report` (allocation_status): losses that are not finite, a limit
 ///                                 below the cheapest rungs; where quotas exceed the arena, pack stores no token
 /// \throws non_finite_input        naming layer, head and row

@@ -15,7 +15,7 @@ namespace mdkv
 
 /// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
 /// near 1 where a key has a direction for itself, little where it shares its directions with many. lambda is a thousandth
-/// of the mean energy of a direction. Called for every layer, sums tell which tokens are unlike the rest of a prompt:
+/// of the mean energy of a direction. Summed over all layers, it is large for tokens unlike the rest of a prompt:
 /// `balance_options::leverages`.
 ///
 /// \param on             backend: threads, scratch

@@ -128,10 +128,10 @@ template <element T, backend B>
 /// codes (those of original coordinates rotated before, see cache.hpp). A group of coordinates that holds a NaN or an
 /// infinity is stored as NaN where its storage has codes.
 ///
-/// A GPU knows only on the device that the arena is too small, or that a token is at a projected rung and a basis is empty.
-/// Then nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads
-/// nothing, and `needed` tells it: it is above cache.arena_bytes in these cases and in no other. (compress never comes to
-/// this: its budget is the arena's size.)
+/// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. Then
+/// nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads nothing,
+/// and `needed` is above cache.arena_bytes, as in no other case. (compress never comes to this: its budget is the arena's
+/// size.)
 ///
 /// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]

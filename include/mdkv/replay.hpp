@@ -1,4 +1,4 @@
-/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to where a later reading would ask them.
+/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to their positions in a later reading.
 #pragma once
 
 #include <mdkv/advance.hpp>

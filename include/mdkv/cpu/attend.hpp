@@ -54,7 +54,7 @@ inline constexpr index_t least_block_tokens = 64;
 /// Bytes of a run whose pages are looked up ahead.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
-/// Bytes of a run's end, or of a part's, whose softmax asks for the bytes behind them.
+/// Bytes of a run's end, or of a part's, whose softmax prefetches the bytes behind them.
 inline constexpr index_t announced_bytes = index_t{1} << 17;
 
 /// to = to * by + from * from_by, over n coordinates.
@@ -183,9 +183,9 @@ struct attend_job
     }
 
     /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
-    /// block's keys are read its values are asked for, and while its values are read the next keys, at last those `behind`
-    /// them, of which a short block announces too few. Its softmax, which reads nothing, asks for next keys, too, and near the
-    /// end for the bytes behind: after 4-bit codes come longer codes and elements, which take longer to come than to multiply.
+    /// block's keys are read its values are prefetched, and while its values are read the next keys, at last those `behind`
+    /// them, of which a short block fetches too few. Its softmax, which reads nothing, prefetches next keys, too, and near the
+    /// end the bytes behind: after 4-bit codes come longer codes and elements, which take longer to come than to multiply.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
         room const& mine, index_t part) const
     {

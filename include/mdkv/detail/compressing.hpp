@@ -214,7 +214,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     if constexpr (owner)
     {
         if (real) { destination = std::move(made); }
-        if (no_rung) // the caller is told rungs of the ratio set
+        if (no_rung) // the caller receives rungs of the ratio set
         {
             report.chosen.tokens = {};
             run(on, fill<std::uint8_t>{rung.data_handle(), static_cast<std::uint8_t>(rungs), H * N});

@@ -10,7 +10,7 @@
 namespace mdkv::detail
 {
 
-/// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. None ask for nothing.
+/// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. 0 bytes allocate nothing.
 template <class Memory>
 class owned_bytes
 {

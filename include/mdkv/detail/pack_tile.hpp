@@ -20,8 +20,9 @@
 namespace mdkv::detail
 {
 
-/// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. How many strips a run
-/// has is known where the directory is: there are as many items as there can be, and those beyond the last do nothing.
+/// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. The number of
+/// a run's strips stands in the directory, which the host may not read: there are as many items as there can be, and those
+/// beyond the last do nothing.
 template <element T, backend B>
 struct pack_tiles
 {
@@ -120,7 +121,7 @@ private:
         for (index_t i = t.rank(); i < tile; i += t.size())
         {
             mine.row[i] = row_of(at, at.first + (i < at.width ? i : at.width - 1));
-#if !defined(__CUDA_ARCH__) // the rows of a tile lie anywhere: a thread asks for all before it reads the first
+#if !defined(__CUDA_ARCH__) // the rows of a tile lie anywhere: a thread prefetches all before it reads the first
             for (int c = 0; c < dim; c += 64 / int{sizeof(T)}) { __builtin_prefetch(mine.row[i] + c); }
 #endif
         }

@@ -166,7 +166,7 @@ template <class Job>
     else { return 0; }
 }
 
-/// Runs a job that knows its number of items.
+/// Runs a job that has its number of items as a member.
 template <class Backend, class Job>
 void run(Backend const& on, Job const& job)
 {

@@ -50,7 +50,7 @@ public:
 };
 
 /// The same cache in host memory, to look at, to keep or to decode there. Waits for the stream, on which the last work on
-/// the cache must have been enqueued, or waited for. A tail that was asked to hold more than it can is full, no more.
+/// the cache must have been enqueued, or waited for. A tail with more tokens appended than it holds is full, no more.
 /// \throws cuda_error   (or an exception of the resource)
 template <element T, class Resource>
 [[nodiscard]] cpu::cache<T> to_host(cache<T, Resource> const& from, cudaStream_t stream,

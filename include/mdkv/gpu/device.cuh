@@ -58,7 +58,7 @@ template <class T>
     return __ballot_sync(all_lanes, yes);
 }
 
-/// CUDA's atomic functions know whole numbers of 4 bytes, and of 8 bytes those that are called long long.
+/// CUDA's atomic functions take whole numbers of 4 bytes, and of 8 bytes those that are called long long.
 template <std::integral T>
 using atomic_word =
     std::conditional_t<sizeof(T) == 4, T, std::conditional_t<std::is_signed_v<T>, long long, unsigned long long>>;

@@ -57,7 +57,7 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     expects(blocks <= INT32_MAX, Kernel::name, ": ", blocks, " blocks are more than a grid may have");
     index_t shared = 0;
     if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
-    constexpr index_t shared_by_default = 48 * 1024; // more must be asked for
+    constexpr index_t shared_by_default = 48 * 1024; // more must be requested
     if (shared > shared_by_default)
     {
         // Always the most there is, so that no other thread lowers it between this call and the start.

@@ -42,7 +42,7 @@ public:
         cudaError_t const code = cudaMallocAsync(&pointer, bytes, stream);
         if (code == cudaErrorMemoryAllocation)
         {
-            static_cast<void>(cudaGetLastError()); // it is told of; the next call shall not find it
+            static_cast<void>(cudaGetLastError()); // so that the next call does not return it
             throw std::bad_alloc{};
         }
         check(code, "pool_resource");
@@ -83,7 +83,7 @@ struct stream_memory
 };
 
 /// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
-/// on another stream must be over by then, or be waited for by that stream. Empty ones ask for nothing.
+/// on another stream must be over by then, or be waited for by that stream. Empty ones allocate nothing.
 /// `device_bytes<R>{size, {stream, &resource}}` refuses a negative size, and passes on the resource's exceptions.
 template <memory_resource Resource>
 using device_bytes = mdkv::detail::owned_bytes<stream_memory<Resource>>;

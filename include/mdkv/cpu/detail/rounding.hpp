@@ -28,7 +28,7 @@ inline constexpr index_t rounded_tokens = 128;
 struct rounding
 {
     float unit;
-    float factor; ///< 1 / unit; 0 for numbers that are not told from 0
+    float factor; ///< 1 / unit; 0 for numbers that are taken for 0
 
     rounding(float largest, float most) noexcept
         : unit{largest / most}

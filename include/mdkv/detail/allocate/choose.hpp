@@ -14,7 +14,7 @@
 //
 //     loss(m) = least loss + sum_j s_j theta_j [theta_j <= m]
 //
-// so a histogram of thresholds that is weighted with s_j and with s_j theta_j tells bytes and loss of every head with
+// so a histogram of thresholds that is weighted with s_j and with s_j theta_j gives bytes and loss of every head with
 // every set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
 
 namespace mdkv::detail::dual

@@ -14,9 +14,9 @@
 //
 //     bytes(m) = c_0 + sum_j s_j [theta_j > m]
 //
-// so one histogram of thresholds, weighted with s_j, tells the bytes at every edge between bins: a bisection that tries
+// so one histogram of thresholds, weighted with s_j, gives the bytes at every edge between bins: a bisection that tries
 // two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a bin
-// takes longer than finding a threshold: a sample tells where these bins lie. Where it misled, the passes that follow
+// takes longer than finding a threshold: a sample finds the range of these bins. Where it misled, the passes that follow
 // search all multipliers.
 
 namespace mdkv::detail::dual

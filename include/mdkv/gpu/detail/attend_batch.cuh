@@ -60,7 +60,7 @@ struct attend_batch
             if (n == 0) { continue; }
             auto const cache = mdkv::detail::without_const(all[next].cache);
             cache_layout own = cache.layout;
-            own.window       = layout.window; // attend does not ask where a window begins
+            own.window       = layout.window; // attend ignores where a window begins
             if (count > 0 && own != layout) { break; }
             layout = own;
             // As much as the arena and the tail could hold: the launch must not depend on the device's data.
