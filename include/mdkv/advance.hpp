@@ -133,8 +133,8 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
                           && queries.strides() == advanced.strides();
     detail::check arguments{on, "advance"};
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
-    if (encoding.frequencies) { arguments.in("encoding.frequencies", *encoding.frequencies, {{rotating / 2}}, "n/2"); }
-    arguments.out("advanced", advanced, shape, "H*G,Q,D");
+    arguments.in("encoding.frequencies", encoding.frequencies, {{rotating / 2}}, "n/2")
+        .out("advanced", advanced, shape, "H*G,Q,D");
     detail::advance_rows<B, T> const job{queries, advanced, static_cast<double>(positions), encoding.base,
         encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, encoding.pairs == rotary_pairs::neighbours};
     run(on, job, shape[0] * job.blocks());

@@ -63,8 +63,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
     detail::check arguments{on, "balance"};
-    if (options.leverages) { arguments.in("options.leverages", *options.leverages, {{shape[3]}}, "N"); }
-    arguments.out("losses", losses, shape, "L,H,R,N");
+    arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
     if (losses.empty()) { return; }
     double const largest =
         0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));

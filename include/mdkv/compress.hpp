@@ -153,12 +153,8 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
     c.rows("values", layer.values, {{heads, shape.tokens, shape.dims.values}}, "H,N,Dv");
     c.rows("window_keys", layer.window_keys, {{heads, shape.window, shape.dims.keys}}, "H,W,D");
     c.rows("window_values", layer.window_values, {{heads, shape.window, shape.dims.values}}, "H,W,Dv");
-    if (options.quotas) { c.in("options.quotas", *options.quotas, {{heads}}, "H"); }
-    if (options.losses)
-    {
-        auto const rungs = static_cast<index_t>(ratios.size());
-        c.in("options.losses", *options.losses, {{heads, rungs, shape.tokens}}, "H,R,N");
-    }
+    c.in("options.quotas", options.quotas, {{heads}}, "H");
+    c.in("options.losses", options.losses, {{heads, static_cast<index_t>(ratios.size()), shape.tokens}}, "H,R,N");
     if (options.rungs) { c.out("options.rungs", *options.rungs, {{heads, shape.tokens}}, "H,N"); }
     rung_costs const costs{ratios, shape.dims, shape.element_bytes};
     expects(B::memory_space == space::host || options.on_non_finite == non_finite::unchecked,

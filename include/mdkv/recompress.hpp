@@ -158,11 +158,8 @@ recompress_report recompress(
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");
     c.bytes("cache.arena", stored.arena, stored.arena_bytes, true);
     c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), true);
-    if (options.query_weights) { c.in("options.query_weights", *options.query_weights, {{queries.extent(1)}}, "Q"); }
-    if (options.lse_elsewhere)
-    {
-        c.in("options.lse_elsewhere", *options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
-    }
+    c.in("options.query_weights", options.query_weights, {{queries.extent(1)}}, "Q");
+    c.in("options.lse_elsewhere", options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
     if (options.sources)
     {
         index_t const room = options.sources->extent(1);

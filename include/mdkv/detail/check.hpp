@@ -50,6 +50,14 @@ public:
         return strided(of(name, given, wanted, letters), alignof(T), false);
     }
 
+    /// An input that may be missing, in a std::optional.
+    template <template <class> class Optional, class T, std::size_t Rank, space S>
+    check& in(char const* name, Optional<view<T, Rank, S>> const& given, array<index_t, Rank> const& wanted,
+        char const* letters)
+    {
+        return given ? in(name, *given, wanted, letters) : *this;
+    }
+
     /// Keys, values or queries, which may lie at any address of the host.
     template <class T, std::size_t Rank, space S>
     check& rows(
