@@ -3,13 +3,13 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <cstring>
 
 namespace mdkv::detail
 {
@@ -39,7 +39,8 @@ struct score_queries
         float* const to    = plan.head(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
         for (index_t d = t.rank(); d < plan.dim; d += t.size())
         {
-            U const value      = padding ? U{} : load_at<U>(queries.data_handle() + from + d);
+            U value{}; // from any address
+            if (!padding) { std::memcpy(&value, queries.data_handle() + from + d, sizeof value); }
             to[d * plan.panel] = widen(value) * plan.to_log2;
         }
     }
