@@ -581,7 +581,8 @@ TEST_CASE("arguments of a batch that do not fit are refused, naming the sequence
     others.add({.heads = 2, .tokens = 30, .dims = {16, 16}}, 3, 1);
     bad    = views;
     bad[2] = others.views()[0];
-    CHECK(refused(bad, q) == "attend: sequence 2: queries [H*G, D] has 4 query heads, which 3 KV heads do not divide");
+    CHECK(
+        refused(bad, q) == "attend: sequence 2: queries [H*G, n, D] has 4 query heads, which 3 KV heads do not divide");
     bad[2] = others.views()[1];
     CHECK(refused(bad, q) == "attend: sequence 2: output must be [H*G,n,Dv] = [4, 4, 16], its extent 2 is 24");
     tensor<float, 3> const wide{{4, 4, 17}};
@@ -894,15 +895,15 @@ TEST_CASE("arguments that do not fit are refused by name before anything is writ
     tensor<float, 1> l{{4}};
     CHECK(refused(q, o, l) == "threw nothing");
     auto const odd = random_queries<float>(5, 16);
-    CHECK(refused(odd, o, l) == "attend: queries [H*G, D] has 5 query heads, which 2 KV heads do not divide");
+    CHECK(refused(odd, o, l) == "attend: queries [H*G, n, D] has 5 query heads, which 2 KV heads do not divide");
     auto const few = random_queries<float>(0, 16);
-    CHECK(refused(few, o, l) == "attend: queries [H*G, D] has 0 query heads, which 2 KV heads do not divide");
+    CHECK(refused(few, o, l) == "attend: queries [H*G, n, D] has 0 query heads, which 2 KV heads do not divide");
     auto const wide = random_queries<float>(4, 17);
-    CHECK(refused(wide, o, l) == "attend: queries must be [H*G,D] = [4, 16], its extent 1 is 17");
+    CHECK(refused(wide, o, l) == "attend: queries must be [H*G,n,D] = [4, 1, 16], its extent 2 is 17");
     tensor<float, 2> narrow_output{{4, 16}};
-    CHECK(refused(q, narrow_output, l) == "attend: output must be [H*G,Dv] = [4, 24], its extent 1 is 16");
+    CHECK(refused(q, narrow_output, l) == "attend: output must be [H*G,n,Dv] = [4, 1, 24], its extent 2 is 16");
     tensor<float, 1> short_lse{{3}};
-    CHECK(refused(q, o, short_lse) == "attend: lse must be [H*G] = [4], its extent 0 is 3");
+    CHECK(refused(q, o, short_lse) == "attend: lse must be [H*G,n] = [4, 1], its extent 0 is 3");
     CHECK(refused(q, o, l, {.scale = -1.0F}) == "attend: scale is -1; it must not be negative");
 
     auto const overlapping = error_text<invalid_argument>([&] {

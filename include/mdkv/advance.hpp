@@ -1,4 +1,4 @@
-/// \file advance.hpp: advance: queries turned to later positions, e.g. to where a replay of the prompt would ask them.
+/// \file advance.hpp: advance: queries turned to later positions, e.g. to their positions in a replay of the prompt.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -102,7 +102,7 @@ struct advance_rows
 
 /// Turns position-encoded rows ahead by the same number of positions: they become those of the same tokens that many
 /// positions later, because rotations add up. A prompt's queries N positions ahead are nearly those of a second reading
-/// of it; scored without a mask they tell what any later question may ask (`score_options::over`).
+/// of it; scored without a mask they stand for any later question (`score_options::over`).
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]  queries   [H*G, Q, D]  after position encoding; keys will do as well
@@ -133,8 +133,8 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
                           && queries.strides() == advanced.strides();
     detail::check arguments{on, "advance"};
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
-    if (encoding.frequencies) { arguments.in("encoding.frequencies", *encoding.frequencies, {{rotating / 2}}, "n/2"); }
-    arguments.out("advanced", advanced, shape, "H*G,Q,D");
+    arguments.in("encoding.frequencies", encoding.frequencies, {{rotating / 2}}, "n/2")
+        .out("advanced", advanced, shape, "H*G,Q,D");
     detail::advance_rows<B, T> const job{queries, advanced, static_cast<double>(positions), encoding.base,
         encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, encoding.pairs == rotary_pairs::neighbours};
     run(on, job, shape[0] * job.blocks());

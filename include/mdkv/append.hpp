@@ -55,7 +55,7 @@ private:
             run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
             std::byte* const to = tail.begin + tail.coordinate(at, 0);
             index_t const step  = tail.step(at);
-            // Some at a time, so that one thread's compiler makes vectors of what narrows them.
+            // Several at a time, so that compilers vectorise the narrowing of a thread.
             constexpr index_t most = Team::lanes;
             for (index_t d = mine.column * most; d < rows.extent(2); d += t.size() * most)
             {
@@ -106,8 +106,8 @@ struct truncate_count
 /// Adds n tokens to every head's tail, in place.
 ///
 /// Only the host can refuse a full tail: in device memory the tokens are counted, so that `*cache.appended` is beyond
-/// `cache.tail_capacity` from then on, and attend reads no further than the capacity. An engine knows how many tokens it
-/// has appended: `reserve_tail` makes room in time.
+/// `cache.tail_capacity` from then on, and attend reads no further than the capacity. Engines count their appended
+/// tokens: `reserve_tail` makes room in time.
 ///
 /// \param on          backend
 /// \param[in] keys    [H, n, D]   after position encoding (positions go on from the prompt's true length), any element type
@@ -156,8 +156,8 @@ void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_v
     append(on, detail::of_one(keys), detail::of_one(values), cache);
 }
 
-/// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. What was
-/// compressed stays as it is.
+/// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. The
+/// compressed part stays as it is.
 ///
 /// \param on      backend
 /// \param tokens  that may stay, counted from the first token appended since `compress`, `pack` or `recompress`

@@ -41,58 +41,42 @@ namespace detail
     return name;
 }
 
-/// What all kinds of call ask of a cache, the options and the queries' rows, which it returns.
-template <backend B, class T>
-index_t expects_attendable(B const& on, char const* name, index_t rows, index_t n,
-    cache_view<T, B::memory_space> const& cache, attend_options const& options)
-{
-    index_t const heads = cache.layout.heads;
-    expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, name, ": queries [H*G, D] has ", rows,
-        " query heads, which ", heads, " KV heads do not divide");
-    expects(options.scale >= 0.0F, "attend: scale is ", options.scale, "; it must not be negative");
-    bool const dry = dry_run(on);
-    expects(
-        dry || heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), name, ": cache has no directory");
-    if constexpr (B::memory_space == space::host)
-    {
-        expects(dry || heads == 0 || n <= 1 || n <= *cache.appended, name, ": queries [H*G, n, D] are of ", n,
-            " tokens, but ", dry || heads == 0 ? 0 : *cache.appended, " were appended");
-    }
-    return rows;
-}
-
-/// What is checked already.
+/// Checks and starts sequences whose queries follow one another: one, or a batch of any number.
 template <backend B, element T, element U, std::size_t N>
-void attend_checked(B const& on, in_view<U, 3, B> queries,
+void attend_sequences(B const& on, in_view<U, 3, B> queries,
     std::span<sequence_view<T, B::memory_space> const, N> sequences, attend_options options, out_view<U, 3, B> output,
     out_view<float, 2, B> lse)
 {
     static_assert(
         requires { attend_impl(on, queries, sequences, options, output, lse); },
         MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
-    attend_impl(on, queries, sequences, options, output, lse);
-}
-
-/// Sequences whose queries follow one another: one, or a batch of any number.
-template <backend B, element T, element U, std::size_t N>
-void attend_sequences(B const& on, in_view<U, 3, B> queries,
-    std::span<sequence_view<T, B::memory_space> const, N> sequences, attend_options options, out_view<U, 3, B> output,
-    out_view<float, 2, B> lse)
-{
-    index_t const n = queries.extent(1);
+    bool const dry     = dry_run(on);
+    index_t const rows = queries.extent(0);
+    index_t const all  = queries.extent(1);
+    expects(options.scale >= 0.0F, "attend: scale is ", options.scale, "; it must not be negative");
     for (std::size_t i = 0; i < sequences.size(); ++i)
     {
-        auto const& [cache, own] = sequences[i];
+        auto const& [cache, n]   = sequences[i];
         message const name       = attend_name(static_cast<index_t>(i), N != 1);
-        index_t const rows       = expects_attendable(on, name.text, queries.extent(0), own, cache, options);
+        index_t const heads      = cache.layout.heads;
+        auto const [dim, values] = cache.layout.dims;
+        expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, name.text, ": queries [H*G, n, D] has ",
+            rows, " query heads, which ", heads, " KV heads do not divide");
+        expects(dry || heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), name.text,
+            ": cache has no directory");
+        if constexpr (B::memory_space == space::host)
+        {
+            expects(dry || heads == 0 || n <= 1 || n <= *cache.appended, name.text, ": queries [H*G, n, D] are of ", n,
+                " tokens, but ", dry || heads == 0 ? 0 : *cache.appended, " were appended");
+        }
         check{on, name.text}
-            .rows("queries", queries, {rows, n, cache.layout.dims.keys}, "H*G,n,D")
+            .rows("queries", queries, {rows, all, dim}, "H*G,n,D")
             .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
-            .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), false)
-            .out("output", output, {rows, n, cache.layout.dims.values}, "H*G,n,Dv")
-            .out("lse", lse, {rows, n}, "H*G,n");
+            .bytes("cache.tail", cache.tail, heads * cache.tail_head_bytes(), false)
+            .out("output", output, {rows, all, values}, "H*G,n,Dv")
+            .out("lse", lse, {rows, all}, "H*G,n");
     }
-    attend_checked(on, queries, sequences, options, output, lse);
+    attend_impl(on, queries, sequences, options, output, lse);
 }
 
 } // namespace detail
@@ -118,16 +102,9 @@ template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
-    index_t const rows = detail::expects_attendable(on, "attend", queries.extent(0), 1, cache, options);
-    detail::check{on, "attend"}
-        .rows("queries", queries, {rows, cache.layout.dims.keys}, "H*G,D")
-        .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
-        .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), false)
-        .out("output", output, {rows, cache.layout.dims.values}, "H*G,Dv")
-        .out("lse", lse, {rows}, "H*G");
     sequence_view<std::remove_const_t<T>, B::memory_space> const one[]{{cache}};
-    detail::attend_checked(on, detail::of_one(queries), std::span{one}, options, detail::of_one(output),
-        out_view<float, 2, B>{lse.data_handle(), {rows, 1}, {1, 1}});
+    detail::attend_sequences(on, detail::of_one(queries), std::span{one}, options, detail::of_one(output),
+        out_view<float, 2, B>{lse.data_handle(), {lse.extent(0), 1}, {1, 1}});
 }
 
 /// Attention of the queries of the last n appended tokens at once, each over the whole cache but the tokens appended after
@@ -160,7 +137,7 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
 /// \cost   as that of the calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours whose
-///         caches are laid out alike (`cache_layout`, whatever the window); no copies to the device
+///         caches are laid out alike (`cache_layout`, with any window); no copies to the device
 /// \throws invalid_argument   as above, naming the sequence; or n is not the sum of the sequences' queries
 template <backend B, class Sequence, element U>
     requires std::same_as<std::remove_const_t<Sequence>,

@@ -22,9 +22,9 @@ struct balance_options
     /// Losses of layer l of L count e^(depth * l / L) times: those of late layers more, if it is above 0. Within +-40.
     float depth = 0.0F;
 
-    /// Losses of tokens whose surroundings are odder than the mean count by this power of how odd these are, in all layers
-    /// alike: what is like nothing else in a prompt is what a later question is about more often than the prompt's own
-    /// queries tell. Others count as they are, because some of them hold much of every row's attention. Finite, >= 0. 0: not.
+/// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
+    /// all layers alike: later questions are about the odd passages of a prompt more often than its own queries tell. Other
+    /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
     /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
     /// count alike.
     float odd = 0.0F;
@@ -42,8 +42,8 @@ struct balance_options
 /// of the options.
 ///
 /// \param on               backend: threads, scratch
-/// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; what is not
-///                         finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
+/// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; a loss that is
+///                         not finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, those at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)
@@ -64,8 +64,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
     detail::check arguments{on, "balance"};
-    if (options.leverages) { arguments.in("options.leverages", *options.leverages, {{shape[3]}}, "N"); }
-    arguments.out("losses", losses, shape, "L,H,R,N");
+    arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
     if (losses.empty()) { return; }
     double const largest =
         0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
@@ -79,13 +78,12 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     of_leverages.sums = frame.template take<double>(of_leverages.items());
     double* factors   = frame.template take<double>(tokens);
     static_cast<void>(frame.ready());
-    run(on, of_layers, of_layers.items());
+    run(on, of_layers);
     if (tokens > 0)
     {
-        run(on, of_leverages, of_leverages.items());
-        detail::weigh_surroundings<B> const weigh{
-            leverages, of_leverages, options.reach, double{options.odd}, largest, factors};
-        run(on, weigh, weigh.items());
+        run(on, of_leverages);
+        run(on, detail::weigh_surroundings<B>{
+                    leverages, of_leverages, options.reach, double{options.odd}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_layers, factors, double{options.depth}}, shape[0] * shape[1] * shape[2]);

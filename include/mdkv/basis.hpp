@@ -91,12 +91,9 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     auto const body = [&](B const& with) __attribute__((noinline)) // called twice
     {
         workspace::frame frame{*with.scratch, "fit_basis"};
-        index_t const size   = checked_multiply(heads, checked_multiply(dim, dim));
-        double* const memory = frame.take<double>(size);
+        auto const gram = detail::room<double>(with, frame, heads, dim, dim);
         static_cast<void>(frame.ready());
-        auto const gram = out(with, memory, heads, dim, dim);
-        detail::fill<double> const clear{memory, 0, size};
-        run(with, clear, clear.items());
+        run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram_impl(with, samples, gram);
         eigenbasis_impl(with, as_input(gram), basis, energy);
     };

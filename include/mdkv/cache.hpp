@@ -16,7 +16,7 @@ namespace mdkv
 // One layer's cache is one block of bytes (the arena) and a small directory. There is no padding: the arena has exactly
 // the bytes that are charged to the budget. Per head, one after another:
 //
-//   key projection    [Dk, columns]   element type   what brings queries to the leading coordinates of keys, if a
+//   key projection    [Dk, columns]   element type   brings queries to the leading coordinates of keys; only if a
 //                                                    projected rung is in use
 //   value projection  [columns, Dv]   element type   leading rows of the value basis
 //   rung 1            keys, values    of the tokens at that rung, positions ascending; the full rung is not among these

@@ -5,10 +5,10 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstdint>
-#include <cstring>
 
 namespace mdkv
 {
@@ -38,9 +38,7 @@ struct gather_page_rows
             T* const row        = to.row(h, token);
             for (index_t d = mine.column; d < to.extent(2); d += t.size())
             {
-                T value{};
-                if (there) { std::memcpy(&value, from + d, sizeof value); } // from any address
-                row[d] = value;
+                row[d] = there ? load_at<T>(from + d) : T{};
             }
         }
     }

@@ -54,7 +54,7 @@ private:
 } // namespace detail
 
 /// Joins losses by two sets of rows. Rows of one set may be many and of one kind (all of a prompt's queries, replayed),
-/// those of the other few (the last ones, which tell what comes next), so each set is measured by its own mean:
+/// those of the other few (the last ones, which are most like the next), so each set is measured by its own mean:
 ///   joined = first / mean(first) + weight * second / mean(second)
 /// with the means over all heads and tokens of the losses at rung 0, which is the dropped one wherever there is one.
 ///
@@ -94,8 +94,8 @@ void join(
     of_second.sums = frame.template take<double>(of_second.items());
     static_cast<void>(frame.ready());
     if (shape[1] == 0) { return; }
-    run(on, of_first, of_first.items());
-    run(on, of_second, of_second.items());
+    run(on, of_first);
+    run(on, of_second);
     run(on, detail::add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
 }
 

@@ -15,7 +15,7 @@ namespace mdkv
 
 /// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
 /// near 1 where a key has a direction for itself, little where it shares its directions with many. lambda is a thousandth
-/// of the mean energy of a direction. Called for every layer, sums tell which tokens are unlike the rest of a prompt:
+/// of the mean energy of a direction. Summed over all layers, it is large for tokens unlike the rest of a prompt:
 /// `balance_options::leverages`.
 ///
 /// \param on             backend: threads, scratch
@@ -40,18 +40,13 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums
     auto const body = [&](B const& with) __attribute__((noinline)) // called twice
     {
         workspace::frame frame{*with.scratch, "add_leverage"};
-        index_t const size   = checked_multiply(heads, checked_multiply(dim, dim));
-        double* const sum    = frame.take<double>(size);
-        float* const factors = frame.take<float>(size);
+        auto const gram     = detail::room<double>(with, frame, heads, dim, dim);
+        auto const whitener = detail::room<float>(with, frame, heads, dim, dim);
         static_cast<void>(frame.ready());
-        auto const gram     = out(with, sum, heads, dim, dim);
-        auto const whitener = out(with, factors, heads, dim, dim);
-        detail::fill<double> const clear{sum, 0, size};
-        run(with, clear, clear.items());
+        run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram(with, keys, gram);
         run(with, detail::whiten<B>{gram, whitener}, heads);
-        detail::add_squares<B, T> const add{keys, as_input(whitener), sums};
-        run(with, add, add.items());
+        run(with, detail::add_squares<B, T>{keys, as_input(whitener), sums});
     };
     detail::staged(on, "add_leverage", body);
 }

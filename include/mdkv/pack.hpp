@@ -128,10 +128,10 @@ template <element T, backend B>
 /// codes (those of original coordinates rotated before, see cache.hpp). A group of coordinates that holds a NaN or an
 /// infinity is stored as NaN where its storage has codes.
 ///
-/// A GPU knows only on the device that the arena is too small, or that a token is at a projected rung and a basis is empty.
-/// Then nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads
-/// nothing, and `needed` tells it: it is above cache.arena_bytes in these cases and in no other. (compress never comes to
-/// this: its budget is the arena's size.)
+/// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. Then
+/// nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads nothing,
+/// and `needed` is above cache.arena_bytes, as in no other case. (compress never comes to this: its budget is the arena's
+/// size.)
 ///
 /// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]
@@ -179,9 +179,9 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
 
     auto const rungs = static_cast<index_t>(layout.rungs);
     workspace::frame frame{*on.scratch, "pack"};
-    auto const positions = out(on, frame.template take<std::int32_t>(checked_multiply(heads, tokens)), heads, tokens);
-    auto const first     = out(on, frame.template take<index_t>(checked_multiply(heads, rungs + 1)), heads, rungs + 1);
-    auto* const counted  = frame.template take<index_t>(1);
+    auto const positions = detail::room<std::int32_t>(on, frame, heads, tokens);
+    auto const first     = detail::room<index_t>(on, frame, heads, rungs + 1);
+    auto const counted   = detail::room<index_t>(on, frame, 1);
     bool const real      = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
     if constexpr (B::memory_space == space::host)
@@ -192,11 +192,10 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     }
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);
     detail::lay_out_heads<T, B> const entries{
-        cache, bases, as_input(first), needed.empty() ? counted : needed.data_handle()};
+        cache, bases, as_input(first), (needed.empty() ? counted : needed).data_handle()};
     run(on, entries, 1);
-    detail::pack_tiles<T, B> const tiles{
-        keys, values, window_keys, window_values, key_basis, value_basis, cache, as_input(positions), as_input(first)};
-    run(on, tiles, tiles.items());
+    run(on, detail::pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
+                as_input(positions), as_input(first)});
 }
 
 } // namespace mdkv

@@ -50,15 +50,13 @@ void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view
     detail::check arguments{on, "pool"};
     expects(options.width >= 1 && options.width % 2 == 1, "pool: width is ", options.width,
         "; it must be odd and at least 1");
-    array<index_t, 3> const shape{loss.extent(0), loss.extent(1), loss.extent(2)};
-    arguments.in("loss", loss, shape, "H,R,N").out("pooled", pooled, shape, "H,R,N");
+    arguments.in("loss", loss, loss.extents(), "H,R,N").out("pooled", pooled, loss.extents(), "H,R,N");
     if (options.kind == pooling::adaptive)
     {
         run(on, detail::pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
         return;
     }
-    detail::pool_windows<B> const job{loss, pooled, options.width, options.kind == pooling::mean};
-    run(on, job, job.items());
+    run(on, detail::pool_windows<B>{loss, pooled, options.width, options.kind == pooling::mean});
 }
 
 } // namespace mdkv

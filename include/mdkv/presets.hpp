@@ -115,8 +115,8 @@ inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, project
     1.0F};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It finds what the window's queries do not know of, and text that goes on is further from that of
-/// the full cache than with `best`.
+/// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
+/// the full cache's than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
     1.0F, 16.0F};

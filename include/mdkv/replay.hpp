@@ -1,4 +1,4 @@
-/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to where a later reading would ask them.
+/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to their positions in a later reading.
 #pragma once
 
 #include <mdkv/advance.hpp>
@@ -37,10 +37,10 @@ struct replay_options
     row_norm over                  = row_norm::euclidean;           ///< as in score_options
 };
 
-/// Losses of a chunk of a prompt's tokens by what a second reading of it would ask. Queries that know any question are those
-/// of such a reading, and they are nearly at hand: the chunk's own, later positions ahead, each seeing all of the chunk's
-/// keys, those after it, too. Called during prefill for one chunk of 256 tokens or so after the other, while their queries are
-/// there. `advance`, then `score`.
+/// Losses of a chunk of a prompt's tokens by the queries of a second reading of it, which stand for any later question. They
+/// are nearly at hand: the chunk's own, turned to later positions, each seeing all of the chunk's keys, those after it, too.
+/// Called during prefill for one chunk of 256 tokens or so after the other, while their queries are there: `advance`, then
+/// `score`.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, C, D]  of the chunk, after position encoding, of any element type U
@@ -55,7 +55,7 @@ struct replay_options
 ///         queries, and with `own` keys of S + C tokens
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a rung is projected, or whatever advance and score throw
+/// \throws invalid_argument        a rung is projected, or an argument of advance or score is refused
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/replay.cpp, docs/pipeline.md
 template <backend B, element T, element U>
@@ -76,10 +76,8 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
     index_t const own   = options.own ? first + chunk : 0;
     detail::staged(on, "replay", [&](B const& stages) {
         workspace::frame frame{*stages.scratch, "replay"};
-        auto* const turned = frame.template take<U>(queries.extent(0) * chunk * dim);
-        auto* const read   = frame.template take<T>(heads * own * dim);
-        auto const ahead   = out(stages, turned, queries.extent(0), chunk, dim);
-        auto const others  = out(stages, read, heads, own, dim);
+        auto const ahead  = detail::room<U>(stages, frame, queries.extent(0), chunk, dim);
+        auto const others = detail::room<T>(stages, frame, heads, own, dim);
         advance(stages, queries, options.ahead, options.encoding, ahead);
         if (options.own)
         {

@@ -19,7 +19,7 @@ namespace mdkv
 enum class quantisation_loss : std::uint8_t
 {
     bound,     ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|
-    value_only ///< ||P|| |v - v'|, because the first term overstates what keys lose; saves the products with k'
+    value_only ///< ||P|| |v - v'|, because the first term overstates the loss by keys; saves the products with k'
 };
 
 /// How the rows of a head, its G*Q queries, become one loss: a norm of their magnitudes x.
@@ -138,12 +138,9 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         all.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D");
         all.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv");
     }
-    if (options.query_weights) { all.in("options.query_weights", *options.query_weights, {per_head}, "Q"); }
-    if (options.lse) { all.in("options.lse", *options.lse, {query_heads, per_head}, "H*G,Q"); }
-    if (options.lse_elsewhere)
-    {
-        all.in("options.lse_elsewhere", *options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
-    }
+    all.in("options.query_weights", options.query_weights, {per_head}, "Q");
+    all.in("options.lse", options.lse, {query_heads, per_head}, "H*G,Q");
+    all.in("options.lse_elsewhere", options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
     all.out("loss", loss, {heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N");
     score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
 }

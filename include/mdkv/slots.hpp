@@ -15,8 +15,8 @@ namespace mdkv
 namespace detail
 {
 
-/// An item is a head. Each of some workers counts the rungs of its own piece of neighbouring tokens; from the counts of those
-/// before it, it knows where its tokens go. A token whose rung is R or more is neither counted nor listed.
+/// An item is a head. Each of some workers counts the rungs of its own piece of neighbouring tokens; the counts of those
+/// before it give the places of its tokens. A token whose rung is R or more is neither counted nor listed.
 template <backend B>
 struct sort_slots
 {

@@ -1,4 +1,4 @@
-/// \file allocation.hpp: what allocate takes and gives: costs of rungs, options, and the report (arXiv 2603.20616, section 4.3).
+/// \file allocation.hpp: operands and results of allocate: costs of rungs, options, and the report (arXiv 2603.20616, section 4.3).
 #pragma once
 
 #include <mdkv/core/budget.hpp>

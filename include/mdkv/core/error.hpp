@@ -51,18 +51,20 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line, whatever their pieces are: a check costs its caller a comparison and a call. Not
+// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. Not
 // in a std::string, which every file that includes this would compile anew.
 
-/// A message that is being put together. What goes beyond its end is left out.
+/// A message that is being put together. Text beyond its end is left out.
 struct message
 {
-    char text[1024]  = {};
+    char text[1024]; // [size], then 0; the rest is not written, because attend makes a message on every call
     std::size_t size = 0;
 
+    message() noexcept { text[0] = '\0'; }
     [[gnu::cold]] MDKV_OUTLINE void add(char const* piece, std::size_t length) noexcept
     {
         for (std::size_t i = 0; i < length && size + 1 < sizeof text; ++i) { text[size++] = piece[i]; }
+        text[size] = '\0';
     }
     [[gnu::cold]] MDKV_OUTLINE void add(char const* piece) noexcept { add(piece, __builtin_strlen(piece)); }
     template <class Number>

@@ -40,7 +40,7 @@ using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
 /// Smallest piece of work: below this many bytes, waking other threads costs more than they save. And the most pieces a
-/// cache is cut into (apart from one a head): parts depend on what the cache holds and never on the number of threads,
+/// cache is cut into (apart from one a head): parts depend on the cache and never on the number of threads,
 /// so that results do not either.
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
@@ -54,7 +54,7 @@ inline constexpr index_t least_block_tokens = 64;
 /// Bytes of a run whose pages are looked up ahead.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
-/// Bytes of a run's end, or of a part's, whose softmax asks for what is behind them.
+/// Bytes of a run's end, or of a part's, whose softmax prefetches the bytes behind them.
 inline constexpr index_t announced_bytes = index_t{1} << 17;
 
 /// to = to * by + from * from_by, over n coordinates.
@@ -88,8 +88,8 @@ struct attend_job
     softmax_state* softmax = nullptr; // [parts, G]
     float* sums            = nullptr; // [parts, G, sizes.sums()]
 
-    /// Parts that a cache may be cut into. The directory may not exist yet in a dry run, so room is made for what the arena
-    /// and the tail could hold.
+    /// Parts that a cache may be cut into. The directory may not exist yet in a dry run, so room is made for as much as
+    /// the arena and the tail could hold.
     [[nodiscard]] index_t most() const
     {
         index_t const heads = cache.layout.heads;
@@ -97,7 +97,7 @@ struct attend_job
     }
     [[nodiscard]] index_t held() const { return cache.arena_bytes + cache.layout.heads * cache.tail_head_bytes(); }
 
-    /// Takes what all threads share; returns the most parts.
+    /// Takes the scratch that all threads share; returns the most parts.
     index_t take(workspace::frame& frame)
     {
         index_t const heads = cache.layout.heads;
@@ -183,9 +183,9 @@ struct attend_job
     }
 
     /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
-    /// block's keys are read its values are asked for, and while its values are read the next keys, at last those `behind`
-    /// them, of which a short block announces too few. Its softmax, which reads nothing, asks for next keys, too, and near the
-    /// end for what is behind: after 4-bit codes come longer codes and elements, which take longer to come than to multiply.
+    /// block's keys are read its values are prefetched, and while its values are read the next keys, at last those `behind`
+    /// them, of which a short block fetches too few. Its softmax, which reads nothing, prefetches next keys, too, and near the
+    /// end the bytes behind: after 4-bit codes come longer codes and elements, which take longer to come than to multiply.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
         room const& mine, index_t part) const
     {
@@ -335,7 +335,7 @@ struct attend_job
         }
     }
 
-    /// Whoever completes a head's last part finishes the head.
+    /// The thread that completes a head's last part finishes the head.
     void operator()(index_t part, std::byte* memory) const
     {
         index_t const heads = cache.layout.heads;

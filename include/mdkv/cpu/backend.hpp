@@ -16,7 +16,7 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
-/// Passed first to every stage. Serial, and without scratch, unless told otherwise.
+/// Passed first to every stage. Serial and without scratch by default.
 struct backend
 {
     static constexpr space memory_space = space::host;
@@ -44,7 +44,7 @@ struct backend
     }
 };
 
-/// A job of any type, so that what starts it is compiled once.
+/// A job of any type, so that its start is compiled once.
 struct any_job
 {
     char const* name;

@@ -17,7 +17,7 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH
 {
 
-/// Host memory out of a memory resource, aligned to a cache line; what a cache's owner asks of the host.
+/// Host memory out of a memory resource, aligned to a cache line, as a cache's owner takes it.
 struct host_memory
 {
     static constexpr std::size_t alignment = 64;
@@ -50,14 +50,14 @@ public:
 
     /// Room for `arena_bytes` of packed tokens (`packed_bytes` says how many) and `tail_tokens` appended ones.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
-    /// \throws std::bad_alloc                    (or what the resource throws)
+    /// \throws std::bad_alloc                    (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens = 0,
         std::pmr::memory_resource* resource = std::pmr::get_default_resource())
         : owner{layout, arena_bytes, tail_tokens, host_memory{resource}}
     {}
 
     /// An equal cache in memory of its own. Copying is a named function because it costs as much as the cache is large.
-    /// \throws std::bad_alloc   (or what the resource throws)
+    /// \throws std::bad_alloc   (or an exception of the resource)
     [[nodiscard]] cache copy(std::pmr::memory_resource* resource) const
     {
         if (this->directory_bytes() == 0) { return {}; }

@@ -1,4 +1,4 @@
-/// \file executor.hpp: how the CPU backend runs independent pieces of work: on whatever threads the caller lends it.
+/// \file executor.hpp: how the CPU backend runs independent pieces of work: on threads that the caller lends it.
 #pragma once
 
 #include <mdkv/core/types.hpp>

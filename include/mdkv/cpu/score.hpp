@@ -43,7 +43,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const piece     = 8 * block;
     index_t const pieces    = (tokens + piece - 1) / piece;
     index_t const slots     = on.slots(heads * std::max(parts + 1, pieces));
-    index_t const per_slot  = tile::round_up(score_slot::bytes(plan), workspace::alignment);
+    index_t const per_slot  = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
     mdkv::detail::score_states states{nullptr, parts + 1, plan.softmaxes, plan.rows};
 
     workspace::frame frame{*on.scratch, "score"};

@@ -333,7 +333,7 @@ template <class Join>
 [[nodiscard]] inline floats exp2(floats x) noexcept
 {
     floats const magic = broadcast(12582912.0F + 127.0F); // as in to_nearest, and the offset of exponents
-    ints const tiny    = x < broadcast(-126.0F);          // whatever becomes of these
+    ints const tiny    = x < broadcast(-126.0F);          // 0 in the end
     floats const moved = x + magic;
     floats const whole = moved - magic;
     floats const f     = x - whole;

@@ -71,7 +71,7 @@ private:
     std::byte* memory_;
 };
 
-/// Sums that jobs ask of their team (detail/columns.hpp), in registers: plain loops take several times as long.
+/// The sums of detail/columns.hpp, in registers: plain loops take several times as long.
 template <int Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
     float (&sum)[Sums][team::lanes]) noexcept

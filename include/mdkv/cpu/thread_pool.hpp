@@ -67,8 +67,7 @@ private:
         loop_.notify_all();
     }
 
-    /// Waits a moment, some ten microseconds, for what a sleeping thread would be woken for: to wake it takes longer than
-    /// many a loop.
+    /// Waits some ten microseconds before the thread sleeps: to wake it takes longer than many a loop.
     template <class Done>
     static void spin(Done const& done) noexcept
     {

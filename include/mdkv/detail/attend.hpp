@@ -1,4 +1,4 @@
-/// \file attend.hpp: what attend has in common on all backends: the sizes of a query and of its sums in every basis, and where a head's bytes are cut (arXiv 2603.20616, section 5).
+/// \file attend.hpp: the part of attend that all backends share: the sizes of a query and of its sums in every basis, and where a head's bytes are cut (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/attend.hpp>

@@ -60,7 +60,7 @@ public:
 
     /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
-    /// \throws whatever the memory throws
+    /// \throws the memory's exceptions
     cache_owner(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, Memory memory)
         : memory_{memory}
         , arena_{checked(arena_bytes, "arena_bytes"), memory}
@@ -104,7 +104,7 @@ public:
     /// Makes room for at least `tokens` appended tokens in all, keeping those that are there; on a GPU without waiting, on
     /// the cache's stream. Views made before are stale afterwards. If it throws, nothing has changed.
     /// \throws invalid_argument, size_overflow   tokens is negative or too large, or the cache has no heads
-    /// \throws whatever the memory throws
+    /// \throws the memory's exceptions
     void reserve_tail(index_t tokens)
     {
         if (checked(tokens, "tokens") <= view_.tail_capacity) { return; }

@@ -1,4 +1,4 @@
-/// \file check.hpp: the checks every public stage makes on its arguments before it changes anything.
+/// \file check.hpp: the steps of every public stage before its work: checks of its arguments, and of its workspace.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -50,6 +50,14 @@ public:
         return strided(of(name, given, wanted, letters), alignof(T), false);
     }
 
+    /// An input that may be missing, in a std::optional.
+    template <template <class> class Optional, class T, std::size_t Rank, space S>
+    check& in(char const* name, Optional<view<T, Rank, S>> const& given, array<index_t, Rank> const& wanted,
+        char const* letters)
+    {
+        return given ? in(name, *given, wanted, letters) : *this;
+    }
+
     /// Keys, values or queries, which may lie at any address of the host.
     template <class T, std::size_t Rank, space S>
     check& rows(
@@ -97,7 +105,7 @@ private:
         }
     };
 
-    /// A view of any type, so that what follows is compiled once.
+    /// A view without its type, so that the checks are compiled once.
     struct tensor
     {
         char const* name;
@@ -190,6 +198,15 @@ decltype(auto) staged(B const& on, char const* stage, Body const& body)
             ": the workspace holds ", on.scratch->free_memory().size(), " bytes, ", need.bytes(), " are needed");
     }
     return body(on);
+}
+
+/// Scratch memory as a view: `room<float>(on, frame, heads, tokens)`.
+template <class V, backend B, class... Extents>
+[[nodiscard]] auto room(B const& on, workspace::frame& frame, Extents... extents)
+{
+    index_t count = 1;
+    ((count = checked_multiply(count, extents)), ...);
+    return out(on, frame.template take<V>(count), extents...);
 }
 
 /// Sentence for a backend whose implementation of a function was not included; used in static_asserts.

@@ -56,7 +56,7 @@ template <class V>
     __builtin_memcpy(to, &x, sizeof x);
 }
 
-/// Whole numbers from 0 on: what is behind the point is cut off.
+/// The whole parts of numbers from 0 on.
 [[nodiscard, gnu::always_inline]] MDKV_HD inline float cut_off(float x)
 {
     return static_cast<float>(static_cast<int>(x));

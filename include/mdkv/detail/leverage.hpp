@@ -31,12 +31,7 @@ struct whiten
         double* part  = cut.take<double>(dim); // [D]  of the pivot's row, taken from each later row
     };
 
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        carver cut;
-        static_cast<void>(scratch{cut, gram.extent(2)});
-        return cut.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(gram.extent(2)); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -109,12 +104,7 @@ struct add_squares
     };
 
     [[nodiscard]] index_t items() const noexcept { return (keys.extent(1) + tile - 1) / tile; }
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        carver cut;
-        static_cast<void>(scratch{cut, keys.extent(2)});
-        return cut.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(keys.extent(2)); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const

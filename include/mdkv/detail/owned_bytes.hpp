@@ -10,7 +10,7 @@
 namespace mdkv::detail
 {
 
-/// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. None ask for nothing.
+/// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. 0 bytes allocate nothing.
 template <class Memory>
 class owned_bytes
 {
@@ -18,7 +18,7 @@ public:
     owned_bytes() noexcept = default;
 
     /// \throws invalid_argument   the size is negative
-    /// \throws whatever the memory throws
+    /// \throws the memory's exceptions
     owned_bytes(index_t size, Memory const& memory)
         : data_{nullptr, give_back{memory, size}}
     {

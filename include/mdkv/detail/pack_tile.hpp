@@ -20,8 +20,9 @@
 namespace mdkv::detail
 {
 
-/// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. How many strips a run
-/// has is known where the directory is: there are as many items as there can be, and those beyond the last do nothing.
+/// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. The number of
+/// a run's strips stands in the directory, which the host may not read: there are as many items as there can be, and those
+/// beyond the last do nothing.
 template <element T, backend B>
 struct pack_tiles
 {
@@ -68,12 +69,7 @@ struct pack_tiles
         auto const [dim, value_dim] = cache.layout.dims;
         return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        carver cut;
-        static_cast<void>(scratch{cut, projected()});
-        return cut.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
     [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return cache.layout.rungs + 1; }
     /// Of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
@@ -125,7 +121,7 @@ private:
         for (index_t i = t.rank(); i < tile; i += t.size())
         {
             mine.row[i] = row_of(at, at.first + (i < at.width ? i : at.width - 1));
-#if !defined(__CUDA_ARCH__) // the rows of a tile lie anywhere: a thread asks for all before it reads the first
+#if !defined(__CUDA_ARCH__) // the rows of a tile lie anywhere: a thread prefetches all before it reads the first
             for (int c = 0; c < dim; c += 64 / int{sizeof(T)}) { __builtin_prefetch(mine.row[i] + c); }
 #endif
         }
@@ -174,7 +170,7 @@ private:
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
     {
-        t.sync(); // what was there may still be read
+        t.sync(); // `to` may still be read
         for_tokens(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
         t.sync();
     }
@@ -203,7 +199,7 @@ private:
         t.sync();
     }
 
-    /// A row of x and a place in it, for step i over `rows` rows. Neighbouring members write neighbours of what is stored.
+    /// A row of x and a place in it, for step i over `rows` rows. Neighbouring members write neighbouring bytes.
     struct cell
     {
         int row;

@@ -11,8 +11,8 @@
 namespace mdkv::detail
 {
 
-/// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it. (B is in the type of
-/// all that is compiled here: what is compiled for one processor has a name of its own.)
+/// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it. (B is in the name
+/// of every function here, so that code for one processor never replaces code for another.)
 template <backend B, class Floats>
 [[nodiscard]] MDKV_HD Floats larger(Floats a, Floats b) noexcept
 {
@@ -51,8 +51,7 @@ struct pool_windows
         {
             if (i >= reach && i + lanes + reach <= n && i + lanes <= last)
             {
-                auto joined = neighbours<floats>(x, i - reach, i + reach + 1);
-                __builtin_memcpy(to + i, &joined, sizeof joined);
+                store_lanes(to + i, neighbours<floats>(x, i - reach, i + reach + 1));
                 continue;
             }
             for (index_t j = i; j < i + lanes && j < last; ++j) // at an end of the row, or of the piece
@@ -69,9 +68,8 @@ private:
         Floats joined = Floats{} + (mean ? 0.0F : -__builtin_huge_valf());
         for (index_t k = begin; k < end; ++k)
         {
-            Floats next;
-            __builtin_memcpy(&next, x + k, sizeof next);
-            joined = mean ? joined + next : larger<B>(joined, next);
+            auto const next = load_lanes<Floats>(x + k);
+            joined          = mean ? joined + next : larger<B>(joined, next);
         }
         return mean ? joined / static_cast<float>(width) : joined;
     }
@@ -92,8 +90,8 @@ struct pool_fading
     in_view<float, 3, B> loss;
     out_view<float, 3, B> pooled;
     float steps[4];    // factors of 1, 2, 4, 8 tokens
-    float past[block]; // of what arrives at a block's border, at each of its tokens
-    double across;     // of what crosses a whole block
+    float past[block]; // of a block's 1 to 16 tokens
+    double across;     // of a whole block, in double
 
     pool_fading(in_view<float, 3, B> loss_, index_t width, out_view<float, 3, B> pooled_) noexcept
         : loss{loss_}
@@ -121,7 +119,7 @@ struct pool_fading
     {
         constexpr int blocks = Team::lanes == 1 ? 1 : 8; // of a member at once
         constexpr int some   = blocks * block;
-        // What leaves each block, then what arrives there.
+        // The loss faded to each block's last token, then the one that fades into the block.
         float* const border = t.scratch().template take<float>(t.size() * blocks);
         float* const mine   = border + t.rank() * blocks;
         index_t const n     = loss.extent(2);
@@ -135,7 +133,7 @@ struct pool_fading
             float* const out        = to + place;
             float near[block + some]; // begins with a block that is read, but not used
             float far[block + some];
-            int const end = Team::lanes == 1 ? some : count; // what a GPU keeps in registers it indexes by constants
+            int const end = Team::lanes == 1 ? some : count; // registers of a GPU are indexed by constants
             for (int l = 0; l < block; ++l) { near[l] = far[l] = 0.0F; }
             for (int l = 0; l < some; ++l) { near[block + l] = none; }
             for (int l = 0; l < end; ++l)

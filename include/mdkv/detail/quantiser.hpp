@@ -28,8 +28,8 @@ inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 }
 
 /// A coordinate x is stored as the code nearest to (x - minimum) / scale and read as minimum + scale * code. Minimum and
-/// scale are halves, and codes are chosen for the rounded ones: what is read is at most half a step from the coordinate,
-/// but for the rounding of the minimum, which cuts what is below it, and of a scale that is no normal half (below 2^-14).
+/// scale are halves, and codes are chosen for the rounded ones: a value read is at most half a step from the coordinate,
+/// but for the rounding of the minimum, which cuts coordinates below it, and of a scale that is no normal half (below 2^-14).
 /// Reading a group and writing it again gives the same group where the scale is a normal half and at least a thousandth of
 /// the minimum; elsewhere one that differs by no more than these roundings. Where the group is constant the scale is 0 and
 /// every code is 0.
@@ -41,7 +41,7 @@ struct quantiser
 
     quantiser() = default;
 
-    /// For a group whose coordinates lie in [least, most]. What is beyond half's range is cut to it. A group that holds
+    /// For a group whose coordinates lie in [least, most]. Coordinates beyond half's range are cut to it. A group that holds
     /// a NaN or an infinity (pass either bound as such) has NaN for its minimum and its scale: it is read as NaN, never as
     /// numbers.
     MDKV_HD quantiser(float least, float most, storage kind) noexcept

@@ -1,4 +1,4 @@
-/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: what pack_tile.hpp does, undone.
+/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: the inverse of pack_tile.hpp.
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -75,12 +75,7 @@ struct read_tokens
         auto const [dim, value_dim] = slots.layout.dims;
         return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        carver cut;
-        static_cast<void>(scratch{cut, projected()});
-        return cut.bytes();
-    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const

@@ -40,8 +40,9 @@ public:
         , q_{u_ + 2 * padded_}
     {}
 
-    /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only what is beside the
-    /// diagonal, and is kept in that row. Writes the diagonal [D] and what is beside it [D], entry i between rows i and i + 1.
+    /// Makes the matrix tridiagonal by reflections from the last row up, each of which leaves of a row only the entry beside
+    /// the diagonal, and is kept in that row. Writes the diagonal [D] and the entries beside it [D], entry i between rows i
+    /// and i + 1.
     template <team Team>
     MDKV_OUTLINE MDKV_HD void tridiagonalise(
         Team const& t, square_matrix const& a, double* diagonal, double* beside) const
@@ -156,12 +157,6 @@ private:
             for (int l = 0; l < width; ++l) { x[l] = value(k + l); }
             for (int l = 0; l < width; ++l) { to[k + l] = x[l]; }
         }
-    }
-
-    template <team Team>
-    MDKV_HD void clear_from(Team const& t, float* x, index_t first) const
-    {
-        for (index_t k = first + t.rank(); k < padded_; k += t.size()) { x[k] = 0.0F; }
     }
 
     /// The sum of a[k] b[k], k < n, in 16 running sums of double; a is 0 from n on. The same in every member.

@@ -160,8 +160,8 @@ struct stored_run
     return layout.rungs + 2;
 }
 
-/// Run i of head h; without tokens where there is none. Of a tail that was asked to hold more than its capacity, the tokens
-/// it holds. `cache` is a cache_view, or has its pointers under the same names.
+/// Run i of head h; without tokens where there is none. Of a tail with more tokens appended than its capacity, the tokens it
+/// holds. `cache` is a cache_view, or has its pointers under the same names.
 template <element T, class Cache>
 [[nodiscard]] MDKV_HD constexpr stored_run run_of_head(
     cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept

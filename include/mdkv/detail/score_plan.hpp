@@ -126,7 +126,7 @@ struct score_plan
             even             = over == row_norm::maximum ? each : all * each * (over == row_norm::sum ? 1.0F : each);
         }
         logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
-        for (bool const quantised : {false, true}) // plain rungs ascend among themselves, whatever stands between them
+        for (bool const quantised : {false, true}) // plain rungs ascend among themselves, though others stand between them
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
             {
@@ -205,8 +205,8 @@ private:
     }
 };
 
-/// What sweep one leaves of every softmax, for each part of each head's tokens: the largest logit of every row, then the sum
-/// of 2^(logit - largest) of every row: [H, parts, softmaxes, 2, rows].
+/// The states of every softmax after sweep one, for each part of each head's tokens: the largest logit of every row, then
+/// the sum of 2^(logit - largest) of every row: [H, parts, softmaxes, 2, rows].
 struct score_states
 {
     float* memory;

@@ -1,4 +1,4 @@
-/// \file softmax.hpp: the state that makes a softmax mergeable: what a set of keys needs to join another set (arXiv 2603.20616, section 5).
+/// \file softmax.hpp: the state of a softmax that can be merged: of one set of keys with another (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/types.hpp>

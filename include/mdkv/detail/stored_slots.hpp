@@ -127,7 +127,7 @@ struct stored_slots
     }
 };
 
-/// 0 where a token stays as it is, and at every rung of what pads a head. A rung above a token's own, or one that its head
+/// 0 where a token stays as it is, and at every rung of padding. A rung above a token's own, or one that its head
 /// stores no projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
 template <element T, space S>
 struct mask_losses
@@ -135,8 +135,7 @@ struct mask_losses
     static constexpr char const* name = "recompress_mask_losses";
 
     stored_slots<T, S> slots;
-    view<float const, 3, S> pooled; // [H, R, M]  may be `loss` itself
-    view<float, 3, S> loss;         // [H, R, M]
+    view<float, 3, S> loss; // [H, R, M]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -144,19 +143,19 @@ struct mask_losses
         for (index_t slot = t.rank(); slot < slots.most; slot += t.size())
         {
             auto const p        = slots.at(h, slot);
-            float const dropped = p.token ? pooled(h, 0, slot) : 0.0F;
+            float const dropped = p.token ? loss(h, 0, slot) : 0.0F;
             for (std::size_t r = 0; r < slots.layout.rungs; ++r)
             {
                 auto const i     = static_cast<index_t>(r);
                 bool const zero  = !p.token || slots.stays(p, r);
-                loss(h, i, slot) = zero ? 0.0F : slots.reaches(h, p, r) ? pooled(h, i, slot) : dropped;
+                loss(h, i, slot) = zero ? 0.0F : slots.reaches(h, p, r) ? loss(h, i, slot) : dropped;
             }
         }
     }
 };
 
 /// The rungs at which tokens are stored anew: all as they are, or as allocate has chosen. A rung that a token cannot reach
-/// stands for dropping it, as its loss does; what pads a head is dropped. Counts the tokens that stay bit for bit. An item
+/// stands for dropping it, as its loss does; padding is dropped. Counts the tokens that stay bit for bit. An item
 /// is a head.
 template <element T, space S>
 struct settle_rungs

@@ -1,4 +1,4 @@
-/// \file stored_tokens.hpp: jobs of recompress on what a packed cache keeps as it is: projections read, tokens copied as they are stored.
+/// \file stored_tokens.hpp: jobs of recompress on stored bytes: projections read, tokens copied as they are.
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -49,8 +49,8 @@ struct read_projections
     }
 };
 
-/// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies what the new cache can take
-/// from the old one as it is: tokens whose rung is the same, and plain coordinates in the basis of which only some are left.
+/// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies the bytes that need no
+/// change: those of tokens whose rung is the same, and of plain coordinates in the basis of which only some are left.
 template <element T, space S>
 struct carry_over
 {

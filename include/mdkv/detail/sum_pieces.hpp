@@ -1,4 +1,4 @@
-/// \file sum_pieces.hpp: sums of many numbers in double, and in an order that does not depend on who adds them.
+/// \file sum_pieces.hpp: sums of many numbers in double, in an order that does not depend on the number of threads.
 #pragma once
 
 #include <mdkv/core/types.hpp>

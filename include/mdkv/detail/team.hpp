@@ -65,6 +65,15 @@ private:
     index_t used_ = 0;
 };
 
+/// Bytes that a Scratch of these sizes takes of a carver, its first member or parameter.
+template <class Scratch, class... Sizes>
+[[nodiscard]] index_t bytes_of(Sizes const&... sizes)
+{
+    carver counting;
+    static_cast<void>(Scratch{counting, sizes...});
+    return counting.bytes();
+}
+
 /// Members that work on one item together. `add` is for the team's own scratch, the `_across` functions for memory that
 /// other teams change at the same time; all are for whole numbers, so that results do not depend on any order.
 template <class T>
@@ -97,7 +106,7 @@ template <team Team>
     if (columns == 0 || t.size() < 2 * columns) { return {0, 1, t.rank()}; }
     index_t const rows = t.size() / columns;
     index_t const row  = t.rank() / columns;
-    // What is left of the team has no column.
+    // The rest of the team has no column.
     return {row, rows, row < rows ? t.rank() % columns : columns};
 }
 
@@ -155,6 +164,13 @@ template <class Job>
 {
     if constexpr (requires { job.scratch_bytes(); }) { return job.scratch_bytes(); }
     else { return 0; }
+}
+
+/// Runs a job that has its number of items as a member.
+template <class Backend, class Job>
+void run(Backend const& on, Job const& job)
+{
+    run(on, job, job.items());
 }
 
 /// Sets n objects to one value.

@@ -1,4 +1,4 @@
-/// \file threshold.hpp: the multiplier at which a token gives up a step to a costlier rung, in closed form (arXiv 2603.20616, section 4.3)
+/// \file threshold.hpp: the multiplier below which a token takes a costlier rung, in closed form (arXiv 2603.20616, section 4.3)
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -49,7 +49,7 @@ struct rung_table
     }
 };
 
-/// In place of a number of rungs that only the run time knows.
+/// Stands for a number of rungs that is known at run time only.
 inline constexpr std::size_t run_time = 0;
 
 /// Calls body(r) for first <= r < end; unrolled where the number of rungs is a constant, so that arrays become registers.

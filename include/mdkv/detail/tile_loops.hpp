@@ -1,4 +1,4 @@
-/// \file tile_loops.hpp: how a team goes over what a packed cache stores: strips of a head's runs, tokens and codes of a tile, a token copied from run to run.
+/// \file tile_loops.hpp: loops of a team over a packed cache: strips of a head's runs, tokens and codes of a tile, a token copied from run to run.
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -18,7 +18,7 @@
 namespace mdkv::detail
 {
 
-/// Up to four tiles of one run, what a team packs or reads.
+/// Up to four tiles of one run, which a team packs or reads.
 struct stored_strip
 {
     static constexpr index_t tokens = 4 * tile_tokens;

@@ -14,7 +14,7 @@
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/launch.cuh>
 
-// Nothing here looks at what the device holds, so a Gram matrix that is not finite is not refused: its head gets a basis of
+// Nothing here looks at the device's data, so a Gram matrix that is not finite is not refused: its head gets a basis of
 // unit vectors and energies that are NaN.
 
 namespace mdkv::gpu

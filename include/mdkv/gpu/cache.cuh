@@ -33,7 +33,7 @@ public:
     /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones. The budget's bytes are enough: pack fills
     /// no more than allocate keeps to.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
-    /// \throws cuda_error                        the directory could not be cleared (or what the resource throws)
+    /// \throws cuda_error                        the directory could not be cleared (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, cudaStream_t stream, Resource& resource)
         : owner{layout, arena_bytes, tail_tokens, stream_memory<Resource>{stream, std::addressof(resource)}}
     {}
@@ -50,8 +50,8 @@ public:
 };
 
 /// The same cache in host memory, to look at, to keep or to decode there. Waits for the stream, on which the last work on
-/// the cache must have been enqueued, or waited for. A tail that was asked to hold more than it can is full, no more.
-/// \throws cuda_error   (or what the resource throws)
+/// the cache must have been enqueued, or waited for. A tail with more tokens appended than it holds is full, no more.
+/// \throws cuda_error   (or an exception of the resource)
 template <element T, class Resource>
 [[nodiscard]] cpu::cache<T> to_host(cache<T, Resource> const& from, cudaStream_t stream,
     std::pmr::memory_resource* resource = std::pmr::get_default_resource())
@@ -67,7 +67,7 @@ template <element T, class Resource>
 }
 
 /// The same cache in device memory, there when this returns.
-/// \throws cuda_error   (or what the resource throws)
+/// \throws cuda_error   (or an exception of the resource)
 template <element T, class Resource>
 [[nodiscard]] cache<T, Resource> to_device(cpu::cache<T> const& from, cudaStream_t stream, Resource& resource)
 {

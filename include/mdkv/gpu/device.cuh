@@ -1,4 +1,4 @@
-/// \file device.cuh: what a kernel may ask of the GPU: its place, its block's barrier and memory, its warp, atomics, tensor cores.
+/// \file device.cuh: the functions of the GPU that kernels use: a thread's place, its block's barrier and memory, its warp, atomics, tensor cores.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -33,7 +33,7 @@ inline constexpr int warp_size = 32;
     return thread() / warp_size;
 }
 
-/// Waits for all threads of the block and makes what they wrote visible to each other.
+/// Waits for all threads of the block and makes their writes visible to each other.
 __device__ __forceinline__ void sync()
 {
     __syncthreads();
@@ -58,7 +58,7 @@ template <class T>
     return __ballot_sync(all_lanes, yes);
 }
 
-/// CUDA's atomic functions know whole numbers of 4 bytes, and of 8 bytes those that are called long long.
+/// CUDA's atomic functions take whole numbers of 4 bytes, and of 8 bytes those that are called long long.
 template <std::integral T>
 using atomic_word =
     std::conditional_t<sizeof(T) == 4, T, std::conditional_t<std::is_signed_v<T>, long long, unsigned long long>>;

@@ -1,4 +1,4 @@
-/// \file error.cuh: what a failed call into the CUDA runtime throws.
+/// \file error.cuh: the exception of a failed call into the CUDA runtime.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -10,7 +10,7 @@
 namespace mdkv::gpu
 {
 
-/// A call into the CUDA runtime failed; nothing is known of what the stream did before.
+/// A call into the CUDA runtime failed; the state of the stream's earlier work is unknown.
 class cuda_error : public error
 {
 public:
@@ -24,8 +24,8 @@ private:
     cudaError_t code_;
 };
 
-/// \throws cuda_error   for every code but success. The runtime keeps an error of its thread until somebody asks: it is
-///                      taken from there, lest a later call that succeeds is told of it
+/// \throws cuda_error   for every code but success. The runtime keeps an error of its thread until it is read: it is
+///                      read here, so that no later call that succeeds returns it
 inline void check(cudaError_t code, char const* what)
 {
     if (code == cudaSuccess) { return; }

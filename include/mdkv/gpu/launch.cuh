@@ -57,10 +57,10 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     expects(blocks <= INT32_MAX, Kernel::name, ": ", blocks, " blocks are more than a grid may have");
     index_t shared = 0;
     if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
-    constexpr index_t shared_by_default = 48 * 1024; // more must be asked for
+    constexpr index_t shared_by_default = 48 * 1024; // more must be requested
     if (shared > shared_by_default)
     {
-        // Always the most there is: what one thread asks for, another must not take back between its call and its start.
+        // Always the most there is, so that no other thread lowers it between this call and the start.
         index_t const most = most_shared_memory();
         expects(shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ",
             most);
@@ -68,7 +68,7 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
                   kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
             Kernel::name);
     }
-    // Not by <<<>>>, after which one has to ask for the thread's last error, whoever made it.
+    // Not by <<<>>>, after which the thread's last error must be read, which may be of an earlier call.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};
     check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
               arguments, static_cast<std::size_t>(shared), on.stream),

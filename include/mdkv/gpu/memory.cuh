@@ -19,8 +19,8 @@
 namespace mdkv::gpu
 {
 
-/// Where device memory comes from: what is allocated on a stream may be used by work enqueued there later, and what is
-/// freed is used by work enqueued there before. RMM's resources are such (a pool of an engine's, for one).
+/// Where device memory comes from: memory allocated on a stream may be used by work enqueued there later, and
+/// memory freed there by work enqueued before. RMM's resources are such (a pool of an engine's, for one).
 template <class R>
 concept memory_resource =
     requires(R& resource, void* pointer, std::size_t bytes, std::size_t alignment, cudaStream_t stream) {
@@ -30,7 +30,7 @@ concept memory_resource =
         resource.deallocate_async(pointer, bytes, alignment, stream);
     };
 
-/// The device's own pool (cudaMallocAsync). What it gives is aligned to 256 bytes.
+/// The device's own pool (cudaMallocAsync). Its memory is aligned to 256 bytes.
 class pool_resource
 {
 public:
@@ -42,7 +42,7 @@ public:
         cudaError_t const code = cudaMallocAsync(&pointer, bytes, stream);
         if (code == cudaErrorMemoryAllocation)
         {
-            static_cast<void>(cudaGetLastError()); // it is told of; the next call shall not find it
+            static_cast<void>(cudaGetLastError()); // so that the next call does not return it
             throw std::bad_alloc{};
         }
         check(code, "pool_resource");
@@ -55,7 +55,7 @@ public:
     }
 };
 
-/// Device memory in the order of a stream, out of a resource; what a cache's owner asks of a GPU.
+/// Device memory in the order of a stream, out of a resource, as a cache's owner takes it.
 template <memory_resource Resource>
 struct stream_memory
 {
@@ -83,8 +83,8 @@ struct stream_memory
 };
 
 /// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
-/// on another stream must be over by then, or be waited for by that stream. Empty ones ask for nothing.
-/// `device_bytes<R>{size, {stream, &resource}}` refuses a negative size, and throws whatever the resource throws.
+/// on another stream must be over by then, or be waited for by that stream. Empty ones allocate nothing.
+/// `device_bytes<R>{size, {stream, &resource}}` refuses a negative size, and passes on the resource's exceptions.
 template <memory_resource Resource>
 using device_bytes = mdkv::detail::owned_bytes<stream_memory<Resource>>;
 

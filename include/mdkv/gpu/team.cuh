@@ -15,8 +15,8 @@
 namespace mdkv::gpu
 {
 
-/// A block of `Threads` threads. The host compiles the bodies of jobs as well, and never runs them with this team: nvcc
-/// is told not to mind that they call a function of the device.
+/// A block of `Threads` threads. The host compiles the bodies of jobs as well, and never runs them with this team: the
+/// pragmas silence nvcc's warning that they call a function of the device.
 template <int Threads>
 class team
 {

@@ -1,4 +1,4 @@
-/// \file attention_kernels.hpp: what the inner loops of attention over packed tokens share: the types of what is stored, passes over query heads, the memory read next (arXiv 2603.20616, section 5).
+/// \file attention_kernels.hpp: the shared part of attention's inner loops over packed tokens: their operands, passes over query heads, the memory read next (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -38,20 +38,19 @@ inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
     return last;
 }
 
-/// Where memory that is asked for goes, as __builtin_prefetch counts: 3 is the nearest cache, right for processors with
+/// The cache that is prefetched into, as __builtin_prefetch counts: 3 is the nearest cache, right for processors with
 /// AVX-VNNI (Zen 5 read 1.2 times as fast), 2 the second. On Zen 4, whose nearest cache waits for fewer reads at a time, 3
-/// costs a third of the speed, so that is what code for unknown processors takes (docs/performance.md).
+/// costs a third of the speed, so code for unknown processors takes 2 (docs/performance.md).
 #if defined(__AVXVNNI__)
 inline constexpr int asked_into = 3;
 #else
 inline constexpr int asked_into = 2;
 #endif
 
-// Calls of functions that do nothing but ask for memory are taken for calls without effect, and left out, by g++: all such
-// functions must be inlined.
+// g++ leaves out calls of functions that only prefetch, as if they had no effect: all such functions must be inlined.
 
-/// An address read a little later and asked for now: the hardware does not look beyond a page, and a block is several. Asking
-/// for memory beyond a buffer is harmless, so it is a number, not a pointer.
+/// An address read a little later and prefetched now: the hardware does not look beyond a page, and a block is several. To
+/// prefetch beyond a buffer is harmless, so it is a number, not a pointer.
 class read_ahead
 {
 public:
@@ -59,7 +58,7 @@ public:
         : at_{reinterpret_cast<std::uintptr_t>(at)}
     {}
 
-    /// Asks for the next `bytes` bytes.
+    /// Prefetches the next `bytes` bytes.
     [[gnu::always_inline]] void fetch(index_t bytes) noexcept
     {
         for (index_t b = 0; b < bytes; b += 64)
@@ -73,8 +72,8 @@ private:
     std::uintptr_t at_;
 };
 
-/// Asks for one line of each page. To find where a page lies takes as long as to read from it, several reads one after the
-/// other, and what is asked for in that time waits: pages are looked up long before their lines are asked for.
+/// Prefetches one line of each page. To find where a page lies takes as long as to read from it, several reads one after the
+/// other, and other prefetches wait in that time: pages are looked up long before their lines are prefetched.
 [[gnu::always_inline]] inline void look_up(std::byte const* begin, index_t bytes) noexcept
 {
     constexpr index_t page = 4096; // the smallest
@@ -88,7 +87,7 @@ inline constexpr int number_bytes = Bits / 4;
 /// Rounded numbers of the largest kind.
 inline constexpr index_t most_number_bytes = 2;
 
-/// One query's group of coordinates: its numbers, their units, the coordinates' sum, and what a sum of products lacks.
+/// One query's group of coordinates: its numbers, their units, the coordinates' sum, and the part that a sum of products lacks.
 struct rounded_query
 {
     /// Bytes of codes whose numbers share a unit.
@@ -127,7 +126,7 @@ struct query_rows
     }
 };
 
-/// What grows by the product, for each head of a group.
+/// The sums that products are added to, for each head of a group.
 struct sum_rows
 {
     float* x;
@@ -168,7 +167,7 @@ struct logit_kernels
         constexpr index_t longest = tile_tokens * index_t{sizeof(float)};
         for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
         {
-            // What a copy of constant length takes too much, the next rows overwrite.
+            // A copy of constant length may take too much; the next rows overwrite that.
             if (!rows.by_token && end - from >= longest) { std::memcpy(to, from, longest); }
             else { std::memcpy(to, from, static_cast<std::size_t>(width * bytes)); }
         }

@@ -1,4 +1,4 @@
-/// \file code_kernels.hpp: what attention over tokens stored as codes multiplies, and how: shared by its logits and its sums of values (arXiv 2603.20616, section 5).
+/// \file code_kernels.hpp: the products of attention over tokens stored as codes, shared by its logits and its sums of values (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -12,12 +12,12 @@
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
 
-// A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. Nothing forms it: a logit is
+// A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. It is never formed: a logit is
 // scale * (sum of q * code) + minimum * (sum of q), and a sum of values is (weight * scale) * code summed, plus the sum of
-// weight * minimum, the same for all columns of the group. What multiplies codes, queries by group and weights by block, is
+// weight * minimum, the same for all columns of the group. The factors of codes, queries by group and weights by block, are
 // rounded to multiples of a unit, so that products and their sums are whole numbers: to 16 bits where codes have 8, to 8 bits
-// where codes have 4. Codes scatter around their middle: the middle times what rounding took off all numbers is added, so
-// that only what it took off each times the distance of a code from the middle is lost (docs/numerics.md).
+// where codes have 4. Codes scatter around their middle: the middle times the sum of all numbers' rounding errors is
+// added, so that only each error times a code's distance from the middle is lost (docs/numerics.md).
 
 /// Query heads that one pass over codes serves. Eight would read codes from the nearest cache once where two passes of four
 /// read them twice, and be compiled for every user.

@@ -23,8 +23,7 @@ struct byte_range
     index_t end;
 };
 
-/// Adds what the bytes of group k that lie alone, less than four, give to the logits of a vector of tokens, which group 0
-/// begins.
+/// Adds the products of group k's last bytes, fewer than four, to the logits of a vector of tokens, which group 0 begins.
 template <int Bits>
 MDKV_OUTLINE void lone_logits(query_rows const& q, int heads, int k, byte_range range, std::byte const* at,
     std::byte const* scales, sum_rows const& logits) noexcept

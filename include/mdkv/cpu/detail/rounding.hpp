@@ -1,4 +1,4 @@
-/// \file rounding.hpp: what multiplies codes in attention, queries and weights, rounded to whole numbers of 8 or 16 bits (docs/numerics.md).
+/// \file rounding.hpp: the factors of codes in attention, queries and weights, rounded to whole numbers of 8 or 16 bits (docs/numerics.md).
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -28,7 +28,7 @@ inline constexpr index_t rounded_tokens = 128;
 struct rounding
 {
     float unit;
-    float factor; ///< 1 / unit; 0 for numbers that are not told from 0
+    float factor; ///< 1 / unit; 0 for numbers that are taken for 0
 
     rounding(float largest, float most) noexcept
         : unit{largest / most}
@@ -123,7 +123,7 @@ struct rounded_weights
 };
 
 /// Rounds the weights of n tokens in whole tiles for G heads, times their scales, which are in the tiles from `scales` on.
-/// What heads add waits for itself, so that each step is done for all heads.
+/// A head's sums wait for one another, so each step is done for all heads.
 template <int Bits, int G>
 MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scales, index_t tile_bytes, index_t n,
     index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept

@@ -52,12 +52,6 @@ struct score_slot
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
     {}
 
-    [[nodiscard]] static index_t bytes(score_plan const& plan) noexcept
-    {
-        mdkv::detail::carver counting;
-        static_cast<void>(score_slot{counting, plan});
-        return counting.bytes();
-    }
     [[nodiscard]] float* sum(index_t softmax, index_t token) const noexcept
     {
         return sums + (softmax * tile::block + token) * simd::lanes;

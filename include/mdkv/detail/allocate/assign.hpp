@@ -98,7 +98,7 @@ private:
         note<Count>(t, here, rungs, reached, silent, best, left);
     }
 
-    /// What one of these tokens saves by each pair of rungs that there are bytes for, where that is more than before.
+    /// Notes the most that one of these tokens saves by each pair of rungs that fits, where it is more than before.
     template <std::size_t Count, int Lanes, std::size_t Rungs>
     [[gnu::always_inline]] MDKV_HD static void look(index_t first, lane_floats<Lanes> const (&loss)[Rungs],
         lane_ints<Lanes> const& rung, rung_table const& rungs, index_t left, upgrades<Rungs>& best)
@@ -129,7 +129,7 @@ private:
         });
     }
 
-    /// In the order of what is saved, then of the tokens.
+    /// Ordered by the loss saved, then by the token.
     [[nodiscard]] MDKV_HD static std::uint64_t upgrade_of(float saved, index_t token)
     {
         return static_cast<std::uint64_t>(0x7fffffffU - bits_as<std::uint32_t>(saved)) << 33U
@@ -214,7 +214,7 @@ private:
         return w.counts + (number * w.heads + head) * index_t{max_rungs};
     }
 
-    /// Returns what the upgrades save.
+    /// Returns the loss that the upgrades save.
     MDKV_HD double buy(index_t number, index_t left) const
     {
         double saved              = 0;

@@ -14,7 +14,7 @@
 //
 //     loss(m) = least loss + sum_j s_j theta_j [theta_j <= m]
 //
-// so a histogram of thresholds that is weighted with s_j and with s_j theta_j tells bytes and loss of every head with
+// so a histogram of thresholds that is weighted with s_j and with s_j theta_j gives bytes and loss of every head with
 // every set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
 
 namespace mdkv::detail::dual
@@ -256,7 +256,7 @@ struct curve_reader
         here.most          = lower.loss;
         double const right = here.most - price(limit - lower.bytes, low);
         here.least         = here.least > right ? here.least : right;
-        here.least         = here.least < here.most ? here.least : here.most; // whatever was rounded
+        here.least         = here.least < here.most ? here.least : here.most; // despite rounding
         double const way = excess > 0 ? static_cast<double>(here.room) / static_cast<double>(excess + here.room) : 0.0;
         double const chord = here.most - rounded_product(here.most - higher.loss, way);
         here.lost          = (here.least + chord) * 0.5;
@@ -331,7 +331,7 @@ private:
         {}
     };
 
-    /// Changes the sets until no head's change alone helps. Returns about what they lose.
+    /// Changes the sets until no head's change alone helps. Returns an estimate of their loss.
     template <team Team>
     [[nodiscard]] MDKV_HD double descend(Team const& t, room const& own, curve_reader const& read) const
     {

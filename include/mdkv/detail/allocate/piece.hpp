@@ -39,7 +39,7 @@ struct seen_bins
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[fine_bins + 2]; ///< then of what lies above the bins, and of what lies in none
+    std::int64_t sums[fine_bins + 2]; ///< of the bins, then of thresholds above them, and of those in none
     double losses[columns];
     rung_table rungs;
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others
@@ -84,7 +84,7 @@ MDKV_OUTLINE MDKV_HD void read_some(float const* from, index_t n, lane_floats<La
 {
     float some[Lanes]{};
     for (index_t l = 0; l < n; ++l) { some[l] = from[l]; }
-    __builtin_memcpy(&loss, some, sizeof loss);
+    loss = load_lanes<lane_floats<Lanes>>(some);
 }
 
 /// As many neighbouring losses as there are lanes, 0 past the end.
@@ -93,7 +93,7 @@ template <int Lanes>
     float const* row, index_t first, index_t count)
 {
     lane_floats<Lanes> loss;
-    if (first + Lanes <= count) { __builtin_memcpy(&loss, row + first, sizeof loss); }
+    if (first + Lanes <= count) { loss = load_lanes<lane_floats<Lanes>>(row + first); }
     else { read_some<Lanes>(row + first, count - first, loss); }
     return loss;
 }

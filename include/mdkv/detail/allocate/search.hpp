@@ -14,9 +14,9 @@
 //
 //     bytes(m) = c_0 + sum_j s_j [theta_j > m]
 //
-// so one histogram of thresholds, weighted with s_j, tells the bytes at every edge between bins: a bisection that tries
+// so one histogram of thresholds, weighted with s_j, gives the bytes at every edge between bins: a bisection that tries
 // two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a bin
-// takes longer than finding a threshold: a sample tells where these bins lie. Where it misled, the passes that follow
+// takes longer than finding a threshold: a sample finds the range of these bins. Where it misled, the passes that follow
 // search all multipliers.
 
 namespace mdkv::detail::dual
@@ -101,7 +101,7 @@ MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, se
     });
 }
 
-/// Clears the histograms, finds what each limit allows before any loss is read, and guesses where its multiplier is.
+/// Clears the histograms, finds the sets that each limit allows before any loss is read, and guesses where its multiplier is.
 struct begin
 {
     static constexpr char const* name       = "allocate_begin";
@@ -260,8 +260,8 @@ struct weigh
     }
 };
 
-/// Finds which of its bins the multiplier is in, and what bins the next search has; then the first tie that there are no
-/// bytes for.
+/// Finds which of its bins the multiplier is in, and the bins of the next search; then the first tie that does not
+/// fit.
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";

@@ -25,31 +25,26 @@ template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
-/// Solves all limits. Fifteen launches on a GPU, whatever the losses.
+/// Solves all limits. Fifteen launches on a GPU, for any losses.
 /// \param words  from `fine` on, to be cleared
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
 {
-    begin const first{w, words};
-    run(on, first, first.items());
+    run(on, begin{w, words});
     if (w.chooses())
     {
-        weigh_sets const all{w};
-        run(on, all, all.items());
+        run(on, weigh_sets{w});
         combine(on, w.coarse, w.limits * w.heads * w.sets * 2 * coarse_bins);
-        curves const rows{w};
-        run(on, rows, rows.items());
+        run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
     for (int level = w.chooses() ? 2 : 0; level <= token_level; ++level)
     {
-        weigh const bins{w, level};
-        run(on, bins, bins.items());
+        run(on, weigh{w, level});
         combine(on, w.fine, w.all_problems() * (fine_bins + 1 + w.pieces()));
         run(on, narrow{w, level}, w.all_problems());
     }
-    assign const rungs{w};
-    run(on, rungs, rungs.items());
+    run(on, assign{w});
     run(on, conclude{w}, w.limits);
     if (w.chooses()) { run(on, pick{w}, w.limits * w.pieces()); }
 }
@@ -93,7 +88,7 @@ void solve(B const& on, work const& w, index_t words)
     }
 }
 
-/// Takes the jobs' memory and solves. What `mdkv::allocate` is on every backend.
+/// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)

@@ -48,7 +48,7 @@ inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold
 #endif
 }
 
-/// Rungs that a head may use, and what it pays for their projections.
+/// Rungs that a head may use, and its charge for their projections.
 struct rung_set
 {
     std::uint16_t open; ///< bit r: rung r
@@ -140,7 +140,7 @@ struct work
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
     [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
-    /// At most what all heads of a limit can take.
+    /// A limit's bytes, but no more than all its heads can take.
     [[nodiscard]] MDKV_HD index_t limit_of(index_t limit) const noexcept
     {
         index_t const most = heads * (costs.widest_projection() + tokens * costs.bytes[costs.rungs - 1]);
@@ -173,7 +173,7 @@ struct work
     {
         return p.active && !p.over() && (level < piece_level ? p.bins > 1 || p.guessed : spends(p));
     }
-    /// Whether ties and upgrades are given what the multiplier leaves.
+    /// Whether the bytes that the multiplier leaves go to ties and upgrades.
     [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
     {
         return spend_leftover && p.multiplier != 0 && !p.over();

@@ -60,10 +60,10 @@ struct attend_batch
             if (n == 0) { continue; }
             auto const cache = mdkv::detail::without_const(all[next].cache);
             cache_layout own = cache.layout;
-            own.window       = layout.window; // attend does not ask where a window begins
+            own.window       = layout.window; // attend ignores where a window begins
             if (count > 0 && own != layout) { break; }
             layout = own;
-            // What the arena and the tail could hold, not what they do: the launch must not depend on what the device knows.
+            // As much as the arena and the tail could hold: the launch must not depend on the device's data.
             constexpr index_t slice_bytes = 32 * 1024;
             constexpr index_t most_slices = 256;
             index_t const room            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();

@@ -35,7 +35,7 @@ __device__ inline void stage_bytes(std::byte const* from, int bytes, std::byte* 
     return widen(*reinterpret_cast<half const*>(tile + offset));
 }
 
-/// Joins what the lanes of a warp have; the same in every lane.
+/// Joins the values of a warp's lanes; the same in every lane.
 template <class Join>
 [[nodiscard]] __device__ inline float over_lanes(float value, Join const& join)
 {
@@ -47,8 +47,8 @@ template <class Join>
 }
 
 /// Adds logits [shares, most_queries, block_tokens] of `count` tokens, of which query g sees the first seen(g), to the softmax
-/// [most_queries, 2] of every query, and leaves the weights where the logits of share 0 were and in factor [most_queries] what
-/// the sums before are multiplied by. Rows past `queries`, whose logits are zero, stay as they are: their sums are not read
+/// [most_queries, 2] of every query, and leaves the weights where the logits of share 0 were and in factor [most_queries] the
+/// factor of the sums before. Rows past `queries`, whose logits are zero, stay as they are: their sums are not read
 /// back.
 template <class Seen>
 __device__ inline void soften(float* logits, int shares, int count, int block_tokens, int queries, Seen const& seen,

@@ -18,7 +18,7 @@
 #include <cstddef>
 
 // How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for up
-// to eight query heads at once, so that every stored byte is read once whatever G. Tokens come in blocks of up to 64 whose
+// to eight query heads at once, so that every stored byte is read once for any G. Tokens come in blocks of up to 64 whose
 // bytes are copied to shared memory as they are, the next block while this one is worked on. Then
 //   logits   a thread has one token and a share of its coordinates, and the sums of four queries
 //   softmax  a warp has one query: running maximum and sum, base 2
@@ -280,7 +280,7 @@ struct attend_slice
         }
     }
 
-    /// Scales all sums of values by what the softmax has grown, then adds the weighted values of a staged block.
+    /// Scales all sums of values by the growth of the softmax, then adds the weighted values of a staged block.
     __device__ void add_values(run_rows const& values, run_basis basis, int count, room const& mine) const
     {
         for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads)

@@ -11,7 +11,7 @@ namespace mdkv::gpu
 
 /// Passed first to every stage. A stage enqueues its kernels on `stream` and returns: views and scratch, all of them device
 /// memory, must live until the stream has reached the end of that work. Nothing is allocated, nothing waits for the device
-/// and nothing depends on what the device holds, so every call can be recorded into a CUDA graph.
+/// and nothing depends on the device's data, so every call can be recorded into a CUDA graph.
 struct backend
 {
     static constexpr space memory_space = space::device;

@@ -45,13 +45,13 @@ struct gram_products
     static constexpr int side                      = gram_cut::side;
     static constexpr bool tensor                   = sizeof(T) == 2;
     static constexpr int piece                     = piece_of<T>;
-    static constexpr int pitch = side + piece; // rows begin at 16 bytes; what lies below each other is in other banks
+    static constexpr int pitch = side + piece; // rows begin at 16 bytes; entries below each other are in different banks
     static constexpr int rows  = tensor ? 64 : 32; // samples in shared memory at once
     static constexpr int in_float = 256 / rows;    // of these, summed in float before they are added in double
     static constexpr int stages   = 2;
 
     token_rows<T> samples;
-    double* sums; // [H, parts, D, D]  on and above the diagonal, and what else its tiles hold
+    double* sums; // [H, parts, D, D]  on and above the diagonal, and the rest of the tiles there
     gram_cut cut;
 
     [[nodiscard]] index_t shared_bytes() const { return index_t{stages} * 2 * rows * pitch * int{sizeof(T)}; }

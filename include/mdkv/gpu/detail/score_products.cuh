@@ -1,4 +1,4 @@
-/// \file score_products.cuh: how score cuts tokens into tiles on a GPU, what a block holds in shared memory, and products of tokens with queries in a warp (arXiv 2603.20616, section 4.2).
+/// \file score_products.cuh: how score cuts tokens into tiles on a GPU, the shared memory of a block, and products of tokens with queries in a warp (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -38,7 +38,7 @@ inline constexpr index_t score_most_shared = 96 * 1024;
 /// Blocks that sweep one is cut into: enough for every multiprocessor to have several, few enough for their states to be small.
 inline constexpr index_t score_parts = 1056;
 
-/// Size of a tile, and what is in it.
+/// Size of a tile, and its contents.
 struct score_tiling
 {
     int token_shift;  ///< log2 of the warps that share out the tokens; the others multiply other rows
@@ -63,7 +63,7 @@ struct score_tiling
     [[nodiscard]] __device__ int token() const { return device::thread() & (tokens() - 1); }
 };
 
-/// What a block holds of a tile of tokens; coordinate by coordinate, so that neighbours in memory are tokens. Keys and
+/// A block's copy of a tile of tokens, coordinate by coordinate, so that neighbours in memory are tokens. Keys and
 /// values have the same memory in turn.
 struct score_tile
 {

@@ -48,7 +48,7 @@ namespace mdkv::gpu::detail
 }
 
 /// Adds a lane's logits of a panel to the state of its rows: largest logits, and `step` after them the sums. A warp reads here
-/// only what it wrote itself.
+/// only its own writes.
 __device__ inline void add_to_state(float* largest, int step, score_products const& logits, unsigned hidden)
 {
     float4 const before = load4(largest);
@@ -276,8 +276,8 @@ private:
         }
     }
 
-    /// Where squares nearly cancel, this thread's part of the squared difference between its token's value and what a rung
-    /// keeps of it.
+    /// Where squares nearly cancel, this thread's part of the squared difference between its token's value and the part
+    /// that a rung keeps of it.
     __device__ void add_rests(index_t head, detail::score_tile const& tile, detail::score_thread_sums const& sums) const
     {
         int const step      = tiling.tokens();
