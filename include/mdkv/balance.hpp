@@ -22,7 +22,7 @@ struct balance_options
     /// Losses of layer l of L count e^(depth * l / L) times: those of late layers more, if it is above 0. Within +-40.
     float depth = 0.0F;
 
-/// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
+    /// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
     /// all layers alike: later questions are about the odd passages of a prompt more often than its own queries tell. Other
     /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
     /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
