@@ -36,8 +36,10 @@ MDKV_HD void hadamard(float* x, index_t n, index_t stride = Lanes) noexcept
         for (index_t i = 0; i < n; ++i)
         {
             if ((i & half) != 0) { continue; }
-            auto const a      = load_lanes<floats>(x + i * stride);
-            auto const b      = load_lanes<floats>(x + (i + half) * stride);
+            floats a;
+            floats b;
+            __builtin_memcpy(&a, x + i * stride, sizeof a);
+            __builtin_memcpy(&b, x + (i + half) * stride, sizeof b);
             floats sum        = a + b;
             floats difference = a - b;
             if (2 * half == n)
@@ -45,8 +47,8 @@ MDKV_HD void hadamard(float* x, index_t n, index_t stride = Lanes) noexcept
                 sum *= factor;
                 difference *= factor;
             }
-            store_lanes(x + i * stride, sum);
-            store_lanes(x + (i + half) * stride, difference);
+            __builtin_memcpy(x + i * stride, &sum, sizeof sum);
+            __builtin_memcpy(x + (i + half) * stride, &difference, sizeof difference);
         }
     }
 }
