@@ -42,7 +42,7 @@ namespace runner::ruler
     return text;
 }
 
-/// The template's text with each placeholder replaced; what is put in is not looked at again.
+/// The template's text with each placeholder replaced. Values are copied as they are: a placeholder in one stays.
 [[nodiscard]] inline std::string filled(
     std::string_view text, std::initializer_list<std::pair<std::string_view, std::string_view>> values)
 {

@@ -14,8 +14,8 @@
 namespace mdkv
 {
 
-/// balance_options::odd of a prompt, from that of 2,048 tokens or more: in proportion to the tokens, because leverages say
-/// less where keys are few (docs/quality.md).
+/// balance_options::odd of a prompt of `tokens`: `largest` of 2,048 or more, and less in proportion below, because leverages
+/// say less where keys are few (docs/quality.md).
 [[nodiscard]] constexpr float odd_power(float largest, index_t tokens) noexcept
 {
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
