@@ -206,6 +206,8 @@ TEST_CASE("tokens stored as codes are attended as what they are read as, next to
                 check_attention<half, float>(
                     {.heads = 2, .tokens = 333, .window = 5, .dims = dims, .rungs = rungs}, group);
             }
+            check_attention<half, float>( // the mean key takes part in most logits
+                {.heads = 2, .tokens = 333, .window = 5, .dims = dims, .rungs = rungs, .common = 5}, 3);
         }
     }
     check_attention<bfloat16, bfloat16>(
@@ -262,6 +264,25 @@ TEST_CASE("integer products lose less than a tenth of what the codes have lost")
             // What codes lose averages out over 700 tokens, what a query loses does not: an error of its own.
             CHECK(std::sqrt(added_lse / 8) <= 2e-3);
         }
+    }
+}
+
+TEST_CASE("what all keys of a head have in common costs attention over codes nothing")
+{
+    packed_sizes const sizes{
+        .heads = 2, .tokens = 600, .window = 3, .dims = {64, 64}, .rungs = {drop, full_int4, full}};
+    packed_sizes moved = sizes;
+    moved.common       = 40; // codes of keys as they are would have steps of three
+    auto const q       = random_queries<float>(4, 64);
+    auto const lse_of  = [&](packed_sizes const& s, int rung) {
+        return attended<float, float>(packed_layer<float>{s, rung}.packed().view(), q).lse;
+    };
+    auto const plain = lse_of(sizes, 2), codes = lse_of(sizes, 1), moved_plain = lse_of(moved, 2),
+               moved_codes = lse_of(moved, 1);
+    for (index_t i = 0; i < 4; ++i)
+    {
+        CHECK(std::fabs(codes.get(i) - plain.get(i)) < 0.02F);
+        CHECK(std::fabs(moved_codes.get(i) - moved_plain.get(i)) < 0.02F);
     }
 }
 

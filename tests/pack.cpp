@@ -79,6 +79,11 @@ struct exact_coordinates
     std::vector<double> at;
     std::vector<double> doubt;
 
+    explicit exact_coordinates(std::vector<double> const& numbers)
+        : at{numbers}
+        , doubt(numbers.size())
+    {}
+
     template <class T>
     exact_coordinates(std::vector<T> const& original, tensor<float, 3> const* basis, index_t h, std::size_t n)
         : at(n)
@@ -95,6 +100,16 @@ struct exact_coordinates
             }
             if (basis == nullptr) { at[c] = static_cast<double>(widen(original[c])); }
             doubt[c] = static_cast<double>(original.size()) * 0x1p-24 * size;
+        }
+    }
+
+    /// Of a key less the mean key of its head.
+    template <class T>
+    void centre(cpu::cache<T> const& cache, index_t h)
+    {
+        for (std::size_t c = 0; c < at.size(); ++c)
+        {
+            at[c] -= support::key_mean<T>(cache.view(), h, static_cast<index_t>(c));
         }
     }
 
@@ -183,9 +198,12 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
                     token.value_numbers.size()};
                 if (u.quantised() && !u.projected())
                 {
+                    exact_coordinates coded{token.key_numbers};
+                    coded.centre(cache, h);
+                    key.centre(cache, h);
                     key.rotate();
                     value.rotate();
-                    add_code_errors(error, support::rotated(token.key_numbers), key, u.kind);
+                    add_code_errors(error, support::rotated(coded.at), key, u.kind);
                     add_code_errors(error, support::rotated(token.value_numbers), value, u.kind);
                     continue;
                 }
@@ -300,14 +318,15 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
             index_t bytes = 0;
             for (index_t h = 0; h < 3; ++h)
             {
-                index_t projections = 0;
+                index_t projections = 0, mean = 0;
                 for (index_t t = 0; t < 64; ++t)
                 {
                     auto const r = std::size_t{layer.rung.get(h, t)};
                     bytes += layer.ratios.bytes(r, {64, 40}, 2);
                     projections = std::max(projections, projection_bytes(layer.ratios, r, {64, 40}, 2));
+                    mean        = layer.ratios[r].rotated() ? 64 * 2 : mean;
                 }
-                bytes += 2 * (64 + 40) * 2 + projections;
+                bytes += 2 * (64 + 40) * 2 + projections + mean;
             }
             CHECK(layer.bytes() == bytes);
         }
@@ -315,7 +334,7 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
     packed_layer<half> const kept{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 3};
     CHECK(kept.bytes() == 3 * 66 * 96 * 2); // full budget: no projection
     packed_layer<half> const codes{{.heads = 1, .tokens = 10, .window = 0, .dims = {40, 5}, .rungs = {full_int4}}};
-    CHECK(codes.bytes() == 10 * ((20 + 4) + (3 + 4)));
+    CHECK(codes.bytes() == 40 * 2 + 10 * ((20 + 4) + (3 + 4)));
 }
 
 TEST_CASE("projections hold only the columns of the widest projected rung in use, rounded to the element type")
@@ -432,6 +451,8 @@ TEST_CASE("a group that holds a NaN or an infinity is read as NaN, and every oth
     for (std::vector<rung> const& rungs : {std::vector<rung>{full_int4}, {full_int8}})
     {
         packed_layer<half> layer{{.heads = 1, .tokens = 40, .window = 0, .dims = {80, 134}, .rungs = rungs}};
+        layer.keys.set(half{}, 0, 3, 0); // for the mean key
+        layer.keys.set(half{}, 0, 17, 79);
         auto const before = support::stored_tokens(layer.packed().view(), 0);
         float const nan   = std::numeric_limits<float>::quiet_NaN();
         float const inf   = std::numeric_limits<float>::infinity();
@@ -490,24 +511,28 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
             packed_layer<float> layer{{.heads = 1, .tokens = 3, .window = 0, .dims = {dim, dim}, .rungs = {full_int4}}};
             for (index_t d = 0; d < dim; ++d)
             {
-                layer.keys.set(d % 2 == 0 ? low : high, 0, 1, d);
+                for (index_t t = 0; t < 3; ++t) { layer.keys.set(d % 2 == 0 ? low : high, 0, t, d); }
                 layer.values.set(d < dim / 2 ? low : high, 0, 1, d);
             }
             auto const stored = support::stored_tokens(layer.packed().view(), 0);
             CAPTURE(low);
             CAPTURE(high);
             CAPTURE(dim);
-            auto const check = [&](std::vector<double> const& got, auto const& given) {
-                std::vector<double> const coded = support::rotated(got);
-                for (std::size_t d = 0; d < got.size(); ++d)
-                {
-                    CHECK(std::fabs(got[d] - static_cast<double>(given(d))) <= (dim == 16 ? error : plain));
-                    CHECK(std::fabs(coded[d]) <= 65504 * 1.001); // beyond half's range: cut, never infinite
-                }
-            };
-            check(stored[1].key_numbers, [&](std::size_t d) { return d % 2 == 0 ? low : high; });
-            check(stored[1].value_numbers,
-                [&](std::size_t d) { return d < static_cast<std::size_t>(dim / 2) ? low : high; });
+            std::vector<double> const& got  = stored[1].value_numbers;
+            std::vector<double> const coded = support::rotated(got);
+            for (std::size_t d = 0; d < got.size(); ++d)
+            {
+                auto const given = static_cast<double>(d < got.size() / 2 ? low : high);
+                CHECK(std::fabs(got[d] - given) <= (dim == 16 ? error : plain));
+                CHECK(std::fabs(coded[d]) <= 65504 * 1.001); // beyond half's range: cut, never infinite
+            }
+            bool const cut = std::max(std::fabs(low), std::fabs(high)) > 65504;
+            for (std::size_t d = 0; d < got.size(); ++d) // keys that are alike are their mean
+            {
+                auto const given = static_cast<double>(d % 2 == 0 ? low : high);
+                double const key = stored[1].key_numbers[d];
+                CHECK((cut ? std::isfinite(key) : std::fabs(key - given) <= 1e-6 * std::fabs(given)));
+            }
         }
     }
     // one coordinate beyond half's range is spread over its group and is not cut
@@ -664,4 +689,62 @@ TEST_CASE("a dry run packs nothing")
         layer.pack(on, cache.view());
     }) > 0);
     CHECK(directory_of(cache) == std::vector<head_entry>(2));
+}
+
+TEST_CASE(
+    "a head that has rotated tokens stores the mean of its kept keys, or of every so many of them, and no other does")
+{
+    for (index_t const tokens : {5, 127, 128, 129, 1000})
+    {
+        packed_layer<half> layer{
+            {.heads = 2, .tokens = tokens, .window = 3, .dims = {40, 24}, .rungs = {drop, full_int4, full_int8, full}},
+            0};
+        for (index_t t = 0; t < tokens; ++t) { layer.rung.set(static_cast<std::uint8_t>(t % 4), 1, t); }
+        auto const cache = layer.packed();
+        CHECK(cache.view().heads[0].exact.keys == 0); // nothing before the window
+        std::vector<index_t> kept;                    // by rung
+        for (int r = 1; r < 4; ++r)
+        {
+            for (index_t t = r; t < tokens; t += 4) { kept.push_back(t); }
+        }
+        std::size_t const step = (kept.size() + 127) / 128;
+        for (index_t d = 0; d < 40; ++d)
+        {
+            double sum = 0, count = 0;
+            for (std::size_t i = 0; i < kept.size(); i += step, ++count)
+            {
+                sum += static_cast<double>(widen(layer.keys.get(1, kept[i], d)));
+            }
+            double const mean = support::key_mean<half>(cache.view(), 1, d);
+            CHECK(mean == doctest::Approx(sum / count).epsilon(1e-3).scale(0.01));
+        }
+    }
+    packed_layer<half> const exact{{.heads = 1, .tokens = 20, .window = 1, .rungs = {drop, full_int8, full}}, 2};
+    CHECK(exact.bytes() == 21 * exact.ratios.bytes(2, exact.sizes.dims, 2));
+}
+
+TEST_CASE("what all keys of a head have in common costs their codes nothing")
+{
+    auto const error_of = [](float offset) {
+        packed_layer<float> layer{{.heads = 1, .tokens = 100, .window = 0, .dims = {64, 64}, .rungs = {full_int4}}};
+        for (index_t t = 0; t < 100; ++t)
+        {
+            for (index_t d = 0; d < 64; ++d)
+            {
+                layer.keys.set(layer.keys.get(0, t, d) + (d % 7 == 0 ? offset : 0), 0, t, d);
+            }
+        }
+        auto const stored = support::stored_tokens(layer.packed().view(), 0);
+        double error      = 0;
+        for (std::size_t t = 0; t < 100; ++t)
+        {
+            for (std::size_t d = 0; d < 64; ++d)
+            {
+                double const off = stored[t].key_numbers[d] - double{layer.keys.get(0, t, d)};
+                error += off * off;
+            }
+        }
+        return error;
+    };
+    CHECK(error_of(50) == doctest::Approx(error_of(0)).epsilon(0.01));
 }

@@ -21,13 +21,14 @@ namespace mdkv
 /// rungs, to the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the
 /// widest projections it may use, and pays for them: the heads' choices at the multiplier, changed head by head as long
 /// as that helps, and the same choice for every head are candidates, of which the best is taken. The loss is then never
-/// above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it
+/// above the better of "every head pays" and "no head pays". A mean key is set aside for every head first, where a rung
+/// needs one. With one limit the heads of the layer share it
 /// (MixedDimKV); with H limits each head has its own (MixedDimKV-H).
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
 /// \param[in]  costs    bytes of each rung
-/// \param[in]  limits   [1] or [H]  bytes for tokens and projections (the window not included)
+/// \param[in]  limits   [1] or [H]  bytes for tokens, projections and mean keys (the window not included)
 /// \param[in]  options  leftover and charge
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], as many as limits

@@ -19,6 +19,8 @@ namespace mdkv
 //   key projection    [Dk, columns]   element type   brings queries to the leading coordinates of keys; only if a
 //                                                    projected rung is in use
 //   value projection  [columns, Dv]   element type   leading rows of the value basis
+//   mean key          [Dk]            element type   subtracted from keys before they are rotated; only if a rotated rung is
+//                                                    in use
 //   rung 1            keys, values    of the tokens at that rung, positions ascending; the full rung is not among these
 //   rung 2            keys, values
 //   ...
@@ -40,8 +42,9 @@ namespace mdkv
 //                 byte j holds coordinate j of the group in its low half and g' + j in its high half (0 where there is
 //                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
-//                 vector's own coordinates is rotated first (detail/hadamard.hpp): multiplied with the Hadamard matrix
-//                 of its size over the root of that size; a group of another size is not rotated.
+//                 vector's own coordinates, of a key less those of the mean key, is rotated first (detail/hadamard.hpp):
+//                 multiplied with the Hadamard matrix of its size over the root of that size; a group of another size is not
+//                 rotated.
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
@@ -91,7 +94,7 @@ struct cache_layout
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
-    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
+    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp), its keys less the mean key.
     [[nodiscard]] MDKV_HD constexpr bool rotated(std::size_t r) const noexcept
     {
         return own_run(r) && kinds[r] != storage::plain && !in_basis[r];
@@ -137,6 +140,7 @@ struct head_entry
     index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
     index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
+    index_t key_mean         = 0; ///< byte offset of [Dk], where a rotated rung is in use
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
@@ -197,8 +201,10 @@ template <element T>
 {
     constexpr index_t bytes = sizeof(T);
     entry                   = head_entry{};
+    bool rotated            = false;
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
+        rotated = rotated || (tokens[r] > 0 && layout.rotated(r));
         if (tokens[r] == 0 || !layout.projected(r)) { continue; }
         auto const [keys, values] = head_dims{layout.key_coordinates[r], layout.value_coordinates[r]};
         entry.key_columns         = keys > entry.key_columns ? keys : entry.key_columns;
@@ -211,6 +217,7 @@ template <element T>
     };
     entry.key_projection   = place(layout.dims.keys * entry.key_columns * bytes);
     entry.value_projection = place(entry.value_columns * layout.dims.values * bytes);
+    entry.key_mean         = place(rotated ? layout.dims.keys * bytes : 0);
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (!layout.own_run(r)) { continue; }

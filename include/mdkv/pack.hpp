@@ -62,6 +62,47 @@ struct lay_out_heads
     }
 };
 
+/// Writes the mean key of each head that has rotated tokens: the one of `before`, where the head had such tokens, or the
+/// mean of up to 128 of its kept tokens, evenly spaced over its list: it need not be exact, because whatever is subtracted
+/// from keys, attend adds to their logits. Coordinates beyond half's range count as cut to it, NaN and infinities as 0. An item
+/// is a head.
+template <element T, backend B>
+struct write_means
+{
+    static constexpr char const* name     = "pack_write_means";
+    static constexpr int threads          = 128;
+    static constexpr index_t most_sampled = 128;
+
+    in_view<T, 3, B> keys;                   // [H, N, D]
+    in_view<std::int32_t, 2, B> positions;   // [H, N]    by rung, ascending
+    in_view<index_t, 2, B> first;            // [H, R+1]  where each rung's positions begin
+    cache_view<T, B::memory_space> cache;    // its directory is written
+    cache_view<T, B::memory_space> before{}; // or without a directory
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        cache_layout const& layout = cache.layout;
+        if (!has_mean(layout, cache, h)) { return; }
+        bool const there    = before.heads != nullptr && has_mean(before.layout, before, h);
+        index_t const begin = first(h, layout.key_coordinates[0] == 0 ? 1 : 0);
+        index_t const count = first(h, static_cast<index_t>(layout.rungs)) - begin;
+        index_t const step  = (count + most_sampled - 1) / most_sampled;
+        for (index_t d = t.rank(); d < layout.dims.keys; d += t.size())
+        {
+            float sum = 0;
+            for (index_t i = 0; !there && i < count; i += step)
+            {
+                float const x = widen(load_at<T>(keys.row(h, positions(h, begin + i)) + d));
+                sum += x * 0.0F == 0.0F ? within_half(x) : 0.0F;
+            }
+            float const mean = there ? matrix_at<T>(before.arena, before.heads[h].key_mean, d)
+                                     : sum / static_cast<float>((count + step - 1) / step);
+            store_at(cache.arena + cache.heads[h].key_mean + d * index_t{sizeof(T)}, narrow<T>(mean));
+        }
+    }
+};
+
 /// Bytes of an arena with these rungs, which the host can read.
 /// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that lacks
 ///                            a basis
@@ -89,6 +130,39 @@ template <element T, backend B>
         bytes = lay_out_head<T>(layout, tokens, bytes, entry);
     }
     return bytes;
+}
+
+/// What pack does with checked arguments.
+/// \param before   the cache that the tokens come from, whose codes may be copied: its mean keys are kept; or none
+template <backend B, element T>
+void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
+    in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
+    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed,
+    cache_view<T, B::memory_space> const& before = {})
+{
+    cache_layout const& layout = cache.layout;
+    index_t const heads        = layout.heads;
+    index_t const tokens       = keys.extent(1);
+    auto const rungs           = static_cast<index_t>(layout.rungs);
+    workspace::frame frame{*on.scratch, "pack"};
+    auto const positions = room<std::int32_t>(on, frame, heads, tokens);
+    auto const first     = room<index_t>(on, frame, heads, rungs + 1);
+    auto const counted   = room<index_t>(on, frame, 1);
+    bool const real      = frame.ready();
+    bool const bases     = !key_basis.empty() && !value_basis.empty();
+    if constexpr (B::memory_space == space::host)
+    {
+        index_t const bytes = real ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases) : 0;
+        expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
+            cache.arena_bytes, " bytes, ", bytes, " are needed");
+    }
+    run(on, sort_slots<B>{rung, positions, first}, heads);
+    lay_out_heads<T, B> const entries{cache, bases, as_input(first), (needed.empty() ? counted : needed).data_handle()};
+    run(on, entries, 1);
+    run(on, write_means<T, B>{keys, as_input(positions), as_input(first), cache, before},
+        layout.any_rotated() ? heads : 0);
+    run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
+                as_input(positions), as_input(first)});
 }
 
 } // namespace detail
@@ -177,25 +251,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
 
-    auto const rungs = static_cast<index_t>(layout.rungs);
-    workspace::frame frame{*on.scratch, "pack"};
-    auto const positions = detail::room<std::int32_t>(on, frame, heads, tokens);
-    auto const first     = detail::room<index_t>(on, frame, heads, rungs + 1);
-    auto const counted   = detail::room<index_t>(on, frame, 1);
-    bool const real      = frame.ready();
-    bool const bases     = !key_basis.empty() && !value_basis.empty();
-    if constexpr (B::memory_space == space::host)
-    {
-        index_t const bytes = real ? detail::bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases) : 0;
-        expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
-            cache.arena_bytes, " bytes, ", bytes, " are needed");
-    }
-    run(on, detail::sort_slots<B>{rung, positions, first}, heads);
-    detail::lay_out_heads<T, B> const entries{
-        cache, bases, as_input(first), (needed.empty() ? counted : needed).data_handle()};
-    run(on, entries, 1);
-    run(on, detail::pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
-                as_input(positions), as_input(first)});
+    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, rung, cache, needed);
 }
 
 } // namespace mdkv

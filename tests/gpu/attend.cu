@@ -155,7 +155,7 @@ TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to
     {
         for (head_dims const dims : {head_dims{64, 64}, {128, 128}, {40, 40}, {35, 21}})
         {
-            check<half, float>({.heads = 2, .tokens = 150, .window = 5, .dims = dims, .rungs = rungs}, 3);
+            check<half, float>({.heads = 2, .tokens = 150, .window = 5, .dims = dims, .rungs = rungs, .common = 5}, 3);
         }
     }
     // Keys of two coordinates take more bytes as codes than as elements.

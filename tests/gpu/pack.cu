@@ -131,7 +131,7 @@ TEST_CASE("every storage at once, at aligned and at odd sizes, is the CPU's")
             CAPTURE(dims.keys);
             CAPTURE(tokens);
             packed_layer<half> const layer{
-                {.heads = 2, .tokens = tokens, .window = 3, .dims = dims, .rungs = storage_rungs()}};
+                {.heads = 2, .tokens = tokens, .window = 3, .dims = dims, .rungs = storage_rungs(), .common = 5}};
             check_same(packed_on_device(layer), layer.packed());
         }
     }

@@ -162,6 +162,7 @@ struct change
     std::vector<double> const& stored_after;
     std::vector<double> const& before;
     std::vector<double> const& after;
+    std::vector<double> mean; ///< of keys, that codes of their own coordinates lack; zeros for values
 };
 
 /// How far rounding to codes may take a vector's coordinate c.
@@ -201,6 +202,11 @@ inline void add_errors(worst_error& worst, change const& x, mdkv::rung const& no
     std::vector<double> got = x.stored_after;
     if (now.quantised() && !now.projected()) // half a step of what was coded
     {
+        for (std::size_t c = 0; c < wanted.size(); ++c)
+        {
+            got[c] -= x.mean[c];
+            wanted[c] -= x.mean[c];
+        }
         got    = rotated(got);
         wanted = rotated(wanted);
     }
@@ -301,9 +307,15 @@ private:
                 && std::equal(after.value_numbers.begin(), after.value_numbers.end(), before.value_numbers.begin());
             spoilt += leading ? 0 : 1;
         }
-        add_errors(worst, {before.key_numbers, after.key_numbers, old_vectors.key, new_vectors.key}, now,
+        std::vector<double> mean(static_cast<std::size_t>(g.layer.sizes.dims.keys));
+        for (std::size_t c = 0; now.rotated() && c < mean.size(); ++c)
+        {
+            mean[c] = key_mean<T>(g.view(), h, static_cast<index_t>(c));
+        }
+        add_errors(worst, {before.key_numbers, after.key_numbers, old_vectors.key, new_vectors.key, mean}, now,
             before.projected, g.layer.key_basis, h, unit);
-        add_errors(worst, {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value}, now,
+        mean.assign(static_cast<std::size_t>(g.layer.sizes.dims.values), 0.0);
+        add_errors(worst, {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value, mean}, now,
             before.projected, g.layer.value_basis, h, unit);
     }
 };

@@ -35,6 +35,7 @@ struct packed_sizes
     index_t window = 4;
     mdkv::head_dims dims{16, 16};
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
+    double common = 0; ///< added to every third coordinate of all keys
 };
 
 /// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given. Queries have a basis of
@@ -66,9 +67,9 @@ struct packed_layer
         , rung{{s.heads, s.tokens}}
     {
         source random{"packed layer", s.tokens + 1000 * s.dims.keys};
-        fill(random, keys);
+        fill(random, keys, s.common);
         fill(random, values);
-        fill(random, window_keys);
+        fill(random, window_keys, s.common);
         fill(random, window_values);
         fill_basis(random, key_basis);
         fill_basis(random, value_basis);
@@ -107,7 +108,7 @@ struct packed_layer
     }
 
 private:
-    static void fill(source& random, tensor<T, 3>& to)
+    static void fill(source& random, tensor<T, 3>& to, double common = 0)
     {
         for (index_t h = 0; h < to.extent(0); ++h)
         {
@@ -115,7 +116,8 @@ private:
             {
                 for (index_t d = 0; d < to.extent(2); ++d)
                 {
-                    to.set(mdkv::narrow<T>(static_cast<float>(random.normal())), h, t, d);
+                    double const own = random.normal();
+                    to.set(mdkv::narrow<T>(static_cast<float>(d % 3 == 0 ? own + common : own)), h, t, d);
                 }
             }
         }
@@ -258,12 +260,20 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     return y;
 }
 
-/// The tokens of a quantised run. Codes of vectors' own coordinates stand for rotated ones.
+/// Coordinate c of a head's mean key.
 template <class T, class V>
-void read_coded_run(mdkv::cache_view<V, mdkv::space::host> const& cache, mdkv::run_entry const& run, std::size_t r,
-    std::vector<stored_token<T>>& into)
+[[nodiscard]] double key_mean(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, index_t c)
+{
+    return static_cast<double>(mdkv::widen(element_at<T>(cache.arena, cache.heads[h].key_mean, c)));
+}
+
+/// The tokens of a quantised run of head h. Codes of vectors' own coordinates stand for rotated ones, of keys less the mean key.
+template <class T, class V>
+void read_coded_run(
+    mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, std::size_t r, std::vector<stored_token<T>>& into)
 {
     mdkv::cache_layout const& layout = cache.layout;
+    mdkv::run_entry const& run       = cache.heads[h].runs[r];
     for (index_t t = 0; t < run.tokens; ++t)
     {
         coded_vector const key =
@@ -278,6 +288,10 @@ void read_coded_run(mdkv::cache_view<V, mdkv::space::host> const& cache, mdkv::r
         {
             token.key_numbers   = rotated(token.key_numbers);
             token.value_numbers = rotated(token.value_numbers);
+            for (std::size_t c = 0; c < token.key_numbers.size(); ++c)
+            {
+                token.key_numbers[c] += key_mean<T>(cache, h, static_cast<index_t>(c));
+            }
         }
         into.push_back(std::move(token));
     }
@@ -300,7 +314,7 @@ template <class V, class T = std::remove_const_t<V>>
             read_run<T>(cache.arena, run.keys, run.values, run.tokens, run.tokens, layout.key_coordinates[r],
                 layout.value_coordinates[r], static_cast<int>(r), all);
         }
-        else { read_coded_run(cache, run, r, all); }
+        else { read_coded_run(cache, h, r, all); }
         for (std::size_t i = before; i < all.size(); ++i) { all[i].projected = layout.in_basis[r]; }
     }
     auto const [dim, value_dim] = layout.dims;

@@ -47,6 +47,8 @@ struct rung
     /// Stored in the head's basis: the head stores a projection, too.
     [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && num < den; }
     [[nodiscard]] constexpr bool quantised() const noexcept { return !dropped() && kind != storage::plain; }
+    /// Stored as codes of the vector's own coordinates, rotated: the head stores its mean key, too.
+    [[nodiscard]] constexpr bool rotated() const noexcept { return quantised() && !projected(); }
 
     /// The same coordinates in another storage.
     [[nodiscard]] constexpr rung as(storage other) const noexcept { return {num, den, other}; }

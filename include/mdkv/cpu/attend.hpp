@@ -134,6 +134,7 @@ struct attend_job
     {
         float* logits;          // [G, most_block_tokens]
         float* q;               // [G, sizes.queries()]
+        float* with_mean;       // [G] products with the head's mean key, where it has rotated tokens
         rounded_query* rounded; // [G, groups] of the coded run being read
         std::byte* tile;        // most_logit_tiles of the longest keys; copy_bytes of the longest values
     };
@@ -141,7 +142,7 @@ struct attend_job
     {
         index_t const groups = (sizes.keys + quantised_group - 1) / quantised_group;
         return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
-            memory.take<rounded_query>(group * groups),
+            memory.take<float>(sizes.rotated ? group : 0), memory.take<rounded_query>(group * groups),
             memory.take<std::byte>(
                 std::max(most_logit_tiles * tile_tokens * sizes.key_bytes, copy_bytes(sizes.value_bytes)))};
     }
@@ -160,10 +161,11 @@ struct attend_job
         block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin});
     }
 
-    /// Scaled queries of head h as floats, in every basis.
-    void load_queries(index_t h, float* q) const
+    /// Scaled queries of head h as floats, in every basis, and their products with its mean key.
+    void load_queries(index_t h, float* q, float* with_mean) const
     {
         head_entry const& entry = cache.heads[h];
+        bool const centred      = mdkv::detail::has_mean(cache.layout, cache, h);
         std::fill_n(q, group * sizes.queries(), 0.0F);
         for (index_t g = 0; g < group; ++g)
         {
@@ -171,7 +173,9 @@ struct attend_job
             float* const rotated = row + sizes.queries_of(run_basis::rotated);
             tile::widen_row(queries.row(query_head(h, g), g % tokens()), row, sizes.keys);
             multiply_by(scale, row, sizes.keys);
-            if (!sizes.rotated) { continue; }
+            if (!centred) { continue; }
+            tile::widen_row(reinterpret_cast<T const*>(cache.arena + entry.key_mean), rotated, sizes.keys);
+            with_mean[g] = tile::dot(row, rotated, sizes.keys);
             std::copy_n(row, sizes.keys, rotated);
             hadamard_row(rotated, sizes.keys);
         }
@@ -283,7 +287,7 @@ struct attend_job
         std::fill_n(sums_of(part), group * sizes.sums(), 0.0F);
         if (number == 0) { ask_for_beginnings(h); }
         if (h + 1 < cache.layout.heads && part + 1 == first_part[h + 1]) { ask_for_beginnings(h + 1); }
-        load_queries(h, mine.q);
+        load_queries(h, mine.q, mine.with_mean);
         index_t run_begin      = 0;
         std::size_t const runs = mdkv::detail::most_runs(cache.layout);
         for (std::size_t r = 0; r < runs; ++r)
@@ -296,7 +300,11 @@ struct attend_job
             if (begin == end) { continue; }
             std::byte const* const behind =
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
+            // Rotated keys lack the mean key, and all their logits as much: meanwhile those before lack it, too.
+            bool const centred = run.basis == run_basis::rotated;
+            for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest -= mine.with_mean[g]; }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);
+            for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest += mine.with_mean[g]; }
         }
     }
 

@@ -64,17 +64,13 @@ MDKV_OUTLINE void widen_row(T const* from, float* to, index_t n) noexcept
     for (index_t i = whole; i < n; ++i) { to[i] = widen(mdkv::detail::load_at<T>(from + i)); }
 }
 
-[[nodiscard]] MDKV_OUTLINE inline float sum_of_squares(float const* x, index_t n) noexcept
+[[nodiscard]] MDKV_OUTLINE inline float dot(float const* x, float const* y, index_t n) noexcept
 {
     simd::floats wide = simd::broadcast(0.0F);
     index_t i         = 0;
-    for (; i + simd::lanes <= n; i += simd::lanes)
-    {
-        simd::floats const v = simd::load(x + i);
-        wide += v * v;
-    }
+    for (; i + simd::lanes <= n; i += simd::lanes) { wide += simd::load(x + i) * simd::load(y + i); }
     float total = simd::sum(wide);
-    for (; i < n; ++i) { total += x[i] * x[i]; }
+    for (; i < n; ++i) { total += x[i] * y[i]; }
     return total;
 }
 

@@ -199,7 +199,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
             expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ",
                 report.budget_bytes, " bytes cannot hold every token at its cheapest rung; at least ",
                 report.window_bytes + checked_multiply(H * N, costs.bytes[0])
-                    + (costs.projected[0] ? H * costs.projection[0] : 0),
+                    + (costs.projected[0] ? H * costs.projection[0] : 0) + (costs.rotated[0] ? H * costs.mean : 0),
                 " bytes are needed");
         }
         report.resident_bytes = packed_bytes<T>(on, as_input(rung), layout);

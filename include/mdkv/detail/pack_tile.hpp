@@ -46,11 +46,13 @@ struct pack_tiles
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of tokens to project, or 0
+        index_t centred;                                    ///< D of keys to rotate, or 0
         T const** row  = cut.take<T const*>(tile);          // [16]  the tile's tokens; places beyond the last repeat it
         float* columns = cut.take<float>(projected * tile); // [projected, 16]
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
         float* minimum = cut.take<float>(tile);             // [16]
         float* inverse = cut.take<float>(tile);             // [16]
+        float* mean    = cut.take<float>(centred);          // [centred]  the mean key
     };
 
     /// The keys or the values of one tile.
@@ -69,7 +71,11 @@ struct pack_tiles
         auto const [dim, value_dim] = cache.layout.dims;
         return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
+    [[nodiscard]] MDKV_HD index_t centred() const noexcept
+    {
+        return cache.layout.any_rotated() ? cache.layout.dims.keys : 0;
+    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), centred()); }
     [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return cache.layout.rungs + 1; }
     /// Of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
@@ -87,7 +93,11 @@ struct pack_tiles
         auto const strip     = strip_at(cache, h, i / 2, runs());
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         carver cut           = t.scratch();
-        scratch const mine{cut, projected()};
+        scratch const mine{cut, projected(), centred()};
+        for (index_t d = t.rank(); strip.run.basis == run_basis::rotated && d < centred(); d += t.size())
+        {
+            mine.mean[d] = matrix_at<T>(cache.arena, cache.heads[h].key_mean, d);
+        }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
             write_tile(t, mine, place{h, strip.rung, rows, strip.run.basis, from, rows.width(from)});
@@ -254,6 +264,10 @@ private:
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
             float* const x = mine.x + i;
+            for (int j = 0; at.basis == run_basis::rotated && !at.rows.by_token && j < n; ++j)
+            {
+                store_lanes(x + j * tile, load_lanes<floats>(x + j * tile) - mine.mean[c + j]);
+            }
             if (at.basis == run_basis::rotated) { hadamard<lanes>(x, n, tile); }
             floats least   = load_lanes<floats>(x);
             floats largest = least;

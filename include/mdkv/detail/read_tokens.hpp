@@ -44,11 +44,13 @@ struct read_tokens
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of projected tokens, or 0
+        index_t centred;                                    ///< D of rotated keys, or 0
         T** row        = cut.take<T*>(tile);                // [16]  where the tile's tokens go
         float* columns = cut.take<float>(projected * tile); // [projected, 16]  coordinates in the basis
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]
+        float* mean    = cut.take<float>(centred);          // [centred]  the mean key
     };
 
     /// The keys or the values of one tile.
@@ -75,7 +77,11 @@ struct read_tokens
         auto const [dim, value_dim] = slots.layout.dims;
         return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
+    [[nodiscard]] MDKV_HD index_t centred() const noexcept
+    {
+        return slots.cache.layout.any_rotated() ? slots.cache.layout.dims.keys : 0;
+    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), centred()); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -87,7 +93,11 @@ struct read_tokens
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         bool const exact     = strip.rung >= slots.cache.layout.rungs;
         carver cut           = t.scratch();
-        scratch const mine{cut, projected()};
+        scratch const mine{cut, projected(), centred()};
+        for (index_t d = t.rank(); strip.run.basis == run_basis::rotated && d < centred(); d += t.size())
+        {
+            mine.mean[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_mean, d);
+        }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
             auto const count = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
@@ -202,7 +212,14 @@ private:
         }
         if (at.basis != run_basis::rotated) { return; }
         t.sync();
-        for (int i = member(t) * lanes; i < tile; i += members(t) * lanes) { hadamard<lanes>(x + i, n, tile); }
+        for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
+        {
+            hadamard<lanes>(x + i, n, tile);
+            for (int j = 0; !at.rows.by_token && j < n; ++j)
+            {
+                store_lanes(x + j * tile + i, load_lanes<floats>(x + j * tile + i) + mine.mean[c + j]);
+            }
+        }
     }
 
     /// x[j][i] = sum over c, ascending, of columns[c][i] * basis[c][d + j] for j < n.

@@ -114,8 +114,8 @@ struct recompressing
             made.wait();
             to = made.view();
         }
-        pack(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values), as_input(key_basis),
-            as_input(value_basis), as_input(rung), to);
+        pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
+            as_input(key_basis), as_input(value_basis), as_input(rung), to, {}, there.cache);
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
         if (!real) { return report; }

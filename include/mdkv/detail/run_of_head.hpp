@@ -133,7 +133,7 @@ enum class run_basis : std::uint8_t
 {
     original,
     projected, ///< leading coordinates of the head's basis
-    rotated    ///< each group of the vector's own multiplied with a Hadamard matrix (detail/hadamard.hpp)
+    rotated    ///< each group of the vector's own, of a key less the head's mean key, multiplied with a Hadamard matrix
 };
 
 /// Tokens of one head stored alike.
@@ -214,11 +214,24 @@ template <element T, space S>
     return {run_of_head(cache, h, last), slot, last};
 }
 
-/// Element i of a head's projections: key_projection [Dk, key_columns] or value_projection [value_columns, Dv].
+/// Element i of a head's matrix at byte `begin`: key_projection [Dk, key_columns], value_projection [value_columns, Dv] or
+/// key_mean [Dk].
 template <element T>
-[[nodiscard]] MDKV_HD float projection_at(std::byte const* arena, index_t projection, index_t i) noexcept
+[[nodiscard]] MDKV_HD float matrix_at(std::byte const* arena, index_t begin, index_t i) noexcept
 {
-    return widen(load_at<T>(arena + projection + i * index_t{sizeof(T)}));
+    return widen(load_at<T>(arena + begin + i * index_t{sizeof(T)}));
+}
+
+/// Whether head h has rotated tokens, and so a mean key; `cache` as in run_of_head.
+template <class Cache>
+[[nodiscard]] MDKV_HD constexpr bool has_mean(cache_layout const& layout, Cache const& cache, index_t h) noexcept
+{
+    bool any = false;
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        any = any || (layout.rotated(r) && cache.heads[h].runs[r].tokens > 0);
+    }
+    return any;
 }
 
 } // namespace mdkv::detail

@@ -38,13 +38,13 @@ struct read_projections
             index_t const c  = i / dim;
             index_t const at = i % dim * entry.key_columns + c; // [D, key_columns]
             key_basis(h, c, i % dim) =
-                c < entry.key_columns ? projection_at<T>(cache.arena, entry.key_projection, at) : 0.0F;
+                c < entry.key_columns ? matrix_at<T>(cache.arena, entry.key_projection, at) : 0.0F;
         }
         for (index_t i = t.rank(); i < value_dim * value_dim; i += t.size())
         {
             index_t const c = i / value_dim;
             value_basis(h, c, i % value_dim) =
-                c < entry.value_columns ? projection_at<T>(cache.arena, entry.value_projection, i) : 0.0F;
+                c < entry.value_columns ? matrix_at<T>(cache.arena, entry.value_projection, i) : 0.0F;
         }
     }
 };

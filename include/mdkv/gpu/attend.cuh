@@ -92,7 +92,7 @@ struct attend_merge
             for (int i = 0; i < entry.value_columns; ++i)
             {
                 sum += sums[sizes.sums_of(run_basis::projected) + i]
-                       * mdkv::detail::projection_at<T>(own.arena, entry.value_projection, i * sizes.values + c);
+                       * mdkv::detail::matrix_at<T>(own.arena, entry.value_projection, i * sizes.values + c);
             }
             if (sizes.rotated) { sum += sums[sizes.sums_of(run_basis::rotated) + c]; }
             output(row, token, c) = narrow<U>(sum * weight);

@@ -156,7 +156,7 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
             float const* const direction = basis.row(head, c) + d;
             for (index_t i = 0; i < n; ++i) { rest[i] -= coordinates[c] * direction[i]; }
         }
-        total += tile::sum_of_squares(rest, n);
+        total += tile::dot(rest, rest, n);
     }
     return total;
 }
@@ -269,7 +269,7 @@ struct score_block
         for (index_t i = 0; i < count; ++i)
         {
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
-            squared[i] = tile::sum_of_squares(slot.rows + i * plan.value_dim, plan.value_dim);
+            squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
             norm[i]    = std::sqrt(squared[i]);
             if (plan.dropped >= 0) { loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], norm[i]); }
             if (plan.full >= 0) { loss(of, plan.full, first + i) = 0.0F; }
@@ -286,7 +286,7 @@ struct score_block
                 float missing        = u.quantised() ? squared_distance(x, slot.again + i * u.values, u.values) : 0.0F;
                 if (u.leaves_out)
                 {
-                    kept[i] = u.kept(kept[i], tile::sum_of_squares(x + u.kept_from, u.values - u.kept_from));
+                    kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
                     missing +=
                         squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
                 }

@@ -254,14 +254,16 @@ private:
         for (index_t h = 0; h < w.heads && w.tokens > 0; ++h)
         {
             index_t widest = w.by_use ? 0 : w.at(w.set_of[number * w.heads + h]).charge;
+            bool rotated   = false;
             for (std::size_t r = 0; r < w.costs.rungs; ++r)
             {
                 index_t const tokens = counts(number, h)[r];
                 report.tokens[r] += tokens;
                 report.token_bytes += tokens * w.costs.bytes[r];
-                widest = tokens > 0 && w.costs.projection[r] > widest ? w.costs.projection[r] : widest;
+                widest  = tokens > 0 && w.costs.projection[r] > widest ? w.costs.projection[r] : widest;
+                rotated = rotated || (tokens > 0 && w.costs.rotated[r]);
             }
-            report.charged_bytes += widest;
+            report.charged_bytes += widest + (rotated ? w.costs.mean : 0);
         }
         report.dual = report.loss;
         if (p.over()) { return; }

@@ -58,6 +58,7 @@ struct attend_slice
     struct room
     {
         float* q;          // [most_queries, sizes.queries()]
+        float* with_mean;  // [most_queries]: products with the head's mean key, where it has rotated tokens
         float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
         float* softmax;    // [most_queries, 2]: largest, sum
         float* factor;     // [most_queries]
@@ -76,10 +77,10 @@ struct attend_slice
 
     [[nodiscard]] MDKV_HD room carve(mdkv::detail::carver& memory) const
     {
-        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(threads * most_queries),
-            memory.take<float>(most_queries * 2), memory.take<float>(most_queries),
-            memory.take<float>(most_queries * sizes.sums()), memory.take<float>(threads * chunk),
-            memory.take<std::byte>(stages * staged_bytes())};
+        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(most_queries),
+            memory.take<float>(threads * most_queries), memory.take<float>(most_queries * 2),
+            memory.take<float>(most_queries), memory.take<float>(most_queries * sizes.sums()),
+            memory.take<float>(threads * chunk), memory.take<std::byte>(stages * staged_bytes())};
     }
     [[nodiscard]] index_t shared_bytes() const
     {
@@ -125,7 +126,11 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
+            // Rotated keys lack the mean key, and all their logits as much: meanwhile those before lack it, too.
+            bool const centred = run.basis == run_basis::rotated;
+            if (centred) { move_logits(at, mine, -1.0F); }
             attend_run(run, i + 1 == mdkv::detail::most_runs(batch.layout), first, end, at, mine);
+            if (centred) { move_logits(at, mine, 1.0F); }
         }
         finish(at, mine);
     }
@@ -150,7 +155,19 @@ struct attend_slice
             mine.q[g * sizes.queries() + d] = widen(queries(row / at.sequence.tokens, token, d)) * scale;
         }
         device::sync();
-        if (!sizes.rotated) { return; }
+        if (!mdkv::detail::has_mean(batch.layout, at.sequence, at.head)) { return; }
+        for (int g = device::warp(); g < at.queries; g += threads / device::warp_size)
+        {
+            float sum = 0.0F;
+            for (int d = device::lane(); d < sizes.keys; d += device::warp_size)
+            {
+                float const mean =
+                    mdkv::detail::matrix_at<T>(at.sequence.arena, at.sequence.heads[at.head].key_mean, d);
+                sum += mine.q[g * sizes.queries() + d] * mean;
+            }
+            sum = over_lanes(sum, [](float a, float b) { return a + b; });
+            if (device::lane() == 0) { mine.with_mean[g] = sum; }
+        }
         for (int i = device::thread(); i < at.queries * groups(); i += threads)
         {
             int const g       = i / groups();
@@ -160,6 +177,17 @@ struct attend_slice
             float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::rotated) + first;
             for (int d = 0; d < n; ++d) { to[d] = from[d]; }
             mdkv::detail::hadamard(to, n);
+        }
+        device::sync();
+    }
+
+    /// Adds `sign` times the products with the mean key to all logits so far.
+    __device__ void move_logits(place const& at, room const& mine, float sign) const
+    {
+        device::sync();
+        for (int g = device::thread(); g < at.queries; g += threads)
+        {
+            mine.softmax[2 * g] += sign * mine.with_mean[g];
         }
         device::sync();
     }
@@ -177,7 +205,7 @@ struct attend_slice
             for (int d = 0; d < sizes.keys; ++d)
             {
                 sum += mine.q[g * sizes.queries() + d]
-                       * mdkv::detail::projection_at<T>(at.sequence.arena, entry.key_projection, d * columns + c);
+                       * mdkv::detail::matrix_at<T>(at.sequence.arena, entry.key_projection, d * columns + c);
             }
             mine.q[g * sizes.queries() + sizes.queries_of(run_basis::projected) + c] = sum;
         }
