@@ -474,6 +474,49 @@ TEST_CASE("a limit that holds everything leaves no loss, one that cannot pay for
     }
 }
 
+TEST_CASE("mean keys are set aside for every head, and charged to those whose tokens need one")
+{
+    source random{"allocate mean keys"};
+    layer plain    = heavy_tailed(random, 3, 200, {0, 64, 128, 512});
+    layer in       = plain;
+    in.mean        = 700;
+    in.rotated     = {false, true, true, false};
+    index_t charge = 0;
+    for (index_t const limit : {2101, 5000, 60000, 300000})
+    {
+        outcome const got  = solve(in, {limit});
+        outcome const want = solve(plain, {limit - 3 * 700});
+        CHECK(got.rung == want.rung);
+        CHECK(got.one().status == allocation_status::optimal);
+        CHECK(got.one().limit == limit);
+        index_t heads = 0;
+        for (index_t h = 0; h < 3; ++h)
+        {
+            auto const first = got.rung.begin() + h * 200;
+            heads += std::any_of(first, first + 200, [](std::uint8_t r) { return r == 1 || r == 2; }) ? 1 : 0;
+        }
+        CHECK(got.one().charged_bytes == heads * 700);
+        CHECK(got.one().token_bytes + got.one().charged_bytes <= limit);
+        charge += got.one().charged_bytes;
+    }
+    CHECK(charge > 0);
+    for (index_t const limit : {0, 699, 2100}) // not a byte left for tokens
+    {
+        CHECK(solve(in, {limit}).one().token_bytes + solve(in, {limit}).one().charged_bytes == 0);
+        CHECK(solve(in, {limit}).one().status == allocation_status::optimal);
+    }
+    outcome const apart = solve(in, {100, 800, 100000}); // a limit of its own for each head
+    CHECK(apart.report[0].token_bytes == 0);
+    CHECK(apart.report[1].token_bytes <= 100);
+    CHECK(apart.report[2].token_bytes <= 100000 - 700);
+    in.cost = {16, 64, 128, 512}; // nothing can be dropped
+    CHECK(solve(in, {600 * 16 + 2099}).one().status == allocation_status::over_limit);
+    CHECK(solve(in, {600 * 16 + 2100}).one().status == allocation_status::optimal);
+    in.mean = -1;
+    CHECK(error_text<mdkv::invalid_argument>([&] { solve(in, {100}); })
+          == "allocate: costs.mean is -1; it must not be negative");
+}
+
 TEST_CASE("nothing to lose, everything the same, and nothing at all are served")
 {
     for (float const value : {0.0F, 1.0F, -5.0F, 1e30F, 1e-44F})

@@ -331,7 +331,7 @@ std::string contents(cpu::cache<T>& cache)
     for (index_t h = 0; h < view.layout.heads; ++h)
     {
         head_entry const& e = view.heads[h];
-        directory.insert(directory.end(), {e.key_projection, e.value_projection, e.key_columns, e.value_columns, e.key_mean,
+        directory.insert(directory.end(), {e.key_projection, e.value_projection, e.key_columns, e.value_columns,
                                               e.exact.tokens, e.exact.keys, e.exact.values});
         for (std::size_t r = 0; r < view.layout.rungs; ++r)
         {
