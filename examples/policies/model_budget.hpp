@@ -59,7 +59,7 @@ public:
         });
     }
 
-    /// Chooses every token's rung, of all layers at once.
+    /// Chooses every token's rung, of all layers at once: rung 1 for all where the limit holds that.
     /// \param depth   mdkv::balance_options::depth
     /// \param odd     mdkv::preset::odd
     /// \param limit   bytes of all layers beside their windows
@@ -70,6 +70,13 @@ public:
         auto const heads  = layers_.front().heads;
         auto const rungs  = static_cast<mdkv::index_t>(ratios.size());
         auto const past   = layers_.front().past();
+        rungs_.assign(static_cast<std::size_t>(layers * heads * past), static_cast<std::uint8_t>(rungs - 1));
+        mdkv::allocation report;
+        if (ratios[ratios.size() - 1].full() && limit >= layers * heads * past * costs.bytes[ratios.size() - 1])
+        {
+            report.status = mdkv::allocation_status::everything_kept;
+            return report;
+        }
         scratch.run(executor, [&](mdkv::cpu::backend on) {
             mdkv::balance_options<mdkv::cpu::backend> options{
                 .depth = static_cast<float>(depth), .odd = mdkv::odd_power(static_cast<float>(odd), past)};
@@ -77,8 +84,6 @@ public:
             mdkv::balance(on, mdkv::out(on, losses_.data(), layers, heads, rungs, past), options);
             return 0;
         });
-        mdkv::allocation report;
-        rungs_.resize(static_cast<std::size_t>(layers * heads * past));
         scratch.run(executor, [&](mdkv::cpu::backend on) {
             mdkv::allocate(on, mdkv::in(on, std::as_const(losses_).data(), layers * heads, rungs, past), costs,
                 mdkv::in(on, &std::as_const(limit), 1), {}, mdkv::out(on, rungs_.data(), layers * heads, past),

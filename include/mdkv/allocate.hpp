@@ -22,7 +22,7 @@ namespace mdkv
 /// widest projections it may use, and pays for them: the heads' choices at the multiplier, changed head by head as long
 /// as that helps, and the same choice for every head are candidates, of which the best is taken. The loss is then never
 /// above the better of "every head pays" and "no head pays". A mean key is set aside for every head first, where a rung
-/// needs one. With one limit the heads of the layer share it
+/// needs one: a limit that holds every token at the costliest rung but not these, too, lowers some. With one limit the heads of the layer share it
 /// (MixedDimKV); with H limits each head has its own (MixedDimKV-H).
 ///
 /// \param on            backend: threads, scratch

@@ -199,8 +199,8 @@ template <element T, backend B>
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes (those of original coordinates rotated before, see cache.hpp). A group of coordinates that holds a NaN or an
-/// infinity is stored as NaN where its storage has codes.
+/// codes (those of original coordinates rotated before, of keys less their head's mean key: see cache.hpp and write_means
+/// above). A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
 ///
 /// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. Then
 /// nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads nothing,

@@ -18,7 +18,8 @@ namespace mdkv
 /// The loss of quantised rungs that keep all coordinates.
 enum class quantisation_loss : std::uint8_t
 {
-    bound,     ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|
+    bound, ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|; k' of codes of whole keys, while
+           ///< pack's lack the mean key and lose less
     value_only ///< ||P|| |v - v'|, because the first term overstates the loss by keys; saves the products with k'
 };
 

@@ -145,11 +145,16 @@ TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do
         auto const cache = layer.packed();
         for (std::size_t t = 0; t < 16; ++t)
         {
-            auto const& group = groups[t];
+            auto group        = groups[t];
             bool const finite = std::all_of(group.begin(), group.end(), [](float x) { return std::isfinite(x); });
-            quantiser const q = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
-            for (support::side const side : {support::side::key, support::side::value})
+            for (support::side const side : {support::side::value, support::side::key})
             {
+                for (index_t c = 0; side == support::side::key && c < g; ++c)
+                {
+                    group[static_cast<std::size_t>(c)] -=
+                        static_cast<float>(support::key_mean<float>(cache.view(), 0, c));
+                }
+                quantiser const q    = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
                 run_entry const& run = cache.view().heads[0].runs[0];
                 auto const stored =
                     support::coded_token(cache.view().arena + (side == support::side::key ? run.keys : run.values),

@@ -82,6 +82,11 @@ TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has 
                         got.push_back(static_cast<double>(rows.template value<T>(at.place, c)));
                     }
                     if (at.run.basis == detail::run_basis::rotated) { got = support::rotated(got); }
+                    for (index_t c = 0;
+                         at.run.basis == detail::run_basis::rotated && !of_values && c < rows.coordinates; ++c)
+                    {
+                        got[static_cast<std::size_t>(c)] += support::key_mean<T>(view, h, c);
+                    }
                     for (std::size_t c = 0; c < got.size(); ++c)
                     {
                         right = right && got[c] == doctest::Approx(numbers[c]).epsilon(1e-6);
@@ -93,7 +98,7 @@ TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has 
     }
 }
 
-TEST_CASE("every byte of arena and tail belongs to one byte of one token, or to a projection")
+TEST_CASE("every byte of arena and tail belongs to one byte of one token, to a projection or to a mean key")
 {
     for (head_dims const dims : {head_dims{64, 64}, {40, 20}, {100, 132}})
     {
@@ -112,6 +117,10 @@ TEST_CASE("every byte of arena and tail belongs to one byte of one token, or to 
             for (index_t i = 0; i < dims.values * entry.value_columns * 2; ++i)
             {
                 ++arena[static_cast<std::size_t>(entry.value_projection + i)];
+            }
+            for (index_t i = 0; detail::has_mean(view.layout, view, h) && i < dims.keys * 2; ++i)
+            {
+                ++arena[static_cast<std::size_t>(entry.key_mean + i)];
             }
             for (std::size_t i = 0; i < detail::most_runs(view.layout); ++i)
             {
