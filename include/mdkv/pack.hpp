@@ -88,17 +88,29 @@ struct write_means
         index_t const begin = first(h, layout.key_coordinates[0] == 0 ? 1 : 0);
         index_t const count = first(h, static_cast<index_t>(layout.rungs)) - begin;
         index_t const step  = (count + most_sampled - 1) / most_sampled;
-        for (index_t d = t.rank(); d < layout.dims.keys; d += t.size())
+        constexpr int lanes = Team::register_lanes;
+        using floats        = lane_floats<lanes>;
+        std::byte* const to = cache.arena + cache.heads[h].key_mean;
+        for (index_t d = member(t) * lanes; d < layout.dims.keys; d += members(t) * lanes)
         {
-            float sum = 0;
+            auto const n = static_cast<int>(layout.dims.keys - d < lanes ? layout.dims.keys - d : lanes);
+            float line[lanes]{};
+            floats sum{};
             for (index_t i = 0; !there && i < count; i += step)
             {
-                float const x = widen(load_at<T>(keys.row(h, positions(h, begin + i)) + d));
-                sum += x * 0.0F == 0.0F ? within_half(x) : 0.0F;
+                T const* const key = keys.row(h, positions(h, begin + i)) + d;
+                for (int l = 0; l < n; ++l) { line[l] = widen(load_at<T>(key + l)); }
+                floats const x   = load_lanes<floats>(line);
+                floats const cut = larger(smaller(x, floats{} + largest_half), floats{} - largest_half);
+                sum += x * 0.0F == 0.0F ? cut : floats{};
             }
-            float const mean = there ? matrix_at<T>(before.arena, before.heads[h].key_mean, d)
-                                     : sum / static_cast<float>((count + step - 1) / step);
-            store_at(cache.arena + cache.heads[h].key_mean + d * index_t{sizeof(T)}, narrow<T>(mean));
+            store_lanes(line, sum);
+            for (int l = 0; l < n; ++l)
+            {
+                float const mean = there ? matrix_at<T>(before.arena, before.heads[h].key_mean, d + l)
+                                         : line[l] / static_cast<float>((count + step - 1) / step);
+                store_at(to + (d + l) * index_t{sizeof(T)}, narrow<T>(mean));
+            }
         }
     }
 };

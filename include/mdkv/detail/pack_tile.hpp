@@ -94,7 +94,8 @@ struct pack_tiles
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         carver cut           = t.scratch();
         scratch const mine{cut, projected(), centred()};
-        for (index_t d = t.rank(); strip.run.basis == run_basis::rotated && d < centred(); d += t.size())
+        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.centred : 0;
+        for (index_t d = t.rank(); d < rotated; d += t.size())
         {
             mine.mean[d] = matrix_at<T>(cache.arena, cache.heads[h].key_mean, d);
         }

@@ -94,7 +94,8 @@ struct read_tokens
         bool const exact     = strip.rung >= slots.cache.layout.rungs;
         carver cut           = t.scratch();
         scratch const mine{cut, projected(), centred()};
-        for (index_t d = t.rank(); strip.run.basis == run_basis::rotated && d < centred(); d += t.size())
+        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.centred : 0;
+        for (index_t d = t.rank(); d < rotated; d += t.size())
         {
             mine.mean[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_mean, d);
         }
