@@ -118,7 +118,7 @@ inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, project
 /// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
+    quantisation_loss::value_only, 4, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
     1.0F, 16.0F};
 
 } // namespace presets
