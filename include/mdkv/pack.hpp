@@ -231,7 +231,8 @@ template <element T, backend B>
 /// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t where a basis is
 ///                           missing
 /// \pre    N < 2^31
-/// \cost   kept rows are read once; O(D*r) multiply-adds per projected token; scratch: a list of all positions, a tile
+/// \cost   kept rows are read once, up to 128 keys of a head with codes of its own coordinates twice; O(D*r) multiply-adds per
+///         projected token; scratch: a list of all positions, a tile
 /// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis is
