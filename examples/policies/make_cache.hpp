@@ -18,6 +18,7 @@
 #include <mdkv/join.hpp>
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
+#include <mdkv/presets.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -52,6 +53,7 @@
 #include "pyramid.hpp"
 #include "random.hpp"
 #include "snapkv.hpp"
+#include "stand_in_tokens.hpp"
 #include "streaming.hpp"
 #include "think.hpp"
 #include "tova.hpp"
@@ -111,9 +113,11 @@ std::vector<made_cache> cache_maker<T>::all_layers(
     mdkv::layer_shape const& shape, std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
 {
     auto const layers             = std::ssize(held_.layers());
+    std::int64_t const stand_ins  = mdkv::stand_ins_within(policy_.stand_ins, limit_.in_bytes(shape), shape);
     mdkv::allocation const chosen = held_.allocate(executor, scratch, policy_.ratios,
         mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes},
-        layers * (limit_.in_bytes(shape) - shape.window_bytes()), policy_.depth, policy_.odd);
+        layers * (limit_.in_bytes(shape) - shape.window_bytes()), policy_.depth, policy_.odd,
+        layers * stand_ins * shape.heads * shape.token_bytes());
     mdkv::expects(chosen.status != mdkv::allocation_status::non_finite_loss, "policy ", policy_.label,
         ": a loss is NaN or infinite");
     mdkv::expects(chosen.status != mdkv::allocation_status::over_limit, "policy ", policy_.label, ": ",
@@ -124,11 +128,16 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         if (interrupt_requested()) { throw interrupted{}; }
         prompt_layer<T> const& layer = held_.layers()[i];
         auto const rungs             = held_.rungs(i);
-        if (device_ != nullptr) { made[i].cache = device_->pack(layer, policy_.ratios, rungs, tail_tokens); }
+        stand_in_tokens const extra{
+            executor, scratch, layer, policy_.queries, rungs, chosen.tokens[0] > 0 ? stand_ins : 0};
+        if (device_ != nullptr) { made[i].cache = device_->pack(layer, policy_.ratios, rungs, extra, tail_tokens); }
         else
         {
-            made[i].cache = std::make_unique<packed_cache<T>>(
-                pack_layer(executor, scratch, layer, policy_.ratios, {}, rungs), layer.group, tail_tokens);
+            auto packed =
+                std::make_unique<packed_cache<T>>(pack_layer(executor, scratch, layer, policy_.ratios, {}, rungs),
+                    layer.group, extra.count + tail_tokens);
+            packed->add(executor, scratch, extra);
+            made[i].cache = std::move(packed);
         }
         made[i].report.shape             = shape;
         made[i].report.budget_bytes      = limit_.in_bytes(shape);

@@ -31,7 +31,7 @@ template <mdkv::element T>
 class model_budget
 {
 public:
-    /// Copies a layer's keys and values, and takes its losses [heads, R, past].
+    /// Copies a layer's keys, values and queries, and takes its losses [heads, R, past].
     void hold(prompt_layer<T> const& layer, std::span<float const> losses)
     {
         prompt_layer<T> const& first = layers_.empty() ? layer : layers_.front();
@@ -44,8 +44,13 @@ public:
         keys_.emplace_back(layer.keys, layer.keys + tokens * layer.key_dim);
         values_.emplace_back(layer.values, layer.values + tokens * layer.value_dim);
         layers_.push_back(layer);
-        layers_.back().keys   = keys_.back().data();
-        layers_.back().values = values_.back().data();
+        auto const rows = layer.heads * layer.group * layer.query_tokens;
+        queries_.emplace_back(layer.queries, layer.queries + rows * layer.key_dim);
+        lse_.emplace_back(layer.lse, layer.lse + rows);
+        layers_.back().queries = queries_.back().data();
+        layers_.back().lse     = lse_.back().data();
+        layers_.back().keys    = keys_.back().data();
+        layers_.back().values  = values_.back().data();
     }
 
     /// Takes a layer's part in how odd the prompt's tokens are, for an `allocate` that weighs it.
@@ -63,8 +68,10 @@ public:
     /// \param depth   mdkv::balance_options::depth
     /// \param odd     mdkv::preset::odd
     /// \param limit   bytes of all layers beside their windows
+    /// \param aside   bytes of them that are for something else if any token is dropped
     [[nodiscard]] mdkv::allocation allocate(mdkv::cpu::executor_ref executor, scratch_memory& scratch,
-        mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit, double depth, double odd)
+        mdkv::ratio_set const& ratios, mdkv::rung_costs const& costs, mdkv::index_t limit, double depth, double odd,
+        mdkv::index_t aside = 0)
     {
         auto const layers = std::ssize(layers_);
         auto const heads  = layers_.front().heads;
@@ -84,16 +91,22 @@ public:
             mdkv::balance(on, mdkv::out(on, losses_.data(), layers, heads, rungs, past), options);
             return 0;
         });
-        scratch.run(executor, [&](mdkv::cpu::backend on) {
+        auto const choose = [&](mdkv::cpu::backend on) {
             mdkv::allocate(on, mdkv::in(on, std::as_const(losses_).data(), layers * heads, rungs, past), costs,
                 mdkv::in(on, &std::as_const(limit), 1), {}, mdkv::out(on, rungs_.data(), layers * heads, past),
                 mdkv::out(on, &report, 1));
             return 0;
-        });
+        };
+        scratch.run(executor, choose);
+        if (aside > 0 && report.tokens[0] > 0)
+        {
+            limit -= aside;
+            scratch.run(executor, choose);
+        }
         return report;
     }
 
-    /// The layers in order; keys and values are those held, what else they point to is gone.
+    /// The layers in order; keys, values, queries and lse are those held, what else they point to is gone.
     [[nodiscard]] std::vector<prompt_layer<T>> const& layers() const noexcept { return layers_; }
 
     /// [heads, past], those chosen for the i-th layer.
@@ -106,6 +119,8 @@ public:
 private:
     std::vector<prompt_layer<T>> layers_;
     std::vector<std::vector<T>> keys_, values_; // of each layer, [heads, tokens, D]
+    std::vector<std::vector<T>> queries_;       // of each layer, [heads * group, query_tokens, D]
+    std::vector<std::vector<float>> lse_;       // of each layer, [heads * group, query_tokens]
     std::vector<float> losses_;                 // [layers * heads, R, past]
     std::vector<float> leverages_;              // [tokens], summed over the heads of all layers
     std::vector<std::uint8_t> rungs_;           // [layers * heads, past]

@@ -14,6 +14,7 @@
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/pack.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include "../runner/scratch_memory.hpp"
 #include "layer_cache.hpp"
 #include "prompt_layer.hpp"
+#include "stand_in_tokens.hpp"
 
 namespace runner
 {
@@ -121,8 +123,21 @@ public:
         });
     }
 
-    /// Window, tokens and projections.
-    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes(); }
+    /// Appends tokens that stand for dropped ones, before any other is appended.
+    void add(mdkv::cpu::executor_ref executor, scratch_memory& scratch, stand_in_tokens const& made)
+    {
+        mdkv::cache_layout const& layout = cache_.layout();
+        cache_.reserve_tail(std::max(cache_.tail_capacity(), made.count));
+        scratch.run(executor, [&](mdkv::cpu::backend on) {
+            mdkv::append(on, mdkv::in(on, made.keys.data(), layout.heads, made.count, layout.dims.keys),
+                mdkv::in(on, made.values.data(), layout.heads, made.count, layout.dims.values), cache_.view());
+            return 0;
+        });
+        beside_ = layout.heads * made.count * (layout.dims.keys + layout.dims.values) * std::int64_t{sizeof(T)};
+    }
+
+    /// Window, tokens, projections and stand-ins.
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes() + beside_; }
 
     [[nodiscard]] mdkv::cpu::cache<T> const& packed() const noexcept { return cache_; }
 
@@ -131,7 +146,8 @@ protected:
     std::int64_t query_heads_;
 
 private:
-    std::vector<float> lse_; // [query_heads], needed by attend alone
+    std::vector<float> lse_;  // [query_heads], needed by attend alone
+    std::int64_t beside_ = 0; // bytes of stand-ins, which are in the tail
 };
 
 } // namespace runner

@@ -105,9 +105,13 @@ public:
     using packed = mdkv::gpu::cache<T, Resource>;
 
     /// \param scratch   must outlive the cache
-    cuda_cache(packed finished, std::int64_t group, device_scratch<Resource>& scratch)
+    /// \param appended  tokens of its tail, which stand for dropped ones
+    cuda_cache(packed finished, std::int64_t group, device_scratch<Resource>& scratch, std::int64_t appended = 0)
         : cache_{std::move(finished)}
         , query_heads_{cache_.layout().heads * group}
+        , appended_{appended}
+        , beside_{cache_.layout().heads * appended * (cache_.layout().dims.keys + cache_.layout().dims.values)
+                  * std::int64_t{sizeof(T)}}
         , scratch_{&scratch}
     {}
 
@@ -141,12 +145,13 @@ public:
         ++appended_;
     }
 
-    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes(); }
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes() + beside_; }
 
 private:
     packed cache_;
     std::int64_t query_heads_;
-    std::int64_t appended_ = 0; // the device's own count is not read
+    std::int64_t appended_; // the device's own count is not read
+    std::int64_t beside_;   // bytes of stand-ins
     device_scratch<Resource>* scratch_;
     std::vector<float> step_; // [query_heads * D + heads * (D + Dv)]  query, key, value
 };
@@ -197,7 +202,7 @@ public:
     }
 
     [[nodiscard]] std::unique_ptr<layer_cache> pack(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
-        std::span<std::uint8_t const> rungs, std::int64_t tail_tokens) override
+        std::span<std::uint8_t const> rungs, stand_in_tokens const& extra, std::int64_t tail_tokens) override
     {
         std::int64_t const H = layer.heads;
         auto const keys      = scratch_.copied(layer.keys, H * layer.tokens * layer.key_dim);
@@ -209,7 +214,7 @@ public:
         mdkv::cache_layout const layout{ratios, H, layer.window, {layer.key_dim, layer.value_dim}};
         mdkv::index_t arena = 0;
         scratch_.run([&](mdkv::gpu::backend const& on) { arena = mdkv::packed_bytes<T>(on, rungs_of(on), layout); });
-        packed cache{layout, arena, tail_tokens, scratch_.backend().stream, scratch_.memory()};
+        packed cache{layout, arena, extra.count + tail_tokens, scratch_.backend().stream, scratch_.memory()};
         scratch_.run([&](mdkv::gpu::backend const& on) {
             auto const all = [&](bytes const& of, std::int64_t dim) {
                 return mdkv::in(on, reinterpret_cast<T const*>(of.data()), H, layer.tokens, dim);
@@ -220,7 +225,15 @@ public:
             mdkv::pack(
                 on, cut.keys, cut.values, cut.window_keys, cut.window_values, none, none, rungs_of(on), cache.view());
         });
-        return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_);
+        auto const extra_keys   = scratch_.copied(extra.keys.data(), std::ssize(extra.keys));
+        auto const extra_values = scratch_.copied(extra.values.data(), std::ssize(extra.values));
+        scratch_.run([&](mdkv::gpu::backend const& on) {
+            auto const all = [&](bytes const& of, std::int64_t dim) {
+                return mdkv::in(on, reinterpret_cast<float const*>(of.data()), H, extra.count, dim);
+            };
+            mdkv::append(on, all(extra_keys, layer.key_dim), all(extra_values, layer.value_dim), cache.view());
+        });
+        return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_, extra.count);
     }
 
 private:

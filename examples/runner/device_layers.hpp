@@ -14,6 +14,7 @@
 
 #include "../policies/layer_cache.hpp"
 #include "../policies/prompt_layer.hpp"
+#include "../policies/stand_in_tokens.hpp"
 
 namespace runner
 {
@@ -48,8 +49,9 @@ public:
 
     /// The layer with its tokens at rungs chosen elsewhere; returns when it is made.
     /// \param rungs   [heads, past], in host memory
+    /// \param extra   appended to its tail, before anything else
     [[nodiscard]] virtual std::unique_ptr<layer_cache> pack(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
-        std::span<std::uint8_t const> rungs, std::int64_t tail_tokens) = 0;
+        std::span<std::uint8_t const> rungs, stand_in_tokens const& extra, std::int64_t tail_tokens) = 0;
 };
 
 /// \throws mdkv::error   this program was built without CUDA, or no GPU answers

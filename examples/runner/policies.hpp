@@ -110,6 +110,7 @@ struct policy
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget
     double odd                           = 0;     // losses in one budget count by how odd tokens are: preset::odd
+    std::int64_t stand_ins               = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
     mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
     double beta                          = 0;                    // how uneven pyramid and head_scores are
     double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it
@@ -173,6 +174,7 @@ inline void take(policy& p, mdkv::preset const& from)
     p.own          = from.own;
     p.depth        = double{from.depth};
     p.odd          = double{from.odd};
+    p.stand_ins    = from.stand_ins;
     if (from.replays) { p.rows = from.join > 0 ? scoring_rows::both : scoring_rows::replay; }
     if (from.join > 0) { p.join = double{from.join}; }
     if (from.one_budget) { p.share = sharing::losses; }
@@ -235,7 +237,7 @@ inline void take(policy& p, mdkv::preset const& from)
         {
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries", "early", "even",
-                    "rows", "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd"});
+                    "rows", "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -376,6 +378,11 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     }
     else if (parameter == "depth") { p.depth = number(-10, 10, "between -10 and 10"); }
     else if (parameter == "odd") { p.odd = number(0, 100, "between 0 and 100"); }
+    else if (parameter == "stand_ins")
+    {
+        p.stand_ins = parse_integer<std::int64_t>("stand_ins", value);
+        if (p.stand_ins < 0 || p.stand_ins > 128) { refuse("must be between 0 and 128"); }
+    }
     else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
     else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
@@ -426,6 +433,11 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         throw mdkv::invalid_argument{"policy \"" + std::string{text}
                                      + "\": odd is for one budget for all layers, whose keys say together how odd "
                                        "tokens are; odd=0 leaves it out"};
+    }
+    if (p.stand_ins > 0 && !p.one_budget())
+    {
+        throw mdkv::invalid_argument{"policy \"" + std::string{text}
+                                     + "\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

@@ -35,3 +35,4 @@
 #include <mdkv/replay.hpp>
 #include <mdkv/score.hpp>
 #include <mdkv/slots.hpp>
+#include <mdkv/stand_in.hpp>

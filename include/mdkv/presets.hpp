@@ -21,9 +21,17 @@ namespace mdkv
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
 }
 
+/// Tokens that `stand_in` may make of each head: `most`, or as many as take a sixteenth of the layer's limit.
+[[nodiscard]] constexpr index_t stand_ins_within(index_t most, index_t limit, layer_shape const& shape) noexcept
+{
+    index_t const each = 16 * shape.heads * shape.token_bytes();
+    index_t const room = each > 0 && limit > 0 ? limit / each : 0;
+    return room < most ? room : most;
+}
+
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
 /// queries to the layer. The members from `replays` on are the caller's work, because compress sees one layer of a whole
-/// prompt: replay, balance and allocate (docs/pipeline.md shows how). A starting point: every member may be changed.
+/// prompt: replay, balance, allocate and stand_in (docs/pipeline.md shows how). A starting point: every member may be changed.
 struct preset
 {
     char const* name;
@@ -37,16 +45,17 @@ struct preset
     float early_weight             = 1.0F; ///< weight of the earlier ones: score_options::query_weights
     float even                     = 0.0F; ///< score_options::even_queries, in parts of the weights of all of them
 
-    bool replays    = false;               ///< the prompt's own queries score, too: replay
-    row_norm over   = row_norm::euclidean; ///< of replayed rows: replay_options::over
-    index_t chunk   = 256;                 ///< tokens of which all replayed rows see each other's keys
-    index_t sinks   = 4;                   ///< first tokens of a prompt whose keys they see, too
-    index_t ahead   = 256;                 ///< replay_options::ahead
-    bool own        = false;               ///< replay_options::own
-    float join      = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
-    bool one_budget = false;               ///< allocate serves all layers at once, their losses balanced: balance
-    float depth     = 0.0F;                ///< balance_options::depth
-    float odd       = 0.0F;                ///< balance_options::odd of 2,048 tokens or more: odd_power
+    bool replays      = false;               ///< the prompt's own queries score, too: replay
+    row_norm over     = row_norm::euclidean; ///< of replayed rows: replay_options::over
+    index_t chunk     = 256;                 ///< tokens of which all replayed rows see each other's keys
+    index_t sinks     = 4;                   ///< first tokens of a prompt whose keys they see, too
+    index_t ahead     = 256;                 ///< replay_options::ahead
+    bool own          = false;               ///< replay_options::own
+    float join        = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
+    bool one_budget   = false;               ///< allocate serves all layers at once, their losses balanced: balance
+    float depth       = 0.0F;                ///< balance_options::depth
+    float odd         = 0.0F;                ///< balance_options::odd of 2,048 tokens or more: odd_power
+    index_t stand_ins = 0; ///< of each head, where a layer's limit has room for them: stand_in, stand_ins_within
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -112,14 +121,14 @@ inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive
 /// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 4.0F, true,
-    1.0F};
+    1.0F, 0.0F, 8};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
 /// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
     quantisation_loss::value_only, 4, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
-    1.0F, 16.0F};
+    1.0F, 16.0F, 8};
 
 } // namespace presets
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
@@ -107,6 +108,14 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
             }
         }
     }
+#endif
+}
+
+/// The powers of detail/columns.hpp, by vectors.
+MDKV_HD inline void powers_of_two(team const&, float const (&x)[team::lanes], float* to) noexcept
+{
+#if !defined(__CUDA_ARCH__)
+    for (int l = 0; l < team::lanes; l += vector_lanes) { simd::store(to + l, simd::exp2(simd::load(x + l))); }
 #endif
 }
 

@@ -5,6 +5,8 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <cmath>
+
 namespace mdkv::detail
 {
 
@@ -37,6 +39,13 @@ MDKV_HD void column_products(
             for (int l = 0; l < Team::lanes; ++l) { sum[k][l] += direction[k][d] * column[d * tile_tokens + l]; }
         }
     }
+}
+
+/// to[l] = 2^x[l] for x <= 127, to a few units of rounding; 0 below -126. A backend may have an overload of its own.
+template <team Team>
+MDKV_HD void powers_of_two(Team const&, float const (&x)[Team::lanes], float* to)
+{
+    for (int l = 0; l < Team::lanes; ++l) { to[l] = x[l] < -126.0F ? 0.0F : exp2f(x[l]); }
 }
 
 } // namespace mdkv::detail

@@ -1,0 +1,109 @@
+/// \file stand_in.hpp: stand_in: a few tokens that take the place of all dropped ones of a head (beyond arXiv 2603.20616).
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/stand_in.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+namespace mdkv
+{
+
+struct stand_in_options
+{
+    float scale = 0.0F; ///< factor of q.k; 0 means 1/sqrt(D)
+
+    /// As in score_options: query i sees the tokens up to first_query + i. Unset: the queries are the last ones of `tokens`.
+    std::optional<index_t> first_query = std::nullopt;
+};
+
+/// Tokens that stand for those of rung 0, which `attend` would otherwise treat as if they had never been: M of each head,
+/// to be appended to its cache, whose limit has room for them. Dropped tokens form M groups, each around one of M of them,
+/// evenly spaced: a token belongs to the nearest by its key. Of a group, with a_ti the attention that row t pays to token i
+/// and s_t the sum of a_ti over the group:
+///   value  mean of the tokens' values, weighted by sum over t of a_ti
+///   key    the same mean of their keys, plus b g, where g = sum over t of s_t x_t q_t, x_t the logit that would give row t
+///          the attention s_t, less that of the mean key, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
+/// A group of no tokens gets a token that draws next to no attention.
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U
+/// \param[in]  keys     [H, N, D]    the tokens that may be dropped, same encoding
+/// \param[in]  values   [H, N, Dv]
+/// \param[in]  rungs    [H, N]       0 where a token is dropped: `compress_options::rungs`, or of `allocate`
+/// \param[in]  lse      [H*G, Q]     as in score_options: over all keys that each query sees, those elsewhere, too
+/// \param[in]  tokens   of the prompt: N and those after them that are kept as they are, N + W
+/// \param[in]  options  scale, place of the queries
+/// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128
+/// \param[out] stand_in_values  [H, M, Dv]
+/// \pre    queries, keys, values and lse are finite
+/// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256))
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; logits in float, sums in double
+/// \throws invalid_argument        a shape disagrees, an output overlaps
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/stand_in.cpp, docs/pipeline.md, docs/quality.md
+template <backend B, element T, element U>
+void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+    in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,
+    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values)
+{
+    index_t const heads       = keys.extent(0);
+    index_t const past        = keys.extent(1);
+    index_t const dim         = keys.extent(2);
+    index_t const query_heads = queries.extent(0);
+    index_t const per_head    = queries.extent(1);
+    index_t const groups      = stand_in_keys.extent(1);
+    expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "stand_in: queries [H*G, Q, D] has ",
+        query_heads, " query heads, which ", heads, " KV heads do not divide");
+    expects(heads == 0 || dim >= 1, "stand_in: keys [H, N, D] has D = 0");
+    expects(heads == 0 || per_head >= 1, "stand_in: queries [H*G, Q, D] has Q = 0");
+    expects(groups <= detail::most_stand_ins, "stand_in: stand_in_keys [H, M, D] has M = ", groups, ", above ",
+        detail::most_stand_ins);
+    expects(options.scale >= 0.0F, "stand_in: scale is ", options.scale, "; it must not be negative");
+    expects(tokens >= past, "stand_in: tokens is ", tokens, ", below N = ", past);
+    expects(!options.first_query || *options.first_query >= 0, "stand_in: first_query is ",
+        options.first_query.value_or(0), "; it must not be negative");
+    expects(options.first_query || per_head <= tokens, "stand_in: ", per_head, " queries are more than the ", tokens,
+        " tokens; say where they start (first_query)");
+    detail::check{on, "stand_in"}
+        .rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D")
+        .rows("keys", keys, {heads, past, dim}, "H,N,D")
+        .rows("values", values, {heads, past, values.extent(2)}, "H,N,Dv")
+        .in("rungs", rungs, {heads, past}, "H,N")
+        .in("lse", lse, {query_heads, per_head}, "H*G,Q")
+        .out("stand_in_keys", stand_in_keys, {heads, groups, dim}, "H,M,D")
+        .out("stand_in_values", stand_in_values, {heads, groups, values.extent(2)}, "H,M,Dv");
+    if (heads == 0 || groups == 0) { return; }
+    index_t const rows = query_heads / heads * per_head;
+    float const scale  = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(dim));
+    auto const body    = [&](B const& with) __attribute__((noinline)) // called twice
+    {
+        using work = detail::attend_dropped<B, T>;
+        workspace::frame frame{*with.scratch, "stand_in"};
+        auto const scaled  = detail::room<float>(with, frame, query_heads, per_head, dim);
+        auto const places  = detail::room<index_t>(with, frame, heads, groups);
+        auto const seeds   = detail::room<float>(with, frame, heads, groups, dim + 1);
+        auto const group   = detail::room<std::uint8_t>(with, frame, heads, past);
+        auto const weights = detail::room<float>(with, frame, heads, past);
+        auto const shares  = detail::room<float>(with, frame, heads, work::strips(past), groups, rows);
+        auto const lacking = detail::room<float>(with, frame, heads, groups, 2, rows);
+        static_cast<void>(frame.ready());
+        run(with, detail::scale_queries<B, U>{queries, scale * 1.44269504F, scaled}, query_heads);
+        run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);
+        run(with, work{keys, rungs, as_input(seeds), as_input(scaled), lse,
+                      options.first_query.value_or(tokens - per_head), group, weights, shares});
+        run(with, detail::place_stand_in<B, T>{keys, values, as_input(group), as_input(weights), as_input(shares),
+                      as_input(scaled), lse, lacking, stand_in_keys, stand_in_values});
+    };
+    detail::staged(on, "stand_in", body);
+}
+
+} // namespace mdkv

@@ -1,0 +1,20 @@
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/stand_in.hpp>
+
+namespace mdkv::gpu::kernels
+{
+
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::choose_seeds<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::choose_seeds<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::choose_seeds<backend, bfloat16>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::scale_queries<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::scale_queries<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::scale_queries<backend, bfloat16>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::attend_dropped<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::attend_dropped<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::attend_dropped<backend, bfloat16>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend, bfloat16>> const);
+
+} // namespace mdkv::gpu::kernels

@@ -1,0 +1,259 @@
+// Tolerance: the library's logits and attention are floats, the oracle's long doubles; what follows is summed in double.
+#include <mdkv/stand_in.hpp>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/layer.hpp"
+#include "support/random.hpp"
+#include "support/stand_ins.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::stand_in_case;
+using support::tensor;
+using host = cpu::backend;
+
+struct found
+{
+    tensor<float, 3> keys, values; // [H, M, D]
+};
+
+template <class T>
+found stand_ins(
+    stand_in_case<T> const& given, index_t groups, stand_in_options const& options = {}, cpu::executor_ref threads = {})
+{
+    support::layer_sizes const& s = given.prompt.sizes;
+    found made{tensor<float, 3>{{s.heads, groups, s.dim}}, tensor<float, 3>{{s.heads, groups, s.value_dim}}};
+    support::run(
+        [&](host const& on) {
+            stand_in(on, given.prompt.queries.in(), given.prompt.keys.in(), given.prompt.values.in(), given.rungs.in(),
+                given.lse.in(), s.tokens + s.window, options, made.keys.out(), made.values.out());
+        },
+        threads);
+    return made;
+}
+
+support::worst_error error_of(std::vector<float> const& got, std::vector<double> const& want)
+{
+    double largest = 0;
+    for (double const x : want) { largest = std::fmax(largest, std::fabs(x)); }
+    support::worst_error worst;
+    for (std::size_t i = 0; i < got.size(); ++i) { worst.add(got[i], want[i], largest, static_cast<std::int64_t>(i)); }
+    return worst;
+}
+
+/// Attention of one row to a head's window, the tokens kept and the stand-ins.
+template <class T>
+std::vector<double> attended(stand_in_case<T> const& given, index_t row, found const& with)
+{
+    support::layer_sizes const& s = given.prompt.sizes;
+    double sum                    = 0;
+    std::vector<double> out(static_cast<std::size_t>(s.value_dim), 0.0);
+    auto const add = [&](auto const& keys, auto const& values, index_t i) {
+        double logit = 0;
+        for (index_t d = 0; d < s.dim; ++d)
+        {
+            logit += given.prompt.scale() * double{widen(given.prompt.queries.get(0, row, d))}
+                     * double{widen(keys.get(0, i, d))};
+        }
+        sum += std::exp(logit);
+        for (index_t d = 0; d < s.value_dim; ++d)
+        {
+            out[static_cast<std::size_t>(d)] += std::exp(logit) * double{widen(values.get(0, i, d))};
+        }
+    };
+    for (index_t i = 0; i < s.tokens; ++i)
+    {
+        if (given.rungs.get(0, i) != 0) { add(given.prompt.keys, given.prompt.values, i); }
+    }
+    for (index_t i = 0; i <= given.prompt.first_query() + row - s.tokens; ++i)
+    {
+        add(given.prompt.window_keys, given.prompt.window_values, i);
+    }
+    for (index_t i = 0; i < with.keys.extent(1); ++i) { add(with.keys, with.values, i); }
+    for (double& x : out) { x /= sum; }
+    return out;
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE(
+    "stand-ins are the groups' weighted means, their keys moved along the queries", T, float, half, bfloat16)
+{
+    for (auto const& [heads, group, queries, tokens, dim, value_dim, groups] :
+        std::vector<std::array<index_t, 7>>{{1, 1, 1, 1, 1, 1, 1}, {2, 2, 5, 40, 7, 9, 3}, {1, 3, 64, 700, 64, 64, 4},
+            {2, 1, 8, 300, 80, 40, 8}, {1, 2, 200, 20, 16, 16, 2}, {3, 1, 4, 0, 8, 8, 2}, {1, 1, 2, 30, 8, 8, 40}})
+    {
+        CAPTURE(tokens);
+        CAPTURE(dim);
+        stand_in_case<T> const given{{.heads = heads,
+            .group                           = group,
+            .queries                         = queries,
+            .tokens                          = tokens,
+            .window                          = queries,
+            .dim                             = dim,
+            .value_dim                       = value_dim}};
+        auto const got  = stand_ins(given, groups);
+        auto const want = given.expected(groups);
+        auto const keys = error_of(got.keys.elements(), want.keys);
+        auto const rest = error_of(got.values.elements(), want.values);
+        CHECK_MESSAGE(keys.within(0x1p-13), keys);
+        CHECK_MESSAGE(rest.within(0x1p-16), rest);
+    }
+}
+
+TEST_CASE("rows see no token after their place, and another scale is another softmax")
+{
+    for (auto const& options : {stand_in_options{.first_query = 20}, stand_in_options{.scale = 0.05F}})
+    {
+        stand_in_case<float> const given{
+            {.heads = 2, .group = 2, .queries = 24, .tokens = 200, .window = 6, .first_query = options.first_query},
+            options};
+        auto const got  = stand_ins(given, 3, options);
+        auto const want = given.expected(3);
+        auto const keys = error_of(got.keys.elements(), want.keys);
+        CHECK_MESSAGE(keys.within(0x1p-13), keys);
+        CHECK(error_of(got.values.elements(), want.values).within(0x1p-16));
+    }
+}
+
+TEST_CASE("with stand-ins a row's attention is nearer to that over all tokens")
+{
+    stand_in_case<float> const given{
+        {.heads = 1, .group = 1, .queries = 32, .tokens = 600, .window = 32, .dim = 32, .logits = 1.0}};
+    found const none{tensor<float, 3>{{1, 0, 32}}, tensor<float, 3>{{1, 0, 32}}};
+    stand_in_case<float> all{given.prompt.sizes};
+    all.rungs.assign(std::vector<std::uint8_t>(600, 1));
+    auto const made = stand_ins(given, 4);
+    double without  = 0;
+    double with     = 0;
+    for (index_t row = 0; row < 32; ++row)
+    {
+        auto const whole = attended(all, row, none);
+        auto const kept  = attended(given, row, none);
+        auto const stood = attended(given, row, made);
+        for (std::size_t d = 0; d < whole.size(); ++d)
+        {
+            without += (kept[d] - whole[d]) * (kept[d] - whole[d]);
+            with += (stood[d] - whole[d]) * (stood[d] - whole[d]);
+        }
+    }
+    CAPTURE(without);
+    CAPTURE(with);
+    CHECK(with < 0.4 * without);
+}
+
+TEST_CASE("where nothing is dropped, stand-ins draw next to no attention")
+{
+    stand_in_case<float> given{{.heads = 1, .group = 1, .queries = 16, .tokens = 100, .window = 16}};
+    given.rungs.assign(std::vector<std::uint8_t>(100, 2));
+    auto const made = stand_ins(given, 2);
+    CHECK(made.values.elements() == std::vector<float>(2 * 32, 0.0F));
+    found const none{tensor<float, 3>{{1, 0, 32}}, tensor<float, 3>{{1, 0, 32}}};
+    for (index_t row = 0; row < 16; ++row)
+    {
+        auto const whole = attended(given, row, none);
+        auto const stood = attended(given, row, made);
+        for (std::size_t d = 0; d < whole.size(); ++d) { CHECK(stood[d] == doctest::Approx(whole[d]).epsilon(1e-2)); }
+    }
+}
+
+TEST_CASE_TEMPLATE("operands may lie anywhere and be read by any number of threads, with the same bits", T, float, half)
+{
+    support::layer_sizes const sizes{.heads = 3, .group = 2, .queries = 9, .tokens = 700, .window = 12, .dim = 40};
+    stand_in_case<T> const given{sizes};
+    auto const want = stand_ins(given, 4);
+    auto const same = [&](found const& got) {
+        return support::same_bits(got.keys.elements(), want.keys.elements())
+               && support::same_bits(got.values.elements(), want.values.elements());
+    };
+    for (support::placement const how : {support::placement{.swapped = true}, {.slack = 3}, {.misalign = 1},
+             {.fence = support::guard::after}, {.fence = support::guard::before}})
+    {
+        stand_in_case<T> elsewhere{sizes};
+        elsewhere.prompt.queries = given.prompt.queries.relaid(how);
+        elsewhere.prompt.keys    = given.prompt.keys.relaid(how);
+        elsewhere.prompt.values  = given.prompt.values.relaid(how);
+        CHECK(same(stand_ins(elsewhere, 4)));
+    }
+    cpu::thread_pool three{3};
+    CHECK(same(stand_ins(given, 4, {}, three)));
+}
+
+TEST_CASE("stand_in refuses wrong shapes and numbers by name, and needs the workspace that it counts")
+{
+    stand_in_case<float> const given{
+        {.heads = 2, .group = 2, .queries = 4, .tokens = 50, .window = 4, .dim = 8, .value_dim = 8}};
+    tensor<float, 3> keys{{2, 3, 8}};
+    tensor<float, 3> values{{2, 3, 8}};
+    auto const call = [&](host const& on, stand_in_options const& options, index_t tokens, auto const& rungs,
+                          auto const& lse, auto& to) {
+        stand_in(on, given.prompt.queries.in(), given.prompt.keys.in(), given.prompt.values.in(), rungs.in(), lse.in(),
+            tokens, options, to.out(), values.out());
+    };
+    auto const refusal = [&](stand_in_options const& options, index_t tokens, auto const& rungs, auto const& lse,
+                             auto& to) {
+        return error_text<invalid_argument>(
+            [&] { support::run([&](host const& on) { call(on, options, tokens, rungs, lse, to); }); });
+    };
+    tensor<std::uint8_t, 2> const short_rungs{{2, 49}};
+    tensor<float, 2> const short_lse{{3, 4}};
+    tensor<float, 3> many{{2, 129, 8}};
+    CHECK(
+        refusal({}, 54, short_rungs, given.lse, keys) == "stand_in: rungs must be [H,N] = [2, 50], its extent 1 is 49");
+    CHECK(refusal({}, 54, given.rungs, short_lse, keys) == "stand_in: lse must be [H*G,Q] = [4, 4], its extent 0 is 3");
+    CHECK(refusal({}, 54, given.rungs, given.lse, many) == "stand_in: stand_in_keys [H, M, D] has M = 129, above 128");
+    CHECK(refusal({}, 49, given.rungs, given.lse, keys) == "stand_in: tokens is 49, below N = 50");
+    CHECK(refusal({.scale = -1.0F}, 54, given.rungs, given.lse, keys)
+          == "stand_in: scale is -1; it must not be negative");
+    CHECK(refusal({.first_query = -1}, 54, given.rungs, given.lse, keys)
+          == "stand_in: first_query is -1; it must not be negative");
+    CHECK(refusal({}, 54, given.rungs, given.lse, values) == "stand_in: stand_in_values overlaps stand_in_keys");
+}
+
+TEST_CASE("stand_in names the scratch it needs when it gets one byte too few, and writes nothing")
+{
+    stand_in_case<float> const given{{.heads = 2, .group = 2, .queries = 4, .tokens = 600, .window = 4, .dim = 8}};
+    tensor<float, 3> keys{{2, 3, 8}};
+    tensor<float, 3> values{{2, 3, 32}};
+    keys.assign(std::vector<float>(48, 7.0F));
+    cpu::thread_pool two{2};
+    auto const call = [&](host const& on) {
+        stand_in(on, given.prompt.queries.in(), given.prompt.keys.in(), given.prompt.values.in(), given.rungs.in(),
+            given.lse.in(), 604, {}, keys.out(), values.out());
+    };
+    std::size_t const bytes = support::scratch_bytes(call, two);
+    auto const before       = keys.memory();
+    support::scratch_memory memory{bytes};
+    workspace small{memory.span().first(bytes - 1)};
+    CHECK(error_text<insufficient_workspace>([&] {
+        call(host{&small, two});
+    })
+          == "stand_in: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
+                 + " are needed");
+    CHECK(keys.memory() == before);
+    workspace exact{memory.span()};
+    CHECK_NOTHROW(call(host{&exact, two}));
+    CHECK(keys.memory() != before);
+}
