@@ -63,6 +63,19 @@ TEST_CASE("a preset's weights reach balance: those of odd tokens less where toke
     CHECK(!options(presets::best, 512).leverages);
 }
 
+TEST_CASE("stand-ins take a sixteenth of a layer's limit at most")
+{
+    layer_shape const shape{.heads = 3, .group = 3, .tokens = 500, .window = 12, .dims = {64, 32}, .element_bytes = 2};
+    index_t const each = 3 * (64 + 32) * 2;
+    CHECK(stand_ins_within(8, 64 * each, shape) == 4);
+    CHECK(stand_ins_within(8, 64 * each - 1, shape) == 3);
+    CHECK(stand_ins_within(8, 1000 * each, shape) == 8);
+    CHECK(stand_ins_within(0, 1000 * each, shape) == 0);
+    CHECK(stand_ins_within(8, 0, shape) == 0);
+    CHECK(stand_ins_within(8, -1, shape) == 0);
+    CHECK(stand_ins_within(8, 1000, layer_shape{}) == 0);
+}
+
 TEST_CASE("queries whose attention is even count as a part of the others")
 {
     CHECK(presets::by_window.even_queries(64) == doctest::Approx(0.1 * (32 + 32 * 0.2)));

@@ -80,21 +80,52 @@ struct advance_rows
         {
             T const* const from = queries.row(h, row);
             T* const to         = advanced.row(h, row);
-            for (index_t i = mine.column; i < pairs + rest; i += t.size())
+            index_t i           = mine.column;
+            for (constexpr int lanes = Team::lanes; lanes > 1 && i + lanes <= pairs; i += lanes)
             {
-                if (i >= pairs)
+                if (neighbours) { rotate<lanes, true>(from + 2 * i, from, to + 2 * i, to, turn + i, turn + pairs + i); }
+                else
                 {
-                    store_at(to + pairs + i, load_at<T>(from + pairs + i));
-                    continue;
+                    rotate<lanes, false>(
+                        from + i, from + pairs + i, to + i, to + pairs + i, turn + i, turn + pairs + i);
                 }
-                index_t const first  = neighbours ? 2 * i : i;
-                index_t const second = neighbours ? 2 * i + 1 : pairs + i;
-                float const x        = widen(load_at<T>(from + first));
-                float const y        = widen(load_at<T>(from + second));
-                store_at(to + first, narrow<T>(x * turn[i] - y * turn[pairs + i]));
-                store_at(to + second, narrow<T>(x * turn[pairs + i] + y * turn[i]));
+            }
+            for (; i < pairs + rest; i += t.size())
+            {
+                if (i >= pairs) { store_at(to + pairs + i, load_at<T>(from + pairs + i)); }
+                else if (neighbours)
+                {
+                    rotate<1, true>(from + 2 * i, from, to + 2 * i, to, turn + i, turn + pairs + i);
+                }
+                else
+                {
+                    rotate<1, false>(from + i, from + pairs + i, to + i, to + pairs + i, turn + i, turn + pairs + i);
+                }
             }
         }
+    }
+
+private:
+    /// So many pairs at a time, so that compilers vectorise a thread's work: their first coordinates, then their second ones
+    /// elsewhere, or both one after the other.
+    template <int Pairs, bool Together>
+    MDKV_HD static void rotate(
+        T const* from, T const* from_second, T* to, T* to_second, float const* cosine, float const* sine)
+    {
+        constexpr int step = Together ? 2 : 1;
+        T rows[2][Pairs * step];
+        for (int l = 0; l < Pairs * step; ++l) { rows[0][l] = load_at<T>(from + l); }
+        for (int l = 0; l < Pairs && !Together; ++l) { rows[1][l] = load_at<T>(from_second + l); }
+        T turned[2][Pairs * step];
+        for (int l = 0; l < Pairs; ++l)
+        {
+            float const x       = widen(rows[0][l * step]);
+            float const y       = widen(Together ? rows[0][l * step + step - 1] : rows[1][l]);
+            turned[0][l * step] = narrow<T>(x * cosine[l] - y * sine[l]);
+            (Together ? turned[0][l * step + step - 1] : turned[1][l]) = narrow<T>(x * sine[l] + y * cosine[l]);
+        }
+        for (int l = 0; l < Pairs * step; ++l) { store_at(to + l, turned[0][l]); }
+        for (int l = 0; l < Pairs && !Together; ++l) { store_at(to_second + l, turned[1][l]); }
     }
 };
 

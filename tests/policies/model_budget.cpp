@@ -114,3 +114,40 @@ TEST_CASE("one budget weighs odd surroundings by the power for as many tokens as
     CHECK(chosen_by(16) != expected(16));
     CHECK(chosen_by(0) == expected(0));
 }
+
+TEST_CASE("bytes are set aside from one budget only if a token is dropped")
+{
+    auto const keys               = random_floats("model budget, keys", layers * heads * past * dim, -1);
+    auto const losses             = random_floats("model budget, losses", layers * heads * rungs * past, 0);
+    mdkv::ratio_set const& ratios = mdkv::evict_ratios;
+    mdkv::rung_costs const costs{ratios, {dim, dim}, index_t{sizeof(float)}};
+    index_t const all = layers * heads * past * costs.bytes[1];
+    runner::scratch_memory scratch;
+    auto const dropped = [&](index_t limit, index_t aside) {
+        runner::model_budget<float> budget;
+        for (index_t l = 0; l < layers; ++l)
+        {
+            runner::prompt_layer<float> layer;
+            layer.layer     = l;
+            layer.layers    = layers;
+            layer.heads     = heads;
+            layer.tokens    = past;
+            layer.key_dim   = dim;
+            layer.value_dim = dim;
+            layer.keys      = keys.data() + l * heads * past * dim;
+            layer.values    = layer.keys;
+            auto const each = static_cast<std::size_t>(heads * rungs * past);
+            budget.hold(layer, std::span{losses}.subspan(static_cast<std::size_t>(l) * each, each));
+        }
+        static_cast<void>(budget.allocate({}, scratch, ratios, costs, limit, 0, 0, aside));
+        index_t count = 0;
+        for (std::size_t l = 0; l < layers; ++l)
+        {
+            for (std::uint8_t const rung : budget.rungs(l)) { count += rung == 0 ? 1 : 0; }
+        }
+        return count;
+    };
+    CHECK(dropped(all, 10 * costs.bytes[1]) == 0);
+    CHECK(dropped(all / 2, 0) < layers * heads * past / 2 + 50);
+    CHECK(dropped(all / 2, 50 * costs.bytes[1]) >= layers * heads * past / 2 + 50);
+}

@@ -1,5 +1,7 @@
 #include "policies/packed_cache.hpp"
 
+#include "policies/stand_in_tokens.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -44,6 +46,41 @@ TEST_CASE_TEMPLATE("a packed cache attends over the kept tokens, the window and 
     runner::packed_cache<T> cache{{}, scratch, layer, kept, 3};
     // 40 are far beyond the three that room was made for.
     support::check_appended(cache, scratch, prompt, kept_tokens(layer, kept), 40);
+}
+
+TEST_CASE_TEMPLATE("stand-ins are attended like tokens, and their bytes count", T, float, mdkv::half)
+{
+    support::random_prompt<T> prompt{{.value_dim = 8}};
+    auto const& layer = prompt.layer;
+    auto const kept   = prompt.some_tokens(0.3);
+    runner::scratch_memory scratch;
+    runner::packed_cache<T> cache{{}, scratch, layer, kept};
+    std::int64_t const before = cache.resident_bytes();
+    runner::stand_in_tokens const made{{}, scratch, layer, 1000, kept, 3};
+    cache.add({}, scratch, made);
+    CHECK(cache.resident_bytes()
+          == before + 3 * layer.heads * (layer.key_dim + layer.value_dim) * std::int64_t{sizeof(T)});
+    auto tokens        = kept_tokens(layer, kept);
+    auto const rounded = [](std::vector<float> const& rows, std::int64_t first, std::int64_t count) {
+        std::vector<double> row;
+        for (std::int64_t d = 0; d < count; ++d)
+        {
+            row.push_back(double{mdkv::widen(mdkv::narrow<T>(rows[static_cast<std::size_t>(first + d)]))});
+        }
+        return row;
+    };
+    for (std::int64_t h = 0; h < layer.heads; ++h)
+    {
+        for (std::int64_t i = 0; i < made.count; ++i)
+        {
+            std::int64_t const at = h * made.count + i;
+            tokens[static_cast<std::size_t>(h)].push_back({rounded(made.keys, at * layer.key_dim, layer.key_dim),
+                rounded(made.values, at * layer.value_dim, layer.value_dim)});
+        }
+    }
+    support::check_appended(cache, scratch, prompt, tokens, 5);
+    runner::stand_in_tokens const none{{}, scratch, layer, 1000, kept, 0};
+    CHECK(none.keys.empty());
 }
 
 TEST_CASE("a packed cache's bytes are those of kept tokens and window, whatever is appended")

@@ -63,6 +63,8 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(any.one_budget());
     CHECK(any.depth == 1);
     CHECK(any.odd == double{mdkv::presets::any_question.odd});
+    CHECK(any.stand_ins == mdkv::presets::any_question.stand_ins);
+    CHECK(runner::parse_policy("best[stand_ins=3]").stand_ins == 3);
     CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
     CHECK(runner::find_policy("paper").kept_window(32) == 32);
     CHECK(runner::find_policy("paper").charge == mdkv::projection_charge::by_use);
@@ -147,6 +149,9 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
                                 "end, nor heads=query");
     refuses("by_window[own=1]", "policy by_window: own = 1: must be yes or no");
     refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
+    refuses("best[stand_ins=129]", "policy best: stand_ins = 129: must be between 0 and 128");
+    refuses("by_window[stand_ins=4]",
+        "policy \"by_window[stand_ins=4]\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out");
     refuses("by_window[depth=x]", "policy by_window: depth = x: must be a number between -10 and 10");
     refuses("best[odd=-1]", "policy best: odd = -1: must be a number between 0 and 100");
     refuses("by_window[odd=8]",
