@@ -113,7 +113,8 @@ std::vector<made_cache> cache_maker<T>::all_layers(
     mdkv::layer_shape const& shape, std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
 {
     auto const layers             = std::ssize(held_.layers());
-    std::int64_t const stand_ins  = mdkv::stand_ins_within(policy_.stand_ins, limit_.in_bytes(shape), shape);
+    std::int64_t const stand_ins =
+        policy_.ratios.can_drop() ? mdkv::stand_ins_within(policy_.stand_ins, limit_.in_bytes(shape), shape) : 0;
     mdkv::allocation const chosen = held_.allocate(executor, scratch, policy_.ratios,
         mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes},
         layers * (limit_.in_bytes(shape) - shape.window_bytes()), policy_.depth, policy_.odd,

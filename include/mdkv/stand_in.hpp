@@ -37,7 +37,7 @@ struct stand_in_options
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U
 /// \param[in]  keys     [H, N, D]    the tokens that may be dropped, same encoding
 /// \param[in]  values   [H, N, Dv]
-/// \param[in]  rungs    [H, N]       0 where a token is dropped: `compress_options::rungs`, or of `allocate`
+/// \param[in]  rungs    [H, N]       0 where a token is dropped, if the ratio set can drop: as of `allocate`
 /// \param[in]  lse      [H*G, Q]     as in score_options: over all keys that each query sees, those elsewhere, too
 /// \param[in]  tokens   of the prompt: N and those after them that are kept as they are, N + W
 /// \param[in]  options  scale, place of the queries

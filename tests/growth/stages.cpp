@@ -198,6 +198,15 @@ void stages_of_prefill(layer const& x)
         advance(with, x.of.queries, tokens, {}, out(on, turned.data(), heads * group, window, dim));
     });
 
+    block<float> sums{heads * group * window};
+    std::fill_n(sums.data(), heads * group * window, 6.0F);
+    block<float> stand_ins{2 * heads * 8 * dim};
+    run_stage("stand_in", [&](host const& with) {
+        stand_in(with, x.of.queries, x.of.keys, x.of.values, as_input(rung),
+            in(on, static_cast<float const*>(sums.data()), heads * group, window), tokens + window, {},
+            out(on, stand_ins.data(), heads, 8, dim), out(on, stand_ins.data() + heads * 8 * dim, heads, 8, dim));
+    });
+
     char const* const names[]{"", "attend int4", "attend int8", "attend plain"};
     for (std::uint8_t r = 1; r < rungs; ++r)
     {

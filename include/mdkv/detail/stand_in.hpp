@@ -17,7 +17,7 @@ namespace mdkv::detail
 {
 
 inline constexpr std::uint8_t no_group = 255; ///< of a token that is kept
-inline constexpr int most_stand_ins = 128; ///< of a head: products with as many seeds fit where those of rows will be
+inline constexpr int most_stand_ins    = 128; ///< of a head: seeds' products lie where the rows' will be
 
 /// Queries as floats, times a factor. An item is a query head.
 template <backend B, element U>
@@ -52,8 +52,7 @@ struct choose_seeds
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
     out_view<index_t, 2, B> places; // [H, M]
-    out_view<float, 3, B>
-        seeds; // [H, M, D + 1]  with half of each one's square behind it; zeros where nothing is dropped
+    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros where none is dropped
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -337,11 +336,12 @@ struct place_stand_in
                 1.4426950408889634 * double{log_sum(h, r)} + log2(double{share[r]}) - dot(query(h, r), key, dim));
         }
         t.sync();
-        for (index_t d = t.rank(); d < dim; d += t.size())
+        for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] = 0; }
+        for (index_t r = 0; r < count; ++r)
         {
-            double sum = 0;
-            for (index_t r = 0; r < count; ++r) { sum += double{share[r]} * double{lacks[r]} * double{query(h, r)[d]}; }
-            mine.sums[d] = sum;
+            double const weight  = double{share[r]} * double{lacks[r]};
+            float const* const q = query(h, r);
+            for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] += weight * double{q[d]}; }
         }
         t.sync();
         for (index_t r = t.rank(); r < count; r += t.size())
@@ -388,8 +388,16 @@ private:
     template <class V>
     [[nodiscard]] MDKV_HD static double dot(float const* a, V const* b, index_t dim)
     {
+        constexpr int lanes = 8; // which compilers vectorise
+        double part[lanes]{};
+        index_t d = 0;
+        for (; d + lanes <= dim; d += lanes)
+        {
+            for (int l = 0; l < lanes; ++l) { part[l] += double{a[d + l]} * double{b[d + l]}; }
+        }
         double sum = 0;
-        for (index_t d = 0; d < dim; ++d) { sum += double{a[d]} * double{b[d]}; }
+        for (; d < dim; ++d) { sum += double{a[d]} * double{b[d]}; }
+        for (double const x : part) { sum += x; }
         return sum;
     }
     [[nodiscard]] MDKV_HD float const* query(index_t h, index_t r) const
