@@ -112,13 +112,14 @@ template <mdkv::element T>
 std::vector<made_cache> cache_maker<T>::all_layers(
     mdkv::layer_shape const& shape, std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
 {
-    auto const layers             = std::ssize(held_.layers());
-    std::int64_t const stand_ins =
+    auto const layers         = std::ssize(held_.layers());
+    std::int64_t const beside = limit_.in_bytes(shape) - shape.window_bytes();
+    std::int64_t const most =
         policy_.ratios.can_drop() ? mdkv::stand_ins_within(policy_.stand_ins, limit_.in_bytes(shape), shape) : 0;
+    std::int64_t const stand_ins  = shape.bytes_of(most) <= beside ? most : 0;
     mdkv::allocation const chosen = held_.allocate(executor, scratch, policy_.ratios,
-        mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes},
-        layers * (limit_.in_bytes(shape) - shape.window_bytes()), policy_.depth, policy_.odd,
-        layers * stand_ins * shape.heads * shape.token_bytes());
+        mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes}, layers * beside, policy_.depth, policy_.odd,
+        layers * shape.bytes_of(stand_ins));
     mdkv::expects(chosen.status != mdkv::allocation_status::non_finite_loss, "policy ", policy_.label,
         ": a loss is NaN or infinite");
     mdkv::expects(chosen.status != mdkv::allocation_status::over_limit, "policy ", policy_.label, ": ",

@@ -225,6 +225,10 @@ public:
             mdkv::pack(
                 on, cut.keys, cut.values, cut.window_keys, cut.window_values, none, none, rungs_of(on), cache.view());
         });
+        if (extra.count == 0)
+        {
+            return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_);
+        }
         auto const extra_keys   = scratch_.copied(extra.keys.data(), std::ssize(extra.keys));
         auto const extra_values = scratch_.copied(extra.values.data(), std::ssize(extra.values));
         scratch_.run([&](mdkv::gpu::backend const& on) {

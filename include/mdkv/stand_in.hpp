@@ -44,7 +44,7 @@ struct stand_in_options
 /// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128
 /// \param[out] stand_in_values  [H, M, Dv]
 /// \pre    queries, keys, values and lse are finite
-/// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256))
+/// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256) + H*(N + M*D))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits in float, sums in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps
