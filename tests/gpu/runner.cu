@@ -17,6 +17,7 @@
 #include "examples/policies/layer_cache.hpp"
 #include "examples/policies/packed_cache.hpp"
 #include "examples/policies/prompt_layer.hpp"
+#include "examples/policies/stand_in_tokens.hpp"
 #include "examples/runner/device_layers.hpp"
 #include "examples/runner/scratch_memory.hpp"
 #include "gpu/support/device_packed.hpp"
@@ -255,19 +256,24 @@ TEST_CASE("the runner's layers on the device attend as its packed caches do, und
     expects_same<half>(presets::paper, {.group = 3}, 8, budget::fraction(1, 3));
 }
 
-TEST_CASE("a layer whose rungs were chosen elsewhere attends on the device as on the host")
+TEST_CASE("a layer whose rungs were chosen elsewhere attends on the device as on the host, with stand-ins or without")
 {
     prompt<half> x{{.key_dim = 64, .value_dim = 72}};
     std::vector<std::uint8_t> rungs(static_cast<std::size_t>(x.layer.heads * x.layer.past()));
     for (std::size_t i = 0; i < rungs.size(); ++i) { rungs[i] = static_cast<std::uint8_t>(i * 7 % 4); }
     device_resource memory;
+    for (std::int64_t const count : {0, 3})
     {
+        CAPTURE(count);
         layers_on_device<half> layers{nullptr, memory};
         runner::scratch_memory scratch;
+        runner::stand_in_tokens const extra{cpu::executor_ref{}, scratch, x.layer, 1000, rungs, count};
         outcome got, want;
-        got.cache  = layers.pack(x.layer, bit_ratios, rungs, 2);
-        want.cache = std::make_unique<runner::packed_cache<half>>(
+        got.cache   = layers.pack(x.layer, bit_ratios, rungs, extra, 2);
+        auto packed = std::make_unique<runner::packed_cache<half>>(
             runner::pack_layer(cpu::executor_ref{}, scratch, x.layer, bit_ratios, {}, rungs), x.layer.group, 2);
+        packed->add(cpu::executor_ref{}, scratch, extra);
+        want.cache = std::move(packed);
         CHECK(got.cache->resident_bytes() == want.cache->resident_bytes());
         auto const error      = difference(x, got, want, 20);
         double const integers = support::integer_rounding(cache_layout{bit_ratios, 1, 0, {64, 64}});
