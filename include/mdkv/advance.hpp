@@ -83,49 +83,41 @@ struct advance_rows
             index_t i           = mine.column;
             for (constexpr int lanes = Team::lanes; lanes > 1 && i + lanes <= pairs; i += lanes)
             {
-                if (neighbours) { rotate<lanes, true>(from + 2 * i, from, to + 2 * i, to, turn + i, turn + pairs + i); }
-                else
-                {
-                    rotate<lanes, false>(
-                        from + i, from + pairs + i, to + i, to + pairs + i, turn + i, turn + pairs + i);
-                }
+                rotate_pairs<lanes>(from, to, turn, i);
             }
             for (; i < pairs + rest; i += t.size())
             {
-                if (i >= pairs) { store_at(to + pairs + i, load_at<T>(from + pairs + i)); }
-                else if (neighbours)
-                {
-                    rotate<1, true>(from + 2 * i, from, to + 2 * i, to, turn + i, turn + pairs + i);
-                }
-                else
-                {
-                    rotate<1, false>(from + i, from + pairs + i, to + i, to + pairs + i, turn + i, turn + pairs + i);
-                }
+                if (i < pairs) { rotate_pairs<1>(from, to, turn, i); }
+                else { store_at(to + pairs + i, load_at<T>(from + pairs + i)); }
             }
         }
     }
 
 private:
-    /// So many pairs at a time, so that compilers vectorise a thread's work: their first coordinates, then their second ones
-    /// elsewhere, or both one after the other.
-    template <int Pairs, bool Together>
-    MDKV_HD static void rotate(
-        T const* from, T const* from_second, T* to, T* to_second, float const* cosine, float const* sine)
+    /// So many pairs at a time, from pair i on: compilers vectorise a thread's work where a pair's distance is known.
+    template <int Pairs>
+    MDKV_HD void rotate_pairs(T const* from, T* to, float const* turn, index_t i) const
     {
-        constexpr int step = Together ? 2 : 1;
-        T rows[2][Pairs * step];
-        for (int l = 0; l < Pairs * step; ++l) { rows[0][l] = load_at<T>(from + l); }
-        for (int l = 0; l < Pairs && !Together; ++l) { rows[1][l] = load_at<T>(from_second + l); }
-        T turned[2][Pairs * step];
+        index_t const pairs = rotating / 2;
+        if (neighbours) { rotate<Pairs, 2>(from + 2 * i, 1, to + 2 * i, turn + i, turn + pairs + i); }
+        else { rotate<Pairs, 1>(from + i, pairs, to + i, turn + i, turn + pairs + i); }
+    }
+
+    template <int Pairs, int Step>
+    MDKV_HD static void rotate(T const* from, index_t apart, T* to, float const* cosine, float const* sine)
+    {
+        float x[Pairs];
+        float y[Pairs];
         for (int l = 0; l < Pairs; ++l)
         {
-            float const x       = widen(rows[0][l * step]);
-            float const y       = widen(Together ? rows[0][l * step + step - 1] : rows[1][l]);
-            turned[0][l * step] = narrow<T>(x * cosine[l] - y * sine[l]);
-            (Together ? turned[0][l * step + step - 1] : turned[1][l]) = narrow<T>(x * sine[l] + y * cosine[l]);
+            x[l] = widen(load_at<T>(from + Step * l));
+            y[l] = widen(load_at<T>(from + apart + Step * l));
         }
-        for (int l = 0; l < Pairs * step; ++l) { store_at(to + l, turned[0][l]); }
-        for (int l = 0; l < Pairs && !Together; ++l) { store_at(to_second + l, turned[1][l]); }
+        for (int l = 0; l < Pairs; ++l)
+        {
+            store_at(to + Step * l, narrow<T>(x[l] * cosine[l] - y[l] * sine[l]));
+            store_at(to + apart + Step * l, narrow<T>(x[l] * sine[l] + y[l] * cosine[l]));
+        }
     }
 };
 

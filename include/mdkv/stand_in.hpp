@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/dropped_groups.hpp>
 #include <mdkv/detail/stand_in.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -43,10 +44,11 @@ struct stand_in_options
 /// \param[in]  options  scale, place of the queries
 /// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128
 /// \param[out] stand_in_values  [H, M, Dv]
-/// \pre    queries, keys, values and lse are finite
+/// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1
 /// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256) + H*(N + M*D))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; logits in float, sums in double
+/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a group's sums of 256 tokens in
+///         float, all others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/stand_in.cpp, docs/pipeline.md, docs/quality.md
@@ -88,7 +90,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     {
         using work = detail::attend_dropped<B, T>;
         workspace::frame frame{*with.scratch, "stand_in"};
-        auto const scaled  = detail::room<float>(with, frame, query_heads, per_head, dim);
+        auto const scaled  = detail::room<float>(with, frame, heads, rows, dim + 1);
         auto const places  = detail::room<index_t>(with, frame, heads, groups);
         auto const seeds   = detail::room<float>(with, frame, heads, groups, dim + 1);
         auto const group   = detail::room<std::uint8_t>(with, frame, heads, past);
@@ -96,12 +98,12 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         auto const shares  = detail::room<float>(with, frame, heads, work::strips(past), groups, rows);
         auto const lacking = detail::room<float>(with, frame, heads, groups, 2, rows);
         static_cast<void>(frame.ready());
-        run(with, detail::scale_queries<B, U>{queries, scale * 1.44269504F, scaled}, query_heads);
+        run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
         run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);
-        run(with, work{keys, rungs, as_input(seeds), as_input(scaled), lse,
-                      options.first_query.value_or(tokens - per_head), group, weights, shares});
+        run(with, work{keys, rungs, as_input(seeds), as_input(scaled), options.first_query.value_or(tokens - per_head),
+                      per_head, group, weights, shares});
         run(with, detail::place_stand_in<B, T>{keys, values, as_input(group), as_input(weights), as_input(shares),
-                      as_input(scaled), lse, lacking, stand_in_keys, stand_in_values});
+                      as_input(scaled), lacking, stand_in_keys, stand_in_values});
     };
     detail::staged(on, "stand_in", body);
 }

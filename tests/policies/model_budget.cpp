@@ -36,6 +36,27 @@ std::vector<float> random_floats(char const* name, index_t count, double least)
     return values;
 }
 
+runner::prompt_layer<float> layer_of(std::vector<float> const& keys, index_t l)
+{
+    runner::prompt_layer<float> layer;
+    layer.layer     = l;
+    layer.layers    = layers;
+    layer.heads     = heads;
+    layer.tokens    = past;
+    layer.key_dim   = dim;
+    layer.value_dim = dim;
+    layer.keys      = keys.data() + l * heads * past * dim;
+    layer.values    = layer.keys;
+    return layer;
+}
+
+void hold(
+    runner::model_budget<float>& budget, std::vector<float> const& keys, std::vector<float> const& losses, index_t l)
+{
+    auto const each = static_cast<std::size_t>(heads * rungs * past);
+    budget.hold(layer_of(keys, l), std::span{losses}.subspan(static_cast<std::size_t>(l) * each, each));
+}
+
 } // namespace
 
 TEST_CASE("one budget weighs odd surroundings by the power for as many tokens as the prompt has")
@@ -58,18 +79,8 @@ TEST_CASE("one budget weighs odd surroundings by the power for as many tokens as
         runner::model_budget<float> budget;
         for (index_t l = 0; l < layers; ++l)
         {
-            runner::prompt_layer<float> layer;
-            layer.layer     = l;
-            layer.layers    = layers;
-            layer.heads     = heads;
-            layer.tokens    = past;
-            layer.key_dim   = dim;
-            layer.value_dim = dim;
-            layer.keys      = keys.data() + l * heads * past * dim;
-            layer.values    = layer.keys;
-            auto const each = static_cast<std::size_t>(heads * rungs * past);
-            budget.hold(layer, std::span{losses}.subspan(static_cast<std::size_t>(l) * each, each));
-            budget.compare_keys(layer, {}, scratch);
+            hold(budget, keys, losses, l);
+            budget.compare_keys(layer_of(keys, l), {}, scratch);
         }
         static_cast<void>(budget.allocate({}, scratch, ratios, costs, limit, 1.0, odd));
         std::vector<std::uint8_t> all;
@@ -125,20 +136,7 @@ TEST_CASE("bytes are set aside from one budget only if a token is dropped")
     runner::scratch_memory scratch;
     auto const dropped = [&](index_t limit, index_t aside) {
         runner::model_budget<float> budget;
-        for (index_t l = 0; l < layers; ++l)
-        {
-            runner::prompt_layer<float> layer;
-            layer.layer     = l;
-            layer.layers    = layers;
-            layer.heads     = heads;
-            layer.tokens    = past;
-            layer.key_dim   = dim;
-            layer.value_dim = dim;
-            layer.keys      = keys.data() + l * heads * past * dim;
-            layer.values    = layer.keys;
-            auto const each = static_cast<std::size_t>(heads * rungs * past);
-            budget.hold(layer, std::span{losses}.subspan(static_cast<std::size_t>(l) * each, each));
-        }
+        for (index_t l = 0; l < layers; ++l) { hold(budget, keys, losses, l); }
         static_cast<void>(budget.allocate({}, scratch, ratios, costs, limit, 0, 0, aside));
         index_t count = 0;
         for (std::size_t l = 0; l < layers; ++l)

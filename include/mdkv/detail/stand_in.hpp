@@ -1,286 +1,17 @@
-/// \file stand_in.hpp: the jobs of stand_in: dropped tokens in groups, the attention they would get, and the token that stands for each group.
+/// \file stand_in.hpp: the job of stand_in that makes the token of each group of dropped ones.
 #pragma once
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
 #include <cstdint>
 
-// Logits are in units of ln 2 here, and the queries are multiplied by their factor beforehand.
-
 namespace mdkv::detail
 {
-
-inline constexpr std::uint8_t no_group = 255; ///< of a token that is kept
-inline constexpr int most_stand_ins    = 128; ///< of a head: seeds' products lie where the rows' will be
-
-/// Queries as floats, times a factor. An item is a query head.
-template <backend B, element U>
-struct scale_queries
-{
-    static constexpr char const* name = "scale_queries";
-
-    in_view<U, 3, B> queries;
-    float factor;
-    out_view<float, 3, B> scaled;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        auto const mine = share_rows(t, queries.extent(2));
-        for (index_t q = mine.row; q < queries.extent(1); q += mine.rows)
-        {
-            for (index_t d = mine.column; d < queries.extent(2); d += t.size())
-            {
-                scaled(h, q, d) = factor * widen(load_at<U>(queries.row(h, q) + d));
-            }
-        }
-    }
-};
-
-/// The keys around which groups form: of n dropped tokens the numbers floor((j + 1/2) n / M). An item is a head.
-template <backend B, element T>
-struct choose_seeds
-{
-    static constexpr char const* name = "choose_seeds";
-
-    in_view<T, 3, B> keys;
-    in_view<std::uint8_t, 2, B> rungs;
-    out_view<index_t, 2, B> places; // [H, M]
-    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros where none is dropped
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const tokens = rungs.extent(1);
-        index_t const groups = places.extent(1);
-        index_t const dim    = keys.extent(2);
-        index_t const each   = (tokens + t.size() - 1) / t.size();
-        index_t const begin  = t.rank() * each < tokens ? t.rank() * each : tokens;
-        index_t const end    = tokens - begin < each ? tokens : begin + each;
-        index_t dropped      = 0;
-        for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
-        auto const all = t.prefix(dropped);
-        if (all.total == 0)
-        {
-            for (index_t j = t.rank(); j < groups; j += t.size()) { places(h, j) = -1; }
-        }
-        index_t number = all.before;
-        index_t j      = 0;
-        for (index_t i = begin; i < end; ++i)
-        {
-            if (rungs(h, i) != 0) { continue; }
-            while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
-            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j) { places(h, j) = i; }
-            ++number;
-        }
-        t.sync();
-        for (index_t g = t.rank(); g < groups; g += t.size())
-        {
-            index_t const at = places(h, g);
-            float square     = 0;
-            for (index_t d = 0; d < dim; ++d)
-            {
-                float const x  = at < 0 ? 0.0F : widen(load_at<T>(keys.row(h, at) + d));
-                seeds(h, g, d) = x;
-                square += x * x;
-            }
-            seeds(h, g, dim) = square / 2;
-        }
-    }
-};
-
-/// The group of every dropped token, that of the nearest seed, the attention that all rows would give the token, and each
-/// row's to each group. An item is a strip of a head.
-template <backend B, element T>
-struct attend_dropped
-{
-    static constexpr char const* name = "attend_dropped";
-    static constexpr int threads      = 128;
-    static constexpr int tile         = tile_tokens;
-    static constexpr index_t tiles    = 16;             ///< of a strip
-    static constexpr int sums         = 8;              ///< products of rows at a time
-    static constexpr int block        = most_stand_ins; ///< rows whose attention is at hand
-
-    in_view<T, 3, B> keys;
-    in_view<std::uint8_t, 2, B> rungs;
-    in_view<float, 3, B> seeds;
-    in_view<float, 3, B> queries; // [H*G, Q, D], scaled
-    in_view<float, 2, B> lse;
-    index_t first_query;
-    out_view<std::uint8_t, 2, B> groups; // [H, N]
-    out_view<float, 2, B> weights;       // [H, N]
-    out_view<float, 4, B> shares;        // [H, strips, M, G * Q]
-
-    struct scratch
-    {
-        carver& cut;
-        index_t dim;
-        float* columns      = cut.take<float>(dim * tile);   // [D, 16]  keys
-        float* attention    = cut.take<float>(block * tile); // [rows, 16]
-        double* sums        = cut.take<double>(tile);        // [16]  over the rows
-        std::uint8_t* group = cut.take<std::uint8_t>(tile);  // [16]
-    };
-
-    [[nodiscard]] static index_t strips(index_t tokens) noexcept
-    {
-        return (tokens + tiles * tile - 1) / (tiles * tile);
-    }
-    [[nodiscard]] index_t items() const noexcept { return keys.extent(0) * strips(keys.extent(1)); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(keys.extent(2)); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const h     = item / shares.extent(1);
-        index_t const strip = item % shares.extent(1);
-        index_t const rows  = shares.extent(3);
-        carver cut          = t.scratch();
-        scratch const mine{cut, keys.extent(2)};
-        for (index_t j = 0; j < shares.extent(2); ++j)
-        {
-            for (index_t r = t.rank(); r < rows; r += t.size()) { shares(h, strip, j, r) = 0; }
-        }
-        for (index_t i = 0; i < tiles; ++i)
-        {
-            index_t const first = (strip * tiles + i) * tile;
-            index_t const left  = keys.extent(1) - first;
-            if (left <= 0) { break; }
-            attend(t, mine, h, strip, first, static_cast<int>(left < tile ? left : tile));
-        }
-    }
-
-private:
-    template <team Team>
-    MDKV_HD void attend(Team const& t, scratch const& mine, index_t h, index_t strip, index_t first, int count) const
-    {
-        constexpr int parts = tile / Team::lanes; // of a column
-        auto const dim      = static_cast<int>(keys.extent(2));
-        index_t const each  = queries.extent(1);
-        index_t const rows  = shares.extent(3);
-        t.sync();
-        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; }
-        t.sync();
-        for_tokens(t, count, dim,
-            [&](int i, int c) { mine.columns[c * tile + i] = widen(load_at<T>(keys.row(h, first + i) + c)); });
-        t.sync();
-        bool any = false;
-        for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
-        if (any) { compare(t, mine, h); }
-        t.sync();
-        for (int i = member(t); i < tile; i += members(t))
-        {
-            mine.sums[i]  = 0;
-            mine.group[i] = i < count && rungs(h, first + i) == 0 ? nearest(h, mine.attention + i) : no_group;
-            if (i < count) { groups(h, first + i) = mine.group[i]; }
-        }
-        t.sync();
-        for (index_t from = 0; any && from < rows; from += block)
-        {
-            auto const here = static_cast<int>(rows - from < block ? rows - from : block);
-            for (int i = member(t); i < (here + sums - 1) / sums * parts; i += members(t))
-            {
-                int const r      = i / parts * sums;
-                int const column = i % parts * Team::lanes;
-                float const* row[sums]{};
-                for (int k = 0; k < sums; ++k) { row[k] = query(h, from + (r + k < here ? r + k : r)); }
-                float product[sums][Team::lanes];
-                column_products(t, row, mine.columns + column, dim, product);
-                for (int k = 0; k < sums && r + k < here; ++k)
-                {
-                    index_t const last = first_query + (from + r + k) % each; // that the row sees
-                    float const total  = log_sum(h, from + r + k);
-                    float* const to    = mine.attention + (r + k) * tile + column;
-                    float power[Team::lanes];
-                    for (int l = 0; l < Team::lanes; ++l)
-                    {
-                        bool const seen = mine.group[column + l] != no_group && first + column + l <= last;
-                        float const x   = product[k][l] - total;
-                        power[l]        = !seen ? -1000.0F : x < 0.0F ? x : 0.0F;
-                    }
-                    powers_of_two(t, power, to);
-                }
-            }
-            t.sync();
-            for (int r = 0; r < here; ++r)
-            {
-                for (int i = member(t); i < tile; i += members(t))
-                {
-                    mine.sums[i] += double{mine.attention[r * tile + i]};
-                }
-            }
-            for (int r = member(t); r < here; r += members(t))
-            {
-                float* const share = shares.row(h, strip, 0) + from + r;
-                for (int i = 0; i < tile; ++i)
-                {
-                    if (mine.group[i] != no_group) { share[mine.group[i] * rows] += mine.attention[r * tile + i]; }
-                }
-            }
-            t.sync();
-        }
-        for (int i = member(t); i < count; i += members(t))
-        {
-            weights(h, first + i) = static_cast<float>(mine.sums[i]);
-        }
-    }
-
-    [[nodiscard]] MDKV_HD float const* query(index_t h, index_t r) const
-    {
-        index_t const each = queries.extent(1);
-        return queries.row(h * (shares.extent(3) / each) + r / each, r % each);
-    }
-    [[nodiscard]] MDKV_HD float log_sum(index_t h, index_t r) const
-    {
-        index_t const each = queries.extent(1);
-        return lse(h * (shares.extent(3) / each) + r / each, r % each) * 1.44269504F;
-    }
-
-    /// products[j][i], of seed j and token i, for at most `most_stand_ins` seeds, where the attention will be.
-    template <team Team>
-    MDKV_HD void compare(Team const& t, scratch const& mine, index_t h) const
-    {
-        constexpr int parts = tile / Team::lanes;
-        auto const dim      = static_cast<int>(keys.extent(2));
-        auto const count    = static_cast<int>(seeds.extent(1));
-        for (int i = member(t); i < (count + sums - 1) / sums * parts; i += members(t))
-        {
-            int const j      = i / parts * sums;
-            int const column = i % parts * Team::lanes;
-            float const* row[sums]{};
-            for (int k = 0; k < sums; ++k) { row[k] = seeds.row(h, j + k < count ? j + k : j); }
-            float product[sums][Team::lanes];
-            column_products(t, row, mine.columns + column, dim, product);
-            for (int k = 0; k < sums && j + k < count; ++k)
-            {
-                for (int l = 0; l < Team::lanes; ++l) { mine.attention[(j + k) * tile + column + l] = product[k][l]; }
-            }
-        }
-    }
-
-    /// Of one token's products with the seeds, `tile` apart: the seed of the least distance, whose half square is
-    /// |k|^2 / 2 - k.s + |s|^2 / 2.
-    [[nodiscard]] MDKV_HD std::uint8_t nearest(index_t h, float const* products) const
-    {
-        int best    = 0;
-        float least = 0;
-        for (int j = 0; j < static_cast<int>(seeds.extent(1)); ++j)
-        {
-            float const distance = seeds(h, j, keys.extent(2)) - products[j * tile];
-            if (j == 0 || distance < least)
-            {
-                best  = j;
-                least = distance;
-            }
-        }
-        return static_cast<std::uint8_t>(best);
-    }
-};
 
 /// The token of each group. An item is a group of a head.
 template <backend B, element T>
@@ -293,9 +24,8 @@ struct place_stand_in
     in_view<std::uint8_t, 2, B> groups;
     in_view<float, 2, B> weights;
     in_view<float, 4, B> shares;
-    in_view<float, 3, B> queries; // [H*G, Q, D], scaled
-    in_view<float, 2, B> lse;
-    out_view<float, 4, B> rows; // [H, M, 2, G*Q]  shares, and what logits lack
+    in_view<float, 3, B> queries; // of scale_queries
+    out_view<float, 4, B> rows;   // [H, M, 2, G*Q]  shares, and what logits lack
     out_view<float, 3, B> stand_in_keys, stand_in_values;
 
     struct scratch
@@ -330,24 +60,23 @@ struct place_stand_in
         {
             double sum = 0;
             for (index_t s = 0; s < shares.extent(1); ++s) { sum += double{shares(h, s, j, r)}; }
-            double const least = 0x1p-30; // of a group that no row looks at
-            share[r]           = static_cast<float>(sum > least ? sum : least);
-            lacks[r]           = static_cast<float>(
-                1.4426950408889634 * double{log_sum(h, r)} + log2(double{share[r]}) - dot(query(h, r), key, dim));
+            double const least   = 0x1p-30; // of a group that no row looks at
+            share[r]             = static_cast<float>(sum > least ? sum : least);
+            float const* const q = queries.row(h, r);
+            lacks[r]             = static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim));
         }
         t.sync();
         for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] = 0; }
         for (index_t r = 0; r < count; ++r)
         {
             double const weight  = double{share[r]} * double{lacks[r]};
-            float const* const q = query(h, r);
+            float const* const q = queries.row(h, r);
             for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] += weight * double{q[d]}; }
         }
         t.sync();
         for (index_t r = t.rank(); r < count; r += t.size())
         {
-            double const along = dot(query(h, r), mine.sums, dim);
-            lacks[r]           = static_cast<float>(along);
+            lacks[r] = static_cast<float>(dot(queries.row(h, r), mine.sums, dim));
         }
         t.sync();
         double squares = 0;
@@ -399,16 +128,6 @@ private:
         for (; d < dim; ++d) { sum += double{a[d]} * double{b[d]}; }
         for (double const x : part) { sum += x; }
         return sum;
-    }
-    [[nodiscard]] MDKV_HD float const* query(index_t h, index_t r) const
-    {
-        index_t const each = queries.extent(1);
-        return queries.row(h * (rows.extent(3) / each) + r / each, r % each);
-    }
-    [[nodiscard]] MDKV_HD float log_sum(index_t h, index_t r) const
-    {
-        index_t const each = queries.extent(1);
-        return lse(h * (rows.extent(3) / each) + r / each, r % each);
     }
 };
 
