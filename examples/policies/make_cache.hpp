@@ -130,8 +130,7 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         if (interrupt_requested()) { throw interrupted{}; }
         prompt_layer<T> const& layer = held_.layers()[i];
         auto const rungs             = held_.rungs(i);
-        stand_in_tokens const extra{
-            executor, scratch, layer, std::ssize(query_weights(layer)), rungs, chosen.tokens[0] > 0 ? stand_ins : 0};
+        stand_in_tokens const extra{executor, scratch, layer, rungs, chosen.tokens[0] > 0 ? stand_ins : 0};
         if (device_ != nullptr) { made[i].cache = device_->pack(layer, policy_.ratios, rungs, extra, tail_tokens); }
         else
         {

@@ -5,8 +5,10 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/presets.hpp>
 #include <mdkv/stand_in.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -24,11 +26,10 @@ struct stand_in_tokens
     std::vector<float> keys;   // [heads, count, key_dim]
     std::vector<float> values; // [heads, count, value_dim]
 
-    /// \param rows      of the layer's last queries, 1 or more, by whose attention they are made
     /// \param rungs     [heads, past]
     template <mdkv::element T>
     stand_in_tokens(mdkv::cpu::executor_ref executor, scratch_memory& scratch, prompt_layer<T> const& layer,
-        std::int64_t rows, std::span<std::uint8_t const> rungs, std::int64_t wanted)
+        std::span<std::uint8_t const> rungs, std::int64_t wanted)
         : count{wanted}
         , keys(static_cast<std::size_t>(layer.heads * wanted * layer.key_dim))
         , values(static_cast<std::size_t>(layer.heads * wanted * layer.value_dim))
@@ -39,6 +40,7 @@ struct stand_in_tokens
             using mdkv::slice;
             auto const H    = layer.heads;
             auto const all  = layer.query_tokens;
+            auto const rows = std::min<std::int64_t>(mdkv::stand_in_queries, all);
             auto const past = layer.past();
             mdkv::stand_in(on, slice<1>(in(on, layer.queries, H * layer.group, all, layer.key_dim), all - rows, rows),
                 slice<1>(in(on, layer.keys, H, layer.tokens, layer.key_dim), 0, past),

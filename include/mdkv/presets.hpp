@@ -29,6 +29,10 @@ namespace mdkv
     return room < most ? room : most;
 }
 
+/// Queries to make them by, a prompt's last ones: earlier ones look at neighbours that will be dropped, where later ones
+/// have theirs in the window or the tail (docs/quality.md).
+inline constexpr index_t stand_in_queries = 16;
+
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
 /// queries to the layer. The members from `replays` on are the caller's work, because compress sees one layer of a whole
 /// prompt: replay, balance, allocate and stand_in (docs/pipeline.md shows how). A starting point: every member may be changed.

@@ -328,7 +328,7 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
     auto const odd = with("by_window[budget=model+odd=100]", 30);
     CHECK(odd.rungs != even.rungs);
     CHECK(with("by_window[budget=model+odd=0]", 30).rungs == even.rungs);
-    // Stand-ins are made by the queries that score, the window's if no number is given.
+    // Stand-ins are made by the window's queries where no more are kept.
     auto const named = "evict[budget=model+stand_ins=1+queries=" + std::to_string(window) + "]";
     auto const stood = with(named.c_str(), 30);
     CHECK(with("evict[budget=model+stand_ins=1]", 30).logits == stood.logits);
