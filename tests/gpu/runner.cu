@@ -267,7 +267,7 @@ TEST_CASE("a layer whose rungs were chosen elsewhere attends on the device as on
         CAPTURE(count);
         layers_on_device<half> layers{nullptr, memory};
         runner::scratch_memory scratch;
-        runner::stand_in_tokens const extra{cpu::executor_ref{}, scratch, x.layer, 1000, rungs, count};
+        runner::stand_in_tokens const extra{cpu::executor_ref{}, scratch, x.layer, rungs, count};
         outcome got, want;
         got.cache   = layers.pack(x.layer, bit_ratios, rungs, extra, 2);
         auto packed = std::make_unique<runner::packed_cache<half>>(

@@ -56,7 +56,7 @@ TEST_CASE_TEMPLATE("stand-ins are attended like tokens, and their bytes count", 
     runner::scratch_memory scratch;
     runner::packed_cache<T> cache{{}, scratch, layer, kept};
     std::int64_t const before = cache.resident_bytes();
-    runner::stand_in_tokens const made{{}, scratch, layer, 1000, kept, 3};
+    runner::stand_in_tokens const made{{}, scratch, layer, kept, 3};
     cache.add({}, scratch, made);
     CHECK(cache.resident_bytes()
           == before + 3 * layer.heads * (layer.key_dim + layer.value_dim) * std::int64_t{sizeof(T)});
@@ -79,7 +79,7 @@ TEST_CASE_TEMPLATE("stand-ins are attended like tokens, and their bytes count", 
         }
     }
     support::check_appended(cache, scratch, prompt, tokens, 5);
-    runner::stand_in_tokens const none{{}, scratch, layer, 1000, kept, 0};
+    runner::stand_in_tokens const none{{}, scratch, layer, kept, 0};
     CHECK(none.keys.empty());
 }
 
