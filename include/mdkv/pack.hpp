@@ -1,4 +1,4 @@
-/// \file pack.hpp: pack: writes a layer's tokens into the packed cache, each at its rung: listed by rung, the directory laid out, then every run written tile by tile (arXiv 2603.20616, section 5).
+/// \file pack.hpp: pack: writes a layer's tokens into the packed cache, each at its rung (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -6,11 +6,9 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/pack_tile.hpp>
+#include <mdkv/detail/packing.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/slots.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,166 +16,6 @@
 
 namespace mdkv
 {
-
-namespace detail
-{
-
-/// One item: every head's entry from the number of its tokens at each rung, the heads one after another.
-template <element T, backend B>
-struct lay_out_heads
-{
-    static constexpr char const* name = "pack_lay_out";
-
-    cache_view<T, B::memory_space> cache;
-    bool bases;                   ///< neither is missing
-    in_view<index_t, 2, B> first; // [H, R+1] where each rung's tokens begin
-    index_t* needed;              // [1]  bytes of the arena, or the largest index_t where a basis is missing
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
-    {
-        cache_layout const& layout = cache.layout;
-        head_entry entry;
-        index_t bytes   = 0;
-        index_t unbased = 0; // heads with tokens at a projected rung whose basis is missing
-        for (index_t h0 = 0; h0 < layout.heads; h0 += t.size())
-        {
-            index_t const h  = h0 + t.rank();
-            bool const there = h < layout.heads;
-            array<index_t, max_rungs> count{};
-            for (std::size_t r = 0; there && r < layout.rungs; ++r)
-            {
-                auto const at = static_cast<index_t>(r);
-                count[r]      = first(h, at + 1) - first(h, at);
-            }
-            auto const sum = t.prefix(there ? lay_out_head<T>(layout, count, 0, entry) : index_t{0});
-            unbased += there && !bases && entry.key_columns > 0 ? 1 : 0;
-            if (there) { static_cast<void>(lay_out_head<T>(layout, count, bytes + sum.before, cache.heads[h])); }
-            bytes += sum.total;
-        }
-        index_t const all = t.sum(unbased) > 0 ? INT64_MAX : bytes;
-        for (index_t h = t.rank(); all > cache.arena_bytes && h < layout.heads; h += t.size()) { cache.heads[h] = {}; }
-        if (t.rank() == 0) { *needed = all; }
-        if (t.rank() == 0 && cache.appended != nullptr) { *cache.appended = 0; }
-    }
-};
-
-/// Writes the mean key of each head that has rotated tokens: the one of `before`, where the head had such tokens, or the
-/// mean of up to 128 of its kept tokens, evenly spaced over its list: it need not be exact, because whatever is subtracted
-/// from keys, attend adds to their logits. Coordinates beyond half's range count as cut to it, NaN and infinities as 0. An item
-/// is a head.
-template <element T, backend B>
-struct write_means
-{
-    static constexpr char const* name     = "pack_write_means";
-    static constexpr int threads          = 128;
-    static constexpr index_t most_sampled = 128;
-
-    in_view<T, 3, B> keys;                   // [H, N, D]
-    in_view<std::int32_t, 2, B> positions;   // [H, N]    by rung, ascending
-    in_view<index_t, 2, B> first;            // [H, R+1]  where each rung's positions begin
-    cache_view<T, B::memory_space> cache;    // its directory is written
-    cache_view<T, B::memory_space> before{}; // or without a directory
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        cache_layout const& layout = cache.layout;
-        if (!has_mean(layout, cache, h)) { return; }
-        bool const there    = before.heads != nullptr && has_mean(before.layout, before, h);
-        index_t const begin = first(h, layout.key_coordinates[0] == 0 ? 1 : 0);
-        index_t const count = first(h, static_cast<index_t>(layout.rungs)) - begin;
-        index_t const step  = (count + most_sampled - 1) / most_sampled;
-        constexpr int lanes = Team::register_lanes;
-        using floats        = lane_floats<lanes>;
-        std::byte* const to = cache.arena + cache.heads[h].key_mean;
-        for (index_t d = member(t) * lanes; d < layout.dims.keys; d += members(t) * lanes)
-        {
-            auto const n = static_cast<int>(layout.dims.keys - d < lanes ? layout.dims.keys - d : lanes);
-            float line[lanes]{};
-            floats sum{};
-            for (index_t i = 0; !there && i < count; i += step)
-            {
-                T const* const key = keys.row(h, positions(h, begin + i)) + d;
-                for (int l = 0; l < n; ++l) { line[l] = widen(load_at<T>(key + l)); }
-                floats const x   = load_lanes<floats>(line);
-                floats const cut = larger(smaller(x, floats{} + largest_half), floats{} - largest_half);
-                sum += x * 0.0F == 0.0F ? cut : floats{};
-            }
-            store_lanes(line, sum);
-            for (int l = 0; l < n; ++l)
-            {
-                float const mean = there ? matrix_at<T>(before.arena, before.heads[h].key_mean, d + l)
-                                         : line[l] / static_cast<float>((count + step - 1) / step);
-                store_at(to + (d + l) * index_t{sizeof(T)}, narrow<T>(mean));
-            }
-        }
-    }
-};
-
-/// Bytes of an arena with these rungs, which the host can read.
-/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that lacks
-///                            a basis
-template <element T, backend B>
-[[nodiscard]] index_t bytes_of_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung,
-    std::uint8_t const* rungs, cache_layout const& layout, bool bases)
-{
-    index_t bytes = 0;
-    for (index_t h = 0; h < layout.heads; ++h)
-    {
-        array<index_t, max_rungs> tokens{};
-        for (index_t i = 0; i < rung.extent(1); ++i)
-        {
-            std::size_t const r = rungs[rung.offset(h, i)];
-            expects(r < layout.rungs, stage, ": rung of head ", h, ", token ", i, " is ", r, "; it must be below ",
-                layout.rungs);
-            ++tokens[r];
-        }
-        for (std::size_t r = 0; r < layout.rungs; ++r)
-        {
-            expects(tokens[r] == 0 || bases || !layout.projected(r), stage, ": head ", h, " has ", tokens[r],
-                " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
-        }
-        head_entry entry;
-        bytes = lay_out_head<T>(layout, tokens, bytes, entry);
-    }
-    return bytes;
-}
-
-/// What pack does with checked arguments.
-/// \param before   the cache that the tokens come from, whose codes may be copied: its mean keys are kept; or none
-template <backend B, element T>
-void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
-    in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
-    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed,
-    cache_view<T, B::memory_space> const& before = {})
-{
-    cache_layout const& layout = cache.layout;
-    index_t const heads        = layout.heads;
-    index_t const tokens       = keys.extent(1);
-    auto const rungs           = static_cast<index_t>(layout.rungs);
-    workspace::frame frame{*on.scratch, "pack"};
-    auto const positions = room<std::int32_t>(on, frame, heads, tokens);
-    auto const first     = room<index_t>(on, frame, heads, rungs + 1);
-    auto const counted   = room<index_t>(on, frame, 1);
-    bool const real      = frame.ready();
-    bool const bases     = !key_basis.empty() && !value_basis.empty();
-    if constexpr (B::memory_space == space::host)
-    {
-        index_t const bytes = real ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases) : 0;
-        expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
-            cache.arena_bytes, " bytes, ", bytes, " are needed");
-    }
-    run(on, sort_slots<B>{rung, positions, first}, heads);
-    lay_out_heads<T, B> const entries{cache, bases, as_input(first), (needed.empty() ? counted : needed).data_handle()};
-    run(on, entries, 1);
-    run(on, write_means<T, B>{keys, as_input(positions), as_input(first), cache, before},
-        layout.any_rotated() ? heads : 0);
-    run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
-                as_input(positions), as_input(first)});
-}
-
-} // namespace detail
 
 /// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
 ///
@@ -211,8 +49,8 @@ template <element T, backend B>
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes (those of original coordinates rotated before, of keys less their head's mean key: see cache.hpp and write_means
-/// above). A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
+/// codes (those of original coordinates rotated before, of keys less their head's mean key: see cache.hpp and
+/// detail/packing.hpp). A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
 ///
 /// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. Then
 /// nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads nothing,

@@ -29,8 +29,8 @@ namespace mdkv
     return room < most ? room : most;
 }
 
-/// Queries to make them by, a prompt's last ones: earlier ones look at neighbours that will be dropped, where later ones
-/// have theirs in the window or the tail (docs/quality.md).
+/// Queries by whose attention stand-ins are made, a prompt's last ones: earlier ones look at neighbours that will be
+/// dropped, where later ones have theirs in the window or the tail (docs/quality.md).
 inline constexpr index_t stand_in_queries = 16;
 
 /// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`

@@ -35,7 +35,8 @@ struct stand_in_options
 /// A group of no tokens gets a token that draws next to no attention.
 ///
 /// \param on            backend: threads, scratch
-/// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U
+/// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;
+///                      few are better than many (`stand_in_queries`)
 /// \param[in]  keys     [H, N, D]    the tokens that may be dropped, same encoding
 /// \param[in]  values   [H, N, Dv]
 /// \param[in]  rungs    [H, N]       0 where a token is dropped, if the ratio set can drop: as of `allocate`

@@ -11,13 +11,13 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/packing.hpp>
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/stored_tokens.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/finite.hpp>
-#include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/score.hpp>
 #include <mdkv/slots.hpp>
