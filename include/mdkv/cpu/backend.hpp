@@ -37,9 +37,13 @@ struct backend
     void for_each(index_t count, Body const& body) const
     {
         index_t const parts = slots(count);
+        index_t const some  = count / (32 * parts) + 1; // small neighbours write to the same cache lines
         index_t next        = 0; // (std::atomic's header takes longer to compile than all of this)
         executor.parallel_for(parts, [&](index_t slot) {
-            for (index_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < count;) { body(i, slot); }
+            for (index_t i; (i = __atomic_fetch_add(&next, some, __ATOMIC_RELAXED)) < count;)
+            {
+                for (index_t const end = count - i < some ? count : i + some; i < end; ++i) { body(i, slot); }
+            }
         });
     }
 };

@@ -39,8 +39,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
 
     // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
     constexpr index_t block = tile::block;
-    index_t const parts     = std::clamp<index_t>(tokens / (8 * block), 1, 8);
-    index_t const piece     = 8 * block;
+    index_t const parts     = std::clamp<index_t>(tokens / (2 * block), 1, 8);
+    index_t const piece     = 2 * block;
     index_t const pieces    = (tokens + piece - 1) / piece;
     index_t const slots     = on.slots(heads * std::max(parts + 1, pieces));
     index_t const per_slot  = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
