@@ -63,7 +63,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         mdkv::detail::carver room{rooms + slot * per_slot};
         return score_slot{room, plan};
     };
-    run(on, mdkv::detail::score_queries<backend, U>{queries, plan}, heads * plan.rows);
+    mdkv::detail::score_queries<backend, U> const panels{queries, plan};
+    run(on, panels, heads * panels.panels());
     mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
     on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });

@@ -3,13 +3,13 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstring>
 
 namespace mdkv::detail
 {
@@ -17,7 +17,7 @@ namespace mdkv::detail
 /// Starting maximum of a softmax: lower than any logit, and finite so that differences are numbers.
 inline constexpr float lowest_logit = -1e30F;
 
-/// Queries, scaled, as columns of panels. An item is a row of a head.
+/// Queries, scaled, as columns of panels. An item is a panel of a head.
 template <backend B, element U>
 struct score_queries
 {
@@ -27,21 +27,28 @@ struct score_queries
     in_view<U, 3, B> queries;
     score_plan plan;
 
+    [[nodiscard]] MDKV_HD index_t panels() const noexcept { return plan.rows / plan.panel; }
+
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const head = item / plan.rows;
-        index_t const row  = item % plan.rows;
-        bool const padding = row >= plan.query_rows;
-        index_t const from = padding ? 0
-                                     : queries.offset(head * (plan.query_rows / plan.per_head) + row / plan.per_head,
-                                         row % plan.per_head, index_t{0});
-        float* const to    = plan.head(head).queries + row / plan.panel * plan.panel * plan.dim + row % plan.panel;
-        for (index_t d = t.rank(); d < plan.dim; d += t.size())
+        index_t const head  = item / panels();
+        index_t const first = item % panels() * plan.panel;
+        index_t const dim   = plan.dim;
+        index_t const panel = plan.panel;
+        float* const to     = plan.head(head).queries + first * dim;
+        auto const mine     = share_rows(t, dim);
+        for (index_t r = mine.row; r < panel; r += mine.rows)
         {
-            U value{}; // from any address
-            if (!padding) { std::memcpy(&value, queries.data_handle() + from + d, sizeof value); }
-            to[d * plan.panel] = widen(value) * plan.to_log2;
+            index_t const row  = first + r;
+            bool const padding = row >= plan.query_rows;
+            index_t const of   = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
+            U const* const from =
+                padding ? nullptr : queries.data_handle() + queries.offset(of, row % plan.per_head, index_t{0});
+            for (index_t d = mine.column; d < dim; d += t.size())
+            {
+                to[d * panel + r] = padding ? 0.0F : widen(load_at<U>(from + d)) * plan.to_log2;
+            }
         }
     }
 };

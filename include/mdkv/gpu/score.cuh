@@ -60,7 +60,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
         tiling.all, " bytes of a block's shared memory at these rungs; this GPU has ", most);
 
-    run(on, mdkv::detail::score_queries<backend, U>{queries, plan}, heads * plan.rows);
+    mdkv::detail::score_queries<backend, U> const panels{queries, plan};
+    run(on, panels, heads * panels.panels());
     mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
     if (plan.latent > 0 || tiling.tensor)
