@@ -4,6 +4,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
@@ -39,6 +40,33 @@ struct rotary_encoding
 namespace detail
 {
 
+/// Every pair's turn, once for all rows. One item.
+template <backend B>
+struct find_turns
+{
+    static constexpr char const* name = "advance_turns";
+    static constexpr int threads      = 128;
+
+    double positions;
+    double base;
+    in_view<double, 1, B> frequencies; // or empty
+    index_t rotating;
+    float* turns; // [rotating]  cosines, then sines
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t) const
+    {
+        index_t const pairs = rotating / 2;
+        for (index_t i = t.rank(); i < pairs; i += t.size())
+        {
+            double const exponent  = -2.0 * static_cast<double>(i) / static_cast<double>(rotating);
+            double const frequency = frequencies.empty() ? pow(base, exponent) : frequencies(i);
+            turns[i]               = static_cast<float>(cos(positions * frequency));
+            turns[pairs + i]       = static_cast<float>(sin(positions * frequency));
+        }
+    }
+};
+
 /// An item is some rows of one head.
 template <backend B, element T>
 struct advance_rows
@@ -49,28 +77,16 @@ struct advance_rows
 
     in_view<T, 3, B> queries;
     out_view<T, 3, B> advanced;
-    double positions;
-    double base;
-    in_view<double, 1, B> frequencies; // or empty
+    float const* turns; // [rotating]  of find_turns
     index_t rotating;
     bool neighbours;
 
     [[nodiscard]] MDKV_HD index_t blocks() const noexcept { return (queries.extent(1) + rows_each - 1) / rows_each; }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return rotating * index_t{sizeof(float)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         index_t const pairs = rotating / 2;
-        auto* const turn    = t.scratch().template take<float>(rotating); // cosines, then sines
-        for (index_t i = t.rank(); i < pairs; i += t.size())
-        {
-            double const exponent  = -2.0 * static_cast<double>(i) / static_cast<double>(rotating);
-            double const frequency = frequencies.empty() ? pow(base, exponent) : frequencies(i);
-            turn[i]                = static_cast<float>(cos(positions * frequency));
-            turn[pairs + i]        = static_cast<float>(sin(positions * frequency));
-        }
-        t.sync();
         index_t const h     = item / blocks();
         index_t const begin = item % blocks() * rows_each;
         index_t const end   = queries.extent(1) - begin < rows_each ? queries.extent(1) : begin + rows_each;
@@ -83,11 +99,11 @@ struct advance_rows
             index_t i           = mine.column;
             for (constexpr int lanes = Team::lanes; lanes > 1 && i + lanes <= pairs; i += lanes)
             {
-                rotate_pairs<lanes>(from, to, turn, i);
+                rotate_pairs<lanes>(from, to, i);
             }
             for (; i < pairs + rest; i += t.size())
             {
-                if (i < pairs) { rotate_pairs<1>(from, to, turn, i); }
+                if (i < pairs) { rotate_pairs<1>(from, to, i); }
                 else { store_at(to + pairs + i, load_at<T>(from + pairs + i)); }
             }
         }
@@ -96,11 +112,11 @@ struct advance_rows
 private:
     /// So many pairs at a time, from pair i on: compilers vectorise a thread's work where a pair's distance is known.
     template <int Pairs>
-    MDKV_HD void rotate_pairs(T const* from, T* to, float const* turn, index_t i) const
+    MDKV_HD void rotate_pairs(T const* from, T* to, index_t i) const
     {
         index_t const pairs = rotating / 2;
-        if (neighbours) { rotate<Pairs, 2>(from + 2 * i, 1, to + 2 * i, turn + i, turn + pairs + i); }
-        else { rotate<Pairs, 1>(from + i, pairs, to + i, turn + i, turn + pairs + i); }
+        if (neighbours) { rotate<Pairs, 2>(from + 2 * i, 1, to + 2 * i, turns + i, turns + pairs + i); }
+        else { rotate<Pairs, 1>(from + i, pairs, to + i, turns + i, turns + pairs + i); }
     }
 
     template <int Pairs, int Step>
@@ -134,7 +150,7 @@ private:
 /// \param[out] advanced  [H*G, Q, D]  the same view as `queries`, or memory apart from them
 /// \pre    positions * frequency at most 2^28: angles are taken in double, so that the result is that of encoding the
 ///         rows anew, to the rounding of T
-/// \cost   reads and writes the rows once; scratch of n floats a thread (cpu)
+/// \cost   reads and writes the rows once; scratch of n floats
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees; more coordinates are to rotate than there are, or an odd number;
@@ -158,8 +174,13 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
     arguments.in("encoding.frequencies", encoding.frequencies, {{rotating / 2}}, "n/2")
         .out("advanced", advanced, shape, "H*G,Q,D");
-    detail::advance_rows<B, T> const job{queries, advanced, static_cast<double>(positions), encoding.base,
-        encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, encoding.pairs == rotary_pairs::neighbours};
+    workspace::frame frame{*on.scratch, "advance"};
+    detail::find_turns<B> const turns{static_cast<double>(positions), encoding.base,
+        encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, frame.template take<float>(rotating)};
+    detail::advance_rows<B, T> const job{
+        queries, advanced, turns.turns, rotating, encoding.pairs == rotary_pairs::neighbours};
+    if (!frame.ready() || queries.empty()) { return; }
+    run(on, turns, 1);
     run(on, job, shape[0] * job.blocks());
 }
 
