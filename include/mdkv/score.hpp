@@ -90,7 +90,8 @@ struct score_options
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
 /// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (once of them less with lse given), r the widest plain projected
 ///         rung, s the coordinates of all quantised rungs whose loss has a first term; keys read twice, values once;
-///         scratch O(H*G*Q*D + threads*R*D), never G*Q x N
+///         scratch O(H*G*Q*D + threads*R*D); G*Q x N only of heads whose logits take
+///         at most 1 MiB each (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps

@@ -37,9 +37,15 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     detail::score_plan plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads, queries.extent(1),
         tokens + window, options, tile::width, simd::lanes};
 
+    // A replay's chunk: its exact logits stay in cache from one sweep to the other.
+    constexpr index_t most_kept = 1 << 18;
+    index_t const logits        = checked_multiply(plan.rows, tile::round_up(tokens, tile::block));
+    if (logits <= most_kept && !options.lse) { plan.more = logits; }
+
     // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
     constexpr index_t block = tile::block;
     index_t const parts     = std::clamp<index_t>(tokens / (2 * block), 1, 8);
+    index_t const part_size = tile::round_up((tokens + parts - 1) / parts, block);
     index_t const piece     = 2 * block;
     index_t const pieces    = (tokens + piece - 1) / piece;
     index_t const slots     = on.slots(heads * std::max(parts + 1, pieces));
@@ -76,8 +82,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         index_t const head               = item / states.parts;
         index_t const part               = item % states.parts;
         bool const in_window             = part == parts;
-        index_t const begin              = in_window ? 0 : tokens * part / parts;
-        index_t const end                = in_window ? window : tokens * (part + 1) / parts;
+        index_t const begin              = in_window ? 0 : part * part_size;
+        index_t const end                = in_window ? window : std::min(tokens, begin + part_size);
         index_t const offset             = in_window ? tokens : 0;
         score_slot const slot            = slot_at(slot_index);
         mdkv::detail::score_head const h = plan.head(head);

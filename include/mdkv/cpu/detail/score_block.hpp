@@ -22,7 +22,7 @@
 // quantised rungs read their keys again from codes and multiply all they hold. Every softmax needs its normaliser before
 // the first loss, so the keys are read twice: sweep one finds the log-sum-exps of the exact softmax (unless the caller has
 // them) and of every rung that needs P', sweep two adds up the losses. Nothing of size rows x tokens exists outside one
-// tile. Logits are kept in units of log2, with the scale folded into the queries, and a query's weight into its
+// tile, except for few tokens, whose exact logits sweep one leaves for sweep two. Logits are kept in units of log2, with the scale folded into the queries, and a query's weight into its
 // log-sum-exps.
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
@@ -224,6 +224,7 @@ struct score_block
             for (int i = begin; i < plan.softmaxes; ++i)
             {
                 score_tile const& logits = whole ? *exact : multiply(i, t, p, sums, shown);
+                if (i == 0 && !whole && plan.more > 0) { std::memcpy(kept_logits(t, p), logits, sizeof logits); }
                 add_to_state(
                     states.largest(of, part, i) + p * tile::width, states.sum(of, part, i) + p * tile::width, logits);
             }
@@ -241,7 +242,9 @@ struct score_block
             score_tile shown;
             for (int i = 0; i < plan.softmaxes; ++i)
             {
-                score_tile const& logits = multiply(i, t, p, sums, shown);
+                bool const is_kept       = i == 0 && plan.more > 0;
+                score_tile const& logits = is_kept ? shown : multiply(i, t, p, sums, shown);
+                if (is_kept) { std::memcpy(shown, kept_logits(t, p), sizeof shown); }
                 add_differences(
                     plan.over, logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
             }
@@ -305,6 +308,12 @@ private:
         {
             for (index_t t = 0; t < count && !plan.none_sees(first + t, p); t += tile::rows) { body(t, p); }
         }
+    }
+
+    /// Where sweep one leaves the exact logits of a tile for sweep two, if plan.more makes room: [panels, tokens, width].
+    [[nodiscard]] float* kept_logits(index_t t, index_t p) const noexcept
+    {
+        return head.more + (p * (plan.more / plan.rows) + first + t) * tile::width;
     }
 
     /// Logits of softmax i of the tokens from t of the block with panel p. They are in `sums`, which hold those of softmax
