@@ -242,11 +242,11 @@ struct score_block
             score_tile shown;
             for (int i = 0; i < plan.softmaxes; ++i)
             {
-                bool const is_kept       = i == 0 && plan.more > 0;
-                score_tile const& logits = is_kept ? shown : multiply(i, t, p, sums, shown);
-                if (is_kept) { std::memcpy(shown, kept_logits(t, p), sizeof shown); }
+                score_tile const* logits = &shown;
+                if (i == 0 && plan.more > 0) { std::memcpy(shown, kept_logits(t, p), sizeof shown); }
+                else { logits = &multiply(i, t, p, sums, shown); }
                 add_differences(
-                    plan.over, logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
+                    plan.over, *logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
             }
         });
     }
