@@ -39,9 +39,11 @@ using mdkv::detail::run_basis;
 using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
-/// Smallest piece of work: below this many bytes, waking other threads costs more than they save. And the most pieces a
-/// cache is cut into (apart from one a head): parts depend on the cache and never on the number of threads,
-/// so that results do not either.
+/// Bytes below which a cache is attended by the calling thread alone: to wake other threads takes longer than they save.
+inline constexpr index_t least_shared_bytes = index_t{1} << 16;
+
+/// Smallest piece of work, and the most pieces a cache is cut into (apart from one a head): parts depend on the cache and
+/// never on the number of threads, so that results do not either.
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
 
@@ -135,7 +137,7 @@ struct attend_job
         float* logits;          // [G, most_block_tokens]
         float* q;               // [G, sizes.queries()]
         float* with_mean;       // [G] products with the head's mean key, where it has rotated tokens
-        rounded_query* rounded; // [G, groups] of the coded run being read
+        rounded_query* rounded; // [groups, G] of the coded run being read
         std::byte* tile;        // most_logit_tiles of the longest keys; copy_bytes of the longest values
     };
     [[nodiscard]] room carve(mdkv::detail::carver& memory) const
@@ -202,7 +204,7 @@ struct attend_job
         if (coded)
         {
             round_queries(kind == storage::int8 ? 8 : 4, q.x, q.step, group, run.keys.coordinates, mine.rounded);
-            q = {q.x, q.step, mine.rounded, run.keys.groups()};
+            q = {q.x, q.step, mine.rounded, group};
         }
         index_t const block = std::clamp(
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
@@ -398,7 +400,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
         index_t const i = std::upper_bound(first, first + count + 1, part) - first - 1;
         jobs[i](part - first[i], memory + slot * own_bytes);
     };
-    if (stored < detail::least_part_bytes) { backend{on.scratch}.for_each(first[count], body); }
+    if (stored < detail::least_shared_bytes) { backend{on.scratch}.for_each(first[count], body); }
     else { on.for_each(first[count], body); }
 }
 

@@ -117,12 +117,12 @@ struct query_rows
 {
     float const* x;
     index_t step;
-    rounded_query const* rounded = nullptr; ///< [G, groups] for keys that are codes
-    index_t groups               = 0;
+    rounded_query const* rounded = nullptr; ///< [groups, rows] for keys that are codes
+    index_t rows                 = 0;
 
     [[nodiscard]] query_rows from(index_t g) const noexcept
     {
-        return {x + g * step, step, rounded + g * groups, groups};
+        return {x + g * step, step, rounded + g, rows};
     }
 };
 

@@ -40,6 +40,15 @@ template <int Bits, class Sums>
 {
     if constexpr (Bits == 8) { sums = simd::add_products(sums, a, b); }
     else { sums = simd::add_byte_products(sums, a, b); }
+#if defined(__SSE2__) && !defined(__clang__)
+    __asm__("" : "+v"(sums)); // g++ would add in another order, with more sums than there are registers
+#endif
+}
+
+/// What p points to is read from memory and written to it, not held in registers.
+[[gnu::always_inline]] inline void keep_in_memory(float*& p) noexcept
+{
+    __asm__("" : "+r"(p) : : "memory");
 }
 
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

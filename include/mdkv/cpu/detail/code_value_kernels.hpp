@@ -61,10 +61,11 @@ template <int Bits, int G, int Vectors>
         std::byte const* at    = tile;
         auto const add_sixteen = [&](auto& to) __attribute__((always_inline))
         {
-            MDKV_ROLLED
-            for (index_t t = done * tile_tokens; t < (done + 1) * tile_tokens; t += 4, at += 4 * from.bytes)
+            MDKV_UNROLL
+            for (index_t four = 0; four < tile_tokens; four += 4, at += 4 * from.bytes)
             {
-                if (t % tile_tokens != 0) { next.fetch(4 * Vectors * lanes); }
+                index_t const t = done * tile_tokens + four;
+                if (four > 0) { next.fetch(4 * Vectors * lanes); }
                 // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer
                 // registers.
                 constexpr int steps = Bits == 8 ? 2 : 1;

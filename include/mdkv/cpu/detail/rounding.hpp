@@ -59,22 +59,22 @@ struct rounding
     return sum;
 }
 
-/// Rounds the groups of rows of coordinates: to [rows, groups].
+/// Rounds the groups of rows of coordinates: to [groups, rows].
 MDKV_OUTLINE inline void round_queries(
-    int bits, float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* to) noexcept
+    int bits, float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* all) noexcept
 {
     constexpr index_t half = quantised_group / 2;
     index_t const part     = bits == 8 ? half : rounded_query::part<4>;
     for (index_t i = 0; i < rows; ++i, x += step)
     {
-        for (index_t c = 0; c < coordinates; c += quantised_group, ++to)
+        for (index_t c = 0; c < coordinates; c += quantised_group)
         {
+            rounded_query* const to = all + c / quantised_group * rows + i;
             // The numbers of the low halves of bytes and those of the high ones; of 8 bits just the first and the others.
             float padded[2][half];
             float const* number[2]{x + c, x + c + half};
-            index_t const n      = std::min(quantised_group, coordinates - c);
-            index_t const first  = bits == 8 ? std::min(n, half) : (n + 1) / 2;
-            index_t const second = bits == 8 ? half : first;
+            index_t const n     = std::min(quantised_group, coordinates - c);
+            index_t const first = bits == 8 ? std::min(n, half) : (n + 1) / 2;
             if (n < quantised_group)
             {
                 std::fill_n(std::copy_n(x + c, first, padded[0]), half - first, 0.0F);
@@ -99,12 +99,12 @@ MDKV_OUTLINE inline void round_queries(
                 to->unit[j / part] = by.unit;
                 factors[j / part]  = by.factor;
             }
-            for (index_t h = 0; h < 2; ++h) // the second numbers begin where the first end, not where a part does
+            for (index_t h = 0; h < 2; ++h)
             {
                 for (index_t j = 0; j < half; j += part)
                 {
                     left += simd::to_floats(round_numbers(bits, number[h] + j, simd::broadcast(factors[j / part]), part,
-                                to->numbers + (h * second + j) * (bits / 4)))
+                                to->numbers + (h * half + j) * (bits / 4)))
                             * simd::broadcast(to->unit[j / part]);
                 }
             }
