@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -99,11 +100,11 @@ struct advance_rows
             index_t i           = mine.column;
             for (constexpr int lanes = Team::lanes; lanes > 1 && i + lanes <= pairs; i += lanes)
             {
-                rotate_pairs<lanes>(from, to, i);
+                rotate_pairs<lanes>(t, from, to, i);
             }
             for (; i < pairs + rest; i += t.size())
             {
-                if (i < pairs) { rotate_pairs<1>(from, to, i); }
+                if (i < pairs) { rotate_pairs<1>(t, from, to, i); }
                 else { store_at(to + pairs + i, load_at<T>(from + pairs + i)); }
             }
         }
@@ -111,28 +112,38 @@ struct advance_rows
 
 private:
     /// So many pairs at a time, from pair i on: compilers vectorise a thread's work where a pair's distance is known.
-    template <int Pairs>
-    MDKV_HD void rotate_pairs(T const* from, T* to, index_t i) const
+    template <int Pairs, team Team>
+    MDKV_HD void rotate_pairs(Team const& t, T const* from, T* to, index_t i) const
     {
-        index_t const pairs = rotating / 2;
-        if (neighbours) { rotate<Pairs, 2>(from + 2 * i, 1, to + 2 * i, turns + i, turns + pairs + i); }
-        else { rotate<Pairs, 1>(from + i, pairs, to + i, turns + i, turns + pairs + i); }
-    }
-
-    template <int Pairs, int Step>
-    MDKV_HD static void rotate(T const* from, index_t apart, T* to, float const* cosine, float const* sine)
-    {
-        float x[Pairs];
-        float y[Pairs];
-        for (int l = 0; l < Pairs; ++l)
+        index_t const pairs       = rotating / 2;
+        float const* const cosine = turns + i;
+        float const* const sine   = turns + pairs + i;
+        if (neighbours)
         {
-            x[l] = widen(load_at<T>(from + Step * l));
-            y[l] = widen(load_at<T>(from + apart + Step * l));
+            float x[2 * Pairs];
+            float turned[2 * Pairs];
+            widen_lanes(t, from + 2 * i, x);
+            for (int l = 0; l < Pairs; ++l)
+            {
+                turned[2 * l]     = x[2 * l] * cosine[l] - x[2 * l + 1] * sine[l];
+                turned[2 * l + 1] = x[2 * l] * sine[l] + x[2 * l + 1] * cosine[l];
+            }
+            narrow_lanes(t, turned, to + 2 * i);
         }
-        for (int l = 0; l < Pairs; ++l)
+        else
         {
-            store_at(to + Step * l, narrow<T>(x[l] * cosine[l] - y[l] * sine[l]));
-            store_at(to + apart + Step * l, narrow<T>(x[l] * sine[l] + y[l] * cosine[l]));
+            float x[Pairs];
+            float y[Pairs];
+            float turned[2][Pairs];
+            widen_lanes(t, from + i, x);
+            widen_lanes(t, from + pairs + i, y);
+            for (int l = 0; l < Pairs; ++l)
+            {
+                turned[0][l] = x[l] * cosine[l] - y[l] * sine[l];
+                turned[1][l] = x[l] * sine[l] + y[l] * cosine[l];
+            }
+            narrow_lanes(t, turned[0], to + i);
+            narrow_lanes(t, turned[1], to + pairs + i);
         }
     }
 };

@@ -111,6 +111,24 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
 #endif
 }
 
+/// The neighbours of detail/columns.hpp as vectors, which compilers do not make of half's conversions.
+template <int N>
+    requires(N % vector_lanes == 0)
+MDKV_HD void widen_lanes(team const&, half const* from, float (&x)[N]) noexcept
+{
+#if !defined(__CUDA_ARCH__)
+    for (int l = 0; l < N; l += vector_lanes) { simd::store(x + l, simd::load(from + l)); }
+#endif
+}
+template <int N>
+    requires(N % vector_lanes == 0)
+MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept
+{
+#if !defined(__CUDA_ARCH__)
+    for (int l = 0; l < N; l += vector_lanes) { simd::narrow_to(to + l, simd::load(x + l)); }
+#endif
+}
+
 /// The powers of detail/columns.hpp, by vectors.
 MDKV_HD inline void powers_of_two(team const&, float const (&x)[team::lanes], float* to) noexcept
 {

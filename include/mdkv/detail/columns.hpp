@@ -1,8 +1,9 @@
-/// \file columns.hpp: how a team goes over a tile of sixteen tokens, and multiplies them, as the columns of a matrix, by directions.
+/// \file columns.hpp: how a team goes over a tile of sixteen tokens, multiplies them, as the columns of a matrix, by directions, and reads and writes neighbours.
 #pragma once
 
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
@@ -20,6 +21,39 @@ MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& 
     {
         for (int c = member(t) / across; c < coordinates; c += members(t) / across) { body(i, c); }
     }
+}
+
+/// x[l] = from[l] for N neighbours at any address, and back, rounded to T. A backend may have overloads of its own.
+template <team Team, element T, int N>
+MDKV_HD void widen_lanes(Team const&, T const* from, float (&x)[N])
+{
+    for (int l = 0; l < N; ++l) { x[l] = widen(load_at<T>(from + l)); }
+}
+template <team Team, element T, int N>
+MDKV_HD void narrow_lanes(Team const&, float const (&x)[N], T* to)
+{
+    for (int l = 0; l < N; ++l) { store_at(to + l, narrow<T>(x[l])); }
+}
+
+/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where those of token i begin.
+template <team Team, class Row>
+MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
+{
+    int done = 0;
+    for (constexpr int lanes = Team::lanes; lanes > 1 && done + lanes <= coordinates; done += lanes)
+    {
+        for (int i = 0; i < tokens; ++i)
+        {
+            float x[lanes];
+            widen_lanes(t, row(i) + done, x);
+            for (int l = 0; l < lanes; ++l) { to[(done + l) * tile_tokens + i] = x[l]; }
+        }
+    }
+    for_tokens(t, tokens, coordinates - done, [&](int i, int c) {
+        float x[1];
+        widen_lanes(t, row(i) + done + c, x);
+        to[(done + c) * tile_tokens + i] = x[0];
+    });
 }
 
 /// sum[k][l] = sum over d, ascending, of direction[k][d] * column[16 d + l]. A backend whose team has a faster way has an

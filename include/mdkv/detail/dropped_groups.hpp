@@ -169,8 +169,7 @@ private:
         t.sync();
         for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; }
         t.sync();
-        for_tokens(t, count, dim,
-            [&](int i, int c) { mine.columns[c * tile + i] = widen(load_at<T>(keys.row(h, first + i) + c)); });
+        widen_columns(t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
         t.sync();
         bool any = false;
         for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }

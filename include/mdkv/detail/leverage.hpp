@@ -122,8 +122,7 @@ struct add_squares
         for (index_t h = 0; h < keys.extent(0); ++h)
         {
             t.sync();
-            for_tokens(t, count, dim,
-                [&](int i, int c) { mine.columns[c * tile + i] = widen(load_at<T>(keys.row(h, first + i) + c)); });
+            widen_columns(t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
             t.sync();
             for (int i = member(t); i < groups * parts; i += members(t))
             {

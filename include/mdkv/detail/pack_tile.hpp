@@ -182,7 +182,7 @@ private:
     MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
     {
         t.sync(); // `to` may still be read
-        for_tokens(t, tile, n, [&](int i, int c) { to[c * tile + i] = widen(load_at<T>(mine.row[i] + from + c)); });
+        widen_columns(t, tile, n, [&](int i) { return mine.row[i] + from; }, to);
         t.sync();
     }
 

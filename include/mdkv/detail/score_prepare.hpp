@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
@@ -45,9 +46,14 @@ struct score_queries
             index_t const of   = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
             U const* const from =
                 padding ? nullptr : queries.data_handle() + queries.offset(of, row % plan.per_head, index_t{0});
-            for (index_t d = mine.column; d < dim; d += t.size())
+            constexpr int lanes = Team::lanes;
+            for (index_t d = mine.column * lanes; d < dim; d += t.size() * lanes)
             {
-                to[d * panel + r] = padding ? 0.0F : widen(load_at<U>(from + d)) * plan.to_log2;
+                index_t const n = dim - d < lanes ? dim - d : lanes;
+                float x[lanes]{};
+                if (n == lanes && !padding) { widen_lanes(t, from + d, x); }
+                for (index_t l = 0; l < n && n < lanes && !padding; ++l) { x[l] = widen(load_at<U>(from + d + l)); }
+                for (index_t l = 0; l < n; ++l) { to[(d + l) * panel + r] = x[l] * plan.to_log2; }
             }
         }
     }
