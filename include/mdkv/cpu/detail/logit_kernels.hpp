@@ -26,6 +26,7 @@ template <element T, int G, int Tiles>
 {
     constexpr int lanes      = simd::lanes;
     constexpr int vectors    = Tiles * int{tile_tokens} / lanes;
+    constexpr int parts      = G * vectors >= 8 ? 1 : 2; // as in column_sums: of neighbouring coordinates
     constexpr index_t row    = tile_tokens * index_t{sizeof(T)};
     index_t const tile_bytes = tile_tokens * keys.token_bytes;
     read_ahead next          = ahead;
@@ -34,10 +35,10 @@ template <element T, int G, int Tiles>
     {
         std::byte const* at = tile + done * tile_bytes;
         float const* query[G]; // one register each
-        simd::floats acc[G][vectors]{};
+        simd::floats acc[parts][G][vectors]{};
         MDKV_UNROLL
         for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step; }
-        for (index_t c = 0; c < keys.coordinates; ++c, at += row)
+        auto const add_coordinate = [&](int part, index_t c) __attribute__((always_inline))
         {
             next.fetch(Tiles * row);
             simd::floats key[vectors];
@@ -48,21 +49,31 @@ template <element T, int G, int Tiles>
                 key[v] =
                     simd::load(reinterpret_cast<T const*>(at + token / tile_tokens * tile_bytes) + token % tile_tokens);
             }
+            at += row;
             MDKV_UNROLL
             for (int g = 0; g < G; ++g)
             {
                 simd::floats const factor = simd::broadcast(query[g][c]);
                 MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v) { acc[g][v] += factor * key[v]; }
+                for (int v = 0; v < vectors; ++v) { acc[part][g][v] += factor * key[v]; }
             }
+        };
+        index_t c = 0;
+        MDKV_ROLLED
+        for (; c + parts <= keys.coordinates; c += parts)
+        {
+            MDKV_UNROLL
+            for (int part = 0; part < parts; ++part) { add_coordinate(part, c + part); }
         }
+        if (c < keys.coordinates) { add_coordinate(0, c); }
         MDKV_UNROLL
         for (int g = 0; g < G; ++g)
         {
             MDKV_UNROLL
             for (int v = 0; v < vectors; ++v)
             {
-                simd::store(logits.x + g * logits.step + done * tile_tokens + v * lanes, acc[g][v]);
+                simd::floats const sum = parts == 2 ? acc[0][g][v] + acc[parts - 1][g][v] : acc[0][g][v];
+                simd::store(logits.x + g * logits.step + done * tile_tokens + v * lanes, sum);
             }
         }
     }
