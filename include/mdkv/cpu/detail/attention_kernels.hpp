@@ -122,7 +122,7 @@ struct query_rows
 
     [[nodiscard]] query_rows from(index_t g) const noexcept
     {
-        return {x + g * step, step, rounded + g, rows};
+        return {x + g * step, step, rounded == nullptr ? nullptr : rounded + g, rows};
     }
 };
 
