@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace
@@ -122,6 +123,35 @@ TEST_CASE("products of 16-bit numbers are added two by two, and the second bytes
             CHECK(got[lane] == sum[lane] + half(a[lane], 0) * half(b[lane], 0) + half(a[lane], 1) * half(b[lane], 1));
             CHECK(half(high[lane], 0) == (half(b[lane], 0) >> 8 & 0xFF));
             CHECK(half(high[lane], 1) == (half(b[lane], 1) >> 8 & 0xFF));
+        }
+    }
+}
+
+TEST_CASE("numbers are rounded to the nearest whole one, halves to the even one, and stored as bytes of either kind")
+{
+    auto const rounded = [](float x) { return simd::to_nearest(simd::broadcast(x))[simd::lanes - 1]; };
+    constexpr std::pair<float, int> every[]{
+        {0.5F, 0}, {1.5F, 2}, {-0.5F, 0}, {-2.5F, -2}, {254.51F, 255}, {-127.49F, -127}, {32766.5F, 32766}};
+    for (auto const& [x, whole] : every) { CHECK(rounded(x) == whole); }
+    auto const stored = [](auto store, int first, int i) {
+        constexpr int vectors = 16 / simd::lanes;
+        simd::ints numbers[vectors];
+        for (int lane = 0; lane < 16; ++lane) { numbers[lane / simd::lanes][lane % simd::lanes] = first + lane; }
+        std::byte bytes[16];
+        store(bytes, numbers);
+        return static_cast<int>(bytes[i]);
+    };
+    for (int i = 0; i < 16; ++i)
+    {
+        for (int const first : {-128, -8, 112})
+        {
+            auto const as_signed = [](std::byte* p, simd::ints const* v) { simd::store_bytes<true>(p, v); };
+            CHECK(stored(as_signed, first, i) == ((first + i) & 0xff));
+        }
+        for (int const first : {0, 120, 240})
+        {
+            auto const as_unsigned = [](std::byte* p, simd::ints const* v) { simd::store_bytes<false>(p, v); };
+            CHECK(stored(as_unsigned, first, i) == first + i);
         }
     }
 }

@@ -161,6 +161,10 @@ using byte_sums = short __attribute__((vector_size(4 * lanes)));
 {
     return add_products(ints{}, bits_as<ints>(sum), ints{} + 0x00010001);
 }
+[[nodiscard]] inline ints widened(ints sum) noexcept
+{
+    return sum;
+}
 #else
 using byte_sums = ints;
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
@@ -288,11 +292,18 @@ template <int Half, class Floats>
 /// The nearest whole numbers, below 2^22 in magnitude.
 [[nodiscard]] inline ints to_nearest(floats x) noexcept
 {
+#if defined(__AVX512F__)
+    return __builtin_ia32_cvtps2dq512_mask(x, ints{}, all_lanes, 4); // 4: rounds as the processor is told to
+#elif defined(__AVX2__)
+    return __builtin_ia32_cvtps2dq256(x);
+#else
     floats const magic = broadcast(12582912.0F); // 1.5 * 2^23: the last bits of a sum are the nearest whole number
     return bits_as<ints>(x + magic) - bits_as<ints>(magic);
+#endif
 }
 
-/// Stores the last bytes of 16 lanes, those of 16 / lanes vectors.
+/// Stores 16 lanes, those of 16 / lanes vectors, as bytes: numbers from -128 to 127 if Signed, from 0 to 255 if not.
+template <bool Signed>
 inline void store_bytes(std::byte* p, ints const* v) noexcept
 {
 #if defined(__AVX512F__)
@@ -300,9 +311,9 @@ inline void store_bytes(std::byte* p, ints const* v) noexcept
     sixteen const narrow = __builtin_ia32_pmovdb512_mask(*v, sixteen{}, 0xffff);
     std::memcpy(p, &narrow, 16);
 #elif defined(__AVX2__)
-    using pairs      = short __attribute__((vector_size(32)));
-    auto const words = bits_as<pairs>(__builtin_ia32_packusdw256(v[0] & 0xff, v[1] & 0xff));
-    auto const fours = bits_as<ints>(__builtin_ia32_packuswb256(words, words)); // 0 and 1: lanes 0 to 3 of both
+    auto const words = __builtin_ia32_packssdw256(v[0], v[1]);
+    auto const fours = bits_as<ints>( // 0 and 1: lanes 0 to 3 of both
+        Signed ? __builtin_ia32_packsswb256(words, words) : __builtin_ia32_packuswb256(words, words));
     ints const all   = __builtin_ia32_permvarsi256(fours, ints{0, 4, 1, 5, 0, 4, 1, 5});
     std::memcpy(p, &all, 16);
 #else

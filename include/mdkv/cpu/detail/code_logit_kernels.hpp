@@ -58,114 +58,118 @@ template <int Bits, int G, int Vectors>
 {
     constexpr int lanes      = simd::lanes;
     constexpr int of_tile    = int{tile_tokens} / lanes; // vectors
+    constexpr int at_once    = Vectors / of_tile;        // tiles
     constexpr int size       = number_bytes<Bits>;
     constexpr index_t second = Bits == 8 ? 4 : quantised_group / 2; // numbers of the other half lie that much behind
     constexpr index_t fours  = 4 * tile_tokens;                     // bytes
     constexpr index_t halves = tile_tokens * index_t{sizeof(half)};
+    static_assert(Vectors % of_tile == 0);
     index_t const tile_bytes = tile_tokens * keys.token_bytes;
-    float* const first       = logits.x;
-    index_t const step       = logits.step;
+    index_t const tokens     = tiles / at_once * at_once * tile_tokens; // done here
     read_ahead next          = ahead;
-    index_t done             = 0; // vectors
-    for (; tiles * of_tile - done >= Vectors; done += Vectors)
+    float* row[G];
+    MDKV_UNROLL
+    for (int g = 0; g < G; ++g)
     {
-        auto const offset = [&](int v, index_t unit) { // of a vector's units in its row of the tiles
-            return (done + v) / of_tile * tile_bytes + (done + v) % of_tile * lanes * unit;
-        };
-        float* logit[G];
-        MDKV_UNROLL
-        for (int i = 0; i < G * Vectors; ++i)
+        row[g] = logits.x + g * logits.step;
+        std::fill_n(row[g], tokens, 0.0F);
+    }
+    for (int k = 0; k < keys.groups(); ++k)
+    {
+        mdkv::detail::coded_group const group{keys.coordinates, k, tile_tokens, false, keys.kind};
+        rounded_query const* const query = q.rounded + k * q.rows; // of the first head
+        index_t const whole              = group.bytes & -16;
+        std::byte const* scales          = tile + group.scales;
+        for (index_t t = 0; t < tokens; t += Vectors * lanes, scales += at_once * tile_bytes)
         {
-            int const g = i / Vectors;
-            logit[g]    = first + g * step + done * lanes;
-            simd::store(logit[g] + i % Vectors * lanes, simd::floats{});
-        }
-        std::byte const* at = tile;
-        for (int k = 0; k < keys.groups(); ++k)
-        {
-            std::byte const* const scales    = at;
-            index_t const coordinates        = std::min(quantised_group, keys.coordinates - k * quantised_group);
-            index_t const bytes              = Bits == 8 ? coordinates : (coordinates + 1) >> 1;
-            index_t const whole              = bytes & -16;
-            rounded_query const* const query = q.rounded + k * q.rows; // of the first head
+            auto const offset = [&](int v, index_t unit) { // of a vector's units in its row of the tiles
+                return v / of_tile * tile_bytes + v % of_tile * lanes * unit;
+            };
+            std::byte const* at = scales + 2 * halves;
             next.fetch(4 * Vectors * lanes);
-            at += 2 * halves;
-            // The sums of 4-bit codes are added up in memory, because all registers are in use.
+            // The sums of 4-bit codes are added up in memory, on top of the queries' offsets: all registers are in use.
             alignas(64) float room[G * Vectors * lanes];
             float* kept = room;
             if constexpr (Bits == 4)
             {
                 MDKV_UNROLL
-                for (int i = 0; i < G * Vectors; ++i) { simd::store(kept + i * lanes, simd::floats{}); }
+                for (int i = 0; i < G * Vectors; ++i)
+                {
+                    simd::store(kept + i * lanes, simd::broadcast(query[i / Vectors].offset));
+                }
                 keep_in_memory(kept);
             }
-            auto const add_four = [&](auto& sums, index_t c, std::byte const* four) __attribute__((always_inline))
-            {
-                next.fetch(4 * Vectors * lanes);
-                simd::ints code[2][Vectors];
-                MDKV_UNROLL
-                for (int i = 0; i < 2 * Vectors; ++i)
-                {
-                    code[i / Vectors][i % Vectors] = unpack<Bits>(four + offset(i % Vectors, 4), i / Vectors);
-                }
-                MDKV_UNROLL
-                for (int i = 0; i < 2 * G; ++i)
-                {
-                    int const g             = i / 2;
-                    int const half          = i % 2;
-                    simd::ints const number = simd::words(query[g].numbers + c * size + half * second);
-                    MDKV_UNROLL
-                    for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[g][v], code[half][v], number); }
-                }
-            };
             std::conditional_t<Bits == 8, simd::ints, simd::byte_sums> sums[G][Vectors]{};
-            for (index_t c = 0; c < whole; c += 16, at += 4 * fours)
+            for (index_t c = 0; c < whole; c += 16)
             {
                 MDKV_UNROLL
-                for (int i = 0; i < 4; ++i) { add_four(sums, c + 4 * i, at + i * fours); }
+                for (index_t i = c; i < c + 16; i += 4, at += fours)
+                {
+                    next.fetch(4 * Vectors * lanes);
+                    simd::ints code[2][Vectors];
+                    MDKV_UNROLL
+                    for (int j = 0; j < 2 * Vectors; ++j)
+                    {
+                        code[j / Vectors][j % Vectors] = unpack<Bits>(at + offset(j % Vectors, 4), j / Vectors);
+                    }
+                    MDKV_UNROLL
+                    for (int j = 0; j < 2 * G; ++j)
+                    {
+                        simd::ints const number = simd::words(query[j / 2].numbers + i * size + j % 2 * second);
+                        MDKV_UNROLL
+                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[j / 2][v], code[j % 2][v], number); }
+                    }
+                }
                 if constexpr (Bits == 4) // sums over more bytes may pass the numbers of 16 bits
                 {
                     MDKV_UNROLL
-                    for (int g = 0; g < G; ++g)
+                    for (int i = 0; i < G * Vectors; ++i)
                     {
+                        int const g             = i / Vectors;
+                        int const v             = i % Vectors;
                         simd::floats const unit = simd::broadcast(query[g].unit[c / rounded_query::part<4>]);
-                        MDKV_UNROLL
-                        for (int v = 0; v < Vectors; ++v)
-                        {
-                            float* const to = kept + (g * Vectors + v) * lanes;
-                            simd::store(to, simd::load(to) + simd::to_floats(simd::widened(sums[g][v])) * unit);
-                            sums[g][v] = simd::byte_sums{};
-                        }
+                        float* const to         = kept + i * lanes;
+                        simd::store(to, simd::load(to) + simd::to_floats(simd::widened(sums[g][v])) * unit);
+                        sums[g][v] = simd::byte_sums{};
                     }
                     keep_in_memory(kept);
                 }
             }
+            simd::floats scale[Vectors];
+            simd::floats minimum[Vectors];
             MDKV_UNROLL
             for (int v = 0; v < Vectors; ++v)
             {
-                simd::floats const scale   = load_halves(scales + offset(v, sizeof(half)));
-                simd::floats const minimum = load_halves(scales + halves + offset(v, sizeof(half)));
+                scale[v]   = load_halves(scales + offset(v, sizeof(half)));
+                minimum[v] = load_halves(scales + halves + offset(v, sizeof(half)));
+            }
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g)
+            {
+                simd::floats const all = simd::broadcast(query[g].sum);
                 MDKV_UNROLL
-                for (int g = 0; g < G; ++g)
+                for (int v = 0; v < Vectors; ++v)
                 {
                     simd::floats sum;
                     if constexpr (Bits == 4) { sum = simd::load(kept + (g * Vectors + v) * lanes); }
-                    else { sum = simd::to_floats(sums[g][v]) * simd::broadcast(query[g].unit[0]); }
-                    sum += simd::broadcast(query[g].offset);
-                    float* const to = logit[g] + v * lanes;
-                    simd::store(to, simd::load(to) + scale * sum + minimum * simd::broadcast(query[g].sum));
+                    else
+                    {
+                        sum = simd::to_floats(sums[g][v]) * simd::broadcast(query[g].unit[0])
+                              + simd::broadcast(query[g].offset);
+                    }
+                    float* const to = row[g] + t + v * lanes;
+                    simd::store(to, simd::load(to) + scale[v] * sum + minimum[v] * all);
                 }
             }
-            for (int v = 0; v < Vectors && whole < bytes; ++v)
+            for (int v = 0; v < Vectors && whole < group.bytes; ++v)
             {
-                last_logits<Bits>(q, G, k, {whole, bytes}, at + offset(v, 0), (done + v) % of_tile * lanes,
-                    scales + offset(v, sizeof(half)), {logits.x + (done + v) * lanes, logits.step});
+                last_logits<Bits>(q, G, k, {whole, group.bytes}, at + offset(v, 0), v % of_tile * lanes,
+                    scales + offset(v, sizeof(half)), {row[0] + t + v * lanes, logits.step});
             }
-            at += (bytes - whole) * tile_tokens;
         }
     }
     ahead = next;
-    return done / of_tile;
+    return tokens / tile_tokens;
 }
 
 template <int Bits, int Pass>

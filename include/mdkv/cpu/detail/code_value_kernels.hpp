@@ -12,8 +12,8 @@
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
+#include <type_traits>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 {
@@ -44,31 +44,41 @@ MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int hal
     }
 }
 
-/// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for the columns that `Vectors` vectors of
-/// four bytes a column hold, from byte b on.
+/// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for all columns, those that `Vectors`
+/// vectors of four bytes a column hold at a time.
 template <int Bits, int G, int Vectors>
-[[gnu::noinline]] void coded_sums(rounded_weights const& weights, coded_columns const& from, index_t b,
-    sum_rows const& sums, read_ahead& ahead) noexcept
+[[gnu::noinline]] void coded_sums(
+    rounded_weights const& weights, coded_columns const& from, sum_rows const& sums, read_ahead& ahead) noexcept
 {
-    constexpr int lanes  = simd::lanes;
-    constexpr int halves = 8 / Bits;
-    constexpr int size   = number_bytes<Bits>;
-    read_ahead next      = ahead;
-    simd::ints acc[G][halves][Vectors]{};
-    std::byte const* tile = from.begin + 4 * b;
-    for (index_t done = 0; done < from.tiles; ++done, tile += from.tile_bytes)
+    using products          = std::conditional_t<Bits == 8, simd::ints, simd::byte_sums>;
+    constexpr int lanes     = simd::lanes;
+    constexpr int halves    = 8 / Bits;
+    constexpr int size      = number_bytes<Bits>;
+    constexpr int count     = G * halves * Vectors;
+    constexpr short least   = short_sums<Bits> ? least_short : 0;
+    constexpr index_t asked = 4 * Vectors * lanes; // bytes, for each four tokens but the first
+    // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer registers.
+    constexpr int steps     = Bits == 8 ? 2 : 1;
+    index_t const row_bytes = 4 * from.bytes;
+    index_t const ends      = from.coordinates - (halves - 1) * from.bytes; // of the half that ends first
+    read_ahead next         = ahead;
+    for (index_t b = 0; b < from.bytes; b += Vectors * lanes)
     {
-        std::byte const* at    = tile;
-        auto const add_sixteen = [&](auto& to) __attribute__((always_inline))
+        products acc[G][halves][Vectors];
+        MDKV_UNROLL
+        for (int i = 0; i < count; ++i)
         {
+            acc[i / Vectors / halves][i / Vectors % halves][i % Vectors] = products{} + least;
+        }
+        std::byte const* tile   = from.begin + 4 * b;
+        std::byte const* number = weights.numbers[0];
+        for (index_t done = 0; done < from.tiles; ++done, tile += from.tile_bytes)
+        {
+            std::byte const* at = tile;
             MDKV_UNROLL
-            for (index_t four = 0; four < tile_tokens; four += 4, at += 4 * from.bytes)
+            for (int four = 0; four < tile_tokens; four += 4, at += row_bytes, number += 4 * size)
             {
-                index_t const t = done * tile_tokens + four;
-                if (four > 0) { next.fetch(4 * Vectors * lanes); }
-                // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer
-                // registers.
-                constexpr int steps = Bits == 8 ? 2 : 1;
+                if (asked >= 64 ? four > 0 : four % 8 == 4) { next.fetch(asked >= 64 ? asked : asked * 3 / 2); }
                 MDKV_UNROLL
                 for (int step = 0; step < steps; ++step)
                 {
@@ -82,62 +92,46 @@ template <int Bits, int G, int Vectors>
                     MDKV_UNROLL
                     for (int g = 0; g < G; ++g)
                     {
-                        simd::ints const number = simd::words(weights.numbers[g] + t * size + 4 * step);
+                        simd::ints const by = simd::words(number + g * sizeof weights.numbers[0] + 4 * step);
                         MDKV_UNROLL
                         for (int i = 0; i < halves * Vectors; ++i)
                         {
                             int const h = i / Vectors;
                             int const v = i % Vectors;
-                            if constexpr (Bits == 8) { multiply<Bits>(to[g][h][v], code[h][v], number); }
-                            else { multiply<Bits>(to[g][h][v], number, code[h][v]); }
+                            if constexpr (Bits == 8) { multiply<Bits>(acc[g][h][v], code[h][v], by); }
+                            else { multiply<Bits>(acc[g][h][v], by, code[h][v]); }
                         }
                     }
                 }
             }
+        }
+        auto const sum_of = [&](int i) __attribute__((always_inline))
+        {
+            int const g = i / Vectors / halves;
+            return simd::to_floats(simd::widened(acc[g][i / Vectors % halves][i % Vectors]) - 2 * least)
+                       * simd::broadcast(weights.unit[g])
+                   + simd::broadcast(weights.bias[g]);
         };
-        if constexpr (Bits == 8 || std::same_as<simd::byte_sums, simd::ints>) { add_sixteen(acc); }
-        else // may pass the numbers of 16 bits when more are added
+        if (b + Vectors * lanes <= ends)
         {
-            simd::byte_sums part[G][halves][Vectors]{};
-            add_sixteen(part);
             MDKV_UNROLL
-            for (int g = 0; g < G; ++g)
+            for (int i = 0; i < count; ++i)
             {
-                MDKV_UNROLL
-                for (int h = 0; h < halves; ++h)
-                {
-                    MDKV_UNROLL
-                    for (int v = 0; v < Vectors; ++v) { acc[g][h][v] += simd::widened(part[g][h][v]); }
-                }
+                float* const to = sums.x + i / Vectors / halves * sums.step + i / Vectors % halves * from.bytes + b
+                                  + i % Vectors * lanes;
+                simd::store(to, simd::load(to) + sum_of(i));
             }
+            continue;
         }
-    }
-    simd::floats all[G * halves * Vectors];
-    MDKV_UNROLL
-    for (int i = 0; i < G * halves * Vectors; ++i)
-    {
-        int const g = i / Vectors / halves;
-        all[i]      = simd::to_floats(acc[g][i / Vectors % halves][i % Vectors]) * simd::broadcast(weights.unit[g])
-                 + simd::broadcast(weights.bias[g]);
-    }
-    if (b + Vectors * lanes > from.bytes || from.coordinates < halves * from.bytes)
-    {
-        add_ragged(all, G, halves, Vectors, b, from, sums);
-    }
-    else
-    {
+        simd::floats more[count];
         MDKV_UNROLL
-        for (int i = 0; i < G * halves * Vectors; ++i)
-        {
-            float* const to =
-                sums.x + i / Vectors / halves * sums.step + i / Vectors % halves * from.bytes + b + i % Vectors * lanes;
-            simd::store(to, simd::load(to) + all[i]);
-        }
+        for (int i = 0; i < count; ++i) { more[i] = sum_of(i); }
+        add_ragged(more, G, halves, Vectors, b, from, sums);
     }
     ahead = next;
 }
 
-using coded_kernel = void(rounded_weights const&, coded_columns const&, index_t, sum_rows const&, read_ahead&) noexcept;
+using coded_kernel = void(rounded_weights const&, coded_columns const&, sum_rows const&, read_ahead&) noexcept;
 
 using rounding_kernel = void(
     query_rows const&, std::byte const*, index_t, index_t, index_t, rounded_weights&, read_ahead&) noexcept;
@@ -202,10 +196,7 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
                 as[pass].round({from.x + first * tile_tokens, from.step}, begin + codes.scales, tile_bytes,
                     count * tile_tokens, codes.bytes, rounded, next);
                 coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
-                for (index_t b = 0; b < codes.bytes; b += as[pass].columns)
-                {
-                    as[pass].kernel(rounded, columns, b, to, next);
-                }
+                as[pass].kernel(rounded, columns, to, next);
             };
             constexpr index_t at_once = rounded_tokens / tile_tokens;
             for (index_t i = 0; i < whole; i += at_once)

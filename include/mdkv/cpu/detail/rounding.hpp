@@ -10,6 +10,7 @@
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 
 namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
@@ -23,6 +24,22 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 
 /// Tokens whose weights have one unit. The sums of 256 are below 2^31.
 inline constexpr index_t rounded_tokens = 128;
+
+/// Whether products of weights and codes of `Bits` bits are added up in 16 bits, two of every four tokens in one lane.
+template <int Bits>
+inline constexpr bool short_sums = Bits == 4 && !std::same_as<simd::byte_sums, simd::ints>;
+
+/// Where such a sum begins, and the most that the weights in it may come to: 15 * (4336 + half of 64 roundings) is below 2^16.
+inline constexpr short least_short   = -32768;
+inline constexpr float most_of_short = 4336.0F;
+
+/// In every lane the sum of those whose products share a lane of 16 bits with its own.
+[[nodiscard]] inline simd::floats sums_of_shared(simd::floats v) noexcept
+{
+    v += simd::swap_lanes<1>(v);
+    if constexpr (simd::lanes == 8) { v += simd::swap_lanes<4>(v); }
+    return v;
+}
 
 /// How numbers up to `largest` are rounded to multiples of a unit, at most `most` of them.
 struct rounding
@@ -38,6 +55,7 @@ struct rounding
 
 /// Rounds n numbers times `factor`, a multiple of 16, for codes of `bits` bits and returns the vectors' sum. Numbers of 16
 /// bits have the order first, third, second, fourth of every four.
+template <bool Signed>
 [[gnu::always_inline]] inline simd::ints round_numbers(
     int bits, float const* x, simd::floats factor, index_t n, std::byte* to) noexcept
 {
@@ -54,7 +72,7 @@ struct rounding
             sum += number[v];
             if (bits == 8) { simd::store_shorts(to + at * number_bytes<8>, simd::swap_middle(number[v])); }
         }
-        if (bits == 4) { simd::store_bytes(to + i, number); }
+        if (bits == 4) { simd::store_bytes<Signed>(to + i, number); }
     }
     return sum;
 }
@@ -103,9 +121,9 @@ MDKV_OUTLINE inline void round_queries(
             {
                 for (index_t j = 0; j < half; j += part)
                 {
-                    left += simd::to_floats(round_numbers(bits, number[h] + j, simd::broadcast(factors[j / part]), part,
-                                to->numbers + (h * half + j) * (bits / 4)))
-                            * simd::broadcast(to->unit[j / part]);
+                    simd::ints const all = round_numbers<true>(bits, number[h] + j, simd::broadcast(factors[j / part]),
+                        part, to->numbers + (h * half + j) * (bits / 4));
+                    left += simd::to_floats(all) * simd::broadcast(to->unit[j / part]);
                 }
             }
             to->sum    = simd::sum(sum);
@@ -123,34 +141,41 @@ struct rounded_weights
 };
 
 /// Rounds the weights of n tokens in whole tiles for G heads, times their scales, which are in the tiles from `scales` on.
-/// A head's sums wait for one another, so each step is done for all heads.
+/// The unit follows from the largest weight, or where many are alike from their sum, which then are small enough to be added up
+/// in 16 bits. A head's sums wait for one another, so each step is done for all heads.
 template <int Bits, int G>
 MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scales, index_t tile_bytes, index_t n,
     index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept
 {
-    constexpr index_t lanes = simd::lanes;
-    auto const middle       = simd::broadcast(middle_code(Bits));
-    read_ahead next         = ahead;
+    constexpr float most = Bits == 8 ? 32767.0F : 255.0F;
+    auto const middle    = simd::broadcast(middle_code(Bits));
+    read_ahead next      = ahead;
     alignas(64) float scaled[G][rounded_tokens];
     simd::floats largest[G]{};
+    simd::floats total[G]{};
     simd::floats bias[G]{};
     float const* row[G];
     MDKV_UNROLL
     for (int g = 0; g < G; ++g) { row[g] = weights.x + g * weights.step; }
-    for (index_t t = 0; t < n; t += lanes)
+    for (index_t t = 0; t < n; scales += tile_bytes)
     {
-        std::byte const* const at  = scales + t / tile_tokens * tile_bytes + t % tile_tokens * index_t{sizeof(half)};
-        simd::floats const scale   = load_halves(at);
-        simd::floats const minimum = load_halves(at + tile_tokens * index_t{sizeof(half)});
-        next.fetch(lanes * (bytes / 4 + 2 * index_t{sizeof(half)})); // a quarter of the codes; scales and minima
+        next.fetch(4 * bytes + 2 * tile_tokens * index_t{sizeof(half)}); // a quarter of the codes; scales and minima
         MDKV_UNROLL
-        for (int g = 0; g < G; ++g)
+        for (int v = 0; v < tile_tokens; v += simd::lanes, t += simd::lanes)
         {
-            simd::floats const weight = simd::load(row[g] + t);
-            simd::floats const number = weight * scale;
-            simd::store(scaled[g] + t, number);
-            largest[g] = simd::max(number, largest[g]);
-            bias[g] += weight * minimum + number * middle;
+            std::byte const* const at = scales + v * index_t{sizeof(half)};
+            simd::floats const scale  = load_halves(at);
+            simd::floats const centre = load_halves(at + tile_tokens * index_t{sizeof(half)}) + scale * middle;
+            MDKV_UNROLL
+            for (int g = 0; g < G; ++g)
+            {
+                simd::floats const weight = simd::load(row[g] + t);
+                simd::floats const number = weight * scale;
+                simd::store(scaled[g] + t, number);
+                largest[g] = simd::max(number, largest[g]);
+                if constexpr (short_sums<Bits>) { total[g] += number; }
+                bias[g] += weight * centre;
+            }
         }
     }
     ahead = next;
@@ -158,14 +183,19 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
     {
-        rounding const by{simd::max_lane(largest[g]), Bits == 8 ? 32767.0F : 255.0F};
+        if constexpr (short_sums<Bits>)
+        {
+            simd::floats const alike = sums_of_shared(total[g]) * simd::broadcast(most / most_of_short);
+            largest[g]               = simd::max(alike, largest[g]);
+        }
+        rounding const by{simd::max_lane(largest[g]), most};
         to.unit[g] = by.unit;
         factor[g]  = simd::broadcast(by.factor);
     }
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
     {
-        simd::ints const all = round_numbers(Bits, scaled[g], factor[g], n, to.numbers[g]);
+        simd::ints const all = round_numbers<false>(Bits, scaled[g], factor[g], n, to.numbers[g]);
         to.bias[g] = simd::sum(bias[g] - simd::to_floats(all) * simd::broadcast(to.unit[g] * middle_code(Bits)));
     }
 }
