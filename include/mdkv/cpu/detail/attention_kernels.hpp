@@ -87,15 +87,11 @@ inline constexpr int number_bytes = Bits / 4;
 /// Rounded numbers of the largest kind.
 inline constexpr index_t most_number_bytes = 2;
 
-/// One query's group of coordinates: its numbers, their units, the coordinates' sum, and the part that a sum of products lacks.
+/// One query's group of coordinates: its numbers, their unit, the coordinates' sum, and the part that a sum of products lacks.
 struct rounded_query
 {
-    /// Bytes of codes whose numbers share a unit.
-    template <int Bits>
-    static constexpr index_t part = Bits == 8 ? quantised_group : 16;
-
     std::byte numbers[quantised_group * most_number_bytes + 32];
-    float unit[2];
+    float unit;
     float sum;
     float offset;
 

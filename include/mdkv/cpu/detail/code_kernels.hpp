@@ -45,10 +45,4 @@ template <int Bits, class Sums>
 #endif
 }
 
-/// What p points to is read from memory and written to it, not held in registers.
-[[gnu::always_inline]] inline void keep_in_memory(float*& p) noexcept
-{
-    __asm__("" : "+r"(p) : : "memory");
-}
-
 } // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail

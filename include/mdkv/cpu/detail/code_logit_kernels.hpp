@@ -34,19 +34,18 @@ MDKV_OUTLINE void last_logits(query_rows const& q, int heads, int k, byte_range 
     {
         rounded_query const& query = q.rounded[k * q.rows + g];
         float* const to            = logits.x + g * logits.step;
-        simd::floats sum           = simd::broadcast(0.0F);
+        simd::ints sum{};
         for (index_t i = 0; i < range.end - range.begin; ++i)
         {
             std::byte const* const row = at + i / 4 * 4 * tile_tokens;
             simd::ints const code =
                 i < fours ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
                           : simd::load_bytes(row + (i - fours) * tile_tokens + first);
-            index_t const c    = range.begin + i;
-            simd::ints product = (Bits == 8 ? code : code & 15) * query.template number<Bits>(c);
-            if (Bits == 4) { product += (code >> 4) * query.template number<Bits>(c + quantised_group / 2); }
-            sum += simd::to_floats(product) * simd::broadcast(query.unit[c / rounded_query::part<Bits>]);
+            index_t const c = range.begin + i;
+            sum += (Bits == 8 ? code : code & 15) * query.template number<Bits>(c);
+            if (Bits == 4) { sum += (code >> 4) * query.template number<Bits>(c + quantised_group / 2); }
         }
-        simd::store(to, simd::load(to) + load_halves(scales) * sum);
+        simd::store(to, simd::load(to) + load_halves(scales) * (simd::to_floats(sum) * simd::broadcast(query.unit)));
     }
 }
 
@@ -86,19 +85,7 @@ template <int Bits, int G, int Vectors>
                 return v / of_tile * tile_bytes + v % of_tile * lanes * unit;
             };
             std::byte const* at = scales + 2 * halves;
-            next.fetch(4 * Vectors * lanes);
-            // The sums of 4-bit codes are added up in memory, on top of the queries' offsets: all registers are in use.
-            alignas(64) float room[G * Vectors * lanes];
-            float* kept = room;
-            if constexpr (Bits == 4)
-            {
-                MDKV_UNROLL
-                for (int i = 0; i < G * Vectors; ++i)
-                {
-                    simd::store(kept + i * lanes, simd::broadcast(query[i / Vectors].offset));
-                }
-                keep_in_memory(kept);
-            }
+            next.fetch(4 * Vectors * lanes); // scales and minima
             std::conditional_t<Bits == 8, simd::ints, simd::byte_sums> sums[G][Vectors]{};
             for (index_t c = 0; c < whole; c += 16)
             {
@@ -120,20 +107,6 @@ template <int Bits, int G, int Vectors>
                         for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[j / 2][v], code[j % 2][v], number); }
                     }
                 }
-                if constexpr (Bits == 4) // sums over more bytes may pass the numbers of 16 bits
-                {
-                    MDKV_UNROLL
-                    for (int i = 0; i < G * Vectors; ++i)
-                    {
-                        int const g             = i / Vectors;
-                        int const v             = i % Vectors;
-                        simd::floats const unit = simd::broadcast(query[g].unit[c / rounded_query::part<4>]);
-                        float* const to         = kept + i * lanes;
-                        simd::store(to, simd::load(to) + simd::to_floats(simd::widened(sums[g][v])) * unit);
-                        sums[g][v] = simd::byte_sums{};
-                    }
-                    keep_in_memory(kept);
-                }
             }
             simd::floats scale[Vectors];
             simd::floats minimum[Vectors];
@@ -146,17 +119,13 @@ template <int Bits, int G, int Vectors>
             MDKV_UNROLL
             for (int g = 0; g < G; ++g)
             {
-                simd::floats const all = simd::broadcast(query[g].sum);
+                simd::floats const unit = simd::broadcast(query[g].unit);
+                simd::floats const all  = simd::broadcast(query[g].sum);
                 MDKV_UNROLL
                 for (int v = 0; v < Vectors; ++v)
                 {
-                    simd::floats sum;
-                    if constexpr (Bits == 4) { sum = simd::load(kept + (g * Vectors + v) * lanes); }
-                    else
-                    {
-                        sum = simd::to_floats(sums[g][v]) * simd::broadcast(query[g].unit[0])
-                              + simd::broadcast(query[g].offset);
-                    }
+                    simd::floats const sum =
+                        simd::to_floats(simd::widened(sums[g][v])) * unit + simd::broadcast(query[g].offset);
                     float* const to = row[g] + t + v * lanes;
                     simd::store(to, simd::load(to) + scale[v] * sum + minimum[v] * all);
                 }

@@ -25,20 +25,22 @@ namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
 /// Tokens whose weights have one unit. The sums of 256 are below 2^31.
 inline constexpr index_t rounded_tokens = 128;
 
-/// Whether products of weights and codes of `Bits` bits are added up in 16 bits, two of every four tokens in one lane.
+/// Whether products with codes of `Bits` bits are added up in 16 bits: 32 products of a query, or 64 of weights, of the first two
+/// in every four or of the last two.
 template <int Bits>
 inline constexpr bool short_sums = Bits == 4 && !std::same_as<simd::byte_sums, simd::ints>;
 
-/// Where such a sum begins, and the most that the weights in it may come to: 15 * (4336 + half of 64 roundings) is below 2^16.
-inline constexpr short least_short   = -32768;
-inline constexpr float most_of_short = 4336.0F;
+/// Where sums of weights begin, which have no sign.
+inline constexpr short least_short = -32768;
 
-/// In every lane the sum of those whose products share a lane of 16 bits with its own.
-[[nodiscard]] inline simd::floats sums_of_shared(simd::floats v) noexcept
+/// The numbers of a sum may come to 2,168 and half of 32 roundings, or without a sign to 4,336 and half of 64: times 15 that is
+/// below 2^15, or 2^16. Given the sums of their magnitudes, lane by lane, this is the least that may be rounded to `most`.
+template <bool Signed>
+[[nodiscard]] inline simd::floats largest_of_short(simd::floats sums, float most) noexcept
 {
-    v += simd::swap_lanes<1>(v);
-    if constexpr (simd::lanes == 8) { v += simd::swap_lanes<4>(v); }
-    return v;
+    sums += simd::swap_lanes<1>(sums);
+    if constexpr (simd::lanes == 8) { sums += simd::swap_lanes<4>(sums); }
+    return sums * simd::broadcast(most / (Signed ? 2168.0F : 4336.0F));
 }
 
 /// How numbers up to `largest` are rounded to multiples of a unit, at most `most` of them.
@@ -82,7 +84,6 @@ MDKV_OUTLINE inline void round_queries(
     int bits, float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* all) noexcept
 {
     constexpr index_t half = quantised_group / 2;
-    index_t const part     = bits == 8 ? half : rounded_query::part<4>;
     for (index_t i = 0; i < rows; ++i, x += step)
     {
         for (index_t c = 0; c < coordinates; c += quantised_group)
@@ -100,34 +101,27 @@ MDKV_OUTLINE inline void round_queries(
                 number[0] = padded[0];
                 number[1] = padded[1];
             }
-            simd::floats sum  = simd::broadcast(0.0F);
-            simd::floats left = simd::broadcast(0.0F);
-            float factors[half / rounded_query::part<4>];
-            for (index_t j = 0; j < half; j += part)
+            simd::floats sum{};
+            simd::floats total{};
+            simd::floats largest{};
+            for (index_t l = 0; l < half; l += simd::lanes)
             {
-                simd::floats top = simd::broadcast(0.0F);
-                for (index_t l = j; l < j + part; l += simd::lanes)
-                {
-                    simd::floats const low  = simd::load(number[0] + l);
-                    simd::floats const high = simd::load(number[1] + l);
-                    top                     = simd::max(top, simd::max(simd::abs(low), simd::abs(high)));
-                    sum += low + high;
-                }
-                rounding const by{simd::max_lane(top), bits == 8 ? 32767.0F : 127.0F};
-                to->unit[j / part] = by.unit;
-                factors[j / part]  = by.factor;
+                simd::floats const low  = simd::load(number[0] + l);
+                simd::floats const high = simd::load(number[1] + l);
+                largest                 = simd::max(largest, simd::max(simd::abs(low), simd::abs(high)));
+                total += simd::abs(low) + simd::abs(high);
+                sum += low + high;
             }
-            for (index_t h = 0; h < 2; ++h)
-            {
-                for (index_t j = 0; j < half; j += part)
-                {
-                    simd::ints const all = round_numbers<true>(bits, number[h] + j, simd::broadcast(factors[j / part]),
-                        part, to->numbers + (h * half + j) * (bits / 4));
-                    left += simd::to_floats(all) * simd::broadcast(to->unit[j / part]);
-                }
-            }
+            float const most = bits == 8 ? 32767.0F : 127.0F;
+            if (short_sums<4> && bits == 4) { largest = simd::max(largest_of_short<true>(total, most), largest); }
+            rounding const by{simd::max_lane(largest), most};
+            simd::floats const factor = simd::broadcast(by.factor);
+            std::byte* const second   = to->numbers + half * (bits / 4);
+            simd::ints const all      = round_numbers<true>(bits, number[0], factor, half, to->numbers)
+                                   + round_numbers<true>(bits, number[1], factor, half, second);
+            to->unit   = by.unit;
             to->sum    = simd::sum(sum);
-            to->offset = middle_code(bits) * (to->sum - simd::sum(left));
+            to->offset = middle_code(bits) * (to->sum - simd::sum(simd::to_floats(all) * simd::broadcast(by.unit)));
         }
     }
 }
@@ -185,8 +179,7 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
     {
         if constexpr (short_sums<Bits>)
         {
-            simd::floats const alike = sums_of_shared(total[g]) * simd::broadcast(most / most_of_short);
-            largest[g]               = simd::max(alike, largest[g]);
+            largest[g] = simd::max(largest_of_short<false>(total[g], most), largest[g]);
         }
         rounding const by{simd::max_lane(largest[g]), most};
         to.unit[g] = by.unit;
