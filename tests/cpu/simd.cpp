@@ -127,31 +127,28 @@ TEST_CASE("products of 16-bit numbers are added two by two, and the second bytes
     }
 }
 
-TEST_CASE("numbers are rounded to the nearest whole one, halves to the even one, and stored as bytes of either kind")
+TEST_CASE("numbers are rounded to the nearest whole one, halves to the even one, and stored as bytes and as shorts")
 {
     auto const rounded = [](float x) { return simd::to_nearest(simd::broadcast(x))[simd::lanes - 1]; };
     constexpr std::pair<float, int> every[]{
         {0.5F, 0}, {1.5F, 2}, {-0.5F, 0}, {-2.5F, -2}, {254.51F, 255}, {-127.49F, -127}, {32766.5F, 32766}};
     for (auto const& [x, whole] : every) { CHECK(rounded(x) == whole); }
-    auto const stored = [](auto store, int first, int i) {
-        constexpr int vectors = 16 / simd::lanes;
-        simd::ints numbers[vectors];
-        for (int lane = 0; lane < 16; ++lane) { numbers[lane / simd::lanes][lane % simd::lanes] = first + lane; }
-        std::byte bytes[16];
-        store(bytes, numbers);
-        return static_cast<int>(bytes[i]);
-    };
-    for (int i = 0; i < 16; ++i)
+    for (int const first : {-32768, -300, -128, -8, 0, 112, 240, 32752})
     {
-        for (int const first : {-128, -8, 112})
+        simd::ints numbers[16 / simd::lanes];
+        for (int i = 0; i < 16; ++i) { numbers[i / simd::lanes][i % simd::lanes] = first + i; }
+        std::byte with_sign[16];
+        std::byte without[16];
+        std::int16_t shorts[16];
+        simd::store_bytes<true>(with_sign, numbers);
+        simd::store_bytes<false>(without, numbers);
+        simd::store_shorts(reinterpret_cast<std::byte*>(shorts), numbers);
+        for (int i = 0; i < 16; ++i)
         {
-            auto const as_signed = [](std::byte* p, simd::ints const* v) { simd::store_bytes<true>(p, v); };
-            CHECK(stored(as_signed, first, i) == ((first + i) & 0xff));
-        }
-        for (int const first : {0, 120, 240})
-        {
-            auto const as_unsigned = [](std::byte* p, simd::ints const* v) { simd::store_bytes<false>(p, v); };
-            CHECK(stored(as_unsigned, first, i) == first + i);
+            int const number = first + i;
+            if (number >= -128 && number < 128) { CHECK(static_cast<std::int8_t>(with_sign[i]) == number); }
+            if (number >= 0 && number < 256) { CHECK(static_cast<int>(without[i]) == number); }
+            CHECK(shorts[i] == number);
         }
     }
 }

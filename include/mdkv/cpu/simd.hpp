@@ -188,13 +188,6 @@ using byte_sums = ints;
     return word - ints{};
 }
 
-/// Stores the last two bytes of every lane.
-inline void store_shorts(std::byte* p, ints v) noexcept
-{
-    auto const narrow = __builtin_convertvector(v, shorts);
-    std::memcpy(p, &narrow, sizeof narrow);
-}
-
 /// Of every four lanes the middle two change places.
 template <class Ints>
 [[nodiscard]] inline Ints swap_middle(Ints v) noexcept
@@ -318,6 +311,23 @@ inline void store_bytes(std::byte* p, ints const* v) noexcept
     std::memcpy(p, &all, 16);
 #else
     for (int i = 0; i < 16; ++i) { p[i] = static_cast<std::byte>(v[i / lanes][i % lanes] & 0xff); }
+#endif
+}
+
+/// As store_bytes, as 16 bits each: numbers from -32768 to 32767.
+inline void store_shorts(std::byte* p, ints const* v) noexcept
+{
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    using words     = long long __attribute__((vector_size(32)));
+    auto const all  = bits_as<words>(__builtin_ia32_packssdw256(v[0], v[1])); // half of each, twice
+    words const out = __builtin_shufflevector(all, all, 0, 2, 1, 3);
+    std::memcpy(p, &out, sizeof out);
+#else
+    for (int i = 0; i < 16 / lanes; ++i)
+    {
+        auto const narrow = __builtin_convertvector(v[i], shorts);
+        std::memcpy(p + i * sizeof narrow, &narrow, sizeof narrow);
+    }
 #endif
 }
 

@@ -69,12 +69,12 @@ template <bool Signed>
         MDKV_UNROLL
         for (int v = 0; v < vectors; ++v)
         {
-            index_t const at = i + v * simd::lanes;
-            number[v]        = simd::to_nearest(simd::load(x + at) * factor);
+            number[v] = simd::to_nearest(simd::load(x + i + v * simd::lanes) * factor);
             sum += number[v];
-            if (bits == 8) { simd::store_shorts(to + at * number_bytes<8>, simd::swap_middle(number[v])); }
+            if (bits == 8) { number[v] = simd::swap_middle(number[v]); }
         }
-        if (bits == 4) { simd::store_bytes<Signed>(to + i, number); }
+        if (bits == 8) { simd::store_shorts(to + i * number_bytes<8>, number); }
+        else { simd::store_bytes<Signed>(to + i, number); }
     }
     return sum;
 }
@@ -117,11 +117,11 @@ MDKV_OUTLINE inline void round_queries(
             rounding const by{simd::max_lane(largest), most};
             simd::floats const factor = simd::broadcast(by.factor);
             std::byte* const second   = to->numbers + half * (bits / 4);
-            simd::ints const all      = round_numbers<true>(bits, number[0], factor, half, to->numbers)
-                                   + round_numbers<true>(bits, number[1], factor, half, second);
+            simd::ints const rounded  = round_numbers<true>(bits, number[0], factor, half, to->numbers)
+                                       + round_numbers<true>(bits, number[1], factor, half, second);
             to->unit   = by.unit;
             to->sum    = simd::sum(sum);
-            to->offset = middle_code(bits) * (to->sum - simd::sum(simd::to_floats(all) * simd::broadcast(by.unit)));
+            to->offset = middle_code(bits) * (to->sum - simd::sum(simd::to_floats(rounded) * simd::broadcast(by.unit)));
         }
     }
 }
