@@ -323,10 +323,10 @@ inline void store_shorts(std::byte* p, ints const* v) noexcept
     words const out = __builtin_shufflevector(all, all, 0, 2, 1, 3);
     std::memcpy(p, &out, sizeof out);
 #else
-    for (int i = 0; i < 16 / lanes; ++i)
+    for (int i = 0; i < 16 / lanes; ++i, p += 2 * lanes)
     {
         auto const narrow = __builtin_convertvector(v[i], shorts);
-        std::memcpy(p + i * sizeof narrow, &narrow, sizeof narrow);
+        std::memcpy(p, &narrow, sizeof narrow);
     }
 #endif
 }

@@ -58,10 +58,11 @@ template <int Bits, int G, int Vectors>
     constexpr short least   = short_sums<Bits> ? least_short : 0;
     constexpr index_t asked = 4 * Vectors * lanes; // bytes, for each four tokens but the first
     // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer registers.
-    constexpr int steps     = Bits == 8 ? 2 : 1;
-    index_t const row_bytes = 4 * from.bytes;
-    index_t const ends      = from.coordinates - (halves - 1) * from.bytes; // of the half that ends first
-    read_ahead next         = ahead;
+    constexpr int steps          = Bits == 8 ? 2 : 1;
+    constexpr index_t head_bytes = sizeof weights.numbers[0];
+    index_t const row_bytes      = 4 * from.bytes;
+    index_t const ends           = from.coordinates - (halves - 1) * from.bytes; // of the half that ends first
+    read_ahead next              = ahead;
     for (index_t b = 0; b < from.bytes; b += Vectors * lanes)
     {
         products acc[G][halves][Vectors];
@@ -92,7 +93,7 @@ template <int Bits, int G, int Vectors>
                     MDKV_UNROLL
                     for (int g = 0; g < G; ++g)
                     {
-                        simd::ints const by = simd::words(number + g * sizeof weights.numbers[0] + 4 * step);
+                        simd::ints const by = simd::words(number + g * head_bytes + 4 * step);
                         MDKV_UNROLL
                         for (int i = 0; i < halves * Vectors; ++i)
                         {
