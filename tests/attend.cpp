@@ -231,8 +231,8 @@ TEST_CASE("integer products lose less than a tenth of what the codes have lost")
     {
         packed_layer<half> const layer{
             {.heads = 2, .tokens = 700, .window = 0, .dims = {dim, dim}, .rungs = {drop, stored}}, 1};
-        auto const cache   = layer.packed();
-        auto q = random_queries<float>(8, dim);
+        auto const cache = layer.packed();
+        auto q           = random_queries<float>(8, dim);
         for (index_t row = 0; row < 8; ++row)
         {
             for (index_t d = coordinates; d < dim; ++d) { q.set(0, row, d); }
