@@ -15,7 +15,7 @@
 #include <limits>
 #include <optional>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// The coordinates that rotate together, of n rotating ones.
@@ -195,4 +195,4 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     run(on, job, shape[0] * job.blocks());
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

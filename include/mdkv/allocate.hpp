@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
@@ -70,4 +70,4 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
         [&](B const& with) { detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report); });
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 namespace detail
@@ -175,4 +175,4 @@ void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> c
     run(on, detail::truncate_count<B::memory_space>{cache.appended, tokens}, 1);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -12,7 +12,7 @@
 #include <span>
 #include <type_traits>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 struct attend_options
@@ -157,4 +157,4 @@ void attend(B const& on, in_view<U, 3, B> queries, std::span<Sequence> sequences
     detail::attend_sequences(on, queries, std::span<Sequence const>{sequences}, options, output, lse);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

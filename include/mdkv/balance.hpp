@@ -13,7 +13,7 @@
 #include <limits>
 #include <optional>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 template <backend B>
@@ -89,4 +89,4 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     run(on, detail::balance_rows<B>{losses, of_layers, factors, double{options.depth}}, shape[0] * shape[1] * shape[2]);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

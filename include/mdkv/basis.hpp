@@ -8,7 +8,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Adds every head's uncentred second moment X'X to `gram`: the chunks of a prompt sum to the whole prompt.
@@ -100,4 +100,4 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     detail::staged(on, "fit_basis", body);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 // One layer's cache is one block of bytes (the arena) and a small directory. There is no padding: the arena has exactly
@@ -232,4 +232,4 @@ template <element T>
     return offset;
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// One layer of one sequence after prefill. The N tokens come first, the W window tokens follow them.
@@ -165,6 +165,6 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
     });
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE
 
 #include <mdkv/detail/compressing.hpp>

@@ -11,7 +11,7 @@
 
 #include <limits>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 namespace detail
@@ -99,4 +99,4 @@ void join(
     run(on, detail::add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

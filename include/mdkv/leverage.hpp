@@ -10,7 +10,7 @@
 #include <mdkv/detail/leverage.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
@@ -51,4 +51,4 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums
     detail::staged(on, "add_leverage", body);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
@@ -105,4 +105,4 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, rung, cache, needed);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

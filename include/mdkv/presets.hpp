@@ -11,7 +11,7 @@
 #include <mdkv/replay.hpp>
 #include <mdkv/score.hpp>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// balance_options::odd of a prompt of `tokens`: `largest` of 2,048 or more, and less in proportion below, because leverages
@@ -136,4 +136,4 @@ inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::ad
 
 } // namespace presets
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

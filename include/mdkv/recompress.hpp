@@ -20,7 +20,7 @@
 #include <limits>
 #include <optional>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 template <backend B>
@@ -191,6 +191,6 @@ recompress_report recompress(
     });
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE
 
 #include <mdkv/detail/recompressing.hpp>

@@ -13,7 +13,7 @@
 #include <optional>
 #include <type_traits>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 template <backend B>
@@ -95,4 +95,4 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
     });
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -12,7 +12,7 @@
 #include <limits>
 #include <optional>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// The loss of quantised rungs that keep all coordinates.
@@ -147,4 +147,4 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

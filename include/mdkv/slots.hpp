@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 namespace detail
@@ -122,4 +122,4 @@ void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

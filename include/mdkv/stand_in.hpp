@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 struct stand_in_options
@@ -109,4 +109,4 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     detail::staged(on, "stand_in", body);
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// The sizes of one layer of one sequence.
@@ -106,4 +106,4 @@ private:
            * element_bytes;
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Base of the library's exceptions. (A failed allocation stays std::bad_alloc.)
@@ -156,4 +156,4 @@ constexpr void expects(bool condition, Pieces... pieces)
     return result;
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -1,6 +1,7 @@
 /// \file types.hpp: index type, a small array, and the element types a cache may have with their conversions.
 #pragma once
 
+#include <mdkv/core/machine.hpp>
 #include <mdkv/core/version.hpp> // so that every header brings it: an undefined MDKV_VERSION would be 0 in an #if
 
 #include <concepts>
@@ -25,7 +26,7 @@
 #    define MDKV_OUTLINE [[gnu::noinline, gnu::noclone]]
 #endif
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Extents, strides and byte counts. Signed, so that differences may be negative; 64 bits, so that a 128K-token cache
@@ -174,4 +175,4 @@ template <element T>
     else { return "bf16"; }
 }
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Memory space. Part of every view's type, so that a host view does not convert for a device backend.
@@ -263,4 +263,4 @@ template <class T, space S>
 
 } // namespace detail
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -9,7 +9,7 @@
 #include <span>
 #include <type_traits>
 
-namespace mdkv
+namespace mdkv::inline MDKV_MACHINE
 {
 
 /// A bump allocator over the caller's memory. A default-constructed workspace has no memory and only counts: a call
@@ -107,4 +107,4 @@ private:
     bool counting_{true};
 };
 
-} // namespace mdkv
+} // namespace mdkv::inline MDKV_MACHINE

@@ -17,7 +17,6 @@
 #include <mdkv/cpu/detail/rounding.hpp>
 #include <mdkv/cpu/detail/value_kernels.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -28,7 +27,7 @@
 #include <new>
 #include <span>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 namespace detail
@@ -404,4 +403,4 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     else { on.for_each(first[count], body); }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

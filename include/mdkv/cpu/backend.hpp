@@ -6,14 +6,13 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/team.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 /// Passed first to every stage. Serial and without scratch by default.
@@ -88,4 +87,4 @@ void fetch(backend const& on, V const* from, V* to, index_t n)
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V));
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

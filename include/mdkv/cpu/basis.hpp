@@ -9,7 +9,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
 #include <mdkv/detail/gram_of_parts.hpp>
 
@@ -17,7 +16,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 namespace gram_sums
@@ -115,4 +114,4 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

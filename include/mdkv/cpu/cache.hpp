@@ -6,7 +6,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 
 #include <cstddef>
@@ -14,7 +13,7 @@
 #include <memory_resource>
 #include <span>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 /// Host memory out of a memory resource, aligned to a cache line, as a cache's owner takes it.
@@ -85,4 +84,4 @@ public:
     }
 };
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/width.hpp>
 
 #include <concepts>
 #include <type_traits>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 /// A non-owning reference to the caller's threads. The library never creates a thread: a default-made reference runs
@@ -67,4 +66,4 @@ private:
     int threads_{1};
 };
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -12,7 +12,6 @@
 #include <mdkv/cpu/detail/score_block.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 
@@ -20,7 +19,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 template <element T, element U>
@@ -126,4 +125,4 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     });
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

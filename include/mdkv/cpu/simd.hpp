@@ -2,7 +2,6 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/width.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +11,21 @@
 // Instructions that no vector expression becomes are spelled as the compilers' own headers spell them: to include these
 // takes a quarter of the time that all of mdkv takes.
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::simd
+namespace mdkv::inline MDKV_MACHINE::cpu
+{
+
+/// Floats of a vector register.
+#if defined(__AVX512F__)
+inline constexpr int vector_lanes = 16;
+#elif defined(__AVX2__)
+inline constexpr int vector_lanes = 8;
+#else
+inline constexpr int vector_lanes = 4;
+#endif
+
+} // namespace mdkv::inline MDKV_MACHINE::cpu
+
+namespace mdkv::inline MDKV_MACHINE::cpu::simd
 {
 
 // Vector types of the compilers (g++ and clang), never wider than the machine's registers, so that passing them by value
@@ -369,4 +382,4 @@ template <class Join>
     return tiny ? broadcast(0.0F) : p;
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::simd
+} // namespace mdkv::inline MDKV_MACHINE::cpu::simd

@@ -3,7 +3,6 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -11,7 +10,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 /// One thread. (MDKV_HD, because jobs are; a GPU never runs one with this team.)
@@ -137,4 +136,4 @@ MDKV_HD inline void powers_of_two(team const&, float const (&x)[team::lanes], fl
 #endif
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -4,7 +4,6 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/width.hpp>
 
 #include <atomic>
 #include <exception>
@@ -13,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 /// A fixed set of threads that share one loop at a time. The calling thread works too, so `thread_pool{2}` starts one.
@@ -121,4 +120,4 @@ private:
     std::atomic<unsigned> loop_{}; // number of loops begun
 };
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH
+} // namespace mdkv::inline MDKV_MACHINE::cpu

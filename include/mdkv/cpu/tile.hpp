@@ -5,14 +5,13 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>
 #include <cstring>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::tile
+namespace mdkv::inline MDKV_MACHINE::cpu::tile
 {
 
 /// Rows and vectors of one tile. Twice as many accumulators as two multiply-add units need to stay busy, and few enough
@@ -106,4 +105,4 @@ MDKV_OUTLINE inline void read_block(
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::tile
+} // namespace mdkv::inline MDKV_MACHINE::cpu::tile

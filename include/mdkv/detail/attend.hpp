@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstddef>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// A query stands in every basis that a run of the layout may be in, and so do the sums of values: first in the
@@ -91,4 +91,4 @@ inline constexpr int attend_piece = 64;
     return pieces * attend_piece < run.tokens ? pieces * attend_piece : run.tokens;
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// The factor that all losses of a token get. An item is a piece of the tokens.
@@ -78,4 +78,4 @@ struct balance_rows
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Appended tokens into a tail of another capacity, whose last tile may have another width: one item a token of a head.
@@ -156,4 +156,4 @@ private:
     cache_view<T, S> view_; // of all of it
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

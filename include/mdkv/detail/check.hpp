@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// True when the call only asks for the size of its workspace: views may then have no data.
@@ -214,4 +214,4 @@ template <class V, backend B, class... Extents>
     #function ": no implementation for this backend is visible; include <mdkv/cpu/" #header                            \
               ".hpp> (or <mdkv/mdkv.hpp>), or write " #function "_impl in your backend's namespace"
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

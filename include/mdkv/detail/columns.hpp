@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
@@ -82,4 +82,4 @@ MDKV_HD void powers_of_two(Team const&, float const (&x)[Team::lanes], float* to
     for (int l = 0; l < Team::lanes; ++l) { to[l] = x[l] < -126.0F ? 0.0F : exp2f(x[l]); }
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -25,7 +25,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Copies rungs to the caller's view of them.
@@ -224,4 +224,4 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     return report;
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 inline constexpr std::uint8_t no_group = 255; ///< of a token that is kept
@@ -273,4 +273,4 @@ private:
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

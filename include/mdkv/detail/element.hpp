@@ -7,7 +7,7 @@
 
 // On the host keys, values and queries may lie at any address, and so may all that an arena holds: there is no padding.
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 template <class V>
@@ -34,4 +34,4 @@ MDKV_HD inline void store_at(void* to, V value) noexcept
     __builtin_memcpy(to, static_cast<void const*>(&value), sizeof value);
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -5,7 +5,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Adds the parts of a head, one after another, to both triangles of its Gram matrix. An item is a row of a head.
@@ -35,4 +35,4 @@ struct gram_of_parts
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

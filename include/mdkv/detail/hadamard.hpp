@@ -4,7 +4,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Groups whose size is a power of two are rotated; others, which only odd dimensions have, stay as they are.
@@ -53,4 +53,4 @@ MDKV_HD void hadamard(float* x, index_t n, index_t stride = Lanes) noexcept
     }
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

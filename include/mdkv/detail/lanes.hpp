@@ -17,7 +17,7 @@
 #    define MDKV_ROLLED _Pragma("GCC unroll 1")
 #endif
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 template <class V, int Lanes>
@@ -147,4 +147,4 @@ template <class Body>
     }
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

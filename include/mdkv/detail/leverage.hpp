@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, so that a leverage is |W x|^2:
@@ -149,4 +149,4 @@ struct add_squares
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

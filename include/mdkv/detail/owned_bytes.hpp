@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <memory>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. 0 bytes allocate nothing.
@@ -41,4 +41,4 @@ private:
     std::unique_ptr<std::byte, give_back> data_;
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

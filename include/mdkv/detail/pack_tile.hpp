@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. The number of
@@ -318,4 +318,4 @@ private:
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// One item: every head's entry from the number of its tokens at each rung, the heads one after another.
@@ -172,4 +172,4 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
                 as_input(positions), as_input(first)});
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it. (B is in the name
@@ -182,4 +182,4 @@ struct pool_fading
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

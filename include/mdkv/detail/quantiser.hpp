@@ -7,7 +7,7 @@
 
 #include <limits>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Largest finite half.
@@ -75,4 +75,4 @@ struct quantiser
     [[nodiscard]] MDKV_HD float value(int c) const noexcept { return minimum + scale * static_cast<float>(c); }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -18,7 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Tokens [H, M] before the new window as vectors of the original dimension, zeros where a head has fewer, and the window.
@@ -253,4 +253,4 @@ private:
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Waits for the stream of a GPU's backend.
@@ -224,4 +224,4 @@ struct recompressing
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -12,7 +12,7 @@
 
 // The picture of cache.hpp in functions. All that writes or reads an arena or a tail finds its bytes here.
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// One group of coordinates in one tile of codes. Offsets are bytes from the tile's beginning.
@@ -234,4 +234,4 @@ template <class Cache>
     return any;
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// A rung that is neither dropped nor full.
@@ -270,4 +270,4 @@ template <row_norm Over>
     return !(missing > 1e-3F * squared);
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

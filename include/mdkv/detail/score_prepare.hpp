@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Starting maximum of a softmax: lower than any logit, and finite so that differences are numbers.
@@ -161,4 +161,4 @@ private:
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

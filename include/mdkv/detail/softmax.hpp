@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 inline constexpr float ln_2   = 0.693147180559945309F;
@@ -65,4 +65,4 @@ struct lse_merge
     return {x / (x + y), y / (x + y), top + logf(x + y)};
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// The token of each group. An item is a group of a head.
@@ -131,4 +131,4 @@ private:
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// The directory of a cache in host memory.
@@ -184,4 +184,4 @@ struct settle_rungs
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// A head's stored projections as rows of bases, 0 beyond the stored columns; one item a head. They are orthonormal but for
@@ -99,4 +99,4 @@ struct carry_over
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

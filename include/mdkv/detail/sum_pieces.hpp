@@ -5,7 +5,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Sums of pieces of rows. An item is a piece; a row's pieces are neighbours.
@@ -46,4 +46,4 @@ struct sum_pieces
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -25,7 +25,7 @@
 //   for (index_t i = t.rank() * Team::lanes; i < n; i += t.size() * Team::lanes)
 //       for (int l = 0; l < Team::lanes; ++l) ... x[i + l] ...          // a fixed count, which compilers vectorise
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Sum over the members before this one, and over all of them.
@@ -194,4 +194,4 @@ struct fill
     }
 };
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

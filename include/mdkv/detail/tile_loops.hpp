@@ -15,7 +15,7 @@
 
 // Where everything lies is run_of_head.hpp's.
 
-namespace mdkv::detail
+namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Up to four tiles of one run, which a team packs or reads.
@@ -137,4 +137,4 @@ MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run
     }
 }
 
-} // namespace mdkv::detail
+} // namespace mdkv::inline MDKV_MACHINE::detail

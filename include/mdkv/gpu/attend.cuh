@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <span>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 namespace kernels
@@ -161,4 +161,4 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     });
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

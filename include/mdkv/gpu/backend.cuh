@@ -11,7 +11,7 @@
 
 #include <type_traits>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 namespace kernels
@@ -55,4 +55,4 @@ void fetch(backend const& on, V const* from, V* to, index_t n)
     copy(on, from, to, n * index_t{sizeof(V)});
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

@@ -17,7 +17,7 @@
 // Nothing here looks at the device's data, so a Gram matrix that is not finite is not refused: its head gets a basis of
 // unit vectors and energies that are NaN.
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 template <element T>
@@ -40,4 +40,4 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
     run(on, mdkv::detail::eigenvectors<space::device>{gram, basis, energy}, gram.extent(0));
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

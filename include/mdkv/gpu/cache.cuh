@@ -15,7 +15,7 @@
 #include <memory>
 #include <memory_resource>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 /// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
@@ -79,4 +79,4 @@ template <element T, class Resource>
     return made;
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

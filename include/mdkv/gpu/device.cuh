@@ -11,7 +11,7 @@
 // Kernels use these functions and no CUDA built-in besides, so that a second file of this name can give each of them a
 // meaning on the host (the tests do that). Warp functions are for whole warps: all 32 lanes must reach them.
 
-namespace mdkv::gpu::device
+namespace mdkv::inline MDKV_MACHINE::gpu::device
 {
 
 inline constexpr int warp_size = 32;
@@ -126,4 +126,4 @@ __device__ __forceinline__ void multiply_tile(float (&d)[4], std::uint32_t const
     }
 }
 
-} // namespace mdkv::gpu::device
+} // namespace mdkv::inline MDKV_MACHINE::gpu::device

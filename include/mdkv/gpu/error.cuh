@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 /// A call into the CUDA runtime failed; the state of the stream's earlier work is unknown.
@@ -33,4 +33,4 @@ inline void check(cudaError_t code, char const* what)
     throw cuda_error{what, code};
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

@@ -9,7 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 namespace kernels
@@ -86,4 +86,4 @@ inline void copy(backend const& on, void const* from, void* to, index_t bytes)
     check(cudaStreamSynchronize(on.stream), "copy");
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

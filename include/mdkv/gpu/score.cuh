@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <concepts>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 // How it works. A block takes a tile of tokens: reads it once, finds its coordinates in the basis and its keys as quantised
@@ -87,4 +87,4 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         checked_multiply(heads, tiles));
 }
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

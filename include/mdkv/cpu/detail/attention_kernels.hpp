@@ -5,7 +5,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
@@ -16,7 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 // Every kernel is one function for each way of storing, number of query heads and number of vectors side by side, and is
@@ -195,4 +194,4 @@ struct logit_kernels
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -4,12 +4,11 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 
 #include <algorithm>
 #include <cstddef>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 // A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. It is never formed: a logit is
@@ -45,4 +44,4 @@ template <int Bits, class Sums>
 #endif
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

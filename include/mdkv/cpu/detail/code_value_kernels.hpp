@@ -7,7 +7,6 @@
 #include <mdkv/cpu/detail/code_kernels.hpp>
 #include <mdkv/cpu/detail/rounding.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
@@ -15,7 +14,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 /// A group's codes in neighbouring tiles of values.
@@ -210,4 +209,4 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -4,7 +4,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 
@@ -12,7 +11,7 @@
 #include <array>
 #include <cstddef>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 /// The steps inside a vector from `Half` on: lanes i and i + Half become their sum and their difference.
@@ -76,4 +75,4 @@ inline void hadamard_rows(float const* from, index_t count, index_t n, float* to
     for (index_t row = 0; row < count; ++row) { hadamard_row(to + row * n, n); }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -6,7 +6,6 @@
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/softmax.hpp>
 
@@ -15,7 +14,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 /// Writes the logits of `tiles` neighbouring whole tiles of elements for G queries, `Tiles` at a time and as far as that
@@ -151,4 +150,4 @@ inline constexpr logit_kernels logits_as{
     return factor;
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -4,13 +4,12 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/quantiser.hpp>
 
 #include <algorithm>
 #include <limits>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 /// As many quantisers as a vector has lanes, made together: rounding to half takes as long for one as for all. To the bit
@@ -123,4 +122,4 @@ MDKV_OUTLINE inline void read_again(
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -6,14 +6,13 @@
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/code_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 /// Where codes of 4 or 8 bits have their middle.
@@ -193,4 +192,4 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

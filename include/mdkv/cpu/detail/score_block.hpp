@@ -8,7 +8,6 @@
 #include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -25,7 +24,7 @@
 // tile, except for few tokens, whose exact logits sweep one leaves for sweep two. Logits are kept in units of log2, with the scale folded into the queries, and a query's weight into its
 // log-sum-exps.
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 using mdkv::detail::score_head;
@@ -359,4 +358,4 @@ private:
     }
 };
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

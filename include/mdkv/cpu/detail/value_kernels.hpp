@@ -6,7 +6,6 @@
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/cpu/width.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
@@ -15,7 +14,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 /// sums[g][c] += sum over n tokens of weights[g][t] * rows[t][c] for the first columns, `Vectors` vectors of elements; returns
@@ -174,4 +173,4 @@ MDKV_OUTLINE inline void block_values(value_kernels const& as, query_rows const&
     }
 }
 
-} // namespace mdkv::cpu::inline MDKV_CPU_WIDTH::detail
+} // namespace mdkv::inline MDKV_MACHINE::cpu::detail

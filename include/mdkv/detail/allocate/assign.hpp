@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail::dual
+namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
 /// Gives every token its rung: at the multiplier, and at one just below where it is one of the ties that fit. Counts,
@@ -296,4 +296,4 @@ struct pick
     }
 };
 
-} // namespace mdkv::detail::dual
+} // namespace mdkv::inline MDKV_MACHINE::detail::dual

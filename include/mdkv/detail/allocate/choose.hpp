@@ -17,7 +17,7 @@
 // so a histogram of thresholds that is weighted with s_j and with s_j theta_j gives bytes and loss of every head with
 // every set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
 
-namespace mdkv::detail::dual
+namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
 /// Histograms of every head with every set that it can pay for, and the least losses.
@@ -360,4 +360,4 @@ private:
     }
 };
 
-} // namespace mdkv::detail::dual
+} // namespace mdkv::inline MDKV_MACHINE::detail::dual

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace mdkv::detail::dual
+namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
 /// The bins of the last search in which a piece has thresholds, noted in its rungs, which are not known yet.
@@ -163,4 +163,4 @@ template <team Team, class X>
     return total;
 }
 
-} // namespace mdkv::detail::dual
+} // namespace mdkv::inline MDKV_MACHINE::detail::dual

@@ -19,7 +19,7 @@
 // takes longer than finding a threshold: a sample finds the range of these bins. Where it misled, the passes that follow
 // search all multipliers.
 
-namespace mdkv::detail::dual
+namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
 /// The lowest bin above which all fits; `bins` where nothing fits.
@@ -295,4 +295,4 @@ struct narrow
     }
 };
 
-} // namespace mdkv::detail::dual
+} // namespace mdkv::inline MDKV_MACHINE::detail::dual

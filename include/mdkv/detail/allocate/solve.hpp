@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::detail::dual
+namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
 /// The place where histograms of the limit's other tokens are added (heads on other ranks, other layers): `weigh` has
@@ -146,4 +146,4 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     solve(on, w, words);
 }
 
-} // namespace mdkv::detail::dual
+} // namespace mdkv::inline MDKV_MACHINE::detail::dual

@@ -13,7 +13,7 @@
 // for any number of threads, on every backend, and would be if heads were spread over ranks. Sums of losses are made in
 // one fixed shape (`tree_sum`).
 
-namespace mdkv::detail::dual
+namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
 /// Tokens of one item of work, all of one head.
@@ -210,4 +210,4 @@ struct work
 };
 static_assert(std::is_trivially_copyable_v<work>);
 
-} // namespace mdkv::detail::dual
+} // namespace mdkv::inline MDKV_MACHINE::detail::dual

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <span>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 /// Whose parameters fit the 4,096 bytes of a launch, with all that they share.
@@ -94,4 +94,4 @@ struct attend_batch
     }
 };
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

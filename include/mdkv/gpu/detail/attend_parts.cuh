@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 inline constexpr int attend_threads = 128;                        ///< of a block
@@ -97,4 +97,4 @@ __device__ inline void soften(float* logits, int shares, int count, int block_to
     }
 }
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -25,7 +25,7 @@
 //   values   a thread has one coordinate and a share of the tokens, and the sums of four queries
 // Sums of values stand in shared memory, one set for each basis a run may be in; nothing is projected back here.
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 using mdkv::detail::attend_sizes;
@@ -373,4 +373,4 @@ struct attend_slice
     }
 };
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

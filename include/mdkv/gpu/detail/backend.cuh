@@ -6,7 +6,7 @@
 
 #include <driver_types.h>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 /// Passed first to every stage. A stage enqueues its kernels on `stream` and returns: views and scratch, all of them device
@@ -20,4 +20,4 @@ struct backend
     workspace* scratch  = nullptr; ///< over device memory; its addresses are only computed with
 };
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu

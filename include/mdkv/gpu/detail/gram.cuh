@@ -12,7 +12,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 /// How a Gram matrix is cut: into tiles, of which those on and above the diagonal are summed, and its samples into parts
@@ -213,4 +213,4 @@ private:
     }
 };
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

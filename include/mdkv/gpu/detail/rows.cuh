@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 /// Elements of a piece.
@@ -30,4 +30,4 @@ private:
     [[nodiscard]] bool even(std::size_t i) const { return view.extent(i) <= 1 || view.stride(i) % piece_of<T> == 0; }
 };
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

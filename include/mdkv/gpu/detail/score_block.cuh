@@ -16,7 +16,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::gpu::detail
+namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
 using kernels::token_rows;
@@ -197,4 +197,4 @@ struct score_block
     }
 };
 
-} // namespace mdkv::gpu::detail
+} // namespace mdkv::inline MDKV_MACHINE::gpu::detail

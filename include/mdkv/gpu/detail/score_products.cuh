@@ -14,7 +14,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::gpu::detail
+namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
 using mdkv::detail::score_head;
@@ -216,9 +216,9 @@ __device__ __forceinline__ void multiply_exact(
     return (hidden >> (4 * i + j) & 1U) != 0 ? -__builtin_huge_valf() : logit;
 }
 
-} // namespace mdkv::gpu::detail
+} // namespace mdkv::inline MDKV_MACHINE::gpu::detail
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 /// Queries in the key basis, and in the order of tensor cores. One block a head and panel of rows.
@@ -280,4 +280,4 @@ private:
     }
 };
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -16,7 +16,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::gpu::detail
+namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
 /// Makes `top` the rows' largest logits so far, and says whether any has grown: rare once the first tiles are past.
@@ -92,9 +92,9 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
     }
 }
 
-} // namespace mdkv::gpu::detail
+} // namespace mdkv::inline MDKV_MACHINE::gpu::detail
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 /// Sweep one: one block a head and part of its tokens, the window being one part more.
@@ -328,4 +328,4 @@ private:
     }
 };
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
