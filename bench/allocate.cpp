@@ -174,7 +174,7 @@ private:
             simd::floats const here =
                 simd::load(row(p, r) + i) + simd::broadcast(multiplier * static_cast<float>(cost_.bytes[r]));
             simd::ints const cheaper = here < best;
-            best                     = simd::min(here, best);
+            best                     = simd::smaller(here, best);
             outcome                  = cheaper ? simd::ints{} + value(r) : outcome;
         }
         return outcome;

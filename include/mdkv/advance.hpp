@@ -177,7 +177,7 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     index_t const rotating        = encoding.rotating == 0 ? shape[2] : encoding.rotating;
     expects(rotating >= 0 && rotating <= shape[2] && rotating % 2 == 0, "advance: ", rotating, " of ", shape[2],
         " coordinates are to rotate; that must be an even number of them");
-    expects(encoding.base > 0 && encoding.base <= std::numeric_limits<double>::max(), "advance: base is ",
+    expects(encoding.base > 0 && encoding.base <= (std::numeric_limits<double>::max)(), "advance: base is ",
         encoding.base, "; it must be positive and finite");
     bool const in_place = queries.data_handle() == advanced.data_handle() && shape == advanced.extents()
                           && queries.strides() == advanced.strides();

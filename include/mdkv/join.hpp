@@ -74,7 +74,7 @@ template <backend B>
 void join(
     B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
 {
-    expects(weight >= 0 && weight <= std::numeric_limits<float>::max(), "join: weight is ", weight,
+    expects(weight >= 0 && weight <= (std::numeric_limits<float>::max)(), "join: weight is ", weight,
         "; it must be finite and not negative");
     array<index_t, 3> const shape = first.extents();
     detail::check arguments{on, "join"};

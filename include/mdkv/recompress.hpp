@@ -70,7 +70,7 @@ template <class T>
     index_t most = 0;
     for (index_t h = 0; h < cache.layout.heads; ++h)
     {
-        most = std::max(most, detail::tokens_of_head(detail::without_const(cache), h));
+        most = (std::max)(most, detail::tokens_of_head(detail::without_const(cache), h));
     }
     return most;
 }
@@ -151,7 +151,7 @@ recompress_report recompress(
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
     ratios.expects_ascending(layout.dims, sizeof(T));
     expects(options.scale >= 0.0F, "recompress: options.scale is ", options.scale, "; it must not be negative");
-    expects(options.even_queries >= 0.0F && options.even_queries <= std::numeric_limits<float>::max(),
+    expects(options.even_queries >= 0.0F && options.even_queries <= (std::numeric_limits<float>::max)(),
         "recompress: options.even_queries is ", options.even_queries, "; it must be finite and not negative");
 
     detail::check c{on, "recompress"};

@@ -119,7 +119,7 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     expects(heads == 0 || per_head >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
     expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: a head dimension is 0");
     expects(options.scale >= 0.0F, "score: scale is ", options.scale, "; it must not be negative");
-    expects(options.even_queries >= 0.0F && options.even_queries <= std::numeric_limits<float>::max(),
+    expects(options.even_queries >= 0.0F && options.even_queries <= (std::numeric_limits<float>::max)(),
         "score: even_queries is ", options.even_queries, "; it must be finite and not negative");
     expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");

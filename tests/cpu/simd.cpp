@@ -165,8 +165,8 @@ TEST_CASE("max, min and abs work lane by lane")
     {
         auto const a    = random_lanes(random, -10, 10);
         auto const b    = random_lanes(random, -10, 10);
-        auto const more = to(simd::max(from(a), from(b)));
-        auto const less = to(simd::min(from(a), from(b)));
+        auto const more = to(simd::larger(from(a), from(b)));
+        auto const less = to(simd::smaller(from(a), from(b)));
         auto const size = to(simd::abs(from(a)));
         for (std::size_t lane = 0; lane < a.size(); ++lane)
         {
@@ -180,9 +180,9 @@ TEST_CASE("max, min and abs work lane by lane")
 TEST_CASE("max and min give the second operand where one is NaN")
 {
     float const nan = std::numeric_limits<float>::quiet_NaN();
-    CHECK(to(simd::max(simd::broadcast(nan), simd::broadcast(2.0F))) == std::vector<float>(simd::lanes, 2.0F));
-    CHECK(to(simd::min(simd::broadcast(nan), simd::broadcast(2.0F))) == std::vector<float>(simd::lanes, 2.0F));
-    CHECK(std::isnan(to(simd::max(simd::broadcast(2.0F), simd::broadcast(nan)))[0]));
+    CHECK(to(simd::larger(simd::broadcast(nan), simd::broadcast(2.0F))) == std::vector<float>(simd::lanes, 2.0F));
+    CHECK(to(simd::smaller(simd::broadcast(nan), simd::broadcast(2.0F))) == std::vector<float>(simd::lanes, 2.0F));
+    CHECK(std::isnan(to(simd::larger(simd::broadcast(2.0F), simd::broadcast(nan)))[0]));
 }
 
 TEST_CASE("sum adds all lanes and max_lane finds the largest wherever it is")

@@ -63,7 +63,7 @@ struct count_bytes
             carried += sums.total;
         }
         odd_here = t.sum(odd_here);
-        most     = t.max(most);
+        most     = t.largest(most);
         t.sync();
         for (index_t b = t.rank(); b < 16; b += t.size()) { t.add_across(counts + b, mine[b]); }
         if (t.rank() == 0)

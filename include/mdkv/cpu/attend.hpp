@@ -94,7 +94,7 @@ struct attend_job
     [[nodiscard]] index_t most() const
     {
         index_t const heads = cache.layout.heads;
-        return tokens() == 0 ? 0 : heads + std::min(held() / least_part_bytes, most_parts);
+        return tokens() == 0 ? 0 : heads + (std::min)(held() / least_part_bytes, most_parts);
     }
     [[nodiscard]] index_t held() const { return cache.arena_bytes + cache.layout.heads * cache.tail_head_bytes(); }
 
@@ -115,13 +115,13 @@ struct attend_job
         index_t const heads = cache.layout.heads;
         index_t stored      = 0;
         for (index_t h = 0; h < heads; ++h) { stored += mdkv::detail::bytes_of_head<T>(cache.layout, cache, h); }
-        part_bytes    = std::max(least_part_bytes, (stored + most_parts - 1) / most_parts);
+        part_bytes    = (std::max)(least_part_bytes, (stored + most_parts - 1) / most_parts);
         first_part[0] = 0;
         for (index_t h = 0; h < heads; ++h)
         {
             index_t const bytes = mdkv::detail::bytes_of_head<T>(cache.layout, cache, h);
             // An empty head is one part, too: it has rows to write.
-            unfinished[h]     = tokens() == 0 ? 0 : std::max<index_t>((bytes + part_bytes - 1) / part_bytes, 1);
+            unfinished[h]     = tokens() == 0 ? 0 : (std::max<index_t>)((bytes + part_bytes - 1) / part_bytes, 1);
             first_part[h + 1] = first_part[h] + unfinished[h];
         }
         expects<mismatch>(
@@ -145,7 +145,7 @@ struct attend_job
         return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
             memory.take<float>(sizes.rotated ? group : 0), memory.take<rounded_query>(group * groups),
             memory.take<std::byte>(
-                std::max(most_logit_tiles * tile_tokens * sizes.key_bytes, copy_bytes(sizes.value_bytes)))};
+                (std::max)(most_logit_tiles * tile_tokens * sizes.key_bytes, copy_bytes(sizes.value_bytes)))};
     }
 
     [[nodiscard]] index_t tokens() const { return queries.extent(1); }
@@ -210,10 +210,10 @@ struct attend_job
             least_block_tokens, most_block_tokens);
         read_ahead later{behind};
         read_ahead{run.keys.begin + begin * run.keys.token_bytes}.fetch(
-            std::min(block, end - begin) * run.keys.token_bytes);
+            (std::min)(block, end - begin) * run.keys.token_bytes);
         for (index_t t = begin; t < end; t += block)
         {
-            index_t const n = std::min(block, end - t);
+            index_t const n = (std::min)(block, end - t);
             read_ahead const values{run.values.begin + t * run.values.token_bytes};
             read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : behind};
             bool const near_end = (end - t) * run.token_bytes() <= announced_bytes;
@@ -225,7 +225,7 @@ struct attend_job
                 float* const row       = logits.x + g * logits.step;
                 index_t const visible  = last ? run.tokens - (tokens() - 1 - g % tokens()) - t : n;
                 index_t const softened = tile::round_up(n, tile_tokens);
-                if (visible < n) { std::fill(row + std::max<index_t>(visible, 0), row + n, mdkv::detail::empty_lse); }
+                if (visible < n) { std::fill(row + (std::max<index_t>)(visible, 0), row + n, mdkv::detail::empty_lse); }
                 if (visible <= 0) // none of the block
                 {
                     std::fill_n(row, softened, 0.0F);
@@ -250,7 +250,7 @@ struct attend_job
         if (t >= run.tokens) { return; }
         for (run_rows const* const rows : {&run.keys, &run.values})
         {
-            look_up(rows->begin + t * rows->token_bytes, std::min(n, run.tokens - t) * rows->token_bytes);
+            look_up(rows->begin + t * rows->token_bytes, (std::min)(n, run.tokens - t) * rows->token_bytes);
         }
     }
 
@@ -380,7 +380,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             mdkv::detail::attend_scale(options, cache.layout.dims.keys), rows / cache.layout.heads * n};
         mdkv::detail::carver own;
         static_cast<void>(job.carve(own));
-        own_bytes = std::max(own_bytes, tile::round_up(own.bytes(), workspace::alignment));
+        own_bytes = (std::max)(own_bytes, tile::round_up(own.bytes(), workspace::alignment));
         most_parts += job.take(frame);
         first_token += n;
         if (jobs != nullptr) { new (jobs + i) job_of_one{job}; }

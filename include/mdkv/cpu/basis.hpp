@@ -40,8 +40,8 @@ inline void add_block(float const* block, index_t samples, index_t dim, index_t 
             tile::multiply_add<tile::vectors>(block + i, 1, step, block + j, step, samples, acc);
             float products[tile::rows][tile::width];
             std::memcpy(products, acc, sizeof products);
-            index_t const columns = std::min<index_t>(tile::width, dim - j);
-            for (index_t a = 0; a < std::min<index_t>(tile::rows, dim - i); ++a)
+            index_t const columns = (std::min<index_t>)(tile::width, dim - j);
+            for (index_t a = 0; a < (std::min<index_t>)(tile::rows, dim - i); ++a)
             {
                 double* const row = sum + (i + a) * dim + j;
                 for (index_t b = 0; b < columns; ++b) { row[b] += static_cast<double>(products[a][b]); }
@@ -90,7 +90,7 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
         index_t const end = count * (part + 1) / parts;
         for (index_t t = count * part / parts; t < end; t += gram_sums::block_rows)
         {
-            index_t const rows = std::min(gram_sums::block_rows, end - t);
+            index_t const rows = (std::min)(gram_sums::block_rows, end - t);
             for (index_t i = 0; i < rows; ++i)
             {
                 tile::widen_row(samples.data_handle() + samples.offset(head, t + i, index_t{0}), block + i * step, dim);

@@ -47,7 +47,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const part_size = tile::round_up((tokens + parts - 1) / parts, block);
     index_t const piece     = 2 * block;
     index_t const pieces    = (tokens + piece - 1) / piece;
-    index_t const slots     = on.slots(heads * std::max(parts + 1, pieces));
+    index_t const slots     = on.slots(heads * (std::max)(parts + 1, pieces));
     index_t const per_slot  = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
     mdkv::detail::score_states states{nullptr, parts + 1, plan.softmaxes, plan.rows};
 
@@ -60,7 +60,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
     {
         float const weight = (*options.query_weights)(i);
-        expects(weight >= 0.0F && weight <= std::numeric_limits<float>::max(), "score: options.query_weights[", i,
+        expects(weight >= 0.0F && weight <= (std::numeric_limits<float>::max)(), "score: options.query_weights[", i,
             "] is ", weight, "; it must be finite and not negative");
     }
 
@@ -82,7 +82,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         index_t const part               = item % states.parts;
         bool const in_window             = part == parts;
         index_t const begin              = in_window ? 0 : part * part_size;
-        index_t const end                = in_window ? window : std::min(tokens, begin + part_size);
+        index_t const end                = in_window ? window : (std::min)(tokens, begin + part_size);
         index_t const offset             = in_window ? tokens : 0;
         score_slot const slot            = slot_at(slot_index);
         mdkv::detail::score_head const h = plan.head(head);
@@ -93,7 +93,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         }
         for (index_t t = begin; t < end && !plan.none_sees(offset + t); t += block)
         {
-            index_t const count = std::min(block, end - t);
+            index_t const count = (std::min)(block, end - t);
             detail::score_block const here{slot, plan, h, offset + t, count};
             tile::read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
             if (!in_window) { here.prepare_keys(); }
@@ -108,12 +108,12 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     // Sweep two.
     on.for_each(heads * pieces, [&](index_t item, index_t slot_index) {
         index_t const head               = item / pieces;
-        index_t const end                = std::min(tokens, (item % pieces + 1) * piece);
+        index_t const end                = (std::min)(tokens, (item % pieces + 1) * piece);
         score_slot const slot            = slot_at(slot_index);
         mdkv::detail::score_head const h = plan.head(head);
         for (index_t t = item % pieces * piece; t < end; t += block)
         {
-            index_t const count = std::min(block, end - t);
+            index_t const count = (std::min)(block, end - t);
             detail::score_block const here{slot, plan, h, t, count};
             tile::read_block(keys, head, t, count, slot.rows);
             here.prepare_keys();

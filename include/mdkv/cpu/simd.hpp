@@ -238,7 +238,7 @@ inline void narrow_to(half* p, floats v) noexcept
 }
 
 /// The larger of each pair; the second where one is NaN.
-[[nodiscard]] inline floats max(floats a, floats b) noexcept
+[[nodiscard]] inline floats larger(floats a, floats b) noexcept
 {
 #if defined(__AVX512F__) && !defined(__clang__) // g++ makes two instructions of the expression below
     return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
@@ -249,7 +249,7 @@ inline void narrow_to(half* p, floats v) noexcept
 #endif
 }
 /// The smaller of each pair; the second where one is NaN.
-[[nodiscard]] inline floats min(floats a, floats b) noexcept
+[[nodiscard]] inline floats smaller(floats a, floats b) noexcept
 {
 #if defined(__AVX512F__) && !defined(__clang__)
     return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
@@ -359,7 +359,7 @@ template <class Join>
 }
 [[nodiscard]] inline float max_lane(floats v) noexcept
 {
-    return over_lanes(v, [](floats a, floats b) { return max(a, b); });
+    return over_lanes(v, [](floats a, floats b) { return larger(a, b); });
 }
 
 /// 2^x for x <= 127, within 1e-7 relative; exactly 0 below 2^-126 (and at -infinity). A NaN stays one.

@@ -34,7 +34,7 @@ public:
         return x;
     }
     template <class V>
-    [[nodiscard]] MDKV_HD static constexpr V max(V x) noexcept
+    [[nodiscard]] MDKV_HD static constexpr V largest(V x) noexcept
     {
         return x;
     }

@@ -35,7 +35,7 @@ struct attend_sizes
         , key_bytes{static_cast<int>(layout.dims.keys * unit)}
         , value_bytes{static_cast<int>(layout.dims.values * unit)}
     {
-        auto const raise = [](int& most, index_t n) { most = std::max(most, static_cast<int>(n)); };
+        auto const raise = [](int& most, index_t n) { most = (std::max)(most, static_cast<int>(n)); };
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
             raise(key_bytes, layout.key_bytes(r, unit));

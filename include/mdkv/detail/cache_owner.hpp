@@ -30,7 +30,7 @@ struct move_tail
 
     [[nodiscard]] index_t items() const noexcept
     {
-        return from.layout.heads * std::max<index_t>(from.tail_capacity, 1);
+        return from.layout.heads * (std::max<index_t>)(from.tail_capacity, 1);
     }
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const

@@ -70,8 +70,8 @@ struct report_whole
     allocation total = reports.extent(0) > 0 ? reports(0) : allocation{};
     for (index_t i = 1; i < reports.extent(0); ++i)
     {
-        total.status     = std::max(total.status, reports(i).status);
-        total.multiplier = std::max(total.multiplier, reports(i).multiplier);
+        total.status     = (std::max)(total.status, reports(i).status);
+        total.multiplier = (std::max)(total.multiplier, reports(i).multiplier);
         total.loss += reports(i).loss;
         total.dual += reports(i).dual;
         total.limit += reports(i).limit;
@@ -150,7 +150,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     auto const rung        = room<std::uint8_t>(on, frame, H, N);
     auto const key_basis   = room<float>(on, frame, bases, D, D);
     auto const value_basis = room<float>(on, frame, bases, Dv, Dv);
-    auto const energy      = room<float>(on, frame, bases, std::max(D, Dv));
+    auto const energy      = room<float>(on, frame, bases, (std::max)(D, Dv));
     auto const loss        = room<float>(on, frame, scored, rungs, N);
     auto const smooth      = room<float>(on, frame, pooled, rungs, N);
     auto const shared      = room<index_t>(on, frame, 1);
@@ -163,7 +163,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     if (whole)
     {
         run(on, fill<std::uint8_t>{rung.data_handle(), static_cast<std::uint8_t>(layout.full_rung), H * N});
-        index_t const parts = std::max<index_t>(limits, 1);
+        index_t const parts = (std::max<index_t>)(limits, 1);
         allocation chosen;
         chosen.status      = allocation_status::everything_kept;
         chosen.token_bytes = (report.full_bytes - report.window_bytes) / parts;

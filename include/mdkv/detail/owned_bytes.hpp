@@ -5,7 +5,7 @@
 #include <mdkv/core/types.hpp>
 
 #include <cstddef>
-#include <memory>
+#include <utility>
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
@@ -20,25 +20,38 @@ public:
     /// \throws invalid_argument   the size is negative
     /// \throws the memory's exceptions
     owned_bytes(index_t size, Memory const& memory)
-        : data_{nullptr, give_back{memory, size}}
+        : memory_{memory}
     {
         expects(size >= 0, "bytes of a backend's memory: size is ", size, "; it must not be negative");
-        if (size > 0) { data_.reset(static_cast<std::byte*>(memory.allocate(static_cast<std::size_t>(size)))); }
+        if (size > 0) { data_ = static_cast<std::byte*>(memory_.allocate(static_cast<std::size_t>(size))); }
+        size_ = size;
     }
 
-    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
-    [[nodiscard]] index_t size() const noexcept { return data_ ? data_.get_deleter().size : 0; }
+    owned_bytes(owned_bytes&& other) noexcept
+        : memory_{other.memory_}
+        , data_{std::exchange(other.data_, nullptr)}
+        , size_{std::exchange(other.size_, 0)}
+    {}
+    owned_bytes& operator=(owned_bytes&& other) noexcept
+    {
+        owned_bytes taken{std::move(other)};
+        std::swap(memory_, taken.memory_);
+        std::swap(data_, taken.data_);
+        std::swap(size_, taken.size_);
+        return *this;
+    }
+    ~owned_bytes()
+    {
+        if (size_ > 0) { memory_.release(data_, static_cast<std::size_t>(size_)); }
+    }
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] index_t size() const noexcept { return size_; }
 
 private:
-    struct give_back
-    {
-        Memory memory{};
-        index_t size = 0;
-
-        void operator()(std::byte* data) const noexcept { memory.release(data, static_cast<std::size_t>(size)); }
-    };
-
-    std::unique_ptr<std::byte, give_back> data_;
+    Memory memory_{};
+    std::byte* data_ = nullptr;
+    index_t size_    = 0;
 };
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

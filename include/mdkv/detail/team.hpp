@@ -84,7 +84,7 @@ concept team = requires(T const& t, index_t n, index_t* counter) {
     n = t.size();
     t.sync();
     n = t.sum(n);
-    n = t.max(n);
+    n = t.largest(n);
     prefix_sum<index_t>{t.prefix(n)};
     t.add(counter, n);
     t.add_across(counter, n);

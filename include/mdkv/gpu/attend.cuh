@@ -137,7 +137,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     };
     index_t floats = 0;
     for_each_launch(nullptr, [&](slice_kernel const& kernel) {
-        floats = std::max(
+        floats = (std::max)(
             floats, checked_multiply(index_t{kernel.batch.blocks} * slice_kernel::most_queries, kernel.sizes.state()));
         expects(!real || kernel.shared_bytes() <= most_shared, "attend: head dimensions ", kernel.sizes.keys, " and ",
             kernel.sizes.values, " need ", kernel.shared_bytes(), " bytes of shared memory; this GPU gives a block ",

@@ -62,7 +62,7 @@ template <element T, class Resource>
         copy(backend{stream, nullptr}, there, here, bytes);
     });
     index_t& appended = *made.view().appended;
-    appended          = std::min(appended, from.tail_capacity());
+    appended          = (std::min)(appended, from.tail_capacity());
     return made;
 }
 

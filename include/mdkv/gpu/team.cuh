@@ -40,7 +40,7 @@ public:
     }
 #pragma nv_exec_check_disable
     template <class V>
-    [[nodiscard]] MDKV_HD static V max(V x)
+    [[nodiscard]] MDKV_HD static V largest(V x)
     {
         return reduce(x, [](V a, V b) { return a < b ? b : a; });
     }

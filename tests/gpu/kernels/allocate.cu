@@ -1,7 +1,7 @@
 #include <mdkv/allocate.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 namespace dual = mdkv::detail::dual;
@@ -16,4 +16,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<dual::assign> cons
 template __global__ void entry(__grid_constant__ job_of_teams<dual::conclude> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::pick> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,6 +1,6 @@
 #include <mdkv/gpu/attend.cuh>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ attend_slice<float, float, 1> const);
@@ -20,4 +20,4 @@ template __global__ void entry(__grid_constant__ attend_merge<half, half, attend
 template __global__ void entry(__grid_constant__ attend_merge<half, float, attend_most_sequences> const);
 template __global__ void entry(__grid_constant__ attend_merge<bfloat16, bfloat16, attend_most_sequences> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,11 +1,11 @@
 #include <mdkv/balance.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_pieces<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::weigh_surroundings<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::balance_rows<backend>> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

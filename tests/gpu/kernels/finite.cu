@@ -1,11 +1,11 @@
 #include <mdkv/finite.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::find_not_finite<backend, float>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::find_not_finite<backend, half>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::find_not_finite<backend, bfloat16>> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

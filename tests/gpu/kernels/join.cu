@@ -1,10 +1,10 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/join.hpp>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_pieces<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::add_losses<backend>> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,7 +1,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/recompress.hpp>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 constexpr space there = space::device;
@@ -19,4 +19,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carr
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mask_losses<half, there>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::settle_rungs<half, there>> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

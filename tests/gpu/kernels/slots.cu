@@ -1,9 +1,9 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/slots.hpp>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sort_slots<backend>> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,7 +1,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/stand_in.hpp>
 
-namespace mdkv::gpu::kernels
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::choose_seeds<backend, float>> const);
@@ -17,4 +17,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::plac
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend, half>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend, bfloat16>> const);
 
-} // namespace mdkv::gpu::kernels
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

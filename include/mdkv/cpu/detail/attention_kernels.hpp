@@ -33,7 +33,7 @@ inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
 [[nodiscard]] inline int pass_of(index_t left, index_t most = most_group) noexcept
 {
     int last = passes;
-    while (heads_of_pass[--last] > std::min(left, most)) {}
+    while (heads_of_pass[--last] > (std::min)(left, most)) {}
     return last;
 }
 

@@ -20,7 +20,7 @@ namespace mdkv::inline MDKV_MACHINE::cpu::detail
 
 /// Query heads that one pass over codes serves. Eight would read codes from the nearest cache once where two passes of four
 /// read them twice, and be compiled for every user.
-inline constexpr int most_coded_heads = std::min(4, most_group);
+inline constexpr int most_coded_heads = (std::min)(4, most_group);
 inline constexpr int coded_passes     = 4;
 
 /// Half of the fours of codes as a factor, the first or the second: of 8 bits first and third, or second and fourth; of 4

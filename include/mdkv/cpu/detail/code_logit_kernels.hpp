@@ -143,8 +143,8 @@ template <int Bits, int G, int Vectors>
 template <int Bits, int Pass>
 [[nodiscard]] constexpr logit_pass coded_logits_of() noexcept
 {
-    constexpr int G       = std::min(heads_of_pass[Pass], most_coded_heads);
-    constexpr int vectors = std::max(int{tile_tokens} / simd::lanes, std::min(4, 8 / G));
+    constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_heads);
+    constexpr int vectors = (std::max)(int{tile_tokens} / simd::lanes, (std::min)(4, 8 / G));
     return {&coded_logits<Bits, G, vectors>, vectors * simd::lanes / tile_tokens};
 }
 

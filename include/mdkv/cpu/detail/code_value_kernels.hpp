@@ -34,9 +34,9 @@ MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int hal
     for (index_t i = 0; i < heads * halves; ++i, more += vectors)
     {
         index_t const first = i % halves * from.bytes;
-        index_t const n     = std::min(from.bytes, from.coordinates - first) - b;
+        index_t const n     = (std::min)(from.bytes, from.coordinates - first) - b;
         float* const to     = sums.x + i / halves * sums.step + first + b;
-        for (index_t c = 0; c < std::min<index_t>(n, vectors * simd::lanes); ++c)
+        for (index_t c = 0; c < (std::min<index_t>)(n, vectors * simd::lanes); ++c)
         {
             to[c] += more[c / simd::lanes][c % simd::lanes];
         }
@@ -147,7 +147,7 @@ inline constexpr int most_coded_vectors = 4;
 template <int Bits, int Pass>
 [[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
 {
-    constexpr int G       = std::min(heads_of_pass[Pass], most_coded_heads);
+    constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_heads);
     constexpr int most    = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
     constexpr int vectors = std::clamp(most, 1, Bits == 4 ? 2 : most_coded_vectors);
     return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>, &round_weights<Bits, G>};
@@ -201,7 +201,7 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
             constexpr index_t at_once = rounded_tokens / tile_tokens;
             for (index_t i = 0; i < whole; i += at_once)
             {
-                add_tiles(values.begin + values.tile(t) + i * tile_bytes, i, std::min(at_once, whole - i));
+                add_tiles(values.begin + values.tile(t) + i * tile_bytes, i, (std::min)(at_once, whole - i));
             }
             if (whole < tiles) { add_tiles(copy, whole, tiles - whole); }
         }

@@ -62,7 +62,7 @@ MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
 {
     for (index_t first = 0; first < n; first += quantised_group)
     {
-        index_t const group = std::min(quantised_group, n - first);
+        index_t const group = (std::min)(quantised_group, n - first);
         if (group == quantised_group) { hadamard_group(x + first); }
         else { mdkv::detail::hadamard(x + first, group); }
     }

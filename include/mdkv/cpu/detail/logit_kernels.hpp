@@ -84,7 +84,7 @@ template <element T, int G, int Tiles>
 template <element T, int Pass>
 [[nodiscard]] constexpr logit_pass logits_of() noexcept
 {
-    constexpr int G     = std::min(heads_of_pass[Pass], most_group);
+    constexpr int G     = (std::min)(heads_of_pass[Pass], most_group);
     constexpr int tiles = G * 4 <= most_group ? 4 : G * 2 <= most_group || simd::lanes == 16 ? 2 : 1;
     return {&tile_logits<T, G, tiles>, tiles};
 }
@@ -133,8 +133,8 @@ inline constexpr logit_kernels logits_as{
 {
     read_ahead next  = ahead;
     simd::floats top = simd::load(logits);
-    for (index_t t = simd::lanes; t < padded; t += simd::lanes) { top = simd::max(top, simd::load(logits + t)); }
-    float const largest      = std::max(state.largest, simd::max_lane(top));
+    for (index_t t = simd::lanes; t < padded; t += simd::lanes) { top = simd::larger(top, simd::load(logits + t)); }
+    float const largest      = (std::max)(state.largest, simd::max_lane(top));
     simd::floats const shift = simd::broadcast(largest);
     simd::floats sum         = simd::broadcast(0.0F);
     for (index_t t = 0; t < padded; t += simd::lanes)

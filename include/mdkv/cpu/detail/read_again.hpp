@@ -33,16 +33,16 @@ struct quantisers
             for (i = simd::lanes; i + simd::lanes <= n; i += simd::lanes)
             {
                 simd::floats const v = simd::load(x + i);
-                lows                 = simd::min(lows, v);
-                highs                = simd::max(highs, v);
+                lows                 = simd::smaller(lows, v);
+                highs                = simd::larger(highs, v);
             }
             low  = -simd::max_lane(-lows);
             high = simd::max_lane(highs);
         }
         for (; i < n; ++i)
         {
-            low  = std::min(low, x[i]);
-            high = std::max(high, x[i]);
+            low  = (std::min)(low, x[i]);
+            high = (std::max)(high, x[i]);
         }
         least[group] = low;
         most[group]  = high;
@@ -57,7 +57,7 @@ struct quantisers
         simd::floats const nan   = simd::broadcast(std::numeric_limits<float>::quiet_NaN());
         simd::floats const start = rounded(low);
         simd::floats const span  = low * zero + high * zero; // NaN where a bound is not finite
-        simd::floats const step  = span == zero ? simd::max(rounded((within(high) - start) / codes), zero) : nan;
+        simd::floats const step  = span == zero ? simd::larger(rounded((within(high) - start) / codes), zero) : nan;
         simd::store(minimum, span == zero ? start : nan);
         simd::store(scale, step);
         simd::store(inverse, step > zero ? simd::broadcast(1.0F) / step : zero);
@@ -75,7 +75,7 @@ struct quantisers
         {
             simd::floats const at = (simd::load(x + i) - start) * per + simd::broadcast(0.5F);
             auto const code =
-                __builtin_convertvector(simd::min(simd::max(at, simd::broadcast(0.0F)), last), simd::ints);
+                __builtin_convertvector(simd::smaller(simd::larger(at, simd::broadcast(0.0F)), last), simd::ints);
             simd::store(to + i, start + step * simd::to_floats(code));
         }
         mdkv::detail::quantiser one;
@@ -90,7 +90,7 @@ private:
     [[nodiscard]] static simd::floats within(simd::floats x) noexcept
     {
         simd::floats const most = simd::broadcast(mdkv::detail::largest_half);
-        return simd::min(simd::max(x, -most), most);
+        return simd::smaller(simd::larger(x, -most), most);
     }
     [[nodiscard]] static simd::floats rounded(simd::floats x) noexcept
     {
@@ -107,7 +107,7 @@ MDKV_OUTLINE inline void read_again(
     int const most = mdkv::detail::most_code(kind);
     for (index_t c = 0; c < n; c += quantised_group)
     {
-        index_t const size = std::min(n - c, quantised_group);
+        index_t const size = (std::min)(n - c, quantised_group);
         for (index_t row = 0; row < count; row += simd::lanes)
         {
             auto const rows = static_cast<int>(std::min<index_t>(simd::lanes, count - row));

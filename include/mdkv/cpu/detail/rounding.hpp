@@ -91,8 +91,8 @@ MDKV_OUTLINE inline void round_queries(
             // The numbers of the low halves of bytes and those of the high ones; of 8 bits just the first and the others.
             float padded[2][half];
             float const* number[2]{x + c, x + c + half};
-            index_t const n     = std::min(quantised_group, coordinates - c);
-            index_t const first = bits == 8 ? std::min(n, half) : (n + 1) / 2;
+            index_t const n     = (std::min)(quantised_group, coordinates - c);
+            index_t const first = bits == 8 ? (std::min)(n, half) : (n + 1) / 2;
             if (n < quantised_group)
             {
                 std::fill_n(std::copy_n(x + c, first, padded[0]), half - first, 0.0F);
@@ -107,12 +107,12 @@ MDKV_OUTLINE inline void round_queries(
             {
                 simd::floats const low  = simd::load(number[0] + l);
                 simd::floats const high = simd::load(number[1] + l);
-                largest                 = simd::max(largest, simd::max(simd::abs(low), simd::abs(high)));
+                largest                 = simd::larger(largest, simd::larger(simd::abs(low), simd::abs(high)));
                 total += simd::abs(low) + simd::abs(high);
                 sum += low + high;
             }
             float const most = bits == 8 ? 32767.0F : 127.0F;
-            if (short_sums<4> && bits == 4) { largest = simd::max(largest_of_short<true>(total, most), largest); }
+            if (short_sums<4> && bits == 4) { largest = simd::larger(largest_of_short<true>(total, most), largest); }
             rounding const by{simd::max_lane(largest), most};
             simd::floats const factor = simd::broadcast(by.factor);
             std::byte* const second   = to->numbers + half * (bits / 4);
@@ -165,7 +165,7 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
                 simd::floats const weight = simd::load(row[g] + t);
                 simd::floats const number = weight * scale;
                 simd::store(scaled[g] + t, number);
-                largest[g] = simd::max(number, largest[g]);
+                largest[g] = simd::larger(number, largest[g]);
                 if constexpr (short_sums<Bits>) { total[g] += number; }
                 bias[g] += weight * centre;
             }
@@ -178,7 +178,7 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
     {
         if constexpr (short_sums<Bits>)
         {
-            largest[g] = simd::max(largest_of_short<false>(total[g], most), largest[g]);
+            largest[g] = simd::larger(largest_of_short<false>(total[g], most), largest[g]);
         }
         rounding const by{simd::max_lane(largest[g]), most};
         to.unit[g] = by.unit;

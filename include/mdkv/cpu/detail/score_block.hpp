@@ -44,10 +44,10 @@ struct score_slot
     float* sums;    // [softmaxes, block, lanes]              total over rows of P, then of |P' - P|
 
     score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
-        : rows{memory.take<float>(tile::block * std::max(plan.dim, plan.value_dim))}
-        , rotated{memory.take<float>(plan.rotates ? tile::block * std::max(plan.dim, plan.value_dim) : 0)}
-        , latents{memory.take<float>(tile::block * std::max(plan.key_columns(), plan.value_columns()))}
-        , again{memory.take<float>(tile::block * std::max(plan.again, plan.value_again))}
+        : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
+        , rotated{memory.take<float>(plan.rotates ? tile::block * (std::max)(plan.dim, plan.value_dim) : 0)}
+        , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
+        , again{memory.take<float>(tile::block * (std::max)(plan.again, plan.value_again))}
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
     {}
 
@@ -68,11 +68,11 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
         float* const at_sum     = sums + v * simd::lanes;
         simd::floats largest    = simd::load(at_largest);
         simd::floats highest    = logits[0][v];
-        for (int i = 1; i < tile::rows; ++i) { highest = simd::max(highest, logits[i][v]); }
+        for (int i = 1; i < tile::rows; ++i) { highest = simd::larger(highest, logits[i][v]); }
         simd::floats total = simd::load(at_sum);
         if (simd::any(highest > largest)) // rare once the first blocks are past
         {
-            simd::floats const raised = simd::max(highest, largest);
+            simd::floats const raised = simd::larger(highest, largest);
             total *= simd::exp2(largest - raised);
             largest = raised;
             simd::store(at_largest, largest);
@@ -101,7 +101,7 @@ inline void add_differences(
             {
                 // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
                 simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
-                simd::floats const p     = simd::exp2(simd::min(simd::broadcast(128.0F), power));
+                simd::floats const p     = simd::exp2(simd::smaller(simd::broadcast(128.0F), power));
                 total                    = with(total, is_exact ? p : simd::abs(p - exact[i][v]));
                 if (is_exact) { exact[i][v] = p; }
             }
@@ -147,7 +147,7 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     float total       = 0;
     for (index_t d = 0; d < dim; d += tile::block)
     {
-        index_t const n = std::min(tile::block, dim - d);
+        index_t const n = (std::min)(tile::block, dim - d);
         float rest[tile::block];
         std::copy_n(value + d, n, rest);
         for (index_t c = 0; c < count; ++c)
@@ -346,7 +346,7 @@ private:
             {
                 int const row     = static_cast<int>(panel) * tile::width + v * simd::lanes + lane;
                 index_t const see = plan.end_of(row) - first;
-                end[lane]         = static_cast<float>(std::clamp<index_t>(std::min(see, count) - t, 0, tile::rows));
+                end[lane]         = static_cast<float>(std::clamp<index_t>((std::min)(see, count) - t, 0, tile::rows));
             }
             for (int i = 0; i < tile::rows; ++i)
             {

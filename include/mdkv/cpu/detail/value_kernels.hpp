@@ -86,7 +86,7 @@ struct column_pass
 template <element T, int Pass>
 [[nodiscard]] constexpr column_pass columns_of() noexcept
 {
-    constexpr int G    = std::min(heads_of_pass[Pass], most_group);
+    constexpr int G    = (std::min)(heads_of_pass[Pass], most_group);
     constexpr int most = simd::lanes == 16 ? 12 : simd::lanes == 8 ? 8 : 4; // sums; more would leave the registers
     constexpr int wide = 4 * G <= most ? 4 : 2;
     return {&column_sums<T, G, wide>, &column_sums<T, G, 2>, &column_sums<T, G, 1>};
@@ -121,7 +121,7 @@ MDKV_OUTLINE inline void last_columns(value_kernels const& as, int pass, query_r
     {
         std::byte copy[most * lanes * sizeof(float)];
         float narrow[most_group * lanes]{};
-        index_t const here = std::min(most, n - first);
+        index_t const here = (std::min)(most, n - first);
         std::memset(copy, 0, static_cast<std::size_t>(here * bytes));
         for (index_t t = 0; t < here; ++t)
         {

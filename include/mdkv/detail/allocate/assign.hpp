@@ -167,7 +167,7 @@ private:
                 if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
                 // Of the complements: the most saved, by the first token.
                 index_t const token         = here.head * w.tokens + here.first + best.token[a][c];
-                std::uint64_t const largest = t.max(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
+                std::uint64_t const largest = t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
                 if (t.rank() == 0 && largest != 0)
                 {
                     t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);

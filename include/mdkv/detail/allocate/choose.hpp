@@ -349,9 +349,9 @@ private:
                 where             = here < least ? c : where;
                 least             = here < least ? here : least;
             }
-            double const best = -t.max(-least);
+            double const best = -t.largest(-least);
             if (!(best < lost)) { break; }
-            where = changes - t.max(least == best ? changes - where : index_t{0}); // the first of several
+            where = changes - t.largest(least == best ? changes - where : index_t{0}); // the first of several
             if (t.rank() == 0) { own.sets[where / w.sets] = static_cast<std::uint8_t>(where % w.sets); }
             lost = best;
             t.sync();

@@ -45,8 +45,8 @@ struct cut
             here.bin   = b;
             here.above = over;
         }
-        here.bin   = bins - t.max(bins - here.bin);
-        here.above = t.max(here.above);
+        here.bin   = bins - t.largest(bins - here.bin);
+        here.above = t.largest(here.above);
         return here;
     }
 };

@@ -11,7 +11,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::gpu::device
+namespace mdkv::inline MDKV_MACHINE::gpu::device
 {
 
 inline constexpr int warp_size = 32;
@@ -120,4 +120,4 @@ void multiply_tile(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t con
     }
 }
 
-} // namespace mdkv::gpu::device
+} // namespace mdkv::inline MDKV_MACHINE::gpu::device

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::gpu
+namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 template <int Threads>
@@ -32,7 +32,7 @@ public:
         return combined(x, [](V a, V b) { return static_cast<V>(a + b); });
     }
     template <class V>
-    [[nodiscard]] static V max(V x)
+    [[nodiscard]] static V largest(V x)
     {
         return combined(x, [](V a, V b) { return a < b ? b : a; });
     }
@@ -108,4 +108,4 @@ private:
     }
 };
 
-} // namespace mdkv::gpu
+} // namespace mdkv::inline MDKV_MACHINE::gpu
