@@ -19,9 +19,9 @@ add_test(NAME doc_blocks COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/cma
     --compiler "${CMAKE_CXX_COMPILER}" --flags "${consumer_flags}" ${pages})
 set_tests_properties(doc_blocks PROPERTIES TIMEOUT 900 COST 100) # the longest: starts first
 
-# Sources compiled for different processors share no function of the CPU backend.
+# Sources compiled for different processors share no function whose code differs.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    add_test(NAME two_widths COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/cmake/two_widths.py"
-        --compiler "${CMAKE_CXX_COMPILER}" --flags "${consumer_flags}" "${PROJECT_SOURCE_DIR}/tests/two_widths/stages.cpp")
-    set_tests_properties(two_widths PROPERTIES LABELS compiler)
+    add_test(NAME machines COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/cmake/machines.py"
+        --compiler "${CMAKE_CXX_COMPILER}" --flags "${consumer_flags}" "${PROJECT_SOURCE_DIR}/tests/machines/stages.cpp")
+    set_tests_properties(machines PROPERTIES LABELS compiler TIMEOUT 900 COST 50)
 endif()

@@ -1,4 +1,5 @@
-/// \file error.hpp: the library's exceptions, and the function that checks a contract.
+/// \file error.hpp: the library's exceptions, and the function that checks a contract. With -fno-exceptions a broken contract ends
+/// the program.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -6,8 +7,14 @@
 #include <charconv>
 #include <cstdarg>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <type_traits>
+
+#if !defined(__cpp_exceptions)
+#    include <cstdio>
+#    include <cstdlib>
+#endif
 
 namespace mdkv::inline MDKV_MACHINE
 {
@@ -67,12 +74,28 @@ struct message
         text[size] = '\0';
     }
     [[gnu::cold]] MDKV_OUTLINE void add(char const* piece) noexcept { add(piece, __builtin_strlen(piece)); }
-    template <class Number>
-    [[gnu::cold]] MDKV_OUTLINE void add_number(Number number) noexcept
+    [[gnu::cold]] MDKV_OUTLINE void add_number(float number) noexcept
     {
         char digits[32]{};
         std::to_chars(digits, digits + sizeof digits - 1, number);
         add(digits);
+    }
+    // Not by to_chars, which for whole numbers is a template: its code would have one name for all processors.
+    [[gnu::cold]] MDKV_OUTLINE void add_number(std::uint64_t number) noexcept
+    {
+        char digits[20];
+        std::size_t first = sizeof digits;
+        do {
+            digits[--first] = static_cast<char>('0' + number % 10);
+            number /= 10;
+        } while (number > 0);
+        add(digits + first, sizeof digits - first);
+    }
+    [[gnu::cold]] MDKV_OUTLINE void add_number(std::int64_t number) noexcept
+    {
+        if (number < 0) { add("-"); }
+        auto const magnitude = static_cast<std::uint64_t>(number);
+        add_number(number < 0 ? 0 - magnitude : magnitude);
     }
 };
 
@@ -108,8 +131,8 @@ template <class Piece>
     for (; *kind != '\0'; ++kind)
     {
         if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(pieces, double))); }
-        else if (*kind == 'u') { all.add_number(va_arg(pieces, unsigned long long)); }
-        else if (*kind == 'i') { all.add_number(va_arg(pieces, long long)); }
+        else if (*kind == 'u') { all.add_number(static_cast<std::uint64_t>(va_arg(pieces, unsigned long long))); }
+        else if (*kind == 'i') { all.add_number(static_cast<std::int64_t>(va_arg(pieces, long long))); }
         else if (*kind == 's')
         {
             auto const piece = va_arg(pieces, text_piece);
@@ -119,6 +142,7 @@ template <class Piece>
     }
 }
 
+/// Throws; with -fno-exceptions prints the message and ends the program, as assert does.
 template <class Exception>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
 {
@@ -127,7 +151,12 @@ template <class Exception>
     va_start(pieces, kind);
     add_pieces(all, kind, pieces);
     va_end(pieces);
+#if defined(__cpp_exceptions)
     throw Exception{all.text};
+#else
+    std::fprintf(stderr, "mdkv: %s\n", all.text);
+    std::abort();
+#endif
 }
 
 } // namespace detail

@@ -51,14 +51,16 @@ struct array
     [[nodiscard]] friend constexpr bool operator==(array const&, array const&) noexcept = default;
 };
 
+// Both may alias: an engine's memory holds objects of its own type, which `as_half` makes no others.
+
 /// IEEE binary16, as memory holds it: the bits of `__half`, `_Float16`, `ggml_fp16_t`, `at::Half`.
-struct half
+struct [[gnu::may_alias]] half
 {
     std::uint16_t bits;
 };
 
 /// The upper half of a float, as memory holds it: the bits of `__nv_bfloat16`, `at::BFloat16`.
-struct bfloat16
+struct [[gnu::may_alias]] bfloat16
 {
     std::uint16_t bits;
 };
@@ -97,16 +99,20 @@ namespace detail
 
 [[nodiscard]] constexpr float float_of_half(std::uint16_t bits) noexcept
 {
+    // All cases are computed, so that loops are vectorised. No operand is a subnormal float, which some threads take for 0.
     std::uint32_t const sign      = (bits & 0x8000U) << 16U;
     std::uint32_t const magnitude = (bits & 0x7fffU) << 13U;
-    std::uint32_t const number = sign | bits_of_float(float_of_bits(magnitude) * 0x1p112F); // exact for subnormals, too
-    std::uint32_t const special = magnitude == 0x0f800000U ? sign | 0x7f800000U : 0x7fffffffU; // infinity, or a NaN
-    return float_of_bits(magnitude >= 0x0f800000U ? special : number); // no branch, so that loops are vectorised
+    std::uint32_t const normal    = magnitude + 0x38000000U;
+    std::uint32_t const subnormal = bits_of_float(float_of_bits(magnitude + 0x38800000U) - 0x1p-14F);
+    std::uint32_t const number    = sign | (magnitude < 0x00800000U ? subnormal : normal);
+    std::uint32_t const special   = magnitude == 0x0f800000U ? sign | 0x7f800000U : 0x7fffffffU; // infinity, or a NaN
+    return float_of_bits(magnitude >= 0x0f800000U ? special : number);
 }
 
 // No branch here either: each case is computed, and one is chosen.
 [[nodiscard]] constexpr std::uint16_t half_of_float(float value) noexcept
 {
+    MDKV_IN_ORDER
     std::uint32_t const bits      = bits_of_float(value);
     std::uint32_t const sign      = (bits >> 16U) & 0x8000U;
     std::uint32_t const magnitude = bits & 0x7fffffffU;

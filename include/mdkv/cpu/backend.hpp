@@ -1,6 +1,7 @@
 /// \file backend.hpp: the CPU backend: whose threads to use, where scratch memory lies, and how it runs jobs: every item is one thread's.
 #pragma once
 
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -31,7 +32,8 @@ struct backend
     }
 
     /// Calls `body(i, slot)` for every i in [0, count); no two calls with the same slot run at once. Which slot serves
-    /// which i may vary between runs, so a body must not let results depend on it.
+    /// which i may vary between runs, so a body must not let results depend on it. Bodies run in the floating-point
+    /// environment of core/float_environment.hpp.
     template <class Body>
     void for_each(index_t count, Body const& body) const
     {
@@ -39,6 +41,7 @@ struct backend
         index_t const some  = count / (32 * parts) + 1; // small neighbours write to the same cache lines
         index_t next        = 0; // (std::atomic's header takes longer to compile than all of this)
         executor.parallel_for(parts, [&](index_t slot) {
+            float_environment const standard;
             for (index_t i; (i = __atomic_fetch_add(&next, some, __ATOMIC_RELAXED)) < count;)
             {
                 for (index_t const end = count - i < some ? count : i + some; i < end; ++i) { body(i, slot); }

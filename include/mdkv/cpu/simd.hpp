@@ -298,6 +298,7 @@ template <int Half, class Floats>
 /// The nearest whole numbers, below 2^22 in magnitude.
 [[nodiscard]] inline ints to_nearest(floats x) noexcept
 {
+    MDKV_IN_ORDER
 #if defined(__AVX512F__)
     return __builtin_ia32_cvtps2dq512_mask(x, ints{}, all_lanes, 4); // 4: rounds as the processor is told to
 #elif defined(__AVX2__)
@@ -366,6 +367,7 @@ template <class Join>
 /// The polynomial is a least-maximum fit of 2^f on [-1/2, 1/2] whose constant term is 1, so that 2^0 is exactly 1.
 [[nodiscard]] inline floats exp2(floats x) noexcept
 {
+    MDKV_IN_ORDER
     floats const magic = broadcast(12582912.0F + 127.0F); // as in to_nearest, and the offset of exponents
     ints const tiny    = x < broadcast(-126.0F);          // 0 in the end
     floats const moved = x + magic;

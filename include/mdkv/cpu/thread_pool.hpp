@@ -6,17 +6,23 @@
 #include <mdkv/cpu/executor.hpp>
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
 /// A fixed set of threads that share one loop at a time. The calling thread works too, so `thread_pool{2}` starts one.
 /// Loops started from several threads at once take turns; a loop started inside a loop's task would wait for itself.
+/// A process may fork while no loop runs: the child's pool starts threads of its own with its first loop.
 class thread_pool
 {
 public:
@@ -25,14 +31,12 @@ public:
         : thread_pool{} // from here on the destructor ends the threads that run, also where the next cannot be started
     {
         expects(threads >= 1, "thread_pool: threads must be at least 1, got ", threads);
-        while (this->threads() < threads)
-        {
-            workers_.emplace_back([this] { serve(); });
-        }
+        start_workers(static_cast<std::size_t>(threads) - 1);
     }
 
     ~thread_pool()
     {
+        if (forked()) { forget_workers(); }
         task_ = nullptr;
         start_loop();
         for (std::thread& worker : workers_) { worker.join(); }
@@ -45,6 +49,12 @@ public:
     void parallel_for(index_t count, executor_ref::task_function task, void* context)
     {
         std::lock_guard const one_loop_at_a_time{turn_};
+        if (forked())
+        {
+            std::size_t const count = workers_.size();
+            forget_workers();
+            start_workers(count);
+        }
         task_    = task;
         context_ = context;
         count_   = count;
@@ -60,28 +70,59 @@ public:
 private:
     thread_pool() = default;
 
+    void start_workers(std::size_t count)
+    {
+        while (workers_.size() < count)
+        {
+            workers_.emplace_back([this] { serve(); });
+        }
+    }
+
+    [[nodiscard]] bool forked() const noexcept { return process_ != ::getpid(); }
+
+    /// In a child there is only the thread that called fork. What names the other ones is overwritten, because to join
+    /// them would wait for ever, and to detach them could meet a new thread of the same name.
+    void forget_workers() noexcept
+    {
+        for (std::thread& worker : workers_) { ::new (static_cast<void*>(&worker)) std::thread{}; }
+        workers_.clear();
+        process_ = ::getpid();
+        loop_    = 0;
+    }
+
     void start_loop() noexcept
     {
         ++loop_;
         loop_.notify_all();
     }
 
-    /// Waits some ten microseconds before the thread sleeps: to wake it takes longer than many a loop.
+    /// Waits ten microseconds before the thread sleeps: to wake it takes longer than many a loop. The time is read, because
+    /// one pause takes from 10 to 140 cycles, by processor.
     template <class Done>
     static void spin(Done const& done) noexcept
     {
-        for (int i = 0; i < 2000 && !done(); ++i)
-        {
+        using clock    = std::chrono::steady_clock;
+        auto const end = clock::now() + std::chrono::microseconds{10};
+        do {
+            for (int i = 0; i < 16; ++i)
+            {
+                if (done()) { return; }
 #if defined(__SSE2__)
-            __builtin_ia32_pause();
+                __builtin_ia32_pause();
+#elif defined(__aarch64__)
+                asm volatile("isb"); // yield is no wait on most processors
 #endif
-        }
+            }
+        } while (clock::now() < end);
     }
 
     void drain() noexcept
     {
         for (index_t i = 0; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;)
         {
+#if !defined(__cpp_exceptions)
+            task_(context_, i);
+#else
             try
             {
                 task_(context_, i);
@@ -92,6 +133,7 @@ private:
                 if (!failure_) { failure_ = std::current_exception(); }
                 next_ = count_;
             }
+#endif
         }
     }
 
@@ -108,6 +150,7 @@ private:
         }
     }
 
+    ::pid_t process_ = ::getpid();
     std::vector<std::thread> workers_;
     std::mutex turn_;
     std::mutex failing_;

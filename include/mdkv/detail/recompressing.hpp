@@ -46,12 +46,16 @@ struct wait_at_end
 
     ~wait_at_end()
     {
+#if defined(__cpp_exceptions)
         try
         {
             wait(on);
         }
         catch (...) // a device that has failed works on no memory any more
         {}
+#else
+        wait(on);
+#endif
     }
 };
 

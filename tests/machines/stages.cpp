@@ -1,14 +1,7 @@
-// Compiled for two machines by cmake/two_widths.py.
-#include <mdkv/append.hpp>
-#include <mdkv/cpu/attend.hpp>
-#include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/cache.hpp>
+// Compiled for several processors by cmake/machines.py.
+#include <mdkv/mdkv.hpp>
+
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/finite.hpp>
-#include <mdkv/merge.hpp>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/slots.hpp>
 
 namespace
 {
@@ -52,4 +45,14 @@ void attend_two(host const& on, in_view<half, 2, host> queries, cpu::cache<half>
 {
     attend(on, queries, cache.view(), {}, output, lse);
     merge_attention(on, as_input(output), as_input(lse), as_input(output), as_input(lse), output, lse);
+}
+
+void compress_two(host const& on, in_view<half, 3, host> rows, cpu::cache<half>& cache)
+{
+    static_cast<void>(compress(on, split_window(on, rows, rows, rows, 16), bit_ratios, {.limit = budget::fraction(1, 4)}, cache));
+}
+
+void recompress_two(host const& on, in_view<half, 3, host> rows, cpu::cache<half>& cache)
+{
+    static_cast<void>(recompress(on, rows, bit_ratios, {.limit = budget::fraction(1, 4)}, cache));
 }
