@@ -42,8 +42,8 @@ struct gguf_options
 class gguf_file : public gguf_metadata
 {
 public:
-    /// \throws file_error   the file cannot be read, is damaged, passes a limit, holds an unsupported tensor type, or is one
-    ///                      piece of a split model
+    /// \throws file_error   the file cannot be read, is damaged, passes a limit, holds an unsupported tensor type, or is
+    ///                      one piece of a split model
     [[nodiscard]] static gguf_file open(std::string const& path, gguf_options const& options = {})
     {
         return gguf_file(path, load_file(path, magic, options.limits.file_bytes, options.access), options.limits);

@@ -35,8 +35,8 @@ inline constexpr llama_key llama_keys[] = {
     {"llama.feed_forward_length"},
     {"llama.rope.dimension_count"},
     {"llama.rope.freq_base"},
-    // These keys change no logit: llama_model takes the vocabulary's size from the embedding, pooling concerns embeddings
-    // of texts, and the others describe the training or YaRN, which is refused by its type and factor.
+    // These keys change no logit: llama_model takes the vocabulary's size from the embedding, pooling concerns the
+    // embeddings of texts, and the others describe the training or YaRN, which is refused by its type and factor.
     {"llama.pooling_type"},
     {"llama.rope.scaling.finetuned"},
     {"llama.rope.scaling.original_context_length"},
@@ -73,7 +73,8 @@ inline constexpr llama_key llama_keys[] = {
 
 } // namespace detail
 
-/// Refuses a key below "llama." that asks for a computation other than llama_model's, or that might: one not known here.
+/// Refuses keys below "llama." that ask for a computation other than llama_model's, and keys that are not known here,
+/// because they might.
 /// \throws file_error   naming the key, its value and the accepted values
 inline void expect_llama_keys(gguf_metadata const& file)
 {

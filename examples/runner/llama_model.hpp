@@ -42,8 +42,8 @@ struct layer_weights
 class llama_model
 {
 public:
-    /// \throws file_error   another architecture, an unsupported variant of llama, tensors that are absent, misshapen or no
-    ///                      part of the computation, another number of tokens than the embedding has rows
+    /// \throws file_error   another architecture, an unsupported variant of llama, tensors that are absent, misshapen or
+    ///                      not read, another number of tokens than the embedding has rows
     [[nodiscard]] static llama_model load(gguf_file const& file) { return llama_model(file); }
 
     [[nodiscard]] model_shape const& shape() const noexcept { return shape_; }
@@ -98,7 +98,7 @@ private:
     {
         for (tensor_info const& tensor : file_.tensors())
         {
-            if (read_.contains(&tensor)) { continue; }
+            if (read_.contains(tensor.name)) { continue; }
             throw file_error(file_.name(),
                 joined("tensor ", quoted(tensor.name), " is not supported: no step of the computation reads it"));
         }
@@ -190,11 +190,11 @@ private:
         return single;
     }
 
-    /// The tensor of that name, from now on one that the computation reads.
+    /// The tensor of that name, which the computation reads.
     [[nodiscard]] tensor_info const& take(std::string const& name)
     {
         tensor_info const& tensor = file_.tensor(name);
-        read_.insert(&tensor);
+        read_.insert(tensor.name);
         return tensor;
     }
 
@@ -230,7 +230,7 @@ private:
     weight_matrix embedding_;
     weight_matrix output_;
     std::vector<float> output_norm_;
-    std::set<tensor_info const*> read_; // of file_
+    std::set<std::string_view> read_; // names of the tensors that the computation reads
 };
 
 /// \throws std::invalid_argument   a token is outside the model's vocabulary; `caller` begins the message

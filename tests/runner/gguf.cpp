@@ -217,10 +217,10 @@ TEST_CASE("gguf: keys are listed by their beginning, and values of every type ar
         {"a.u64", "1099511627776"}, {"a.i64", "-1099511627776"}, {"a.huge", "9223372036854775808"}, {"a.f32", "0.5"},
         {"a.f64", "0.1"}, {"a.yes", "true"}, {"a.no", "false"}, {"list.texts", "array of 3"},
         {"list.empty", "array of 0"}, {"a.almost", "1.0000001"}, {"a.one", "1"}, {"a.text", "tab\\x09here"}};
-    for (auto const& [key, text] : told)
+    for (auto const& one : told)
     {
-        CAPTURE(key);
-        CHECK(file.value_text(key) == text);
+        CAPTURE(one.first);
+        CHECK(file.value_text(one.first) == one.second);
     }
     CHECK(file.array_length("list.texts") == 3);
     CHECK(file.array_length("list.empty") == 0);
