@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "../runner/file_bytes.hpp"
 #include "../runner/file_error.hpp"
-#include "../runner/session.hpp"
 #include "longbench_tasks.hpp"
 
 namespace runner
@@ -158,8 +158,8 @@ private:
 /// All lines of the file, in its order; empty ones are skipped.
 ///
 /// \param path   a file, or the folder the tasks' files lie in
-/// \throws file_error    there is no such file, or a line of it cannot be used: the message names line and key
-/// \throws mdkv::error   it cannot be read
+/// \throws file_error   there is no such file, it cannot be read, or a line of it cannot be used: the message names line
+///                      and key
 [[nodiscard]] inline std::vector<longbench_item> read_longbench(std::string const& path, longbench_task const& task)
 {
     std::string const file = longbench_path(path, task);

@@ -13,8 +13,8 @@
 #include <system_error>
 #include <vector>
 
+#include "../runner/file_bytes.hpp"
 #include "../runner/file_error.hpp"
-#include "../runner/session.hpp"
 #include "../runner/tokenizer.hpp"
 #include "../runner/utf8.hpp"
 
@@ -48,8 +48,7 @@ namespace runner
 }
 
 /// The texts of all files, one right behind the other.
-/// \throws file_error    a path that means no file, a file that is not UTF-8, or no text at all
-/// \throws mdkv::error   a file that cannot be read
+/// \throws file_error   a path that means no file, a file that cannot be read or is not UTF-8, or no text at all
 [[nodiscard]] inline std::string read_haystack(std::vector<std::string> const& paths)
 {
     mdkv::expects(!paths.empty(), "needle: no haystack is given; name a text file, or a folder of *.txt files");

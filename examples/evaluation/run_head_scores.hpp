@@ -22,6 +22,7 @@
 #include "../policies/head_scores.hpp"
 #include "../runner/chat.hpp"
 #include "../runner/common_options.hpp"
+#include "../runner/file_bytes.hpp"
 #include "../runner/file_error.hpp"
 #include "../runner/llama_model.hpp"
 #include "../runner/session.hpp"

@@ -17,6 +17,7 @@
 #include <system_error>
 #include <vector>
 
+#include "../runner/file_bytes.hpp"
 #include "../runner/file_error.hpp"
 
 namespace runner
@@ -183,19 +184,11 @@ private:
 {
     mdkv::expects(layers >= 1 && layers <= 1 << 16, "read_head_scores: layers is ", layers, ", not in 1 to 65536");
     mdkv::expects(heads >= 1 && heads <= 1 << 16, "read_head_scores: heads is ", heads, ", not in 1 to 65536");
-    constexpr std::uintmax_t most_bytes = std::uintmax_t{256} << 20U;
-    std::error_code problem;
-    auto const bytes = std::filesystem::file_size(path, problem);
-    if (problem) { throw file_error{path, joined("cannot be read: ", problem.message())}; }
-    if (bytes > most_bytes)
-    {
-        throw file_error{path, "is too large for head scores", {}, joined(std::to_string(bytes), " bytes"),
-            std::to_string(most_bytes)};
-    }
-    std::ifstream file{path, std::ios::binary};
-    if (!file) { throw file_error{path, "cannot be opened"}; }
+    constexpr std::uint64_t most_bytes = std::uint64_t{256} << 20U;
+    file_bytes const file              = load_file(path, "", most_bytes, file_access::read);
     detail::head_scores_reader reader{path, layers, heads};
-    static_cast<void>(nlohmann::json::sax_parse(file, &reader));
+    auto const* const text = reinterpret_cast<char const*>(file.bytes.data());
+    static_cast<void>(nlohmann::json::sax_parse(text, text + file.bytes.size(), &reader));
     return reader.take();
 }
 

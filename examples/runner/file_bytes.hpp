@@ -1,4 +1,4 @@
-/// \file file_bytes.hpp: the bytes of a whole file, read into memory or mapped, behind one owning view
+/// \file file_bytes.hpp: opening files named by the user: whole ones as bytes, read or mapped, and texts
 #pragma once
 
 #include <cerrno>
@@ -57,8 +57,33 @@ private:
     int number_;
 };
 
+/// A file opened for reading, and its status.
+/// \throws file_error   it cannot be opened, or is a folder
+class input_file
+{
+public:
+    explicit input_file(std::string const& path, int more_flags = 0)
+        : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | more_flags))
+    {
+        if (number() < 0) { throw file_error(path, "cannot be opened", {}, std::strerror(errno)); }
+        if (::fstat(number(), &status_) != 0) { throw file_error(path, "has no status", {}, std::strerror(errno)); }
+        if (S_ISDIR(status_.st_mode)) { throw file_error(path, "is a folder, not a file"); }
+    }
+
+    [[nodiscard]] int number() const noexcept { return descriptor_.number(); }
+    [[nodiscard]] bool is_regular() const noexcept { return S_ISREG(status_.st_mode); }
+    [[nodiscard]] std::uint64_t size() const noexcept { return static_cast<std::uint64_t>(status_.st_size); }
+
+private:
+    file_descriptor descriptor_;
+    struct ::stat status_
+    {};
+};
+
 /// Reads up to `wanted.size()` bytes from the descriptor's place on; fewer only when the file ends there.
-inline std::size_t read_fully(int descriptor, std::span<std::byte> wanted, std::string const& path)
+/// \param place   of the descriptor in the file, for messages
+inline std::size_t read_fully(
+    int descriptor, std::span<std::byte> wanted, std::string const& path, std::uint64_t place = 0)
 {
     constexpr std::size_t largest_request = std::size_t{1} << 30; // Linux moves at most 2 GiB in one call
     std::size_t done                      = 0;
@@ -67,7 +92,7 @@ inline std::size_t read_fully(int descriptor, std::span<std::byte> wanted, std::
         std::size_t const request = wanted.size() - done < largest_request ? wanted.size() - done : largest_request;
         ::ssize_t const got       = ::read(descriptor, wanted.data() + done, request);
         if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { throw file_error(path, "cannot be read", done, std::strerror(errno)); }
+        if (got < 0) { throw file_error(path, "cannot be read", place + done, std::strerror(errno)); }
         if (got == 0) { break; }
         done += static_cast<std::size_t>(got);
     }
@@ -112,13 +137,9 @@ inline file_bytes read_descriptor(int descriptor, std::size_t size, std::string 
     std::string const& path, std::string_view magic, std::uint64_t most_bytes, file_access access)
 {
     // O_NONBLOCK: opening a pipe nobody writes to must be refused below, not wait for ever.
-    detail::file_descriptor const file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (file.number() < 0) { throw file_error(path, "cannot be opened", {}, std::strerror(errno)); }
-    struct ::stat status
-    {};
-    if (::fstat(file.number(), &status) != 0) { throw file_error(path, "has no status", {}, std::strerror(errno)); }
-    if (!S_ISREG(status.st_mode)) { throw file_error(path, "is not a regular file"); }
-    auto const size = static_cast<std::uint64_t>(status.st_size);
+    detail::input_file const file(path, O_NONBLOCK);
+    if (!file.is_regular()) { throw file_error(path, "is not a regular file"); }
+    std::uint64_t const size = file.size();
     if (size > most_bytes || size > SIZE_MAX)
     {
         throw file_error(
@@ -141,6 +162,26 @@ inline file_bytes read_descriptor(int descriptor, std::size_t size, std::string 
         throw file_error(path, "cannot be read from its start", {}, std::strerror(errno));
     }
     return detail::read_descriptor(file.number(), static_cast<std::size_t>(size), path);
+}
+
+/// The text of a file, or of a pipe to its end.
+/// \throws file_error   it cannot be opened or read, or is a folder
+[[nodiscard]] inline std::string read_text(std::string const& path)
+{
+    constexpr std::size_t request = std::size_t{1} << 16;
+    detail::input_file const file(path);
+    std::string text;
+    for (std::size_t done = 0;; done = text.size())
+    {
+        text.resize(done + request);
+        auto const wanted     = std::as_writable_bytes(std::span(text).subspan(done));
+        std::size_t const got = detail::read_fully(file.number(), wanted, path, done);
+        if (got < request)
+        {
+            text.resize(done + got);
+            return text;
+        }
+    }
 }
 
 } // namespace runner

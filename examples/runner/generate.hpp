@@ -16,6 +16,8 @@
 #include "chat.hpp"
 #include "common_options.hpp"
 #include "decode.hpp"
+#include "file_bytes.hpp"
+#include "file_error.hpp"
 #include "prefill.hpp"
 #include "sampler.hpp"
 #include "sequence_cache.hpp"
@@ -81,12 +83,17 @@ private:
     std::string pending_;
 };
 
+/// \throws file_error   the file cannot be read, or there is nothing in it to begin with
 [[nodiscard]] inline std::vector<std::int32_t> prompt_tokens(tokenizer const& words, generate_options const& options)
 {
     std::string const text = read_text(options.prompt_path);
     if (!options.raw && chat_form_of(words) != chat_form::none) { return encode_chat(words, std::nullopt, text); }
     std::vector<std::int32_t> tokens = words.encode(text);
     if (words.add_bos() && words.bos()) { tokens.insert(tokens.begin(), *words.bos()); }
+    if (tokens.empty())
+    {
+        throw file_error(options.prompt_path, text.empty() ? "is empty" : "holds no byte that a token stands for");
+    }
     return tokens;
 }
 

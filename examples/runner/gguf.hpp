@@ -42,7 +42,8 @@ struct gguf_options
 class gguf_file : public gguf_metadata
 {
 public:
-    /// \throws file_error   the file cannot be read, is damaged, passes a limit or holds an unsupported tensor type
+    /// \throws file_error   the file cannot be read, is damaged, passes a limit, holds an unsupported tensor type, or is
+    ///                      one piece of a split model
     [[nodiscard]] static gguf_file open(std::string const& path, gguf_options const& options = {})
     {
         return gguf_file(path, load_file(path, magic, options.limits.file_bytes, options.access), options.limits);
@@ -94,6 +95,7 @@ private:
         cursor.at_most("tensor count", 8, tensor_count, limits.tensors);
         auto const pair_count = cursor.number<std::uint64_t>("metadata count");
         read_metadata(cursor, pair_count, limits);
+        refuse_piece();
         std::uint64_t const alignment          = read_alignment();
         std::vector<std::uint64_t> const sizes = read_tensor_infos(cursor, tensor_count, alignment);
         place_tensors(cursor, sizes, alignment);
@@ -115,6 +117,19 @@ private:
         {
             cursor.fail("version is not supported", 4, std::to_string(version), "2 or 3");
         }
+    }
+
+    /// A piece lacks tensors that the other pieces have, and all but the first lack the model's metadata.
+    void refuse_piece() const
+    {
+        std::int64_t const pieces = find_integer("split.count").value_or(1);
+        if (pieces <= 1) { return; }
+        std::int64_t const number = find_integer("split.no").value_or(-1);
+        bool const is_numbered    = number >= 0 && number < pieces;
+        std::string const piece   = is_numbered ? joined("piece ", std::to_string(number + 1)) : "one piece";
+        throw file_error(name(), joined("is ", piece, " of ", std::to_string(pieces),
+                                     " of a split model (metadata key \"split.count\"); join the pieces: "
+                                     "llama-gguf-split --merge FIRST-PIECE WHOLE-FILE"));
     }
 
     [[nodiscard]] std::uint64_t read_alignment() const

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -109,6 +110,44 @@ public:
         return out;
     }
 
+    /// How many elements an array has.
+    [[nodiscard]] std::uint64_t array_length(std::string_view key) const { return array_entry(key).count; }
+
+    /// All keys that begin with `prefix`, sorted.
+    [[nodiscard]] std::vector<std::string_view> keys_below(std::string_view prefix) const
+    {
+        std::vector<std::string_view> out;
+        for (entry const& one : entries_)
+        {
+            if (one.key.starts_with(prefix)) { out.push_back(one.key); }
+        }
+        return out;
+    }
+
+    /// A value of any type, for a message: numbers with all their digits, texts as `printable`, arrays by their length.
+    [[nodiscard]] std::string value_text(std::string_view key) const
+    {
+        entry const* const found = find_entry(key);
+        if (found == nullptr) { refuse(key, "is absent"); }
+        switch (found->type)
+        {
+            case detail::gguf_value::text:
+                return printable(text_at(found->offset));
+            case detail::gguf_value::boolean:
+                return field<std::uint8_t>(found->offset) != 0 ? "true" : "false";
+            case detail::gguf_value::array:
+                return joined("array of ", std::to_string(found->count));
+            case detail::gguf_value::f32:
+                return shortest(field<float>(found->offset));
+            case detail::gguf_value::f64:
+                return shortest(field<double>(found->offset));
+            case detail::gguf_value::u64:
+                return std::to_string(field<std::uint64_t>(found->offset));
+            default:
+                return std::to_string(integer_at(*found, found->type, found->offset));
+        }
+    }
+
     /// For what only the user of a value can tell about it: throws a file_error that names the key and its place.
     [[noreturn]] void refuse(
         std::string_view key, std::string_view problem, std::string_view value = {}, std::string_view limit = {}) const
@@ -208,6 +247,14 @@ private:
         if (found == nullptr) { refuse(key, "is absent"); }
         expect_type(*found, found->type, detail::gguf_value::array);
         return *found;
+    }
+
+    /// The fewest digits that read back as this number.
+    template <class Number>
+    [[nodiscard]] static std::string shortest(Number value)
+    {
+        char digits[32];
+        return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
     }
 
     template <class T>

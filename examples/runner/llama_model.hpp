@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,7 @@
 #include "file_error.hpp"
 #include "gguf.hpp"
 #include "layers.hpp"
+#include "llama_keys.hpp"
 #include "matmul.hpp"
 
 namespace runner
@@ -40,7 +42,8 @@ struct layer_weights
 class llama_model
 {
 public:
-    /// \throws file_error   another architecture, an unsupported variant of llama, absent or misshapen tensors
+    /// \throws file_error   another architecture, an unsupported variant of llama, tensors that are absent, misshapen or
+    ///                      not read, another number of tokens than the embedding has rows
     [[nodiscard]] static llama_model load(gguf_file const& file) { return llama_model(file); }
 
     [[nodiscard]] model_shape const& shape() const noexcept { return shape_; }
@@ -60,45 +63,44 @@ private:
     explicit llama_model(gguf_file const& file)
         : file_{file}
     {
-        refuse_variants();
-        read_shape();
-        read_rotation();
-        embedding_        = matrix("token_embd.weight", file_.tensor("token_embd.weight").dims[1], shape_.embedding);
-        shape_.vocabulary = embedding_.rows();
-        for (std::int64_t i = 0; i < shape_.layers; ++i) { read_layer(i); }
-        output_norm_    = vector("output_norm.weight", shape_.embedding);
-        bool const tied = file_.find_tensor("output.weight") == nullptr;
-        output_         = tied ? embedding_ : matrix("output.weight", shape_.vocabulary, shape_.embedding);
-    }
-
-    /// Refuses files whose keys ask for a computation other than the one here.
-    void refuse_variants() const
-    {
         if (auto const name = file_.text("general.architecture"); name != "llama")
         {
             file_.refuse("general.architecture", "is not supported", printable(name), "llama");
         }
-        for (std::string_view const key : {"llama.rope.scaling.type"})
+        expect_llama_keys(file_);
+        read_shape();
+        read_rotation();
+        embedding_        = matrix("token_embd.weight", file_.tensor("token_embd.weight").dims[1], shape_.embedding);
+        shape_.vocabulary = embedding_.rows();
+        expect_token_count();
+        for (std::int64_t i = 0; i < shape_.layers; ++i) { read_layer(i); }
+        output_norm_    = vector("output_norm.weight", shape_.embedding);
+        bool const tied = file_.find_tensor("output.weight") == nullptr;
+        output_         = tied ? embedding_ : matrix("output.weight", shape_.vocabulary, shape_.embedding);
+        refuse_unread_tensors();
+    }
+
+    /// A token without a row could not be fed, and a row without a token could be made but not written.
+    void expect_token_count() const
+    {
+        constexpr std::string_view key = "tokenizer.ggml.tokens";
+        if (!file_.has(key)) { return; }
+        auto const tokens = static_cast<std::int64_t>(file_.array_length(key));
+        if (tokens != shape_.vocabulary)
         {
-            auto const value = file_.find_text(key);
-            if (value && *value != "none") { file_.refuse(key, "is not supported", printable(*value), "none"); }
+            file_.refuse(key, "has another number of entries than tensor \"token_embd.weight\" has rows",
+                std::to_string(tokens), std::to_string(shape_.vocabulary));
         }
-        for (std::string_view const key : {"llama.expert_count", "llama.attention.sliding_window"})
+    }
+
+    /// A tensor beyond those of the architecture stands for a step that is not computed: a bias, a norm, another layer.
+    void refuse_unread_tensors() const
+    {
+        for (tensor_info const& tensor : file_.tensors())
         {
-            auto const value = file_.find_integer(key);
-            if (value && *value != 0) { file_.refuse(key, "is not supported", std::to_string(*value), "0"); }
-        }
-        for (std::string_view const key : {"llama.rope.scale_linear", "llama.rope.scaling.factor"})
-        {
-            auto const value = file_.find_number(key);
-            if (value && *value != 0.0 && *value != 1.0)
-            {
-                file_.refuse(key, "is not supported", std::to_string(*value), "1");
-            }
-        }
-        if (auto const causal = file_.find_boolean("llama.attention.causal"); causal && !*causal)
-        {
-            file_.refuse("llama.attention.causal", "is not supported", "false", "true");
+            if (read_.contains(tensor.name)) { continue; }
+            throw file_error(file_.name(),
+                joined("tensor ", quoted(tensor.name), " is not supported: no step of the computation reads it"));
         }
     }
 
@@ -153,13 +155,6 @@ private:
     void read_layer(std::int64_t index)
     {
         std::string const prefix = "blk." + std::to_string(index) + ".";
-        for (char const* const part : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
-        {
-            if (std::string const name = prefix + part + ".bias"; file_.find_tensor(name) != nullptr)
-            {
-                throw file_error(file_.name(), "tensor \"" + name + "\" is present, biases are not supported");
-            }
-        }
         model_shape const& s = shape_;
         layer_weights weights;
         weights.attention_norm    = vector(prefix + "attn_norm.weight", s.embedding);
@@ -195,9 +190,17 @@ private:
         return single;
     }
 
-    [[nodiscard]] std::vector<float> vector(std::string const& name, std::int64_t count) const
+    /// The tensor of that name, which the computation reads.
+    [[nodiscard]] tensor_info const& take(std::string const& name)
     {
         tensor_info const& tensor = file_.tensor(name);
+        read_.insert(tensor.name);
+        return tensor;
+    }
+
+    [[nodiscard]] std::vector<float> vector(std::string const& name, std::int64_t count)
+    {
+        tensor_info const& tensor = take(name);
         if (tensor.n_dims != 1 || tensor.dims[0] != count)
         {
             throw file_error(file_.name(), "tensor \"" + name + "\" has another number of elements", {},
@@ -208,9 +211,9 @@ private:
         return out;
     }
 
-    [[nodiscard]] weight_matrix matrix(std::string const& name, std::int64_t rows, std::int64_t columns) const
+    [[nodiscard]] weight_matrix matrix(std::string const& name, std::int64_t rows, std::int64_t columns)
     {
-        tensor_info const& tensor = file_.tensor(name);
+        tensor_info const& tensor = take(name);
         if (tensor.n_dims != 2 || tensor.dims[0] != columns || tensor.dims[1] != rows)
         {
             throw file_error(file_.name(), "tensor \"" + name + "\" has another shape", {},
@@ -227,6 +230,7 @@ private:
     weight_matrix embedding_;
     weight_matrix output_;
     std::vector<float> output_norm_;
+    std::set<std::string_view> read_; // names of the tensors that the computation reads
 };
 
 /// \throws std::invalid_argument   a token is outside the model's vocabulary; `caller` begins the message

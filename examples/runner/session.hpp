@@ -6,13 +6,12 @@
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common_options.hpp"
+#include "file_bytes.hpp"
 #include "gguf.hpp"
 #include "llama_model.hpp"
 #include "tokenizer.hpp"
@@ -50,17 +49,8 @@ private:
     mdkv::cpu::thread_pool pool_;
 };
 
-/// \throws mdkv::error   the file cannot be read
-[[nodiscard]] inline std::string read_text(std::string const& path)
-{
-    std::ifstream file{path, std::ios::binary};
-    std::string text{std::istreambuf_iterator<char>{file}, std::istreambuf_iterator<char>{}};
-    if (!file.good() && !file.eof()) { throw mdkv::error{path + ": cannot be read"}; }
-    if (!file.is_open()) { throw mdkv::error{path + ": cannot be opened"}; }
-    return text;
-}
-
 /// The first `count` tokens of a text, without a beginning-of-sequence token.
+/// \throws file_error    the file cannot be read
 /// \throws mdkv::error   the text is shorter
 [[nodiscard]] inline std::vector<std::int32_t> first_tokens(
     tokenizer const& words, std::string const& path, std::int64_t count, std::string const& why)

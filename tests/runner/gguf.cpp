@@ -2,6 +2,7 @@
 #include "runner/gguf.hpp"
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -196,6 +197,65 @@ TEST_CASE("gguf: an absent key is told apart from a value of another type")
     has(message([&] { static_cast<void>(file.integers("list.texts")); }), "string (limit an integer)");
     has(message([&] { static_cast<void>(file.integers("a.u8")); }), "u8 (limit array)");
     has(message([&] { static_cast<void>(file.integer("a.huge")); }), "is too large");
+}
+
+TEST_CASE("gguf: keys are listed by their beginning, and values of every type are told in messages")
+{
+    gguf_parts parts = good_parts();
+    parts.pair("a.almost", gguf_type::f32, field(std::nextafter(1.0F, 2.0F)));
+    parts.pair("a.one", gguf_type::f64, field(1.0));
+    parts.text("a.text", "tab\there");
+    auto const file = parse_gguf(parts.bytes());
+    CHECK(file.keys_below("list.")
+          == std::vector<std::string_view>{"list.bytes", "list.empty", "list.integers", "list.texts"});
+    CHECK(file.keys_below("a.f") == std::vector<std::string_view>{"a.f32", "a.f64"});
+    CHECK(file.keys_below("a.f32.").empty());
+    CHECK(file.keys_below("").size() == parts.pairs.size());
+
+    std::map<std::string_view, std::string> const told = {{"general.architecture", "llama"}, {"a.u8", "200"},
+        {"a.i8", "-100"}, {"a.u16", "60000"}, {"a.i16", "-30000"}, {"a.u32", "4000000000"}, {"a.i32", "-2000000000"},
+        {"a.u64", "1099511627776"}, {"a.i64", "-1099511627776"}, {"a.huge", "9223372036854775808"}, {"a.f32", "0.5"},
+        {"a.f64", "0.1"}, {"a.yes", "true"}, {"a.no", "false"}, {"list.texts", "array of 3"},
+        {"list.empty", "array of 0"}, {"a.almost", "1.0000001"}, {"a.one", "1"}, {"a.text", "tab\\x09here"}};
+    for (auto const& one : told)
+    {
+        CAPTURE(one.first);
+        CHECK(file.value_text(one.first) == one.second);
+    }
+    CHECK(file.array_length("list.texts") == 3);
+    CHECK(file.array_length("list.empty") == 0);
+    CHECK_THROWS_AS(static_cast<void>(file.array_length("a.u8")), runner::file_error);
+    CHECK_THROWS_AS(static_cast<void>(file.value_text("a.none")), runner::file_error);
+}
+
+TEST_CASE("gguf: a piece of a split model is refused as that, with the way to join the pieces; a whole one is read")
+{
+    auto const piece = [](std::uint16_t count, std::uint32_t number_type, std::string const& number) {
+        return refusal([&](gguf_parts& p) {
+            p.pair("split.count", gguf_type::u16, field(count));
+            p.pair("split.no", number_type, number);
+        });
+    };
+    for (std::string const& message :
+        {piece(2, gguf_type::u16, field<std::uint16_t>(0)), piece(2, gguf_type::i64, field<std::int64_t>(0))})
+    {
+        has(message, "made.gguf: is piece 1 of 2 of a split model");
+        has(message, "split.count");
+        has(message, "llama-gguf-split --merge");
+    }
+    has(piece(13, gguf_type::u16, field<std::uint16_t>(12)), "is piece 13 of 13 of a split model");
+    for (std::int64_t const senseless : {std::int64_t{-1}, std::int64_t{7}, std::numeric_limits<std::int64_t>::max()})
+    {
+        has(piece(7, gguf_type::i64, field(senseless)), "is one piece of 7 of a split model");
+    }
+    has(refusal([](gguf_parts& p) { p.integer("split.count", 3); }), "is one piece of 3 of a split model");
+    has(refusal([](gguf_parts& p) { p.text("split.count", "3"); }), "has another type");
+    for (std::uint32_t const whole : {0U, 1U}) // 0: as the pieces' tool writes it when it joins them
+    {
+        gguf_parts parts = good_parts();
+        parts.integer("split.count", whole);
+        CHECK(parse_gguf(parts.bytes()).tensors().size() == 3);
+    }
 }
 
 TEST_CASE("gguf: tensors have their names, shapes and bytes")
@@ -467,7 +527,7 @@ TEST_CASE("gguf: what is no file of the right kind is refused before it is read"
 {
     scratch_folder const folder;
     has(open_refusal(folder.file("absent")), "cannot be opened");
-    has(open_refusal(folder.path()), "is not a regular file");
+    has(open_refusal(folder.path()), folder.path() + ": is a folder, not a file");
     has(open_refusal(folder.write("empty", "")), "does not begin with \"GGUF\" at byte 0: \"\"");
     has(open_refusal(folder.write("one", "G")), "\"G\"");
     has(open_refusal(folder.write("text", "hello\n")), "\"hell\"");

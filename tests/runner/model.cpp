@@ -372,8 +372,6 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
     CHECK(mentions(refusal([](auto& w) { w.f32("llama.rope.scale_linear", 4); }), {"llama.rope.scale_linear", "4"}));
     CHECK(mentions(
         refusal([](auto& w) { w.boolean("llama.attention.causal", false); }), {"llama.attention.causal", "false"}));
-    CHECK(mentions(refusal([](auto& w) { w.tensor("blk.1.attn_k.bias", {16}, std::vector<float>(16)); }),
-        {"blk.1.attn_k.bias", "not supported"}));
     CHECK(mentions(refusal([](auto&) {}, {.query_heads = 6, .kv_heads = 4}), {"head_count_kv", "4", "6"}));
     CHECK(mentions(refusal([](auto&) {}, {.rotated = 7}), {"llama.rope.dimension_count", "7"}));
     CHECK(mentions(refusal([](auto&) {}, {.rotated = 10}), {"llama.rope.dimension_count", "10", "8"}));
@@ -384,11 +382,115 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
         w.text("llama.rope.scaling.type", "none");
         w.u32("llama.expert_count", 0);
     }) == "(nothing was thrown)");
+    CHECK(refusal([](auto& w) {
+        w.text("llama.rope.scaling.type", "linear");
+        w.f32("llama.rope.scaling.factor", 1);
+        w.f32("llama.rope.scaling.attn_factor", 1);
+        w.u32("llama.rope.scaling.original_context_length", 512);
+        w.boolean("llama.rope.scaling.finetuned", true);
+        w.u64("llama.expert_used_count", 0);
+        w.boolean("llama.attention.causal", true);
+        w.u32("llama.attention.sliding_window", 0);
+        w.f32("llama.logit_scale", 1);
+        w.f32("llama.attn_logit_softcapping", 0);
+        w.u32("llama.vocab_size", 50);
+        w.text("llama.tensor_data_layout", "Meta AI original pth");
+    }) == "(nothing was thrown)");
+    // Keys of other prefixes are other programs' business.
+    CHECK(refusal([](auto& w) {
+        w.text("general.name", "a model");
+        w.u32("general.quantization_version", 2);
+        w.f32("gemma.final_logit_softcapping", 30);
+        w.u32("llama2.expert_count", 8);
+        w.text("quantize.imatrix.file", "calibration.dat");
+        w.u32("split.count", 0);
+    }) == "(nothing was thrown)");
+
+    // One step beside a harmless value, values of another type, and keys that no list can know.
+    CHECK(mentions(refusal([](auto& w) { w.f32("llama.rope.scaling.attn_factor", 1.2F); }),
+        {"synthetic.gguf", "llama.rope.scaling.attn_factor", "1.2", "limit 1"}));
+    CHECK(mentions(refusal([](auto& w) { w.f32("llama.rope.scaling.attn_factor", std::nextafter(1.0F, 2.0F)); }),
+        {"llama.rope.scaling.attn_factor", "1.0000001"}));
+    CHECK(mentions(refusal([](auto& w) { w.f32("llama.rope.scaling.factor", 0.25F); }),
+        {"llama.rope.scaling.factor", "0.25", "limit 0 or 1"}));
+    CHECK(mentions(refusal([](auto& w) { w.f32("llama.final_logit_softcapping", 30); }),
+        {"llama.final_logit_softcapping", "30", "limit 0"}));
+    CHECK(mentions(refusal([](auto& w) { w.text("llama.tensor_data_layout", "transposed"); }),
+        {"llama.tensor_data_layout", "transposed", "Meta AI original pth"}));
+    CHECK(mentions(refusal([](auto& w) { w.u32("llama.attention.causal", 1); }), {"llama.attention.causal", "1"}));
+    std::vector<std::string> const pattern{"local", "global"};
+    CHECK(mentions(refusal([&](auto& w) { w.texts("llama.attention.pattern", pattern); }),
+        {"llama.attention.pattern", "array of 2", "unknown", "limit absent"}));
+    for (std::string const key : {"llama.a", "llama.", "llama.rope.scaling.type2", "llama.attention.head_count_k",
+             "llama.rope.scaling.invented_tomorrow"})
+    {
+        CAPTURE(key);
+        CHECK(mentions(refusal([&](auto& w) { w.f32(key, 0); }), {"\"" + key + "\"", "unknown", ": 0 ", "absent"}));
+    }
 
     support::gguf_writer other;
     other.text("general.architecture", "mamba");
     CHECK(mentions(message_of([&] { (void)runner::llama_model::load(other.file()); }),
         {"general.architecture", "mamba", "llama"}));
+}
+
+TEST_CASE("a tensor that no step of the computation reads is refused by name")
+{
+    for (std::string const name :
+        {"blk.1.attn_k.bias", "blk.0.ffn_down.bias", "output.bias", "blk.0.attn_q_norm.weight",
+            "blk.1.post_attention_norm.weight", "blk.0.attn_sinks.weight", "blk.2.attn_q.weight",
+            "blk.00.attn_q.weight", "rope_factors_long.weight", "blk.0.ffn_gate_inp.weight", "token_types.weight", "a"})
+    {
+        CAPTURE(name);
+        support::gguf_writer writer = synthetic_llama({}).writer();
+        writer.tensor(name, {16}, std::vector<float>(16));
+        CHECK(mentions(message_of([&] { (void)runner::llama_model::load(writer.file()); }),
+            {"synthetic.gguf: tensor \"" + name + "\"", "not supported", "reads it"}));
+    }
+
+    // A file of more layers than its key counts would be computed without the last ones.
+    support::gguf_writer shorter;
+    shorter.text("general.architecture", "llama");
+    for (char const* key : {"llama.block_count", "llama.attention.head_count", "llama.context_length"})
+    {
+        shorter.u32(key, 1);
+    }
+    for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { shorter.u32(key, 4); }
+    shorter.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+    shorter.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
+    for (std::string const block : {"blk.0.", "blk.1."})
+    {
+        for (char const* part : {"attn_norm", "ffn_norm"})
+        {
+            shorter.tensor(block + part + ".weight", {4}, std::vector<float>(4));
+        }
+        for (char const* part : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+        {
+            shorter.tensor(block + part + ".weight", {4, 4}, std::vector<float>(16));
+        }
+    }
+    shorter.tensor("output_norm.weight", {4}, std::vector<float>(4));
+    CHECK(mentions(message_of([&] { (void)runner::llama_model::load(shorter.file()); }), {"\"blk.1.", "reads it"}));
+}
+
+TEST_CASE("a vocabulary of more or fewer tokens than the embedding has rows is refused, naming both")
+{
+    llama_sizes const sizes;
+    auto const load = [&](std::size_t count) {
+        std::vector<std::string> tokens;
+        for (std::size_t i = 0; i < count; ++i) { tokens.push_back("token " + std::to_string(i)); }
+        support::gguf_writer writer = synthetic_llama(sizes).writer();
+        writer.texts("tokenizer.ggml.tokens", tokens);
+        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+    };
+    auto const rows = static_cast<std::size_t>(sizes.vocabulary);
+    CHECK(load(rows) == "(nothing was thrown)");
+    for (std::size_t const count : {rows + 1, rows + 900, rows - 1, std::size_t{0}})
+    {
+        CAPTURE(count);
+        CHECK(mentions(load(count), {"synthetic.gguf", "tokenizer.ggml.tokens", "token_embd.weight",
+                                        ": " + std::to_string(count), "limit 50"}));
+    }
 }
 
 TEST_CASE("absent or misshapen tensors are refused by name, shape and expected shape")

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -43,6 +44,13 @@ public:
     {
         begin_pair(key, 7);
         put(metadata_, static_cast<std::uint8_t>(value ? 1 : 0));
+    }
+    void texts(std::string_view key, std::span<std::string const> values)
+    {
+        begin_pair(key, 9);
+        put(metadata_, std::uint32_t{8});
+        put(metadata_, static_cast<std::uint64_t>(values.size()));
+        for (std::string const& value : values) { put_text(metadata_, value); }
     }
 
     /// \param dims   fastest first, as the file has them: columns, rows
