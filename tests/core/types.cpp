@@ -134,3 +134,26 @@ TEST_CASE("an index is signed and has 64 bits")
     static_assert(std::is_signed_v<index_t> && sizeof(index_t) == 8);
     CHECK(std::numeric_limits<index_t>::max() == INT64_MAX);
 }
+
+namespace
+{
+
+/// Stores through one type around a store through the other; a compiler that takes the two for different objects returns 1.
+template <class Foreign, class Own>
+[[gnu::noinline]] std::uint16_t written_between(Foreign* foreign, Own* own)
+{
+    *foreign = Foreign{1};
+    *own     = Own{2};
+    return static_cast<std::uint16_t>(*foreign);
+}
+
+} // namespace
+
+TEST_CASE("an engine's 16-bit numbers and ours are the same memory to the compiler")
+{
+    std::uint16_t bits = 0;
+    CHECK(written_between(&bits, as_half(&bits)) == 2);
+    CHECK(written_between(&bits, as_bfloat16(&bits)) == 2);
+    short number = 0;
+    CHECK(written_between(&number, as_half(&number)) == 2);
+}

@@ -15,10 +15,35 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 namespace
 {
 
 using namespace mdkv;
+
+/// What a child process returns of the call; -1 where it does not end within 20 seconds.
+template <class Call>
+int in_a_child(Call const& call)
+{
+    pid_t const child = fork();
+    if (child == 0)
+    {
+        alarm(20);
+        _exit(call());
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int sum_of(cpu::thread_pool& pool, index_t count)
+{
+    std::atomic<int> sum{0};
+    cpu::executor_ref{pool}.parallel_for(count, [&](index_t i) { sum += static_cast<int>(i); });
+    return sum;
+}
 
 } // namespace
 
@@ -106,4 +131,53 @@ TEST_CASE("a pool that was never used ends quietly")
 {
     for (int i = 0; i < 50; ++i) { cpu::thread_pool pool{3}; }
     CHECK(cpu::thread_pool{2}.threads() == 2);
+}
+
+TEST_CASE("a forked child's pool has threads of its own, however often the parent has used it")
+{
+    for (int const loops : {0, 1, 57})
+    {
+        CAPTURE(loops);
+        cpu::thread_pool pool{3};
+        for (int i = 0; i < loops; ++i) { CHECK(sum_of(pool, 10) == 45); }
+        CHECK(in_a_child([&] {
+            // All three pieces wait for one another: with fewer threads this would never end.
+            std::atomic<int> arrived{0};
+            cpu::executor_ref{pool}.parallel_for(3, [&](index_t) {
+                ++arrived;
+                while (arrived < 3) { std::this_thread::yield(); }
+            });
+            return sum_of(pool, 10) + sum_of(pool, 11);
+        }) == 100);
+        CHECK(sum_of(pool, 10) == 45); // the parent's is as it was
+    }
+}
+
+TEST_CASE("pools end in a forked child, used there or not, and children may fork")
+{
+    CHECK(in_a_child([] {
+        std::vector<int> results;
+        {
+            cpu::thread_pool pool{2};
+            static_cast<void>(sum_of(pool, 5));
+            results.push_back(in_a_child([&] {
+                {
+                    cpu::thread_pool own{2};
+                    static_cast<void>(sum_of(own, 5));
+                }
+                return sum_of(pool, 5);
+            }));
+            pid_t const child = fork();
+            if (child == 0)
+            {
+                alarm(20);
+                pool.~thread_pool(); // unused since the fork
+                _exit(7);
+            }
+            int status = 0;
+            waitpid(child, &status, 0);
+            results.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        }
+        return results == std::vector{10, 7} ? 1 : 0;
+    }) == 1);
 }

@@ -51,9 +51,9 @@ public:
         std::lock_guard const one_loop_at_a_time{turn_};
         if (forked())
         {
-            std::size_t const count = workers_.size();
+            std::size_t const workers = workers_.size();
             forget_workers();
-            start_workers(count);
+            start_workers(workers);
         }
         task_    = task;
         context_ = context;
