@@ -1,4 +1,5 @@
-# Other people's projects: one finds the installed package, one fetches the source, one asks pkg-config, one is CUDA's.
+# Other people's projects: one finds the installed package, one fetches the source, one is a parent with settings of its own,
+# one asks pkg-config, one is CUDA's.
 set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
 set(consumer_prefix "${consumer_root}/prefix")
 
@@ -21,6 +22,10 @@ add_test(NAME consumer/fetch_content
     COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/fetch_content" "${consumer_root}/fetch_content"
         --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DMDKV_SOURCE=${PROJECT_SOURCE_DIR}"
         --test-command consumer "${consumer_version}")
+add_test(NAME consumer/parent
+    COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/consumer/parent" "${consumer_root}/parent"
+        --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DMDKV_SOURCE=${PROJECT_SOURCE_DIR}"
+        --test-command consumer)
 add_test(NAME consumer/pkg_config
     COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/consumer/pkg_config/build.sh" "${CMAKE_CXX_COMPILER}" "${consumer_prefix}"
         "${mdkv_pkgconfig_dir}" "${consumer_version}" "${consumer_root}/pkg_config")

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Compiles and runs small programs as other projects do: with their compilers, standard libraries, language versions and flags.
+
+Each line of output begins with PASSED, FAILED or SKIPPED and names what was tried; tests/run.sh counts them. The programs
+are examples/engine_hook.cpp and those beside this file. Usage: compilers.py ROOT COMPILER...
+"""
+import concurrent.futures
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+
+root, compilers = pathlib.Path(sys.argv[1]), sys.argv[2:]
+here = root / "tests/compilers"
+hook = root / "examples/engine_hook.cpp"
+stages = root / "tests/machines/stages.cpp"
+x86 = platform.machine() in ("x86_64", "AMD64")
+native = ["-march=native"] if x86 else ["-mcpu=native"]
+
+# What a strict project asks of the headers that it includes (our own sources have their own list, cmake/build_flags.cmake).
+strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wdouble-promotion", "-Wshadow", "-Werror"]
+
+
+def call(*command):
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def compiles(folder, compiler, source, *flags):
+    """An error's text, or nothing."""
+    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-c", "-o", folder / "object.o", source)
+    return "" if done.returncode == 0 else first_error(done.stderr)
+
+
+def refused(message):
+    """A test that the source is refused with this message."""
+    def test(folder, compiler, source, *flags):
+        text = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-fsyntax-only", source).stderr
+        return "" if message in text else f"not refused with '{message}': {first_error(text)}"
+    return test
+
+
+def runs(folder, compiler, source, *flags):
+    """Compiles, links and runs the program, which checks its own results."""
+    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-o", folder / "program", source, "-pthread")
+    if done.returncode != 0:
+        return first_error(done.stderr)
+    done = call(folder / "program")
+    return "" if done.returncode == 0 else f"exit status {done.returncode}: {done.stdout}{done.stderr}"
+
+
+def ends(folder, compiler, source, *flags):
+    """The program is ended by a broken contract, with its message."""
+    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-o", folder / "program", source, "-pthread")
+    if done.returncode != 0:
+        return first_error(done.stderr)
+    done = call(folder / "program")
+    return "" if done.returncode == -6 and "mdkv: merge_attention: " in done.stderr else f"status {done.returncode}: {done.stderr}"
+
+
+def first_error(text):
+    found = [line for line in text.splitlines() if re.search(r"error|undefined", line)]
+    return (found or text.splitlines() or ["no message"])[0]
+
+
+def cases(compiler):
+    clang = "clang" in call(compiler, "--version").stdout
+    fast = refused("mdkv computes wrong results with -ffast-math")
+    yield "C++20", runs, hook, "-O2"
+    yield "C++23", runs, hook, "-std=c++2b", "-O2"
+    yield "warnings, this processor", compiles, stages, *strict, "-O1", *native
+    yield "macros min and max", compiles, here / "macros.cpp", "-O0"
+    yield "exceptions", runs, here / "bad_input.cpp", "-O1"
+    yield "no exceptions", ends, here / "bad_input.cpp", "-O1", "-fno-exceptions", "-Werror"
+    for flag in ("-ffast-math", "-Ofast", "-ffinite-math-only"):
+        yield f"{flag} refused", fast, here / "macros.cpp", flag
+    if clang:  # which has no macro for it
+        yield "-fassociative-math", runs, hook, "-O2", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"
+        libcxx = call(compiler, "-stdlib=libc++", "-fsyntax-only", "-x", "c++", "-include", "vector", "/dev/null").returncode == 0
+        for standard in ("c++20", "c++2b"):
+            yield f"libc++, {standard}", runs if libcxx else None, hook, "-stdlib=libc++", f"-std={standard}", "-O2"
+    else:
+        for flags in (["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"], ["-freciprocal-math"]):
+            yield f"{flags[0]} refused", fast, here / "macros.cpp", *flags
+    if x86:
+        yield "x87 arithmetic refused", refused("mdkv computes wrong results where"), here / "macros.cpp", "-mfpmath=387"
+        if not clang:  # (clang has no such flag, and says so)
+            yield "warnings, AVX-512 VNNI", compiles, stages, "-Wall", "-Wextra", "-Werror", "-O3", "-march=icelake-server"
+            yield "warnings, -mavx512f alone", compiles, stages, "-Wall", "-Wextra", "-Werror", "-O1", "-mavx512f"
+
+
+def tried(job):
+    compiler, (name, test, *arguments) = job
+    title = f"compilers/{compiler}: {name}"
+    if test is None:
+        return f"SKIPPED: {title}: it has no libc++"
+    with tempfile.TemporaryDirectory() as folder:
+        error = test(pathlib.Path(folder), compiler, *arguments)
+    return f"FAILED: {title}: {error}" if error else f"PASSED: {title}"
+
+
+jobs = [(compiler, case) for compiler in compilers for case in cases(compiler)]
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    lines = list(pool.map(tried, jobs))
+print("\n".join(lines))
+sys.exit(any(line.startswith("FAILED") for line in lines))
