@@ -43,8 +43,8 @@ namespace mdkv::inline MDKV_MACHINE
 //                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
 //                 vector's own coordinates, of a key less those of the mean key, is rotated first (detail/hadamard.hpp):
-//                 multiplied with the Hadamard matrix of its size over the root of that size; a group of another size is not
-//                 rotated.
+//                 multiplied with the Hadamard matrix of its size over the root of that size, block by block where the size is
+//                 no power of two.
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 

@@ -241,15 +241,16 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     }
 }
 
-/// Groups of 64 numbers, the last one fewer, multiplied with the Hadamard matrix of their size over the root of that size; a
-/// group whose size is no power of two stays. The matrix is symmetric and orthonormal: twice is nothing.
+/// Groups of 64 numbers, the last one fewer: each, in blocks that are the largest powers of two from its first number on,
+/// multiplied with the Hadamard matrix of the block's size over the root of that size. The matrix is symmetric and orthonormal:
+/// twice is nothing.
 [[nodiscard]] inline std::vector<double> rotated(std::vector<double> const& x)
 {
     std::vector<double> y = x;
-    for (std::size_t first = 0; first < x.size(); first += 64)
+    std::size_t n         = 0;
+    for (std::size_t first = 0; first < x.size(); first += n)
     {
-        std::size_t const n = std::min<std::size_t>(64, x.size() - first);
-        if (!std::has_single_bit(n)) { continue; }
+        n = std::bit_floor(std::min(64 - first % 64, x.size() - first));
         for (std::size_t i = 0; i < n; ++i)
         {
             double sum = 0;
