@@ -299,6 +299,37 @@ TEST_CASE("what all keys of a head have in common costs attention over codes not
     }
 }
 
+TEST_CASE_TEMPLATE("a channel that all keys have in common and no query reads changes no attention, however large", T,
+    float, bfloat16)
+{
+    for (rung const stored : {full_int4, full_int8})
+    {
+        auto const attention_at = [&](float common) {
+            packed_layer<T> layer{{.heads = 2, .tokens = 200, .window = 3, .dims = {64, 64}, .rungs = {stored}}};
+            auto q = random_queries<float>(4, 64);
+            for (index_t h = 0; h < 2; ++h)
+            {
+                for (index_t t = 0; t < 200; ++t) { layer.keys.set(narrow<T>(common), h, t, 9); }
+                for (index_t t = 0; t < 3; ++t) { layer.window_keys.set(narrow<T>(common), h, t, 9); }
+            }
+            for (index_t row = 0; row < 4; ++row) { q.set(0, row, 9); }
+            return attended<T, float>(layer.packed().view(), q).output;
+        };
+        auto const small = attention_at(1e3F);
+        for (float const common : {65504.0F, 66001.3F, 123456.7F, 3e5F})
+        {
+            auto const large = attention_at(common);
+            for (index_t row = 0; row < 4; ++row)
+            {
+                for (index_t c = 0; c < 64; ++c)
+                {
+                    CHECK(std::fabs(large.get(row, c) - small.get(row, c)) < (stored == full_int8 ? 2e-3F : 3e-2F));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 {
     std::vector<rung> const rungs{
