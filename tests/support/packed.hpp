@@ -36,6 +36,7 @@ struct packed_sizes
     mdkv::head_dims dims{16, 16};
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
     double common = 0; ///< added to every third coordinate of all keys
+    float scale   = 0; ///< cache_layout::scale
 };
 
 /// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given. Queries have a basis of
@@ -57,7 +58,7 @@ struct packed_layer
     explicit packed_layer(packed_sizes const& s, int every_rung = -1, placement how = {})
         : sizes{s}
         , ratios{s.rungs, mdkv::rounding::down}
-        , layout{ratios, s.heads, s.window, s.dims}
+        , layout{ratios, s.heads, s.window, s.dims, s.scale}
         , keys{{s.heads, s.tokens, s.dims.keys}, how}
         , values{{s.heads, s.tokens, s.dims.values}, how}
         , window_keys{{s.heads, s.window, s.dims.keys}, how}
