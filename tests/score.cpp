@@ -597,9 +597,8 @@ TEST_CASE("groups that get their minimum and scale together get the same ones as
     }
 }
 
-TEST_CASE("constant groups lose what half rounds of their sum, and nothing where they are not turned; groups of next "
-          "to no spread "
-          "or beyond half's range lose a number")
+TEST_CASE("constant groups lose what half rounds of their sum, and zeros nothing; groups of next to no spread or beyond "
+          "half's range lose a number")
 {
     std::vector<rung> const rungs{drop, full_int4, part(3, 4).as(storage::int8), full_int8, full};
     auto const all_losses = [&](index_t dim, quantisation_loss rule, auto const& entry) {

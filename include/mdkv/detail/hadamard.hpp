@@ -11,9 +11,8 @@ namespace mdkv::inline MDKV_MACHINE::detail
 /// from its first coordinate on: 64 at once, 48 as 32 and 16, 7 as 4, 2 and 1.
 [[nodiscard]] MDKV_HD constexpr index_t hadamard_block(index_t n) noexcept
 {
-    index_t block = 1;
-    while (2 * block <= n) { block *= 2; }
-    return block;
+    while ((n & (n - 1)) != 0) { n &= n - 1; } // its highest bit alone
+    return n;
 }
 
 /// 1 / sqrt(n) for a power of two n.
