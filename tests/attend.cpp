@@ -299,6 +299,37 @@ TEST_CASE("what all keys of a head have in common costs attention over codes not
     }
 }
 
+TEST_CASE_TEMPLATE("a channel that all keys have in common and no query reads changes no attention, however large", T,
+    float, bfloat16)
+{
+    for (rung const stored : {full_int4, full_int8})
+    {
+        auto const attention_at = [&](float common) {
+            packed_layer<T> layer{{.heads = 2, .tokens = 200, .window = 3, .dims = {64, 64}, .rungs = {stored}}};
+            auto q = random_queries<float>(4, 64);
+            for (index_t h = 0; h < 2; ++h)
+            {
+                for (index_t t = 0; t < 200; ++t) { layer.keys.set(narrow<T>(common), h, t, 9); }
+                for (index_t t = 0; t < 3; ++t) { layer.window_keys.set(narrow<T>(common), h, t, 9); }
+            }
+            for (index_t row = 0; row < 4; ++row) { q.set(0, row, 9); }
+            return attended<T, float>(layer.packed().view(), q).output;
+        };
+        auto const small = attention_at(1e3F);
+        for (float const common : {65504.0F, 66001.3F, 123456.7F, 3e5F})
+        {
+            auto const large = attention_at(common);
+            for (index_t row = 0; row < 4; ++row)
+            {
+                for (index_t c = 0; c < 64; ++c)
+                {
+                    CHECK(std::fabs(large.get(row, c) - small.get(row, c)) < (stored == full_int8 ? 2e-3F : 3e-2F));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 {
     std::vector<rung> const rungs{
@@ -647,13 +678,52 @@ TEST_CASE("a batch asks for the scratch it needs, and nothing is written where t
     CHECK(output.memory() == before);
 }
 
-TEST_CASE("a scale given replaces 1/sqrt(D)")
+TEST_CASE("the cache's scale replaces 1/sqrt(D); the option may repeat it, and say no other")
 {
-    packed_layer<half> const layer{{.tokens = 60}};
-    auto const cache = layer.packed();
-    auto const q     = random_queries<float>(4, 16);
-    auto const got   = attended<half, float>(cache.view(), q, {.scale = 0.7F});
-    expects_definition<half, float>(cache.view(), q, got, static_cast<double>(0.7F));
+    auto const q = random_queries<float>(4, 16);
+    for (float const scale : {0.7F, 0.0F})
+    {
+        packed_layer<half> const layer{{.tokens = 60, .scale = scale}};
+        auto const cache   = layer.packed();
+        auto const got     = attended<half, float>(cache.view(), q);
+        float const own    = scale > 0 ? scale : 0.25F;
+        auto const refused = [&](float given) {
+            return error_text<invalid_argument>(
+                [&] { static_cast<void>(attended<half, float>(cache.view(), q, {.scale = given})); });
+        };
+        expects_definition<half, float>(cache.view(), q, got, static_cast<double>(own));
+        CHECK(support::same_bits(
+            attended<half, float>(cache.view(), q, {.scale = own}).output.elements(), got.output.elements()));
+        CHECK(refused(std::nextafter(own, 1.0F)) == "threw nothing");
+        CHECK(refused(0.3F).starts_with("attend: scale is 0.3; cache.layout.scale is "));
+    }
+}
+
+TEST_CASE("each sequence of a batch has its own cache's scale")
+{
+    packed_layer<half> const one{{.tokens = 60, .scale = 0.7F}}, two{{.tokens = 60, .scale = 0.1F}};
+    auto const first = one.packed(), second = two.packed();
+    auto const q = random_queries<float>(4, 16);
+    std::vector<sequence_view<half, space::host>> const both{{first.view()}, {second.view()}};
+    tensor<float, 3> queries{{4, 2, 16}}, output{{4, 2, 16}};
+    tensor<float, 2> lse{{4, 2}};
+    for (index_t row = 0; row < 4; ++row)
+    {
+        for (index_t d = 0; d < 16; ++d)
+        {
+            queries.set(q.get(row, d), row, 0, d);
+            queries.set(q.get(row, d), row, 1, d);
+        }
+    }
+    support::run(
+        [&](cpu::backend const& on) { mdkv::attend(on, queries.in(), std::span{both}, {}, output.out(), lse.out()); });
+    auto const want_first  = attended<half, float>(first.view(), q),
+               want_second = attended<half, float>(second.view(), q);
+    for (index_t row = 0; row < 4; ++row)
+    {
+        CHECK(lse.get(row, 0) == want_first.lse.get(row));
+        CHECK(lse.get(row, 1) == want_second.lse.get(row));
+    }
 }
 
 TEST_CASE("a cache of many parts is attended like one of a single part, and any number of threads gives the same bits")
@@ -938,7 +1008,7 @@ TEST_CASE("arguments that do not fit are refused by name before anything is writ
     CHECK(refused(q, narrow_output, l) == "attend: output must be [H*G,n,Dv] = [4, 1, 24], its extent 2 is 16");
     tensor<float, 1> short_lse{{3}};
     CHECK(refused(q, o, short_lse) == "attend: lse must be [H*G,n] = [4, 1], its extent 0 is 3");
-    CHECK(refused(q, o, l, {.scale = -1.0F}) == "attend: scale is -1; it must not be negative");
+    CHECK(refused(q, o, l, {.scale = -1.0F}) == "attend: scale is -1; it must be finite and not negative");
 
     auto const overlapping = error_text<invalid_argument>([&] {
         support::run([&](cpu::backend const& on) {

@@ -9,12 +9,14 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
+#include <mdkv/recompress.hpp>
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"
 #include "support/host.hpp"
 #include "support/layer.hpp"
 #include "support/oracle.hpp"
+#include "support/packed.hpp"
 #include "support/random.hpp"
 
 #include <doctest/doctest.h>
@@ -403,6 +405,85 @@ TEST_CASE("attending over an uncompressed cache is exact attention")
     }
     CAPTURE(error);
     CHECK(error.within(1e-5));
+}
+
+TEST_CASE(
+    "a model's own scale told to compress is that of scores, attention and folds, and needs to be told nowhere else")
+{
+    layer<float> const x{{.heads = 2, .group = 3, .tokens = 90, .window = 9}};
+    for (float const scale : {0.0F, 0.5F})
+    {
+        for (auto const limit : {budget::fraction(1, 1), budget::fraction(1, 2)})
+        {
+            options choice{.limit = limit};
+            choice.scoring.scale = scale;
+            cpu::cache<float> cache, folded;
+            compressed(x, bit_ratios, choice, cache);
+            CHECK(cache.layout().scale == scale);
+            tensor<float, 2> queries{{6, 32}}, output{{6, 32}};
+            tensor<float, 1> lse{{6}};
+            for (index_t g = 0; g < 6; ++g)
+            {
+                for (index_t d = 0; d < 32; ++d) { queries.set(x.queries.get(g, 7, d), g, d); }
+            }
+            auto const attend_with = [&](attend_options const& given) {
+                support::run([&](host const& on) {
+                    attend(on, queries.in(), std::as_const(cache).view(), given, output.out(), lse.out());
+                });
+                return output.elements();
+            };
+            auto const got = attend_with({});
+            CHECK(support::same_bits(attend_with({.scale = scale}), got));
+            CHECK(error_text<invalid_argument>([&] {
+                attend_with({.scale = 0.3F});
+            }).starts_with("attend: scale is 0.3"));
+            double const used = scale > 0 ? double{scale} : x.scale();
+            worst_error error;
+            for (index_t g = 0; g < 6; ++g)
+            {
+                std::vector<double> query;
+                for (index_t d = 0; d < 32; ++d) { query.push_back(double{queries.get(g, d)}); }
+                support::naive_attention const want{
+                    support::reconstructed_tokens(std::as_const(cache).view(), g / 3), query, 32, used};
+                for (index_t c = 0; c < 32; ++c)
+                {
+                    error.add(output.get(g, c), want.output[static_cast<std::size_t>(c)], 1);
+                }
+            }
+            CAPTURE(error);
+            CHECK(error.within(2e-2)); // of integer products
+            folded                 = cache.copy();
+            auto const limit_bytes = budget::bytes(cache.arena_bytes() - 500);
+            auto const fold        = [&](float given, cpu::cache<float>& to) {
+                support::run([&](host const& on) {
+                    recompress(on, slice<1>(x.queries.in(), 0, 4), bit_ratios,
+                               recompress_options<host>{.limit = limit_bytes, .scale = given}, to);
+                });
+            };
+            fold(0, folded);
+            CHECK(folded.layout().scale == scale);
+            cpu::cache<float> again = cache.copy();
+            fold(scale, again);
+            CHECK(contents_of(again) == contents_of(folded));
+            CHECK(error_text<invalid_argument>([&] { fold(0.3F, again); }).starts_with("recompress: scale is 0.3"));
+            CHECK(contents_of(again) == contents_of(folded));
+        }
+    }
+}
+
+TEST_CASE("a place that the caller has made for a layer is of the scale that is scored with")
+{
+    layer<float> const x{{.heads = 2, .group = 1, .tokens = 60, .window = 5}};
+    options choice{.limit = budget::fraction(1, 2)};
+    choice.scoring.scale = 0.5F;
+    auto const into      = [&](float scale) {
+        cpu::cache<float> cache{{bit_ratios, 2, 5, {32, 32}, scale}, full_bytes(x.sizes, 4)};
+        compressed_layer<float, space::host> place{cache.view()};
+        return error_text<invalid_argument>(
+            [&] { support::run([&](host const& on) { compress(on, view_of(x), bit_ratios, choice, place); }); });
+    };
+    CHECK(into(0.5F) == "threw nothing");
+    CHECK(into(0.0F) == "compress: destination.cache.layout.scale is 0; options.scoring.scale is 0.5");
 }
 
 TEST_CASE("the window is kept bit for bit at every budget, after the full tokens in ascending order")

@@ -96,6 +96,37 @@ TEST_CASE("a set that loses nothing adds nothing, and a NaN at rung 0 spoils eve
     for (float const loss : joined(a, bad, 1.0F).elements()) { CHECK(std::isnan(loss)); }
 }
 
+TEST_CASE("losses below float's normal numbers are joined by their mean, and zeros among them stay zeros")
+{
+    for (float const size : {0x1p-100F, 0x1p-127F, 0x1p-129F, 0x1p-140F, 0x1p-149F})
+    {
+        CAPTURE(size);
+        std::vector<float> all;
+        for (int i = 0; i < 2 * 2 * 64; ++i)
+        {
+            all.push_back(i % 3 == 0 ? 0.0F : size * static_cast<float>(1 + i % 2));
+        }
+        tensor<float, 3> tiny{{2, 2, 64}};
+        tiny.assign(all);
+        auto const ones  = random_losses(2, 2, 64, 1.0F);
+        auto const first = joined(tiny, ones, 0.5F), second = joined(ones, tiny, 3e38F);
+        double const mean = mean_of(tiny), mean_of_ones = mean_of(ones);
+        for (index_t h = 0; h < 2; ++h)
+        {
+            for (index_t r = 0; r < 2; ++r)
+            {
+                for (index_t i = 0; i < 64; ++i)
+                {
+                    double const a = double{tiny.get(h, r, i)} / mean, b = double{ones.get(h, r, i)} / mean_of_ones;
+                    CHECK(first.get(h, r, i) == doctest::Approx(a + 0.5 * b).epsilon(1e-6));
+                    CHECK((a > 1 ? second.get(h, r, i) > 3e38F : second.get(h, r, i) >= 0));
+                    CHECK(!std::isnan(second.get(h, r, i)));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("losses may lie anywhere, be joined in place and by any number of threads, with the same bits")
 {
     auto const a    = random_losses(4, 3, 9000, 1.0F);

@@ -28,6 +28,7 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace
@@ -493,20 +494,18 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
     struct group
     {
         float low, high;
-        double error; // what may be lost where the group is rotated
-        double plain; // the same where it is not
+        double error; // what may be lost of sixteen
     };
     double const any = std::numeric_limits<double>::infinity();
     double const ulp = 0x1p-11;
     // Turned, these are one sum of sixteen and zeros. Where it is negative it is the minimum, and what minimum and scale are
     // rounded by is in all sixteen.
-    for (auto const& [low, high, error, plain] :
-        {group{0, 0, 0, 0}, {0.5F, 0.5F, 0.5 * ulp, 0}, {-3, -3, 16 * 3 * ulp, 0}, {16000, 16000, 16000 * ulp, 0},
-            {-16000, 16000, 16 * 16000 * ulp, 16000 * 2 / 15.0 * 0.51}, {65504, 65504, any, 0},
-            {-65504, 65504, any, 65504 * 2 / 15.0 * 0.51}, {1e-6F, 2e-6F, 16 * 0x1p-24, 16 * 0x1p-25},
-            {-1e-5F, 1e-5F, 1e-6, 1e-6}, {-1e30F, 65000, any, any}, {2e5F, 3e5F, any, any}})
+    for (auto const& [low, high, error] :
+        {group{0, 0, 0}, {0.5F, 0.5F, 0.5 * ulp}, {-3, -3, 16 * 3 * ulp}, {16000, 16000, 16000 * ulp},
+            {-16000, 16000, 16 * 16000 * ulp}, {65504, 65504, any}, {-65504, 65504, any}, {1e-6F, 2e-6F, 16 * 0x1p-24},
+            {-1e-5F, 1e-5F, 1e-6}, {-1e30F, 65000, any}, {2e5F, 3e5F, any}})
     {
-        for (index_t const dim : {16, 12}) // 12 is no power of two
+        for (index_t const dim : {16, 12, 1}) // 12 is turned as 8 and 4, 1 not at all
         {
             packed_layer<float> layer{{.heads = 1, .tokens = 3, .window = 0, .dims = {dim, dim}, .rungs = {full_int4}}};
             for (index_t d = 0; d < dim; ++d)
@@ -520,18 +519,22 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
             CAPTURE(dim);
             std::vector<double> const& got  = stored[1].value_numbers;
             std::vector<double> const coded = support::rotated(got);
+            std::vector<double> given;
+            for (std::size_t d = 0; d < got.size(); ++d) { given.push_back(double{d < got.size() / 2 ? low : high}); }
+            std::vector<double> const turned = support::rotated(given);
+            auto const [least, most]         = std::minmax_element(turned.begin(), turned.end());
+            double const half_a_step         = (*most - *least) / 30 + 2 * ulp * std::max(-*least, *most) + 16 * 0x1p-25;
             for (std::size_t d = 0; d < got.size(); ++d)
             {
-                auto const given = static_cast<double>(d < got.size() / 2 ? low : high);
-                CHECK(std::fabs(got[d] - given) <= (dim == 16 ? error : plain));
+                if (dim == 16) { CHECK(std::fabs(got[d] - given[d]) <= error); }
+                if (std::max(-*least, *most) <= 65504) { CHECK(std::fabs(coded[d] - turned[d]) <= half_a_step); }
                 CHECK(std::fabs(coded[d]) <= 65504 * 1.001); // beyond half's range: cut, never infinite
             }
-            bool const cut = std::max(std::fabs(low), std::fabs(high)) > 65504;
             for (std::size_t d = 0; d < got.size(); ++d) // keys that are alike are their mean
             {
-                auto const given = static_cast<double>(d % 2 == 0 ? low : high);
+                auto const all   = static_cast<double>(d % 2 == 0 ? low : high);
                 double const key = stored[1].key_numbers[d];
-                CHECK((cut ? std::isfinite(key) : std::fabs(key - given) <= 1e-6 * std::fabs(given)));
+                CHECK(std::fabs(key - all) <= 1e-6 * std::fabs(all));
             }
         }
     }
@@ -723,28 +726,57 @@ TEST_CASE(
     CHECK(exact.bytes() == 21 * exact.ratios.bytes(2, exact.sizes.dims, 2));
 }
 
-TEST_CASE("what all keys of a head have in common costs their codes nothing")
+TEST_CASE_TEMPLATE(
+    "what all keys of a head have in common costs their codes nothing, beyond half's range, too", T, float, bfloat16)
 {
-    auto const error_of = [](float offset) {
-        packed_layer<float> layer{{.heads = 1, .tokens = 100, .window = 0, .dims = {64, 64}, .rungs = {full_int4}}};
-        for (index_t t = 0; t < 100; ++t)
-        {
-            for (index_t d = 0; d < 64; ++d)
+    for (rung const stored : {full_int4, full_int8})
+    {
+        auto const error_of = [&](float common) {
+            packed_layer<T> layer{{.heads = 1, .tokens = 100, .window = 0, .dims = {80, 64}, .rungs = {stored}}};
+            for (index_t t = 0; t < 100; ++t)
             {
-                layer.keys.set(layer.keys.get(0, t, d) + (d % 7 == 0 ? offset : 0), 0, t, d);
+                for (index_t d = 3; d < 80; d += 7)
+                {
+                    layer.keys.set(narrow<T>(d % 2 == 0 ? common : -common), 0, t, d);
+                }
             }
-        }
-        auto const stored = support::stored_tokens(layer.packed().view(), 0);
-        double error      = 0;
-        for (std::size_t t = 0; t < 100; ++t)
-        {
-            for (std::size_t d = 0; d < 64; ++d)
+            auto const tokens = support::stored_tokens(layer.packed().view(), 0);
+            double error      = 0;
+            for (std::size_t t = 0; t < 100; ++t)
             {
-                double const off = stored[t].key_numbers[d] - double{layer.keys.get(0, t, d)};
-                error += off * off;
+                for (std::size_t d = 0; d < 80; ++d)
+                {
+                    double const off = tokens[t].key_numbers[d] - static_cast<double>(widen(layer.keys.get(0, t, d)));
+                    error += off * off;
+                }
             }
+            return error;
+        };
+        double const small = error_of(1e3F);
+        CHECK(small > 0);
+        for (float const common : {0.0F, 65504.0F, 66001.3F, 7e4F, 123456.7F, 3e5F})
+        {
+            CAPTURE(common);
+            CHECK(error_of(common) <= 1.02 * small);
         }
-        return error;
-    };
-    CHECK(error_of(50) == doctest::Approx(error_of(0)).epsilon(0.01));
+    }
+}
+
+TEST_CASE_TEMPLATE("a mean key that its type cannot hold is 0, and one that it can is that, up to its largest number", T,
+    float, bfloat16)
+{
+    float const largest = std::is_same_v<T, float> ? std::numeric_limits<float>::max() : 0x1.FEp127F; // of bfloat16
+    for (auto const& [x, tokens, mean] : {std::array{largest, 1.0F, largest}, std::array{largest, 100.0F, 0.0F},
+             std::array{-largest, 2.0F, 0.0F}, std::array{largest / 256, 128.0F, largest / 256}})
+    {
+        packed_layer<T> layer{{.heads = 1,
+            .tokens                       = static_cast<index_t>(tokens),
+            .window                       = 0,
+            .dims                         = {16, 16},
+            .rungs                        = {full_int8}}};
+        for (index_t t = 0; t < layer.sizes.tokens; ++t) { layer.keys.set(narrow<T>(x), 0, t, 5); }
+        auto const cache = layer.packed();
+        CHECK(support::key_mean<T>(cache.view(), 0, 5) == doctest::Approx(double{mean}).epsilon(1e-2));
+        CHECK(std::isfinite(support::key_mean<T>(cache.view(), 0, 4)));
+    }
 }

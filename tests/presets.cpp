@@ -1,10 +1,14 @@
 #include <mdkv/presets.hpp>
 
+#include <mdkv/advance.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/recompress.hpp>
+#include <mdkv/replay.hpp>
+#include <mdkv/score.hpp>
 
 #include <doctest/doctest.h>
 
@@ -44,6 +48,31 @@ TEST_CASE("a preset's options reach compress")
     CHECK(options.scoring.quantisation == quantisation_loss::value_only);
     CHECK(
         presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
+}
+
+TEST_CASE("a preset's scale reaches every call that is not given a cache, and is 1/sqrt(D) unless it is set")
+{
+    preset own = presets::best;
+    own.scale  = 0.3F;
+    CHECK(own.options<cpu::backend>(budget::kv_size(64)).scoring.scale == 0.3F);
+    CHECK(own.replay(rotary_encoding<cpu::backend>{}).scale == 0.3F);
+    CHECK(own.stand_in().scale == 0.3F);
+    CHECK(presets::best.options<cpu::backend>(budget::kv_size(64)).scoring.scale == 0.0F);
+    CHECK(presets::best.replay(rotary_encoding<cpu::backend>{}).scale == 0.0F);
+    CHECK(presets::best.stand_in().scale == 0.0F);
+}
+
+TEST_CASE("codes are scored by their values wherever nothing else is said, and the paper's rungs by its bound")
+{
+    CHECK(score_options<cpu::backend>{}.quantisation == quantisation_loss::value_only);
+    CHECK(compress_options<cpu::backend>{}.scoring.quantisation == quantisation_loss::value_only);
+    CHECK(recompress_options<cpu::backend>{}.quantisation == quantisation_loss::value_only);
+    CHECK(replay_options<cpu::backend>{}.quantisation == quantisation_loss::value_only);
+    CHECK(preset{"", bit_ratios}.quantisation == quantisation_loss::value_only);
+    for (preset const& p : {presets::paper, presets::paper_literal, presets::evict})
+    {
+        CHECK(p.quantisation == quantisation_loss::bound);
+    }
 }
 
 TEST_CASE("a preset's weights reach balance: those of odd tokens less where tokens are few")

@@ -434,7 +434,7 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     for (index_t const bytes : {6000, 100000}) // the second holds everything, and nothing would be scored
     {
         CHECK(text(good, {.limit = budget::bytes(bytes), .even_queries = -2}, nullptr)
-              == "recompress: options.even_queries is -2; it must be finite and not negative");
+              == "recompress: even_queries is -2; it must be finite and not negative");
     }
     options weighted       = small;
     weighted.query_weights = weights.in();

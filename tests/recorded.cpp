@@ -312,13 +312,14 @@ void record_score()
                 });
                 record(text("score.", element_name<T>(), ".", s.name(), ".", set.name, ".", name), hashed(loss));
             };
-            scored("bound", {});
+            constexpr auto bound = quantisation_loss::bound;
+            scored("bound", {.quantisation = bound});
             scored("value_only", {.quantisation = quantisation_loss::value_only});
-            scored("bound_weights", {.query_weights = weights.in()});
+            scored("bound_weights", {.query_weights = weights.in(), .quantisation = bound});
             scored(
                 "value_only_weights", {.query_weights = weights.in(), .quantisation = quantisation_loss::value_only});
-            scored("place_scale", {.scale = 0.25F, .first_query = s.tokens / 2});
-            scored("lse_given", {.first_query = s.tokens / 2, .lse = lse.in()});
+            scored("place_scale", {.scale = 0.25F, .first_query = s.tokens / 2, .quantisation = bound});
+            scored("lse_given", {.first_query = s.tokens / 2, .lse = lse.in(), .quantisation = bound});
         }
     }
 }
@@ -394,9 +395,9 @@ void record_cache()
             tensor<T, 2> first{{rows, s.values}}, second{{rows, s.values}}, merged{{rows, s.values}};
             tensor<float, 1> first_lse{{rows}}, second_lse{{rows}}, merged_lse{{rows}};
             auto const attended = [&](tensor<T, 2>& output, tensor<float, 1>& lse, float scale) {
-                run([&](host const& on) {
-                    attend(on, query.in(), cache.view(), {.scale = scale}, output.out(), lse.out());
-                });
+                auto view         = cache.view();
+                view.layout.scale = scale;
+                run([&](host const& on) { attend(on, query.in(), view, {}, output.out(), lse.out()); });
                 return text(" ", hashed(output), "/", hashed(lse));
             };
             record("pack" + name, contents(cache));

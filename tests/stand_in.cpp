@@ -17,6 +17,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -102,8 +103,8 @@ TEST_CASE_TEMPLATE(
     "stand-ins are the groups' weighted means, their keys moved along the queries", T, float, half, bfloat16)
 {
     for (auto const& [heads, group, queries, tokens, dim, value_dim, groups] :
-        std::vector<std::array<index_t, 7>>{{1, 1, 1, 1, 1, 1, 1}, {2, 2, 5, 40, 7, 9, 3}, {1, 3, 64, 700, 64, 64, 4},
-            {2, 1, 8, 300, 80, 40, 8}, {1, 2, 200, 20, 16, 16, 2}, {3, 1, 4, 0, 8, 8, 2}, {1, 1, 2, 30, 8, 8, 40}})
+        std::vector<std::array<index_t, 7>>{{1, 1, 1, 4, 1, 1, 1}, {2, 2, 5, 40, 7, 9, 3}, {1, 3, 64, 700, 64, 64, 4},
+            {2, 1, 8, 300, 80, 40, 8}, {1, 2, 200, 20, 16, 16, 2}, {1, 1, 2, 70, 8, 8, 40}})
     {
         CAPTURE(tokens);
         CAPTURE(dim);
@@ -164,18 +165,115 @@ TEST_CASE("with stand-ins a row's attention is nearer to that over all tokens")
     CHECK(with < 0.4 * without);
 }
 
-TEST_CASE("where nothing is dropped, stand-ins draw next to no attention")
+TEST_CASE("a head has no more stand-ins than the fewest dropped tokens of any, and none where one drops nothing")
 {
-    stand_in_case<float> given{{.heads = 1, .group = 1, .queries = 16, .tokens = 100, .window = 16}};
-    given.rungs.assign(std::vector<std::uint8_t>(100, 2));
-    auto const made = stand_ins(given, 2);
-    CHECK(made.values.elements() == std::vector<float>(2 * 32, 0.0F));
-    found const none{tensor<float, 3>{{1, 0, 32}}, tensor<float, 3>{{1, 0, 32}}};
+    support::source random{"fewest dropped"};
+    for (int i = 0; i < 40; ++i)
+    {
+        stand_in_case<float> given{{.heads = 3, .group = 2, .queries = 8, .tokens = 60, .window = 8, .dim = 16}};
+        index_t fewest = 60;
+        std::vector<std::uint8_t> rungs(180, 1);
+        for (std::size_t h = 0; h < 3; ++h)
+        {
+            index_t const dropped = random.below(i % 4 == 0 ? 2 : 20);
+            for (index_t t = 0; t < dropped; ++t) { rungs[h * 60 + static_cast<std::size_t>(3 * t)] = 0; }
+            fewest = std::min(fewest, dropped);
+        }
+        given.rungs.assign(rungs);
+        index_t counted = -1;
+        support::run([&](host const& on) { counted = fewest_dropped(on, given.rungs.in()); });
+        CHECK(counted == fewest);
+        CHECK_NOTHROW(stand_ins(given, fewest));
+        std::string const text = error_text<invalid_argument>([&] { stand_ins(given, fewest + 1); });
+        CHECK(text
+              == "stand_in: stand_in_keys [H, M, D] has M = " + std::to_string(fewest + 1) + "; a head has dropped "
+                     + std::to_string(fewest) + " tokens, and M must not be above that of any (fewest_dropped)");
+    }
+    workspace counting;
+    tensor<std::uint8_t, 2> const rungs{{2, 7}};
+    CHECK(fewest_dropped(host{&counting}, rungs.in()) == 7); // room for all there may be
+}
+
+TEST_CASE(
+    "a group has its own seed even if all keys are alike, and its mean if no row looks at it: no stand-in is a zero")
+{
+    stand_in_case<float> given{{.heads = 1, .group = 1, .queries = 16, .tokens = 40, .window = 16, .dim = 8}};
+    given.rungs.assign(std::vector<std::uint8_t>(40, 0));
+    for (index_t i = 0; i < 40; ++i)
+    {
+        for (index_t d = 0; d < 8; ++d)
+        {
+            given.prompt.keys.set(d == 0 ? 30.0F : 0.25F, 0, i, d);
+            given.prompt.values.set(static_cast<float>(i), 0, i, d);
+        }
+    }
     for (index_t row = 0; row < 16; ++row)
     {
-        auto const whole = attended(given, row, none);
-        auto const stood = attended(given, row, made);
-        for (std::size_t d = 0; d < whole.size(); ++d) { CHECK(stood[d] == doctest::Approx(whole[d]).epsilon(1e-2)); }
+        for (index_t d = 0; d < 8; ++d) { given.prompt.queries.set(d == 0 ? -100.0F : 0.0F, 0, row, d); }
+        given.lse.set(0.0F, 0, row); // so that no token gets any attention
+    }
+    auto const made = stand_ins(given, 5);
+    for (index_t j = 0; j < 5; ++j)
+    {
+        for (index_t d = 1; d < 8; ++d) { CHECK(made.keys.get(0, j, d) == 0.25F); }
+        CHECK(made.keys.get(0, j, 0) > 0.1F); // where rows do not look
+        if (j > 0) { CHECK(made.values.get(0, j, 0) == static_cast<float>(8 * j + 4)); } // its seed's alone
+    }
+}
+
+TEST_CASE("queries without a common direction pay stand-ins about the attention that they pay the dropped tokens")
+{
+    support::source random{"no common direction"};
+    for (index_t const dropped : {2, 5, 40})
+    {
+        stand_in_case<float> given{
+            {.heads = 1, .group = 1, .queries = 16, .tokens = 100, .window = 16, .dim = 64, .logits = 2.0}};
+        for (index_t row = 0; row < 16; ++row)
+        {
+            for (index_t d = 0; d < 64; ++d)
+            {
+                given.prompt.queries.set(static_cast<float>(2 * random.normal()), 0, row, d);
+            }
+        }
+        std::vector<std::uint8_t> rungs(100, 1);
+        for (index_t t = 0; t < dropped; ++t) { rungs[static_cast<std::size_t>(2 * t)] = 0; }
+        given.rungs.assign(rungs);
+        for (index_t row = 0; row < 16; ++row)
+        {
+            double sum = 0;
+            for (index_t i = 0; i <= given.prompt.first_query() + row; ++i)
+            {
+                double logit = 0;
+                for (index_t d = 0; d < 64; ++d)
+                {
+                    double const k =
+                        double{i < 100 ? given.prompt.keys.get(0, i, d) : given.prompt.window_keys.get(0, i - 100, d)};
+                    logit += given.prompt.scale() * double{given.prompt.queries.get(0, row, d)} * k;
+                }
+                sum += std::exp(logit);
+            }
+            given.lse.set(static_cast<float>(std::log(sum)), 0, row);
+        }
+        auto const made = stand_ins(given, 2);
+        double drawn = 0, paid = 0;
+        for (index_t row = 0; row < 16; ++row)
+        {
+            auto const share = [&](auto const& keys, index_t i) {
+                double logit = 0;
+                for (index_t d = 0; d < 64; ++d)
+                {
+                    logit +=
+                        given.prompt.scale() * double{given.prompt.queries.get(0, row, d)} * double{keys.get(0, i, d)};
+                }
+                return std::exp(logit - double{given.lse.get(0, row)});
+            };
+            for (index_t j = 0; j < 2; ++j) { drawn += share(made.keys, j) / 16; }
+            for (index_t t = 0; t < dropped; ++t) { paid += share(given.prompt.keys, 2 * t) / 16; }
+        }
+        CAPTURE(dropped);
+        CAPTURE(drawn);
+        CAPTURE(paid);
+        CHECK(drawn < 3 * paid + 0.02);
     }
 }
 
@@ -226,7 +324,7 @@ TEST_CASE("stand_in refuses wrong shapes and numbers by name, and needs the work
     CHECK(refusal({}, 54, given.rungs, given.lse, many) == "stand_in: stand_in_keys [H, M, D] has M = 129, above 128");
     CHECK(refusal({}, 49, given.rungs, given.lse, keys) == "stand_in: tokens is 49, below N = 50");
     CHECK(refusal({.scale = -1.0F}, 54, given.rungs, given.lse, keys)
-          == "stand_in: scale is -1; it must not be negative");
+          == "stand_in: scale is -1; it must be finite and not negative");
     CHECK(refusal({.first_query = -1}, 54, given.rungs, given.lse, keys)
           == "stand_in: first_query is -1; it must not be negative");
     CHECK(refusal({}, 54, given.rungs, given.lse, values) == "stand_in: stand_in_values overlaps stand_in_keys");

@@ -272,7 +272,7 @@ private:
         auto const timer  = with.counts.fold.start();
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{
-            .limit = now.limit(), .pooling = p.pooling, .scale = node.scale(), .quantisation = p.quantisation};
+            .limit = now.limit(), .pooling = p.pooling, .quantisation = p.quantisation};
         options.allocation.charge = p.charge;
         options.even_queries      = p.even * static_cast<float>(by.count());
         *cache_.view().appended   = folded; // those after them are in the engine's cells, too
@@ -321,8 +321,8 @@ private:
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
             with.lend_again(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
-                mdkv::attend(on, node.queries(on, i, n), std::as_const(cache_).view(), {.scale = node.scale()},
-                    node.output(on, i, n), mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
+                mdkv::attend(on, node.queries(on, i, n), std::as_const(cache_).view(), {}, node.output(on, i, n),
+                    mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
                 add_sinks(node.sinks(), with.log_sum.data(), node.output(on, i, n));
             });
             i += n;

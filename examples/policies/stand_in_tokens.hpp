@@ -20,6 +20,7 @@
 namespace runner
 {
 
+/// As many of each head as were wanted, or as all heads can have (mdkv::fewest_dropped).
 struct stand_in_tokens
 {
     std::int64_t count = 0;    // of each head
@@ -30,9 +31,13 @@ struct stand_in_tokens
     template <mdkv::element T>
     stand_in_tokens(mdkv::cpu::executor_ref executor, scratch_memory& scratch, prompt_layer<T> const& layer,
         std::span<std::uint8_t const> rungs, std::int64_t wanted)
-        : count{wanted}
-        , keys(static_cast<std::size_t>(layer.heads * wanted * layer.key_dim))
-        , values(static_cast<std::size_t>(layer.heads * wanted * layer.value_dim))
+        : count{scratch.run(executor,
+            [&](mdkv::cpu::backend on) {
+                return std::min(
+                    wanted, mdkv::fewest_dropped(on, mdkv::in(on, rungs.data(), layer.heads, layer.past())));
+            })}
+        , keys(static_cast<std::size_t>(layer.heads * count * layer.key_dim))
+        , values(static_cast<std::size_t>(layer.heads * count * layer.value_dim))
     {
         if (count == 0) { return; }
         scratch.run(executor, [&](mdkv::cpu::backend on) {

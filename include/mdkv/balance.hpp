@@ -10,7 +10,6 @@
 #include <mdkv/detail/sum_pieces.hpp>
 
 #include <cmath>
-#include <limits>
 #include <optional>
 
 namespace mdkv::inline MDKV_MACHINE
@@ -58,8 +57,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
 {
     expects(options.depth >= -40 && options.depth <= 40, "balance: depth is ", options.depth,
         "; it must be between -40 and 40");
-    expects(options.odd >= 0 && options.odd <= (std::numeric_limits<float>::max)(), "balance: odd is ", options.odd,
-        "; it must be finite and not negative");
+    detail::expects_not_negative("balance", "odd", options.odd);
     expects(options.odd == 0 || options.leverages, "balance: odd is ", options.odd, " without leverages");
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();

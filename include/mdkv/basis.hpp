@@ -59,6 +59,7 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
         requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
+    expects(heads == 0 || dim >= 1, "eigenbasis: gram [H, D, D] has D = 0");
     detail::check{on, "eigenbasis"}
         .in("gram", gram, {heads, dim, dim}, "H,D,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")

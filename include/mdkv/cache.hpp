@@ -5,6 +5,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/check.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -43,8 +44,8 @@ namespace mdkv::inline MDKV_MACHINE
 //                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
 //                 vector's own coordinates, of a key less those of the mean key, is rotated first (detail/hadamard.hpp):
-//                 multiplied with the Hadamard matrix of its size over the root of that size; a group of another size is not
-//                 rotated.
+//                 multiplied with the Hadamard matrix of its size over the root of that size, block by block where the size is
+//                 no power of two.
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
@@ -63,18 +64,28 @@ struct cache_layout
     mdkv::array<storage, max_rungs> kinds{};             // by rung
     mdkv::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
 
+    /// The model's factor of q.k, of all logits by which tokens are scored and attended; 0 means 1/sqrt(D), D the original
+    /// dimension. Told to compress, it is that of the cache it makes; attend and recompress read it here.
+    float scale = 0.0F;
+
     cache_layout() = default;
 
-    /// \throws invalid_argument   a rung is no whole number of coordinates, or a size is negative
-    MDKV_OUTLINE constexpr cache_layout(ratio_set const& ratios, index_t heads_, index_t window_, head_dims dims_)
+    /// \throws invalid_argument   a rung is no whole number of coordinates, a size is negative, a dimension of some heads is 0,
+    ///                            or the scale is negative or not finite
+    MDKV_OUTLINE constexpr cache_layout(
+        ratio_set const& ratios, index_t heads_, index_t window_, head_dims dims_, float scale_ = 0.0F)
         : heads{heads_}
         , window{window_}
         , dims{dims_}
         , rungs{ratios.size()}
         , full_rung{ratios.full_rung()}
+        , scale{scale_}
     {
         expects(heads >= 0 && window >= 0, "cache_layout: heads (", heads, ") and window (", window,
             ") must not be negative");
+        expects(dims.keys >= (heads > 0 ? 1 : 0) && dims.values >= (heads > 0 ? 1 : 0),
+            "cache_layout: head dimensions are ", dims.keys, " and ", dims.values, "; they must be at least 1");
+        detail::expects_not_negative("cache_layout", "scale", scale);
         ratios.expects_fit("key", dims.keys);
         ratios.expects_fit("value", dims.values);
         for (std::size_t r = 0; r < rungs; ++r)

@@ -62,7 +62,7 @@ struct compress_options
 
     pool_options pooling{};
     allocate_options allocation{};
-    score_options<B> scoring{};
+    score_options<B> scoring{}; ///< its scale is that of the cache that is made: cache_layout::scale
 
     /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
     /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens. `pooling` applies to them, too.
@@ -155,6 +155,7 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
     c.rows("window_values", layer.window_values, {{heads, shape.window, shape.dims.values}}, "H,W,Dv");
     c.in("options.quotas", options.quotas, {{heads}}, "H");
     c.in("options.losses", options.losses, {{heads, static_cast<index_t>(ratios.size()), shape.tokens}}, "H,R,N");
+    detail::expects_not_negative("compress", "options.scoring.scale", options.scoring.scale);
     if (options.rungs) { c.out("options.rungs", *options.rungs, {{heads, shape.tokens}}, "H,N"); }
     rung_costs const costs{ratios, shape.dims, shape.element_bytes};
     expects(B::memory_space == space::host || options.on_non_finite == non_finite::unchecked,

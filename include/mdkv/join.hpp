@@ -9,8 +9,6 @@
 #include <mdkv/detail/sum_pieces.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <limits>
-
 namespace mdkv::inline MDKV_MACHINE
 {
 
@@ -35,19 +33,19 @@ struct add_losses
     {
         index_t const h = item / joined.extent(1);
         index_t const r = item % joined.extent(1);
-        float const a   = unit(of_first.total(t, 0));
-        float const b   = unit(of_second.total(t, 0)) * weight;
+        double const a  = unit(of_first.total(t, 0)); // beyond float's range where losses are below its normal numbers
+        double const b  = unit(of_second.total(t, 0)) * double{weight};
         for (index_t i = t.rank(); i < joined.extent(2); i += t.size())
         {
-            joined(h, r, i) = first(h, r, i) * a + second(h, r, i) * b;
+            joined(h, r, i) = static_cast<float>(double{first(h, r, i)} * a + double{second(h, r, i)} * b);
         }
     }
 
 private:
     /// One over the mean; 0 where no token would lose anything.
-    [[nodiscard]] MDKV_HD float unit(double total) const
+    [[nodiscard]] MDKV_HD double unit(double total) const
     {
-        return total == 0 ? 0.0F : static_cast<float>(static_cast<double>(joined.extent(0) * joined.extent(2)) / total);
+        return total == 0 ? 0.0 : static_cast<double>(joined.extent(0) * joined.extent(2)) / total;
     }
 };
 
@@ -66,16 +64,15 @@ private:
 ///                      nothing; a NaN at rung 0 makes all losses NaN
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees, the weight is negative, the output overlaps anything but `first`
+/// \order  bitwise reproducible for equal inputs, for any number of threads; in double
+/// \throws invalid_argument        a shape disagrees, the weight is negative or not finite, the output overlaps anything but `first`
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/join.cpp; docs/quality.md compares other ways to join
 template <backend B>
 void join(
     B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
 {
-    expects(weight >= 0 && weight <= (std::numeric_limits<float>::max)(), "join: weight is ", weight,
-        "; it must be finite and not negative");
+    detail::expects_not_negative("join", "weight", weight);
     array<index_t, 3> const shape = first.extents();
     detail::check arguments{on, "join"};
     // In place an input is its output, which is checked.

@@ -10,6 +10,7 @@
 #include <mdkv/pool.hpp>
 #include <mdkv/replay.hpp>
 #include <mdkv/score.hpp>
+#include <mdkv/stand_in.hpp>
 
 namespace mdkv::inline MDKV_MACHINE
 {
@@ -42,7 +43,7 @@ struct preset
     ratio_set ratios;
     pool_options pooling{};
     projection_charge charge       = projection_charge::by_use;
-    quantisation_loss quantisation = quantisation_loss::bound;
+    quantisation_loss quantisation = quantisation_loss::value_only;
     index_t window                 = 32;   ///< last tokens of the prompt, stored uncompressed
     index_t queries                = 32;   ///< last queries to score with
     index_t question               = 32;   ///< the last of them, of weight 1
@@ -60,6 +61,10 @@ struct preset
     float depth       = 0.0F;                ///< balance_options::depth
     float odd         = 0.0F;                ///< balance_options::odd of 2,048 tokens or more: odd_power
     index_t stand_ins = 0; ///< of each head, where a layer's limit has room for them: stand_in, stand_ins_within
+
+    /// The model's factor of q.k, in all options that the functions below give; 0 means 1/sqrt(D). A model that has one of its
+    /// own: `preset p = presets::best; p.scale = ...`.
+    float scale = 0.0F;
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -83,14 +88,21 @@ struct preset
         return {.limit  = limit,
             .pooling    = pooling,
             .allocation = {.charge = charge},
-            .scoring    = {.quantisation = quantisation}};
+            .scoring    = {.scale = scale, .quantisation = quantisation}};
     }
     /// The options of replay for a model's position encoding.
     template <backend B>
     [[nodiscard]] replay_options<B> replay(rotary_encoding<B> const& encoding) const
     {
-        return {.ahead = ahead, .own = own, .encoding = encoding, .quantisation = quantisation, .over = over};
+        return {.ahead    = ahead,
+            .own          = own,
+            .encoding     = encoding,
+            .scale        = scale,
+            .quantisation = quantisation,
+            .over         = over};
     }
+    /// The options of stand_in.
+    [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }
     /// The options of balance for the leverages of a prompt, [N], which are read only where `odd` is above 0.
     template <backend B>
     [[nodiscard]] balance_options<B> balance(in_view<float, 1, B> leverages) const
@@ -109,13 +121,16 @@ namespace presets
 {
 
 /// MixedDimKV, its losses pooled over 7 neighbours and projections charged to the heads that use them.
-inline constexpr preset paper{"paper", paper_ratios, {7, pooling::max}};
+inline constexpr preset paper{
+    "paper", paper_ratios, {7, pooling::max}, projection_charge::by_use, quantisation_loss::bound};
 
 /// MixedDimKV by its printed algorithm.
-inline constexpr preset paper_literal{"paper_literal", paper_ratios, {1, pooling::max}, projection_charge::always};
+inline constexpr preset paper_literal{
+    "paper_literal", paper_ratios, {1, pooling::max}, projection_charge::always, quantisation_loss::bound};
 
 /// Token eviction by MixedDimKV's scores.
-inline constexpr preset evict{"evict", evict_ratios, {1, pooling::max}};
+inline constexpr preset evict{
+    "evict", evict_ratios, {1, pooling::max}, projection_charge::by_use, quantisation_loss::bound};
 
 /// The best that one call of compress can do (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
 /// more queries than the question's.

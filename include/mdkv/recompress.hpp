@@ -10,6 +10,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/score.hpp>
@@ -17,7 +18,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 
 namespace mdkv::inline MDKV_MACHINE
@@ -33,7 +33,7 @@ struct recompress_options
     pool_options pooling{};
     allocate_options allocation{};
 
-    float scale = 0.0F; ///< factor of q.k; 0 means 1/sqrt(D)
+    float scale = 0.0F; ///< factor of q.k, which is the cache's: 0, or cache_layout::scale once more
 
     /// [H*G, Q]  as score_options::lse_elsewhere: the part of each query's softmax that lies on none of the cache's tokens, as
     /// sink logits or keys kept elsewhere
@@ -41,7 +41,7 @@ struct recompress_options
 
     /// [Q]  as score_options::query_weights
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
-    quantisation_loss quantisation                    = quantisation_loss::bound;
+    quantisation_loss quantisation                    = quantisation_loss::value_only;
     float even_queries                                = 0.0F; ///< as score_options::even_queries
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
@@ -117,7 +117,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///         or be waited for by it; afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
-///                                 cannot drop
+///                                 cannot drop; the scale is another than the cache's
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot), or
 ///                                 a loss is, as where `lse_elsewhere` holds a NaN or a value above 1e30; gpu: as it is where
@@ -150,9 +150,8 @@ recompress_report recompress(
         *directory.appended);
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
     ratios.expects_ascending(layout.dims, sizeof(T));
-    expects(options.scale >= 0.0F, "recompress: options.scale is ", options.scale, "; it must not be negative");
-    expects(options.even_queries >= 0.0F && options.even_queries <= (std::numeric_limits<float>::max)(),
-        "recompress: options.even_queries is ", options.even_queries, "; it must be finite and not negative");
+    detail::expects_scale("recompress", options.scale, layout.scale, layout.dims.keys);
+    detail::expects_not_negative("recompress", "even_queries", options.even_queries);
 
     detail::check c{on, "recompress"};
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");
@@ -166,7 +165,7 @@ recompress_report recompress(
         expects(room >= most, "recompress: options.sources [H, S] has S = ", room, "; a head has ", most, " tokens");
         c.out("options.sources", *options.sources, {{heads, room}}, "H,S");
     }
-    cache_layout const next{ratios, heads, layout.window, layout.dims};
+    cache_layout const next{ratios, heads, layout.window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
     for (index_t h = 0; h < heads; ++h)
     {

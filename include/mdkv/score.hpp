@@ -9,13 +9,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// The loss of quantised rungs that keep all coordinates.
+/// The loss of quantised rungs that keep all coordinates. Others, as those of the paper, have the bound whatever this says.
 enum class quantisation_loss : std::uint8_t
 {
     bound, ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|; k' of codes of whole keys, while
@@ -56,7 +55,7 @@ struct score_options
     /// Unset: 1. With more queries than the window's, lets the question weigh more than the text before it.
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
 
-    quantisation_loss quantisation = quantisation_loss::bound;
+    quantisation_loss quantisation = quantisation_loss::value_only;
 
     row_norm over = row_norm::sum;
 
@@ -117,10 +116,10 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     expects(heads == 0 || query_heads >= heads, "score: queries [H*G, Q, D] has ", query_heads, " query heads for ",
         heads, " KV heads");
     expects(heads == 0 || per_head >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
-    expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: a head dimension is 0");
-    expects(options.scale >= 0.0F, "score: scale is ", options.scale, "; it must not be negative");
-    expects(options.even_queries >= 0.0F && options.even_queries <= (std::numeric_limits<float>::max)(),
-        "score: even_queries is ", options.even_queries, "; it must be finite and not negative");
+    expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: head dimensions are ", dim, " and ", value_dim,
+        "; they must be at least 1");
+    detail::expects_not_negative("score", "scale", options.scale);
+    detail::expects_not_negative("score", "even_queries", options.even_queries);
     expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");
     expects(options.first_query || per_head <= tokens + window, "score: ", per_head, " queries are more than the ",

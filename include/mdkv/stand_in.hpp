@@ -7,12 +7,14 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/dropped_groups.hpp>
+#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/stand_in.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace mdkv::inline MDKV_MACHINE
 {
@@ -25,14 +27,51 @@ struct stand_in_options
     std::optional<index_t> first_query = std::nullopt;
 };
 
+/// The fewest dropped tokens, those of rung 0, of any head: so many stand-ins each head may have. A dry run returns N.
+///
+/// \param on         backend
+/// \param[in] rungs  [H, N]  0 where a token is dropped, if the ratio set can drop
+/// \return     0 without heads
+/// \cost   reads rungs once, on the host; no scratch. On a GPU the rungs are copied to host memory that this call allocates
+/// \sync   returns when done, on a GPU too: it waits for the device
+/// \order  deterministic
+/// \throws invalid_argument   the memory of rungs is null or not aligned
+/// \see    tests/stand_in.cpp
+template <backend B>
+[[nodiscard]] index_t fewest_dropped(B const& on, in_view<std::uint8_t, 2, B> rungs)
+{
+    detail::check{on, "fewest_dropped"}.in("rungs", rungs, rungs.extents(), "H,N");
+    index_t const heads  = rungs.extent(0);
+    index_t const tokens = rungs.extent(1);
+    if (detail::dry_run(on) || rungs.empty()) { return heads == 0 ? 0 : tokens; }
+    std::uint8_t const* all = rungs.data_handle();
+    std::vector<std::uint8_t> copy;
+    if constexpr (B::memory_space != space::host)
+    {
+        copy.resize(static_cast<std::size_t>(rungs.required_span_size()));
+        fetch(on, all, copy.data(), rungs.required_span_size());
+        all = copy.data();
+    }
+    index_t fewest = tokens;
+    for (index_t h = 0; h < heads; ++h)
+    {
+        index_t dropped = 0;
+        for (index_t i = 0; i < tokens; ++i) { dropped += all[rungs.offset(h, i)] == 0 ? 1 : 0; }
+        fewest = dropped < fewest ? dropped : fewest;
+    }
+    return fewest;
+}
+
 /// Tokens that stand for those of rung 0, which `attend` would otherwise treat as if they had never been: M of each head,
-/// to be appended to its cache, whose limit has room for them. Dropped tokens form M groups, each around one of M of them,
+/// to be appended to its cache, whose limit has room for them. Each head has dropped M tokens or more (`fewest_dropped`): a
+/// token that stands for none would draw attention from what was kept. They form M groups, each around one of M of them,
 /// evenly spaced: a token belongs to the nearest by its key. Of a group, with a_ti the attention that row t pays to token i
 /// and s_t the sum of a_ti over the group:
-///   value  mean of the tokens' values, weighted by sum over t of a_ti
+///   value  mean of the tokens' values, weighted by sum over t of a_ti, or evenly where that is 0 for all of them
 ///   key    the same mean of their keys, plus b g, where g = sum over t of s_t x_t q_t, x_t the logit that would give row t
 ///          the attention s_t, less that of the mean key, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
-/// A group of no tokens gets a token that draws next to no attention.
+/// Appended, they are tokens of the tail like any other: docs/pipeline.md says what the calls that count or fold the tail make
+/// of them.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;
@@ -43,14 +82,15 @@ struct stand_in_options
 /// \param[in]  lse      [H*G, Q]     as in score_options: over all keys that each query sees, those elsewhere, too
 /// \param[in]  tokens   of the prompt: N and those after them that are kept as they are, N + W
 /// \param[in]  options  scale, place of the queries
-/// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128
+/// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128, and to fewest_dropped(on, rungs)
 /// \param[out] stand_in_values  [H, M, Dv]
 /// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1
 /// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256) + H*(N + M*D))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a group's sums of 256 tokens in
 ///         float, all others in double
-/// \throws invalid_argument        a shape disagrees, an output overlaps
+/// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has dropped
+///                                 fewer than M tokens (gpu: only the device knows, and that head's stand-ins are NaN)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/stand_in.cpp, docs/pipeline.md, docs/quality.md
 template <backend B, element T, element U>
@@ -66,11 +106,12 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     index_t const groups      = stand_in_keys.extent(1);
     expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "stand_in: queries [H*G, Q, D] has ",
         query_heads, " query heads, which ", heads, " KV heads do not divide");
-    expects(heads == 0 || dim >= 1, "stand_in: keys [H, N, D] has D = 0");
+    expects(heads == 0 || (dim >= 1 && values.extent(2) >= 1), "stand_in: head dimensions are ", dim, " and ",
+        values.extent(2), "; they must be at least 1");
     expects(heads == 0 || per_head >= 1, "stand_in: queries [H*G, Q, D] has Q = 0");
     expects(groups <= detail::most_stand_ins, "stand_in: stand_in_keys [H, M, D] has M = ", groups, ", above ",
         detail::most_stand_ins);
-    expects(options.scale >= 0.0F, "stand_in: scale is ", options.scale, "; it must not be negative");
+    detail::expects_not_negative("stand_in", "scale", options.scale);
     expects(tokens >= past, "stand_in: tokens is ", tokens, ", below N = ", past);
     expects(!options.first_query || *options.first_query >= 0, "stand_in: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");
@@ -84,9 +125,15 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         .in("lse", lse, {query_heads, per_head}, "H*G,Q")
         .out("stand_in_keys", stand_in_keys, {heads, groups, dim}, "H,M,D")
         .out("stand_in_values", stand_in_values, {heads, groups, values.extent(2)}, "H,M,Dv");
+    if constexpr (B::memory_space == space::host)
+    {
+        index_t const fewest = fewest_dropped(on, rungs);
+        expects(groups <= fewest || heads == 0, "stand_in: stand_in_keys [H, M, D] has M = ", groups,
+            "; a head has dropped ", fewest, " tokens, and M must not be above that of any (fewest_dropped)");
+    }
     if (heads == 0 || groups == 0) { return; }
     index_t const rows = query_heads / heads * per_head;
-    float const scale  = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(dim));
+    float const scale  = detail::scale_or_default(options.scale, dim);
     auto const body    = [&](B const& with) __attribute__((noinline)) // called twice
     {
         using work = detail::attend_dropped<B, T>;
@@ -101,10 +148,10 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         static_cast<void>(frame.ready());
         run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
         run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);
-        run(with, work{keys, rungs, as_input(seeds), as_input(scaled), options.first_query.value_or(tokens - per_head),
-                      per_head, group, weights, shares});
-        run(with, detail::place_stand_in<B, T>{keys, values, as_input(group), as_input(weights), as_input(shares),
-                      as_input(scaled), lacking, stand_in_keys, stand_in_values});
+        run(with, work{keys, rungs, as_input(places), as_input(seeds), as_input(scaled),
+                      options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
+        run(with, detail::place_stand_in<B, T>{keys, values, as_input(places), as_input(group), as_input(weights),
+                      as_input(shares), as_input(scaled), lacking, stand_in_keys, stand_in_values});
     };
     detail::staged(on, "stand_in", body);
 }

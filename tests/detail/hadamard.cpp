@@ -49,7 +49,7 @@ TEST_CASE("the rotation is the product with Hadamard's matrix over the root of i
     for (index_t n = 1; n <= 64; n *= 2)
     {
         CAPTURE(n);
-        CHECK(detail::has_hadamard(n));
+        CHECK(detail::hadamard_block(n) == n);
         CHECK(detail::hadamard_factor(n) == static_cast<float>(1 / std::sqrt(static_cast<double>(n))));
         support::worst_error product;
         support::worst_error back;
@@ -86,18 +86,31 @@ TEST_CASE("the rotation is the product with Hadamard's matrix over the root of i
     }
 }
 
-TEST_CASE("groups of no power of two are not rotated")
+TEST_CASE("a group of any size is rotated in blocks of falling powers of two, each to the bit as it is alone")
 {
-    std::vector<float> const x = {1, 2, 3, 4, 5, 6, 7};
-    for (index_t const n : {0, 3, 5, 6, 7})
+    support::source random{"blocks"};
+    for (index_t n = 0; n <= 64; ++n)
     {
-        CHECK_FALSE(detail::has_hadamard(n));
+        CAPTURE(n);
+        std::vector<float> const x = random_row(random, n);
+        std::vector<float> want    = x;
+        index_t first              = 0;
+        for (index_t block = 64; block > 0; block /= 2) // the binary digits of n
+        {
+            if ((n & block) == 0) { continue; }
+            CHECK(detail::hadamard_block(n - first) == block);
+            detail::hadamard(want.data() + first, block);
+            first += block;
+        }
         std::vector<float> y = x;
         detail::hadamard(y.data(), n);
-        CHECK(y == x);
+        CHECK(support::same_bits(y, want));
+        detail::hadamard(y.data(), n);
+        for (std::size_t c = 0; c < x.size(); ++c) { CHECK(std::fabs(y[c] - x[c]) <= 1e-6 * norm(x)); }
     }
-    for (index_t const n : {12, 24, 31}) { CHECK_FALSE(detail::has_hadamard(n)); }
-    static_assert(!detail::has_hadamard(-4));
+    std::vector<float> y = {1, 2, 3};
+    detail::hadamard(y.data(), -4);
+    CHECK(y == std::vector<float>{1, 2, 3});
 }
 
 TEST_CASE("vectors and tiles of them are rotated group by group, to the bit as each group alone")

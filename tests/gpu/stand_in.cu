@@ -11,11 +11,13 @@
 #include "support/host.hpp"
 #include "support/stand_ins.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -41,8 +43,8 @@ worst_error error_of(std::vector<float> const& got, std::vector<float> const& wa
 TEST_CASE_TEMPLATE("stand_in on the GPU makes the CPU's tokens, to rounding", T, float, half, bfloat16)
 {
     for (auto const& [heads, group, queries, tokens, dim, groups] :
-        std::vector<std::array<index_t, 6>>{{1, 1, 1, 1, 1, 1}, {2, 2, 5, 40, 7, 3}, {1, 3, 64, 600, 64, 4},
-            {2, 1, 8, 300, 80, 8}, {1, 1, 2, 30, 8, 40}})
+        std::vector<std::array<index_t, 6>>{{1, 1, 1, 4, 1, 1}, {2, 2, 5, 40, 7, 3}, {1, 3, 64, 600, 64, 4},
+            {2, 1, 8, 300, 80, 8}, {1, 1, 2, 70, 8, 40}})
     {
         CAPTURE(tokens);
         CAPTURE(dim);
@@ -77,6 +79,34 @@ TEST_CASE_TEMPLATE("stand_in on the GPU makes the CPU's tokens, to rounding", T,
         CHECK_MESSAGE(worst.within(0x1p-13), worst);
         CHECK_MESSAGE(rest.within(0x1p-16), rest);
     }
+}
+
+TEST_CASE("on the GPU the stand-ins of a head that has dropped too few tokens are NaN, and those of others stay")
+{
+    support::stand_in_case<float> given{{.heads = 2, .group = 1, .queries = 4, .tokens = 50, .window = 4, .dim = 8}};
+    std::vector<std::uint8_t> rungs(100, 0);
+    std::fill(rungs.begin() + 2, rungs.begin() + 50, std::uint8_t{1}); // head 0 drops two tokens, head 1 all
+    given.rungs.assign(rungs);
+    index_t const values = given.prompt.sizes.value_dim;
+    tensor<float, 3> room_for_keys{{2, 3, 8}}, room_for_values{{2, 3, values}};
+    device_tensor<float, 3> got_keys{room_for_keys}, got_values{room_for_values};
+    device_tensor<float, 3> const there_queries{given.prompt.queries}, there_keys{given.prompt.keys},
+        there_values{given.prompt.values};
+    device_tensor<std::uint8_t, 2> const there_rungs{given.rungs};
+    device_tensor<float, 2> const lse{given.lse};
+    support::run_on_device([&](gpu::backend const& on) {
+        stand_in(on, there_queries.in(), there_keys.in(), there_values.in(), there_rungs.in(), lse.in(), 54, {},
+            got_keys.out(), got_values.out());
+    });
+    auto const all_keys = got_keys.elements(), all_values = got_values.elements();
+    for (std::size_t i = 0; i < all_keys.size(); ++i) { CHECK(std::isnan(all_keys[i]) == (i < 3 * 8)); }
+    for (std::size_t i = 0; i < all_values.size(); ++i)
+    {
+        CHECK(std::isnan(all_values[i]) == (i < static_cast<std::size_t>(3 * values)));
+    }
+    workspace none{std::span<std::byte>{}};
+    index_t const counted = fewest_dropped(gpu::backend{nullptr, &none}, there_rungs.in());
+    CHECK(counted == 2);
 }
 
 } // namespace

@@ -176,7 +176,7 @@ void stages_of_prefill(layer const& x)
     step.attend_to("attend paper", mixed);
 
     scored("score bits", bit_ratios, {.quantisation = quantisation_loss::value_only});
-    scored("score bits, bound", bit_ratios, {});
+    scored("score bits, bound", bit_ratios, {.quantisation = quantisation_loss::bound});
     run_stage(
         "pool adaptive", [&](host const& with) { pool(with, as_input(loss), presets::by_window.pooling, smooth); });
     run_stage("join", [&](host const& with) { join(with, as_input(smooth), as_input(loss), 4.0F, smooth); });

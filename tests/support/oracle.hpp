@@ -163,15 +163,16 @@ inline void read_again(matrix& x, count row, count n, int bits)
     }
 }
 
-/// Groups of 64 entries of a row, the last one shorter, times the Hadamard matrix of their number and 1 / its root; a group
-/// whose number is no power of two stays. Rounded as the rule has it, so that codes are chosen for the same numbers: once
-/// for the sum, once for the product.
+/// Groups of 64 entries of a row, the last one shorter: each, in pieces that are the largest powers of two from its first entry
+/// on, times the Hadamard matrix of the piece's size and 1 / its root. Rounded as the rule has it, so that codes are chosen for
+/// the same numbers: once for the sum, once for the product.
 inline void turn(matrix& x, count row)
 {
-    for (count first = 0; first < x.cols; first += 64)
+    count n = 0;
+    for (count first = 0; first < x.cols; first += n)
     {
-        count const n = std::min(x.cols - first, count{64});
-        if ((n & (n - 1)) != 0) { continue; }
+        n = std::min(x.cols, first / 64 * 64 + 64) - first;
+        while ((n & (n - 1)) != 0) { n &= n - 1; } // its highest bit alone
         std::vector<real> turned;
         for (count i = 0; i < n; ++i)
         {

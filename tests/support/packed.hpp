@@ -36,6 +36,7 @@ struct packed_sizes
     mdkv::head_dims dims{16, 16};
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
     double common = 0; ///< added to every third coordinate of all keys
+    float scale   = 0; ///< cache_layout::scale
 };
 
 /// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given. Queries have a basis of
@@ -57,7 +58,7 @@ struct packed_layer
     explicit packed_layer(packed_sizes const& s, int every_rung = -1, placement how = {})
         : sizes{s}
         , ratios{s.rungs, mdkv::rounding::down}
-        , layout{ratios, s.heads, s.window, s.dims}
+        , layout{ratios, s.heads, s.window, s.dims, s.scale}
         , keys{{s.heads, s.tokens, s.dims.keys}, how}
         , values{{s.heads, s.tokens, s.dims.values}, how}
         , window_keys{{s.heads, s.window, s.dims.keys}, how}
@@ -241,15 +242,16 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     }
 }
 
-/// Groups of 64 numbers, the last one fewer, multiplied with the Hadamard matrix of their size over the root of that size; a
-/// group whose size is no power of two stays. The matrix is symmetric and orthonormal: twice is nothing.
+/// Groups of 64 numbers, the last one fewer: each, in blocks that are the largest powers of two from its first number on,
+/// multiplied with the Hadamard matrix of the block's size over the root of that size. The matrix is symmetric and orthonormal:
+/// twice is nothing.
 [[nodiscard]] inline std::vector<double> rotated(std::vector<double> const& x)
 {
     std::vector<double> y = x;
-    for (std::size_t first = 0; first < x.size(); first += 64)
+    std::size_t n         = 0;
+    for (std::size_t first = 0; first < x.size(); first += n)
     {
-        std::size_t const n = std::min<std::size_t>(64, x.size() - first);
-        if (!std::has_single_bit(n)) { continue; }
+        n = std::bit_floor(std::min(64 - first % 64, x.size() - first));
         for (std::size_t i = 0; i < n; ++i)
         {
             double sum = 0;

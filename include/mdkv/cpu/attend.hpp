@@ -377,7 +377,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
         auto const& [cache, n] = sequences[static_cast<std::size_t>(i)];
         job_of_one job{slice<1>(queries, first_token, n), mdkv::detail::without_const(cache),
             slice<1>(output, first_token, n), slice<1>(lse, first_token, n), {cache.layout, sizeof(T)},
-            mdkv::detail::attend_scale(options, cache.layout.dims.keys), rows / cache.layout.heads * n};
+            mdkv::detail::attend_scale(options, cache.layout), rows / cache.layout.heads * n};
         mdkv::detail::carver own;
         static_cast<void>(job.carve(own));
         own_bytes = (std::max)(own_bytes, tile::round_up(own.bytes(), workspace::alignment));

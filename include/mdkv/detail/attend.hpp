@@ -6,10 +6,10 @@
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/softmax.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 namespace mdkv::inline MDKV_MACHINE::detail
@@ -61,9 +61,9 @@ private:
 };
 
 /// Factor of q.k for logits in base 2.
-[[nodiscard]] inline float attend_scale(attend_options options, index_t dim)
+[[nodiscard]] inline float attend_scale(attend_options options, cache_layout const& layout) noexcept
 {
-    return log2_e * (options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim)));
+    return log2_e * scale_or_default(options.scale > 0.0F ? options.scale : layout.scale, layout.dims.keys);
 }
 
 /// All bytes stored of head h; `cache` as in run_of_head.

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace mdkv::inline MDKV_MACHINE::detail
@@ -23,6 +24,14 @@ template <backend B>
         return on.scratch->counting();
     }
     else { return false; }
+}
+
+/// An option that is a real number, of a stage that messages call so.
+/// \throws invalid_argument   it is negative, infinite or NaN
+MDKV_OUTLINE constexpr void expects_not_negative(char const* stage, char const* option, float x)
+{
+    expects(x >= 0.0F && x <= (std::numeric_limits<float>::max)(), stage, ": ", option, " is ", x,
+        "; it must be finite and not negative");
 }
 
 /// All arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its alignment,

@@ -112,13 +112,13 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
         expects_finite(on, "values", layer.values, options.layer);
     }
 
-    cache_layout layout{ratios, H, shape.window, shape.dims};
+    cache_layout layout{ratios, H, shape.window, shape.dims, options.scoring.scale};
     bool const no_rung       = whole && layout.full_rung == layout.rungs; ///< of the set holds the tokens as they are
     allocation* given_report = nullptr;
     cache_view<T, S> to;
     if constexpr (owner)
     {
-        if (no_rung) { layout = cache_layout{evict_ratios, H, shape.window, shape.dims}; } // stored as eviction would
+        if (no_rung) { layout = {evict_ratios, H, shape.window, shape.dims, layout.scale}; } // stored as eviction would
         index_t total = 0;
         for (index_t h = 0; h < H && options.quotas && !whole && !on.scratch->counting(); ++h)
         {
@@ -133,6 +133,8 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
         to                   = destination.cache;
         given_report         = destination.report;
         index_t const needed = whole ? report.full_bytes : report.budget_bytes;
+        expects(to.layout.scale == layout.scale, "compress: destination.cache.layout.scale is ", to.layout.scale,
+            "; options.scoring.scale is ", layout.scale);
         expects(to.layout == layout,
             "compress: destination.cache.layout is not that of the ratio set, heads, window and dimensions");
         expects(to.arena_bytes >= needed, "compress: destination.cache.arena_bytes is ", to.arena_bytes,

@@ -48,7 +48,8 @@ struct scale_queries
     }
 };
 
-/// The keys around which groups form: of n dropped tokens the numbers floor((j + 1/2) n / M). An item is a head.
+/// The keys around which groups form: of n dropped tokens the numbers floor((j + 1/2) n / M), which are M different ones where
+/// n is at least M. An item is a head.
 template <backend B, element T>
 struct choose_seeds
 {
@@ -56,8 +57,8 @@ struct choose_seeds
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    out_view<index_t, 2, B> places; // [H, M]
-    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros where none is dropped
+    out_view<index_t, 2, B> places; // [H, M]  -1 where fewer than M are dropped
+    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros where there is none
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -71,13 +72,13 @@ struct choose_seeds
         index_t dropped      = 0;
         for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
         auto const all = t.prefix(dropped);
-        if (all.total == 0)
+        if (all.total < groups)
         {
             for (index_t j = t.rank(); j < groups; j += t.size()) { places(h, j) = -1; }
         }
         index_t number = all.before;
         index_t j      = 0;
-        for (index_t i = begin; i < end; ++i)
+        for (index_t i = begin; all.total >= groups && i < end; ++i)
         {
             if (rungs(h, i) != 0) { continue; }
             while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
@@ -100,7 +101,7 @@ struct choose_seeds
     }
 };
 
-/// The group of every dropped token, that of the nearest seed, the attention that all rows would give the token, and each
+/// The group of every dropped token, its own of a seed and that of the nearest seed of another, the attention that all rows would give the token, and each
 /// row's to each group. An item is a strip of a head.
 template <backend B, element T>
 struct attend_dropped
@@ -114,7 +115,8 @@ struct attend_dropped
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    in_view<float, 3, B> seeds;
+    in_view<index_t, 2, B> places;       // of choose_seeds, as are
+    in_view<float, 3, B> seeds;          // these
     in_view<float, 3, B> queries;        // of scale_queries
     index_t first_query, each;           // tokens that row r sees: up to first_query + r % each
     out_view<std::uint8_t, 2, B> groups; // [H, N]
@@ -178,7 +180,8 @@ private:
         for (int i = member(t); i < tile; i += members(t))
         {
             mine.sums[i]  = 0;
-            mine.group[i] = i < count && rungs(h, first + i) == 0 ? nearest(h, mine.attention + i) : no_group;
+            mine.group[i] =
+                i < count && rungs(h, first + i) == 0 ? group_of(h, first + i, mine.attention + i) : no_group;
             if (i < count) { groups(h, first + i) = mine.group[i]; }
         }
         t.sync();
@@ -254,14 +257,15 @@ private:
         }
     }
 
-    /// Of one token's products with the seeds, `tile` apart: the seed of the least distance, whose half square is
-    /// |k|^2 / 2 - k.s + |s|^2 / 2.
-    [[nodiscard]] MDKV_HD std::uint8_t nearest(index_t h, float const* products) const
+    /// By the token's products with the seeds, `tile` apart: the seed of the least distance, whose half square is
+    /// |k|^2 / 2 - k.s + |s|^2 / 2. A seed is its own, so that no group is empty even if keys are alike.
+    [[nodiscard]] MDKV_HD std::uint8_t group_of(index_t h, index_t token, float const* products) const
     {
         int best    = 0;
         float least = 0;
         for (int j = 0; j < static_cast<int>(seeds.extent(1)); ++j)
         {
+            if (places(h, j) == token) { return static_cast<std::uint8_t>(j); }
             float const distance = seeds(h, j, keys.extent(2)) - products[j * tile];
             if (j == 0 || distance < least)
             {

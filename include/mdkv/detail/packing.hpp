@@ -59,8 +59,8 @@ struct lay_out_heads
 
 /// Writes the mean key of each head that has rotated tokens: the one of `before`, where the head had such tokens, or the
 /// mean of up to 128 of its kept tokens, evenly spaced over its list: it need not be exact, because whatever is subtracted
-/// from keys, attend adds to their logits. Coordinates beyond half's range count as cut to it, NaN and infinities as 0. An item
-/// is a head.
+/// from keys, attend adds to their logits. Coordinates that are NaN or infinite count as 0, and a mean whose sum leaves float's
+/// range is 0. An item is a head.
 template <element T, backend B>
 struct write_means
 {
@@ -95,11 +95,10 @@ struct write_means
             {
                 T const* const key = keys.row(h, positions(h, begin + i)) + d;
                 for (int l = 0; l < n; ++l) { line[l] = widen(load_at<T>(key + l)); }
-                floats const x   = load_lanes<floats>(line);
-                floats const cut = larger(smaller(x, floats{} + largest_half), floats{} - largest_half);
-                sum += x * 0.0F == 0.0F ? cut : floats{};
+                floats const x = load_lanes<floats>(line);
+                sum += x * 0.0F == 0.0F ? x : floats{};
             }
-            store_lanes(line, sum);
+            store_lanes(line, sum * 0.0F == 0.0F ? sum : floats{});
             for (int l = 0; l < n; ++l)
             {
                 float const mean = there ? matrix_at<T>(before.arena, before.heads[h].key_mean, d + l)

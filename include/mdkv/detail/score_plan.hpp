@@ -7,9 +7,9 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/softmax.hpp>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -114,7 +114,7 @@ struct score_plan
         , rows{round_up(query_rows, panel_)}
         , panel{panel_}
         , unit{unit_}
-        , to_log2{(options.scale > 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(dim))) * log2_e}
+        , to_log2{scale_or_default(options.scale, dim) * log2_e}
         , over{options.over}
         , first_query{options.first_query.value_or(tokens - queries)}
     {

@@ -5,6 +5,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/element.hpp>
+#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
@@ -13,7 +14,7 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The token of each group. An item is a group of a head.
+/// The token of each group; NaNs where a head has fewer dropped tokens than groups. An item is a group of a head.
 template <backend B, element T>
 struct place_stand_in
 {
@@ -21,6 +22,7 @@ struct place_stand_in
     static constexpr int threads      = 128;
 
     in_view<T, 3, B> keys, values;
+    in_view<index_t, 2, B> places; // of choose_seeds
     in_view<std::uint8_t, 2, B> groups;
     in_view<float, 2, B> weights;
     in_view<float, 4, B> shares;
@@ -53,6 +55,12 @@ struct place_stand_in
         float* const lacks  = rows.row(h, j, 1);
         carver cut          = t.scratch();
         scratch const mine{cut, dim > values.extent(2) ? dim : values.extent(2)};
+        if (places(h, j) < 0)
+        {
+            for (index_t d = t.rank(); d < dim; d += t.size()) { key[d] = not_a_number; }
+            for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { stand_in_values(h, j, d) = not_a_number; }
+            return;
+        }
         mean(t, keys, h, j, mine.sums, key);
         mean(t, values, h, j, mine.sums, stand_in_values.row(h, j));
         t.sync();
@@ -91,27 +99,27 @@ struct place_stand_in
     }
 
 private:
-    /// The mean of the group's rows by their attention; zeros where they get none. Every member has its own coordinates.
+    /// The mean of the group's rows by their attention; a plain one where they get none. Every member has its own coordinates.
     template <team Team>
     MDKV_HD void mean(Team const& t, in_view<T, 3, B> const& of, index_t h, index_t j, double* sums, float* to) const
     {
         double total = 0;
         for (index_t d = t.rank(); d < of.extent(2); d += t.size()) { sums[d] = 0; }
-        for (index_t i = 0; i < of.extent(1); ++i)
+        for (int pass = 0; pass < 2 && total == 0; ++pass)
         {
-            double const weight = groups(h, i) == j ? double{weights(h, i)} : 0.0;
-            if (weight == 0) { continue; }
-            total += weight;
-            T const* const row = of.row(h, i);
-            for (index_t d = t.rank(); d < of.extent(2); d += t.size())
+            for (index_t i = 0; i < of.extent(1); ++i)
             {
-                sums[d] += weight * double{widen(load_at<T>(row + d))};
+                double const weight = groups(h, i) != j ? 0.0 : pass > 0 ? 1.0 : double{weights(h, i)};
+                if (weight == 0) { continue; }
+                total += weight;
+                T const* const row = of.row(h, i);
+                for (index_t d = t.rank(); d < of.extent(2); d += t.size())
+                {
+                    sums[d] += weight * double{widen(load_at<T>(row + d))};
+                }
             }
         }
-        for (index_t d = t.rank(); d < of.extent(2); d += t.size())
-        {
-            to[d] = total > 0 ? static_cast<float>(sums[d] / total) : 0.0F;
-        }
+        for (index_t d = t.rank(); d < of.extent(2); d += t.size()) { to[d] = static_cast<float>(sums[d] / total); }
     }
 
     template <class V>
