@@ -1,4 +1,4 @@
-"""Compiles every ```cpp block of Markdown pages, each as its own translation unit (-fsyntax-only).
+"""Compiles every ```cpp block of Markdown pages, each as its own translation unit (-fsyntax-only), and counts tables' columns.
 
 A block that includes something stands for itself and is compiled as it is. Any other block is preceded by the prelude
 below and is tried first as declarations, then as the body of a function. Two HTML comments on the lines before a block
@@ -61,6 +61,20 @@ def compile_error(compiler, flags, source, folder):
     return None if result.returncode == 0 else result.stderr
 
 
+def uneven_rows(page):
+    """Yields (line number, columns, columns of the table's head) for each row of a table that has too few or too many."""
+    width, fenced = 0, False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if fenced or not line.startswith("|"):
+            width = 0
+            continue
+        columns = len(re.findall(r"(?<!\\)\|", line)) - 1
+        width = width or columns
+        if columns != width:
+            yield number, columns, width
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", required=True)
@@ -71,6 +85,9 @@ def main():
     compiled, left_out, failed = 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         for page in arguments.pages:
+            for line, columns, width in uneven_rows(page):
+                failed += 1
+                print(f"{page}:{line}: a row of {columns} columns in a table of {width}")
             for line, code, given, reason in blocks(page):
                 if reason:
                     left_out += 1

@@ -18,7 +18,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <new>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -117,6 +120,13 @@ TEST_CASE("a layout that fits no head dimension or has a negative size is refuse
     CHECK(error_text<invalid_argument>([] {
         cache_layout const bad{paper_ratios, -1, 0, {16, 16}};
     }) == "cache_layout: heads (-1) and window (0) must not be negative");
+}
+
+TEST_CASE("the README says how many bytes a head's entry in the directory takes")
+{
+    std::ifstream file{MDKV_TEST_DATA_DIR "/../../README.md"};
+    std::string const text{std::istreambuf_iterator<char>{file}, {}};
+    CHECK(text.find("directory (" + std::to_string(sizeof(head_entry)) + " bytes a head)") != std::string::npos);
 }
 
 TEST_CASE("a new cache is empty, aligned and of the sizes asked for")
