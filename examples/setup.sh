@@ -134,6 +134,22 @@ setup_clang() {
     done
 }
 
+# setup_newest_clang: sets mdkv_newest_clang to the newest clang++ that apt offers, installed with its libc++, or that is
+# there; empty where there is none
+# shellcheck disable=SC2034 # for the script that sources this
+setup_newest_clang() {
+    local version
+    mdkv_newest_clang=
+    for version in {26..16}; do
+        if [[ ${MDKV_SKIP_PACKAGES:-} != 1 ]] && command -v apt-cache >/dev/null && apt_offers "clang-$version"; then
+            setup_packages "clang-$version" "libc++-$version-dev" "libc++abi-$version-dev"
+        fi
+        if mdkv_newest_clang=$(command -v "clang++-$version"); then
+            return
+        fi
+    done
+}
+
 # --- Python and PyPI -------------------------------------------------------------------------------------------------
 
 # setup_python: a virtual environment of our own, because the system's Python is not ours to change

@@ -5,8 +5,8 @@
 #                              that use an installed mdkv, and the kernels through nvcc where there is one
 #   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
 #                              of the GPU on an emulated one, the programs for a GPU through nvcc, the benchmarks (compiled
-#                              only), the runner against independent Python implementations, and each stage's instructions
-#                              beside recorded ones
+#                              only), the runner against independent Python implementations, other projects' compilers and
+#                              flags, and each stage's instructions beside recorded ones
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -121,6 +121,22 @@ metrics_crosscheck() {
     fi
 }
 
+# other_compilers: small programs as other projects compile them
+other_compilers() {
+    local log=$build/compilers.log
+    say "other projects' compilers and flags (log: $log)"
+    if [[ -z $mdkv_newest_clang ]]; then
+        note SKIPPED "compilers/clang++: apt offers no clang of version 16 or newer"
+    fi
+    # shellcheck disable=SC2086 # none or one
+    python3 "$mdkv_root/tests/compilers/compilers.py" "$mdkv_root" "$mdkv_cxx" $mdkv_newest_clang >"$log" 2>&1 || true
+    grep -E '^(FAILED|SKIPPED): ' "$log" || true
+    if ! grep -E '^(PASSED|FAILED|SKIPPED): ' "$log" >>"$build/notes.txt"; then
+        tail -n 40 "$log"
+        note FAILED "compilers: nothing was tried"
+    fi
+}
+
 # instruction_counts: what each stage executes beside what was recorded; growth is a warning in the closing lines
 instruction_counts() {
     local log=$build/instruction_counts.log code=0
@@ -171,12 +187,14 @@ if [[ $all == OFF ]]; then
 else
     setup_packages "${mdkv_all_test_packages[@]}"
     setup_clang
+    setup_newest_clang
     if (setup_text); then
         MDKV_TEXT=${MDKV_TEXT:-$mdkv_cache/prose/prose.txt}
     fi
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
     python_crosschecks
     metrics_crosscheck
+    other_compilers
     instruction_counts
     # Every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that the
     # narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -64,6 +65,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     detail::check arguments{on, "balance"};
     arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
     if (losses.empty()) { return; }
+    float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
     index_t const tokens = options.odd > 0 ? shape[3] : 0; // to weigh

@@ -63,7 +63,7 @@ private:
 /// Factor of q.k for logits in base 2.
 [[nodiscard]] inline float attend_scale(attend_options options, cache_layout const& layout) noexcept
 {
-    return log2_e * scale_or_default(options.scale > 0.0F ? options.scale : layout.scale, layout.dims.keys);
+    return scale_in_base_two(options.scale > 0.0F ? options.scale : layout.scale, layout.dims.keys);
 }
 
 /// All bytes stored of head h; `cache` as in run_of_head.

@@ -1,6 +1,7 @@
 /// \file pool.hpp: the jobs of pool: windows of neighbours, and losses that fade over the row.
 #pragma once
 
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/lanes.hpp>
@@ -11,10 +12,9 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it. (B is in the name
-/// of every function here, so that code for one processor never replaces code for another.)
-template <backend B, class Floats>
-[[nodiscard]] MDKV_HD Floats larger(Floats a, Floats b) noexcept
+/// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it.
+template <class Floats>
+[[nodiscard]] MDKV_HD Floats larger_or_nan(Floats a, Floats b) noexcept
 {
     return b > a ? b : (b != b ? b : a);
 }
@@ -69,7 +69,7 @@ private:
         for (index_t k = begin; k < end; ++k)
         {
             auto const next = load_lanes<Floats>(x + k);
-            joined          = mean ? joined + next : larger<B>(joined, next);
+            joined          = mean ? joined + next : larger_or_nan(joined, next);
         }
         return mean ? joined / static_cast<float>(width) : joined;
     }
@@ -97,6 +97,7 @@ struct pool_fading
         : loss{loss_}
         , pooled{pooled_}
     {
+        float_environment const standard;
         auto const after = [&](int tokens) { return std::exp2(-2.0 * tokens / static_cast<double>(width)); };
         for (int s = 0; s < 4; ++s) { steps[s] = static_cast<float>(after(1 << s)); }
         for (int l = 0; l < block; ++l) { past[l] = static_cast<float>(after(l + 1)); }
@@ -160,11 +161,11 @@ struct pool_fading
             {
                 for (int l = 0; l < block; ++l) { far[b * block + l] = past[l] * mine[b]; }
             }
-            for (int l = 0; l < some; ++l) { far[l] = larger<B>(near[block + l], far[l]); }
+            for (int l = 0; l < some; ++l) { far[l] = larger_or_nan(near[block + l], far[l]); }
             for (int l = 0; l < end; ++l)
             {
                 if (Team::lanes == 1 && l >= count) { continue; }
-                if (leftwards) { out[-l] = larger<B>(out[-l], far[l]); }
+                if (leftwards) { out[-l] = larger_or_nan(out[-l], far[l]); }
                 else { out[l] = far[l]; }
             }
         }
@@ -176,7 +177,7 @@ struct pool_fading
     {
         for (int l = block; l < block + Some; ++l)
         {
-            float const joined = larger<B>(near[l], near[l - step] * factor);
+            float const joined = larger_or_nan(near[l], near[l - step] * factor);
             next[l]            = (l & (block - step)) != 0 ? joined : near[l]; // l % block >= step
         }
     }

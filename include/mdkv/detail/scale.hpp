@@ -2,8 +2,10 @@
 #pragma once
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/softmax.hpp>
 
 #include <cmath>
 
@@ -13,7 +15,14 @@ namespace mdkv::inline MDKV_MACHINE::detail
 /// The scale that an option or a cache says: 0 is 1/sqrt(D).
 [[nodiscard]] inline float scale_or_default(float given, index_t dim) noexcept
 {
+    float_environment const standard;
     return given > 0.0F ? given : 1.0F / std::sqrt(static_cast<float>(dim));
+}
+/// The same for logits in base 2.
+[[nodiscard]] inline float scale_in_base_two(float given, index_t dim) noexcept
+{
+    float_environment const standard;
+    return log2_e * scale_or_default(given, dim);
 }
 
 /// An option of a stage that reads a cache: 0, or the scale of the cache again, which the caller may have rounded otherwise.

@@ -114,7 +114,7 @@ struct score_plan
         , rows{round_up(query_rows, panel_)}
         , panel{panel_}
         , unit{unit_}
-        , to_log2{scale_or_default(options.scale, dim) * log2_e}
+        , to_log2{scale_in_base_two(options.scale, dim)}
         , over{options.over}
         , first_query{options.first_query.value_or(tokens - queries)}
     {
