@@ -5,28 +5,37 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_package(nlohmann_json REQUIRED)
 
 # --backend cuda of mdkv_run takes nvcc minutes, so only -DMDKV_CUDA=ON builds it; other builds tell whoever asks for it.
-set(mdkv_runner_layers "${PROJECT_SOURCE_DIR}/examples/runner/no_cuda_layers.cpp")
 set(mdkv_runner_libraries "")
+set(mdkv_runner_on_cuda OFF)
 if(MDKV_NVCC AND MDKV_CUDA STREQUAL "ON")
+    set(mdkv_runner_on_cuda ON)
     get_filename_component(nvcc_folder "${MDKV_NVCC}" REALPATH)
     get_filename_component(nvcc_folder "${nvcc_folder}" DIRECTORY)
     find_library(MDKV_CUDART cudart_static HINTS "${nvcc_folder}/.." PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib REQUIRED)
     mark_as_advanced(MDKV_CUDART)
     find_package(Threads REQUIRED)
     set(mdkv_runner_libraries "${MDKV_CUDART}" ${CMAKE_DL_LIBS} rt Threads::Threads)
+endif()
 
-    set(mdkv_runner_layers "${CMAKE_CURRENT_BINARY_DIR}/cuda_layers.o")
+# mdkv_add_cuda_layers(OUTPUT NAME FLAG...): the object of the CUDA backend whose host code has the flags of the runner's
+# other sources: mdkv's types have another name for each processor (core/machine.hpp)
+function(mdkv_add_cuda_layers output name)
+    set(object "${CMAKE_CURRENT_BINARY_DIR}/${name}-cuda_layers.o")
     set(source "${PROJECT_SOURCE_DIR}/examples/runner/cuda_layers.cu")
     set(gencode "")
     foreach(architecture IN LISTS MDKV_CUDA_ARCHITECTURES)
         list(APPEND gencode "-gencode=arch=compute_${architecture},code=sm_${architecture}")
     endforeach()
-    add_custom_command(OUTPUT "${mdkv_runner_layers}"
-        COMMAND "${MDKV_NVCC}" ${mdkv_nvcc_flags} -O2 ${gencode} --threads 0
-            -MD -MT "${mdkv_runner_layers}" -MF "${mdkv_runner_layers}.d" -c -o "${mdkv_runner_layers}" "${source}"
-        DEPENDS "${source}" DEPFILE "${mdkv_runner_layers}.d" VERBATIM COMMENT "The CUDA backend of mdkv_run")
-    add_custom_target(mdkv_cuda_layers DEPENDS "${mdkv_runner_layers}") # one object, whatever the rest is compiled for
-endif()
+    set(host "")
+    foreach(flag IN LISTS ARGN)
+        list(APPEND host -Xcompiler "${flag}")
+    endforeach()
+    add_custom_command(OUTPUT "${object}"
+        COMMAND "${MDKV_NVCC}" ${mdkv_nvcc_flags} -O2 ${host} ${gencode} --threads 0
+            -MD -MT "${object}" -MF "${object}.d" -c -o "${object}" "${source}"
+        DEPENDS "${source}" DEPFILE "${object}.d" VERBATIM COMMENT "The CUDA backend of ${name}")
+    set(${output} "${object}" PARENT_SCOPE)
+endfunction()
 
 # What mdkv_run is compiled for: as MDKV_ARCH says, or three times, for the program mdkv_run to choose from at start.
 set(MDKV_RUNNER_INSTRUCTIONS native CACHE STRING
@@ -46,23 +55,29 @@ elseif(NOT MDKV_RUNNER_INSTRUCTIONS STREQUAL "native")
     message(FATAL_ERROR "MDKV_RUNNER_INSTRUCTIONS is ${MDKV_RUNNER_INSTRUCTIONS}; it must be native or several")
 endif()
 
-# mdkv_add_runner(NAME FLAGS): all of the runner but main.cpp; FLAGS is the library of its compile options
+# mdkv_add_runner(NAME FLAGS MACHINE...): all of the runner but main.cpp; FLAGS is the library of its compile options, MACHINE
+# those of them that choose the processor
 function(mdkv_add_runner name flags)
-    add_library(${name} STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${mdkv_runner_layers}")
+    set(layers "${PROJECT_SOURCE_DIR}/examples/runner/no_cuda_layers.cpp")
+    if(mdkv_runner_on_cuda)
+        mdkv_add_cuda_layers(layers ${name} ${ARGN})
+    endif()
+    add_library(${name} STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${layers}")
     target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner")
     target_link_libraries(${name} PRIVATE ${flags} ${mdkv_runner_libraries}
         PUBLIC mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
-    if(TARGET mdkv_cuda_layers)
-        add_dependencies(${name} mdkv_cuda_layers)
-    endif()
 endfunction()
-mdkv_add_runner(mdkv_runner mdkv_build_flags)
+set(mdkv_runner_machine "")
+if(MDKV_ARCH)
+    set(mdkv_runner_machine "-march=${MDKV_ARCH}")
+endif()
+mdkv_add_runner(mdkv_runner mdkv_build_flags ${mdkv_runner_machine})
 foreach(variant IN LISTS mdkv_runner_variants)
     string(REPLACE "-vnni" ";-mavx512vnni" march "-march=${variant}")
     add_library(mdkv_flags-${variant} INTERFACE)
     target_link_libraries(mdkv_flags-${variant} INTERFACE mdkv_warnings)
     target_compile_options(mdkv_flags-${variant} INTERFACE ${march} $<$<BOOL:${MDKV_UNOPTIMISED_BENCH}>:-O0>)
-    mdkv_add_runner(mdkv_runner-${variant} mdkv_flags-${variant})
+    mdkv_add_runner(mdkv_runner-${variant} mdkv_flags-${variant} ${march})
 endforeach()
 
 # Sources of a program that ends, saying why, where the processor lacks what it is compiled for.
