@@ -395,9 +395,9 @@ void record_cache()
             tensor<T, 2> first{{rows, s.values}}, second{{rows, s.values}}, merged{{rows, s.values}};
             tensor<float, 1> first_lse{{rows}}, second_lse{{rows}}, merged_lse{{rows}};
             auto const attended = [&](tensor<T, 2>& output, tensor<float, 1>& lse, float scale) {
-                auto view         = cache.view();
-                view.layout.scale = scale;
-                run([&](host const& on) { attend(on, query.in(), view, {}, output.out(), lse.out()); });
+                run([&](host const& on) {
+                    attend(on, query.in(), cache.view(), {.scale = scale}, output.out(), lse.out());
+                });
                 return text(" ", hashed(output), "/", hashed(lse));
             };
             record("pack" + name, contents(cache));

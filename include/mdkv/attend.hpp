@@ -6,7 +6,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/scale.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -18,7 +17,7 @@ namespace mdkv::inline MDKV_MACHINE
 
 struct attend_options
 {
-    /// Factor of q.k, which is the cache's: 0, or cache_layout::scale once more.
+    /// Factor of q.k in the place of the cache's; 0 means the cache's, cache_layout::scale, which is what tokens were scored with.
     float scale = 0.0F;
 };
 
@@ -63,7 +62,7 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
         auto const [dim, values] = cache.layout.dims;
         expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, name.text, ": queries [H*G, n, D] has ",
             rows, " query heads, which ", heads, " KV heads do not divide");
-        if (heads > 0) { expects_scale(name.text, options.scale, cache.layout.scale, dim); }
+        expects_not_negative(name.text, "cache.layout.scale", cache.layout.scale);
         expects(dry || heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), name.text,
             ": cache has no directory");
         if constexpr (B::memory_space == space::host)
@@ -90,15 +89,15 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, D]   after position encoding, of any element type U; rows of one KV head are neighbours
 /// \param[in]  cache    read only
-/// \param[in]  options  the cache's scale once more, or 0
+/// \param[in]  options  scale, if not the cache's
 /// \param[out] output   [H*G, Dv]  weighted mean of the values; zeros where the cache is empty
 /// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity where the cache is empty. Merge
 ///                                 further segments with `merge_attention`
 /// \cost   reads every stored byte once, for any G; O(D*r) per query head for the projections; scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees, an output overlaps, query heads are no multiple of KV heads, the scale
-///                                 is another than the cache's
+/// \throws invalid_argument        a shape disagrees, an output overlaps, query heads are no multiple of KV heads, a
+///                                 scale is negative or not finite
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/attend.cpp, docs/numerics.md
 template <backend B, class T, element U>

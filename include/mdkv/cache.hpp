@@ -65,7 +65,8 @@ struct cache_layout
     mdkv::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
 
     /// The model's factor of q.k, of all logits by which tokens are scored and attended; 0 means 1/sqrt(D), D the original
-    /// dimension. Told to compress, it is that of the cache it makes; attend and recompress read it here.
+    /// dimension. Told to compress, it is that of the cache it makes; attend and recompress read it here unless they are told
+    /// another.
     float scale = 0.0F;
 
     cache_layout() = default;

@@ -10,7 +10,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/run_of_head.hpp>
-#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/score.hpp>
@@ -33,7 +32,7 @@ struct recompress_options
     pool_options pooling{};
     allocate_options allocation{};
 
-    float scale = 0.0F; ///< factor of q.k, which is the cache's: 0, or cache_layout::scale once more
+    float scale = 0.0F; ///< factor of q.k in the place of the cache's; 0 means the cache's, which stays what it is
 
     /// [H*G, Q]  as score_options::lse_elsewhere: the part of each query's softmax that lies on none of the cache's tokens, as
     /// sink logits or keys kept elsewhere
@@ -117,7 +116,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///         or be waited for by it; afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
-///                                 cannot drop; the scale is another than the cache's
+///                                 cannot drop; an option is negative or not finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot), or
 ///                                 a loss is, as where `lse_elsewhere` holds a NaN or a value above 1e30; gpu: as it is where
@@ -150,7 +149,7 @@ recompress_report recompress(
         *directory.appended);
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
     ratios.expects_ascending(layout.dims, sizeof(T));
-    detail::expects_scale("recompress", options.scale, layout.scale, layout.dims.keys);
+    detail::expects_not_negative("recompress", "scale", options.scale);
     detail::expects_not_negative("recompress", "even_queries", options.even_queries);
 
     detail::check c{on, "recompress"};

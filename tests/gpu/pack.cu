@@ -280,7 +280,7 @@ TEST_CASE("constant, tiny, huge and signed zero groups are coded as by the CPU")
         auto const cache  = packed_on_device(layer);
         auto const stored = support::stored_tokens(cache.view(), 0);
         for (double const x : stored[3].key_numbers) { CHECK(std::isnan(x)); }
-        for (double const x : stored[4].value_numbers) { CHECK(x == doctest::Approx(0.5).epsilon(1e-3)); }
+        for (double const x : stored[4].value_numbers) { CHECK(std::fabs(x - 0.5) < 0.05); } // half a step of int4
     }
 }
 

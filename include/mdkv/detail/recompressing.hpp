@@ -166,7 +166,7 @@ struct recompressing
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
         };
-        score_options<B> choice{.scale = slots.layout.scale,
+        score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
             .query_weights             = options.query_weights,
             .quantisation              = options.quantisation,
             .even_queries              = options.even_queries};
