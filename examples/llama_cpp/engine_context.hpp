@@ -54,6 +54,7 @@ public:
     context& operator=(context const&) = delete;
     ~context()
     {
+        with_.counts.shares.end_graph();
         if (with_.chosen.verbosity > 0 && served_ + passed_ > 0) { report(); }
     }
 
@@ -70,7 +71,11 @@ public:
         if (with_.chosen.verbosity > 0 && served_ + passed_ == 0) { announce(); }
         any_work = true;
         attention_node const attention{node};
-        if (node->src[1] != nullptr) { with_.most_cells = std::max(with_.most_cells, attention.cells()); }
+        if (node->src[1] != nullptr)
+        {
+            with_.most_cells = std::max(with_.most_cells, attention.cells());
+            with_.counts.shares.begin(attention);
+        }
         char const* const reason = attention.why_not();
         if (reason == nullptr) { return compute_parts(attention); }
         outcome const end = reads_freed(attention) ? outcome::refused : outcome::passed;
@@ -162,6 +167,10 @@ private:
         outcome const end   = state.step(node, part, alone, with_, all, why);
         held_ += state.bytes() - bytes;
         with_.counts.most = std::max(with_.counts.most, held_);
+        if (end == outcome::served)
+        {
+            with_.counts.shares.serve(node, here.stream, part.first, part.tokens, state.tokens(), state.bytes());
+        }
         return end;
     }
 
@@ -303,11 +312,11 @@ private:
     {
         tally const& c = with_.counts;
         std::fprintf(stderr,
-            "mdkv: decoded %td steps of layers from compressed caches: %.2f MiB at most, %.1f %% of the engine's cells "
-            "in the mean; compressed %td layers in %.3f s, folded %td tails in %.3f s, attended in %.3f s, %.2f MiB of "
-            "scratch",
-            c.attend.calls(), static_cast<double>(c.most) / 0x1p20,
-            c.cell_bytes > 0 ? 100 * c.bytes / c.cell_bytes : 0.0, c.compress.calls(), c.compress.seconds(),
+            "mdkv: decoded %td steps of layers from compressed caches: %.2f MiB of these at most; in the mean %.1f %% of the "
+            "cells of all %td layers, %.1f %% of those of the %td served; compressed %td layers in %.3f s, folded %td tails "
+            "in %.3f s, attended in %.3f s, %.2f MiB of scratch",
+            c.attend.calls(), static_cast<double>(c.most) / 0x1p20, c.shares.all().percent(), c.shares.caches(),
+            c.shares.of_served().percent(), c.shares.served_caches(), c.compress.calls(), c.compress.seconds(),
             c.fold.calls(), c.fold.seconds(), c.attend.seconds(),
             static_cast<double>(with_.scratch.size() * sizeof(shared::line)) / 0x1p20);
         if (with_.chosen.free_cells)

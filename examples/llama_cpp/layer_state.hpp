@@ -327,8 +327,6 @@ private:
             });
             i += n;
         }
-        with.counts.bytes += static_cast<double>(bytes() * node.tokens());
-        with.counts.cell_bytes += static_cast<double>(tokens() * node.token_bytes() * node.tokens());
     }
 
     /// A sink is a token whose value is zero: it only takes its part of the softmax.

@@ -3,7 +3,8 @@
 #
 #   bash examples/llama_cpp/run.sh                            an answer and both tables
 #   bash examples/llama_cpp/run.sh answer  [MODEL.gguf]       an answer to a long prompt, with and without
-#   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes
+#   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes,
+#                                                             bytes of all layers, and of those that mdkv served
 #   bash examples/llama_cpp/run.sh speed   [MODEL.gguf [DEPTH [THREADS]]]   table: decoded tokens a second
 #   bash examples/llama_cpp/run.sh server  [MODEL.gguf [MINUTES [SLOTS]]]   llama-server under load, every answer checked: half
 #                                                             a minute each with its default slots (0), with four that have
@@ -87,27 +88,28 @@ answer() {
 
 # quality: 1,023 tokens fed after 1,024, in two texts of 2,048; divergence from llama.cpp with f16 cells
 quality() {
-    local base=$build/base.kld log row bytes
+    local base=$build/base.kld log row bytes of_served
     local perplexity=("$programs/llama-perplexity" -m "$MDKV_MODEL" -f "$MDKV_TEXT" -c 2048 -b 512 -ub 512 --chunks "${MDKV_CHUNKS:-2}"
         -fa on -t "$threads" --kl-divergence-base "$base")
     say "quality: the full cache"
     "${perplexity[@]}" >"$build/quality-f16.log" 2>&1 || die 1 "llama-perplexity failed: $build/quality-f16.log"
-    printf '\n| cache | bytes, %% of f16 | perplexity | mean KLD | same top, %% |\n|:--|--:|--:|--:|--:|\n'
-    row() { # LABEL BYTES LOG
-        awk -v label="$1" -v bytes="$2" '/^Mean PPL\(Q\) /{ppl = $4} /^Mean +KLD:/{kld = $3} /^Same top p:/{top = $4}
-            END { printf "| %s | %s | %s | %s | %s |\n", label, bytes, ppl, kld, top }' "$3"
+    printf '\n| cache | bytes, %% of f16 | of the layers served | perplexity | mean KLD | same top, %% |\n|:--|--:|--:|--:|--:|--:|\n'
+    row() { # LABEL BYTES BYTES_OF_SERVED LOG
+        awk -v label="$1" -v bytes="$2 | $3" '/^Mean PPL\(Q\) /{ppl = $4} /^Mean +KLD:/{kld = $3} /^Same top p:/{top = $4}
+            END { printf "| %s | %s | %s | %s | %s |\n", label, bytes, ppl, kld, top }' "$4"
     }
     for row in q8_0:53.1 q4_0:28.1; do
         log=$build/quality-${row%:*}.log
         "${perplexity[@]}" --kl-divergence -ctk "${row%:*}" -ctv "${row%:*}" >"$log" 2>&1 || die 1 "llama-perplexity failed: $log"
-        row "llama.cpp, ${row%:*}" "${row#*:}" "$log"
+        row "llama.cpp, ${row%:*}" "${row#*:}" "${row#*:}" "$log"
     done
     for row in ${MDKV_BUDGETS:-100% 53.1% 28.1% 25% 12.5%}; do
         log=$build/quality-mdkv-${row%\%}.log
         with_mdkv MDKV_BUDGET="$row" MDKV_AT=1024 "${perplexity[@]}" --kl-divergence >"$log" 2>&1 ||
             die 1 "llama-perplexity failed: $log"
-        bytes=$(sed -n "s/^mdkv: decoded .* at most, \([0-9.]*\) % of the engine's cells.*/\1/p" "$log")
-        row "mdkv, $row" "$bytes" "$log"
+        bytes=$(sed -n 's/^mdkv: decoded .* \([0-9.]*\) % of the cells of all .*/\1/p' "$log")
+        of_served=$(sed -n 's/^mdkv: decoded .* \([0-9.]*\) % of those of the [0-9]* served.*/\1/p' "$log")
+        row "mdkv, $row" "$bytes" "$of_served" "$log"
     done
     rm -f "$base"
 }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "byte_shares.hpp"
 #include "settings.hpp"
 #include "threads.hpp"
 
@@ -62,10 +63,9 @@ private:
 struct tally
 {
     stopwatch replay, compress, fold, attend; ///< of a layer
-    double bytes      = 0;                    ///< of the caches, summed over the tokens that were served
-    double cell_bytes = 0;                    ///< of the engine's cells of the same tokens
-    index_t freed     = 0;                    ///< bytes of cells given back
-    index_t most      = 0;                    ///< bytes of all caches at any time
+    byte_shares shares{};
+    index_t freed = 0; ///< bytes of cells given back
+    index_t most  = 0; ///< bytes of all compressed caches at any time
     struct passed
     {
         std::set<std::string> layers;

@@ -10,16 +10,20 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
 #include <random>
+#include <regex>
 #include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace
 {
@@ -413,6 +417,26 @@ struct pair_of_engines
         return root_mean_square(with.feed(arguments...), without.feed(arguments...));
     }
 };
+
+/// What is written to the standard error while `work` runs.
+template <class Work>
+std::string said_by(Work const& work)
+{
+    std::fflush(stderr);
+    int const before = dup(2);
+    std::FILE* const file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    dup2(fileno(file), 2);
+    work();
+    std::fflush(stderr);
+    dup2(before, 2);
+    close(before);
+    std::string all(static_cast<std::size_t>(std::ftell(file)), '\0');
+    std::rewind(file);
+    all.resize(std::fread(all.data(), 1, all.size(), file));
+    std::fclose(file);
+    return all;
+}
 
 constexpr float near_enough = 1e-3F; // outputs are about 0.3; the CPU sums in half
 
@@ -833,6 +857,77 @@ TEST_CASE("ggml: a layer whose cache is smaller has a sliding window")
     both.difference(100, 0);
     both.difference(1, 100);
     CHECK(both.with.served() == 1);
+}
+
+TEST_CASE("ggml: bytes are told of all layers, of which some pass through in full, and of those served")
+{
+    // Percentages of the closing line are rounded to tenths.
+    constexpr double tenth = 0.051;
+    constexpr double limit = 60;
+    environment const settings{
+        {{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}, {"MDKV_VERBOSE", "1"}}};
+    layer_kind passed;
+    double doubled = 1; // times that the cells of the layers served are held
+    std::vector<layer_kind> kinds{{}, {}};
+    SUBCASE("all are served") {}
+    SUBCASE("a window that is shorter than the other layers' caches")
+    {
+        passed.cells = 256;
+        kinds        = {passed, {}, passed, passed, {}};
+    }
+    SUBCASE("soft caps")
+    {
+        passed.cap = 30;
+        kinds      = {{}, passed};
+    }
+    SUBCASE("quantised cells")
+    {
+        passed.type = GGML_TYPE_Q8_0;
+        kinds       = {passed, {}, {}};
+    }
+    SUBCASE("values that are keys")
+    {
+        passed.own_values = false;
+        kinds             = {{}, passed};
+    }
+    SUBCASE("layers that read one layer's cells, of which each has a compressed cache")
+    {
+        kinds   = {{}, {.keys_of = 0}};
+        doubled = 2;
+    }
+    constexpr int prompt = 200, decoded = 40;
+    double served_bytes = 0, passed_bytes = 0; // of cells, of all tokens decoded
+    int layers = 0, served = 0;
+    for (layer_kind const& kind : kinds)
+    {
+        if (kind.keys_of >= 0) { continue; }
+        bool const passes = kind.cells < 512 || kind.cap > 0 || kind.type != GGML_TYPE_F16 || !kind.own_values;
+        double const each =
+            static_cast<double>(ggml_row_size(kind.type, heads * head_dim)) * (kind.own_values ? 2 : 1);
+        for (int tokens = prompt + 1; tokens <= prompt + decoded; ++tokens)
+        {
+            (passes ? passed_bytes : served_bytes) += each * tokens;
+        }
+        ++layers;
+        served += passes ? 0 : 1;
+    }
+    std::string const said = said_by([&] {
+        engine with{kinds, true};
+        with.feed(prompt, 0);
+        for (int i = 0; i < decoded; ++i) { with.feed(1, prompt + i); }
+    });
+    CAPTURE(said);
+    std::smatch line;
+    REQUIRE(std::regex_search(said, line,
+        std::regex{"in the mean ([0-9.]+) % of the cells of all ([0-9]+) layers, ([0-9.]+) % of those of the ([0-9]+) "
+                   "served"}));
+    CHECK(std::stoi(line[2]) == layers);
+    CHECK(std::stoi(line[4]) == served);
+    double const of_all = std::stod(line[1]), of_served = std::stod(line[3]);
+    CHECK(of_served <= doubled * limit + tenth);
+    CHECK(of_served > doubled * 0.8 * limit);
+    double const all = (of_served * served_bytes + 100 * passed_bytes) / (served_bytes + passed_bytes);
+    CHECK(std::abs(of_all - all) <= 2 * tenth);
 }
 
 TEST_CASE("ggml: sequences with cells of their own are served each by itself, alone or in one batch")

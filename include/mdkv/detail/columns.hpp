@@ -4,9 +4,11 @@
 #include <mdkv/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/element.hpp>
+#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <concepts>
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
@@ -53,6 +55,28 @@ MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const
         float x[1];
         widen_lanes(t, row(i) + done + c, x);
         to[(done + c) * tile_tokens + i] = x[0];
+    });
+}
+
+/// The way back: row(i)[c] = from[16 c + i], rounded to T, and cut to half's range where T is half.
+template <element T, team Team, class Row>
+MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float const* from, Row const& row)
+{
+    constexpr bool cut = std::same_as<T, half>;
+    int done           = 0;
+    for (constexpr int lanes = Team::lanes; lanes > 1 && done + lanes <= coordinates; done += lanes)
+    {
+        for (int i = 0; i < tokens; ++i)
+        {
+            float x[lanes];
+            for (int l = 0; l < lanes; ++l) { x[l] = from[(done + l) * tile_tokens + i]; }
+            for (int l = 0; cut && l < lanes; ++l) { x[l] = within_half(x[l]); }
+            narrow_lanes(t, x, row(i) + done);
+        }
+    }
+    for_tokens(t, tokens, coordinates - done, [&](int i, int c) {
+        float const x    = from[(done + c) * tile_tokens + i];
+        row(i)[done + c] = narrow<T>(cut ? within_half(x) : x);
     });
 }
 

@@ -23,6 +23,40 @@ namespace mdkv::inline MDKV_MACHINE::detail
     return n == 2 ? factor * 0.70710678118654752F : factor;
 }
 
+/// The steps from `half` on of a block of n coordinates in hadamard below, as many as combine `Count` coordinates, and the last one's product.
+template <int Count, int Lanes>
+MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) noexcept
+{
+    using floats       = lane_floats<Lanes>;
+    float const factor = Count * half == n ? hadamard_factor(n) : 1.0F;
+    for (index_t i = 0; i < n; ++i)
+    {
+        if ((i & ((Count - 1) * half)) != 0) { continue; }
+        floats v[Count];
+        MDKV_UNROLL
+        for (int k = 0; k < Count; ++k) { __builtin_memcpy(&v[k], x + (i + k * half) * stride, sizeof v[k]); }
+        MDKV_UNROLL
+        for (int step = 1; step < Count; step *= 2)
+        {
+            MDKV_UNROLL
+            for (int k = 0; k < Count; ++k)
+            {
+                if ((k & step) != 0) { continue; }
+                floats const a = v[k];
+                floats const b = v[k + step];
+                v[k]           = a + b;
+                v[k + step]    = a - b;
+            }
+        }
+        MDKV_UNROLL
+        for (int k = 0; k < Count; ++k)
+        {
+            v[k] *= factor;
+            __builtin_memcpy(x + (i + k * half) * stride, &v[k], sizeof v[k]);
+        }
+    }
+}
+
 /// x := H x / sqrt(n) for each block of n coordinates, H the Hadamard matrix of order n with H(i, j) = -1 to the number of bits
 /// that i and j share: n log n sums, then one product each, for `Lanes` vectors side by side whose coordinates are `stride`
 /// apart. Orthonormal and its own inverse: products of two rotated vectors are those of the originals, and a second rotation
@@ -30,31 +64,15 @@ namespace mdkv::inline MDKV_MACHINE::detail
 template <int Lanes = 1>
 MDKV_HD void hadamard(float* x, index_t group, index_t stride = Lanes) noexcept
 {
-    using floats = lane_floats<Lanes>;
     for (index_t n = 0; group > 0; group -= n, x += n * stride)
     {
-        n                  = hadamard_block(group);
-        float const factor = hadamard_factor(n);
-        for (index_t half = 1; half < n; half *= 2)
+        n            = hadamard_block(group);
+        index_t half = 1;
+        if constexpr (Lanes > 1) // three steps a pass over memory, with eight coordinates in registers
         {
-            for (index_t i = 0; i < n; ++i)
-            {
-                if ((i & half) != 0) { continue; }
-                floats a;
-                floats b;
-                __builtin_memcpy(&a, x + i * stride, sizeof a);
-                __builtin_memcpy(&b, x + (i + half) * stride, sizeof b);
-                floats sum        = a + b;
-                floats difference = a - b;
-                if (2 * half == n)
-                {
-                    sum *= factor;
-                    difference *= factor;
-                }
-                __builtin_memcpy(x + i * stride, &sum, sizeof sum);
-                __builtin_memcpy(x + (i + half) * stride, &difference, sizeof difference);
-            }
+            for (; 8 * half <= n; half *= 8) { hadamard_steps<8, Lanes>(x, n, stride, half); }
         }
+        for (; half < n; half *= 2) { hadamard_steps<2, Lanes>(x, n, stride, half); }
     }
 }
 

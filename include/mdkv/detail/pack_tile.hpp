@@ -41,6 +41,7 @@ struct pack_tiles
     cache_view<T, B::memory_space> cache;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
+    in_view<std::uint8_t, 2, B> carried;   // [H, N]    1: copied afterwards; or none
 
     struct scratch
     {
@@ -101,7 +102,8 @@ struct pack_tiles
         }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
-            write_tile(t, mine, place{h, strip.rung, rows, strip.run.basis, from, rows.width(from)});
+            place const at{h, strip.rung, rows, strip.run.basis, from, rows.width(from)};
+            if (!all_carried(at)) { write_tile(t, mine, at); }
         }
     }
 
@@ -122,6 +124,15 @@ private:
         {
             write(entry.value_projection, i, value_basis(h, i / dims.values, i % dims.values));
         }
+    }
+
+    [[nodiscard]] MDKV_HD bool all_carried(place const& at) const
+    {
+        if (carried.empty() || at.r == cache.layout.rungs) { return false; }
+        index_t const begin = first(at.h, static_cast<index_t>(at.r)) + at.first;
+        int tokens          = 0;
+        while (tokens < at.width && carried(at.h, positions(at.h, begin + tokens)) != 0) { ++tokens; }
+        return tokens == at.width;
     }
 
     template <team Team>

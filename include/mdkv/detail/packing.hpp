@@ -139,12 +139,13 @@ template <element T, backend B>
 }
 
 /// What pack does with checked arguments.
-/// \param before   the cache that the tokens come from, whose codes may be copied: its mean keys are kept; or none
+/// \param before    the cache that the tokens come from, whose codes may be copied: its mean keys are kept; or none
+/// \param carried   1 for tokens whose bytes are copied afterwards: tiles of no others are not written; or none
 template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed,
-    cache_view<T, B::memory_space> const& before = {})
+    cache_view<T, B::memory_space> const& before = {}, in_view<std::uint8_t, 2, B> carried = {})
 {
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
@@ -168,7 +169,7 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     run(on, write_means<T, B>{keys, as_input(positions), as_input(first), cache, before},
         layout.any_rotated() ? heads : 0);
     run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
-                as_input(positions), as_input(first)});
+                as_input(positions), as_input(first), carried});
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

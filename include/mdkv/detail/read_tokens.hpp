@@ -245,10 +245,7 @@ private:
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void write(Team const& t, scratch const& mine, int count, int c, int n, float const* x)
     {
-        for_tokens(t, count, n, [&](int i, int j) {
-            float const value  = x[j * tile + i];
-            mine.row[i][c + j] = narrow<T>(std::same_as<T, half> ? within_half(value) : value);
-        });
+        narrow_columns<T>(t, count, n, x, [&](int i) { return mine.row[i] + c; });
         t.sync(); // x is written anew
     }
 };

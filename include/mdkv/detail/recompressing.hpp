@@ -88,7 +88,8 @@ struct recompressing
     out_view<T, 3, B> window_values     = room<T>(on, frame, H, W, Dv);
     out_view<float, 3, B> key_basis     = room<float>(on, frame, bases, D, D);
     out_view<float, 3, B> value_basis   = room<float>(on, frame, bases, Dv, Dv);
-    out_view<std::uint8_t, 2, B> rung   = room<std::uint8_t>(on, frame, H, M);
+    out_view<std::uint8_t, 2, B> rung    = room<std::uint8_t>(on, frame, H, M);
+    out_view<std::uint8_t, 2, B> carried = room<std::uint8_t>(on, frame, H, M); ///< 1 where stored bytes are copied
     out_view<std::int32_t, 2, B> listed = room<std::int32_t>(on, frame, H, M); ///< slots by new rung
     index_t* counts = frame.template take<index_t>(H * (rungs + 1) + 1);       ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);             ///< where each rung's slots begin
@@ -119,8 +120,8 @@ struct recompressing
             to = made.view();
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(rung), to, {}, there.cache);
-        run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first),
+            as_input(key_basis), as_input(value_basis), as_input(rung), to, {}, there.cache, as_input(carried));
+        run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
         if (!real) { return report; }
         wait(on); // an error so far is thrown before anything is replaced
@@ -193,7 +194,7 @@ struct recompressing
         report.window_bytes = shape.window_bytes();
         index_t* const kept = real ? counts + H * (rungs + 1) : nullptr;
         run(on, fill<index_t>{kept, 0, 1});
-        run(on, settle_rungs<T, S>{there, rung, chosen == nullptr, kept}, H);
+        run(on, settle_rungs<T, S>{there, rung, carried, chosen == nullptr, kept}, H);
         list_slots(on, as_input(rung), listed, first);
         if (!real) { return report; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 1) + 1));

@@ -104,6 +104,7 @@ struct stored_slots
     {
         bool token      = false; ///< false where it pads a shorter head
         bool exact      = false;
+        std::size_t run = 0; ///< of the cache that is there
         std::size_t own = 0; ///< its rung as it is stored now
     };
     [[nodiscard]] MDKV_HD constexpr place at(index_t h, index_t slot) const noexcept
@@ -111,7 +112,7 @@ struct stored_slots
         if (slot >= tokens(h)) { return {}; }
         std::size_t const run = token_at(cache, h, slot).rung;
         bool const exact      = run >= cache.layout.rungs;
-        return {true, exact, exact ? exact_rung(h) : same[run]};
+        return {true, exact, run, exact ? exact_rung(h) : same[run]};
     }
 
     /// Whether a token of head h may be at rung r: no higher than now, and through projections that its head stores.
@@ -124,6 +125,16 @@ struct stored_slots
     [[nodiscard]] MDKV_HD constexpr bool stays(place const& p, std::size_t r) const noexcept
     {
         return p.token && r == p.own && (!p.exact || r == layout.full_rung);
+    }
+
+    /// Whether rung r stores some or all of the bytes that a token has in a coded or projected run, and no others: its rung
+    /// is the same, or keeps the first of its plain coordinates in the basis.
+    [[nodiscard]] MDKV_HD constexpr bool carries(place const& p, std::size_t r) const noexcept
+    {
+        if (!p.token || p.exact) { return false; }
+        bool const cut = cache.layout.projected(p.run) && layout.projected(r)
+                         && cache.layout.kinds[p.run] == storage::plain && layout.kinds[r] == storage::plain;
+        return cut || p.own == r;
     }
 };
 
@@ -155,15 +166,16 @@ struct mask_losses
 };
 
 /// The rungs at which tokens are stored anew: all as they are, or as allocate has chosen. A rung that a token cannot reach
-/// stands for dropping it, as its loss does; padding is dropped. Counts the tokens that stay bit for bit. An item
-/// is a head.
+/// stands for dropping it, as its loss does; padding is dropped. Counts the tokens that stay bit for bit, and marks those
+/// whose bytes are copied. An item is a head.
 template <element T, space S>
 struct settle_rungs
 {
     static constexpr char const* name = "recompress_settle_rungs";
 
     stored_slots<T, S> slots;
-    view<std::uint8_t, 2, S> rung; // [H, M]
+    view<std::uint8_t, 2, S> rung;    // [H, M]
+    view<std::uint8_t, 2, S> carried; // [H, M]
     bool as_stored;
     index_t* kept; // [1]  0 before
 
@@ -177,6 +189,7 @@ struct settle_rungs
             std::size_t const wanted = as_stored ? p.own : std::size_t{rung(h, slot)};
             std::size_t const r      = slots.reaches(h, p, wanted) ? wanted : 0;
             rung(h, slot)            = static_cast<std::uint8_t>(r);
+            carried(h, slot)         = slots.carries(p, r) ? 1 : 0;
             stay += slots.stays(p, r) ? 1 : 0;
         }
         stay = t.sum(stay);

@@ -50,7 +50,7 @@ struct read_projections
 };
 
 /// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies the bytes that need no
-/// change: those of tokens whose rung is the same, and of plain coordinates in the basis of which only some are left.
+/// change, as settle_rungs has marked them.
 template <element T, space S>
 struct carry_over
 {
@@ -61,6 +61,7 @@ struct carry_over
     cache_view<T, S> to;                      ///< packed
     view<std::int32_t const, 2, S> positions; // [H, M]    as list_slots writes them
     view<index_t const, 2, S> first;          // [H, R+1]
+    view<std::uint8_t const, 2, S> carried;   // [H, M]    by old slot
     view<std::int32_t, 2, S> sources; // [H, S]    or none: the old slot of every new one, -1 where there is none
 
     [[nodiscard]] MDKV_HD index_t each() const
@@ -76,7 +77,6 @@ struct carry_over
         index_t const h            = item / each();
         index_t const slot         = item % each();
         cache_layout const& layout = slots.layout;
-        cache_layout const& before = slots.cache.layout;
         stored_token const target  = token_at(to, h, slot);
         std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
         index_t source             = -1;
@@ -88,12 +88,8 @@ struct carry_over
                                                        : slots.tokens(h) + target.place - count;
         }
         if (t.rank() == 0 && slot < sources.extent(1)) { sources(h, slot) = static_cast<std::int32_t>(source); }
-        if (target.rung >= layout.rungs) { return; }
+        if (target.rung >= layout.rungs || carried(h, source) == 0) { return; }
         stored_token const token = token_at(slots.cache, h, source);
-        if (token.rung >= before.rungs) { return; }
-        bool const cut = before.projected(token.rung) && layout.projected(r)
-                         && before.kinds[token.rung] == storage::plain && layout.kinds[r] == storage::plain;
-        if (!cut && slots.same[token.rung] != r) { return; }
         copy_token<T>(t, token.run.keys, token.place, target.run.keys, target.place);
         copy_token<T>(t, token.run.values, token.place, target.run.values, target.place);
     }
