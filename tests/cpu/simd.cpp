@@ -42,6 +42,14 @@ std::vector<float> random_lanes(support::source& random, double low, double high
     return v;
 }
 
+/// Random bits in every lane, those of `mask`.
+simd::ints random_words(support::source& random, std::uint32_t mask)
+{
+    simd::ints v{};
+    for (int lane = 0; lane < simd::lanes; ++lane) { v[lane] = static_cast<std::int32_t>(random.bits() & mask); }
+    return v;
+}
+
 template <element T>
 int wrong_lanes(std::vector<std::byte> const& bytes, std::size_t elements, std::size_t shift)
 {
@@ -104,27 +112,127 @@ TEST_CASE("products of 16-bit numbers are added two by two, and the second bytes
     support::source random{"simd products"};
     for (int i = 0; i < 100; ++i)
     {
-        simd::ints sum{};
-        simd::ints a{};
-        simd::ints b{};
-        for (int lane = 0; lane < simd::lanes; ++lane)
+        simd::pair_sums sum{};
+        simd::ints want{};
+        for (int time = 0; time < 3; ++time)
         {
-            sum[lane] = static_cast<std::int32_t>(random.bits() & 0xFFFFFU);
-            a[lane]   = static_cast<std::int32_t>(random.bits() & 0x00FF00FFU); // codes
-            b[lane]   = static_cast<std::int32_t>(random.bits());
+            auto const a    = random_words(random, 0x00FF00FFU); // codes
+            auto const b    = random_words(random, 0xFFFFFFFFU);
+            auto const high = simd::high_bytes(b);
+            sum             = simd::add_products(sum, a, b);
+            for (int lane = 0; lane < simd::lanes; ++lane)
+            {
+                auto const half = [&](simd::ints const& v, int which) {
+                    return int{static_cast<std::int16_t>(static_cast<std::uint32_t>(v[lane]) >> (16 * which))};
+                };
+                want[lane] += half(a, 0) * half(b, 0) + half(a, 1) * half(b, 1);
+                CHECK(half(high, 0) == (half(b, 0) >> 8 & 0xFF));
+                CHECK(half(high, 1) == (half(b, 1) >> 8 & 0xFF));
+            }
         }
-        auto const half = [](std::int32_t word, int which) {
-            return int{static_cast<std::int16_t>(static_cast<std::uint32_t>(word) >> (16 * which))};
-        };
-        simd::ints const got  = simd::add_products(sum, a, b);
-        simd::ints const high = simd::high_bytes(b);
+        CHECK_FALSE(simd::any(simd::widened(sum) != want));
+    }
+}
+
+TEST_CASE("products of bytes are added four by four, of 4-bit codes with signed numbers and with others")
+{
+    support::source random{"simd bytes"};
+    auto const byte = [](simd::ints const& v, int lane, int i) {
+        return static_cast<int>(static_cast<std::uint32_t>(v[lane]) >> (8 * i) & 0xFFU);
+    };
+    for (int i = 0; i < 100; ++i)
+    {
+        auto const codes   = random_words(random, 0xFFFFFFFFU);
+        auto const high    = simd::high_halves(codes);
+        auto const low     = codes & 0x0f0f0f0f;
+        auto const numbers = random_words(random, 0xFFFFFFFFU);
+        auto const with    = simd::widened(simd::add_byte_products<true>(
+            simd::add_byte_products<true>(simd::byte_sums{}, low, numbers), high, numbers));
+        auto const without = simd::widened(simd::add_byte_products<false>(simd::byte_sums{}, numbers, high));
         for (int lane = 0; lane < simd::lanes; ++lane)
         {
-            CHECK(got[lane] == sum[lane] + half(a[lane], 0) * half(b[lane], 0) + half(a[lane], 1) * half(b[lane], 1));
-            CHECK(half(high[lane], 0) == (half(b[lane], 0) >> 8 & 0xFF));
-            CHECK(half(high[lane], 1) == (half(b[lane], 1) >> 8 & 0xFF));
+            int signed_sum = 0;
+            int sum        = 0;
+            for (int k = 0; k < 4; ++k)
+            {
+                int const code = byte(codes, lane, k);
+                CHECK(byte(high, lane, k) == code / 16);
+                signed_sum += static_cast<std::int8_t>(byte(numbers, lane, k)) * (code / 16 + code % 16);
+                sum += byte(numbers, lane, k) * (code / 16);
+            }
+            CHECK(with[lane] == signed_sum);
+            CHECK(without[lane] == sum);
         }
     }
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+TEST_CASE("numbers of 16 bits stored as limbs and multiplied with codes of 8 bits give whole products")
+{
+    support::source random{"simd limbs"};
+    for (int i = 0; i < 100; ++i)
+    {
+        bool const least = i < 2; // the numbers farthest from 0
+        simd::ints numbers[4];
+        for (simd::ints& v : numbers)
+        {
+            for (int lane = 0; lane < simd::lanes; ++lane)
+            {
+                int const any = static_cast<int>(random.bits() & 0xFFFFU) - 32768;
+                v[lane]       = least ? (i == 0 ? -32767 : 32767) : any;
+            }
+        }
+        std::byte limbs[32];
+        simd::store_limbs(limbs, numbers);
+        simd::ints positive[4];
+        for (int v = 0; v < 4; ++v) { positive[v] = numbers[v] & 0x7FFF; }
+        std::byte positive_limbs[32];
+        simd::store_limbs(positive_limbs, positive);
+        simd::limb_sums with{};
+        simd::limb_sums without{};
+        if (simd::base_of_high) { with.high = simd::high_base(limbs, 16); }
+        simd::ints want_with{};
+        simd::ints want_without{};
+        for (int four = 0; four < 4; ++four)
+        {
+            auto const codes = random_words(random, 0xFFFFFFFFU);
+            with             = simd::add_low_products(with, codes, simd::words(limbs + 8 * four));
+            with             = simd::add_high_products<true>(with, codes, simd::words(limbs + 8 * four + 4));
+            without          = simd::add_low_products(without, codes, simd::words(positive_limbs + 8 * four));
+            without          = simd::add_high_products<false>(without, codes, simd::words(positive_limbs + 8 * four + 4));
+            for (int lane = 0; lane < simd::lanes; ++lane)
+            {
+                for (int k = 0; k < 4; ++k)
+                {
+                    auto const code = static_cast<int>(static_cast<std::uint32_t>(codes[lane]) >> (8 * k) & 0xFFU);
+                    want_with[lane] += code * numbers[four][k];
+                    want_without[lane] += code * positive[four][k];
+                }
+            }
+        }
+        CHECK_FALSE(simd::any(simd::widened(with) != want_with));
+        CHECK_FALSE(simd::any(simd::widened(without) != want_without));
+    }
+}
+#endif
+
+TEST_CASE("half is rounded as narrow rounds it, from both ends of its range, between neighbours and beyond")
+{
+    int wrong = 0;
+    for (std::uint32_t i = 0; i < 0x10000U; ++i)
+    {
+        float const x = widen(half{static_cast<std::uint16_t>(i)});
+        if (std::isnan(x)) { continue; }
+        float const next = widen(half{static_cast<std::uint16_t>((i + 1) & 0xFFFFU)});
+        float const tie  = std::isfinite(x) && std::isfinite(next) ? x / 2 + next / 2 : x * 1.5F;
+        for (float const each : {x, tie, std::nextafter(tie, 0.0F), std::nextafter(tie, 2 * tie)})
+        {
+            half got[simd::lanes];
+            simd::narrow_to(got, simd::broadcast(each));
+            wrong += got[simd::lanes - 1].bits != narrow<half>(each).bits;
+        }
+    }
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("numbers are rounded to the nearest whole one, halves to the even one, and stored as bytes and as shorts")

@@ -25,7 +25,7 @@ namespace mdkv::inline MDKV_MACHINE::cpu::detail
 using mdkv::detail::run_rows;
 
 /// Query heads that one pass over the tokens serves: as many accumulators as the machine's registers hold.
-inline constexpr int most_group = simd::lanes == 16 ? 8 : simd::lanes == 8 ? 4 : 2;
+inline constexpr int most_group = (std::min)(8, simd::registers * simd::lanes / 32);
 
 /// The number of a pass that serves as many of the `left` query heads as possible, and of its query heads.
 inline constexpr int passes = 5;
@@ -98,7 +98,12 @@ struct rounded_query
     template <int Bits>
     [[nodiscard]] int number(index_t i) const noexcept
     {
-        if constexpr (Bits == 4) { return mdkv::detail::load_at<std::int8_t>(numbers + i); }
+        if constexpr (Bits == 8 && simd::byte_limbs)
+        {
+            std::byte const* const low = numbers + i / 4 * 8 + i % 4;
+            return mdkv::detail::load_at<std::int8_t>(low + 4) * 256 + mdkv::detail::load_at<std::uint8_t>(low);
+        }
+        else if constexpr (Bits == 4) { return mdkv::detail::load_at<std::int8_t>(numbers + i); }
         else
         {
             index_t const place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
@@ -23,22 +24,88 @@ namespace mdkv::inline MDKV_MACHINE::cpu::detail
 inline constexpr int most_coded_heads = (std::min)(4, most_group);
 inline constexpr int coded_passes     = 4;
 
+#if defined(__ARM_FEATURE_DOTPROD)
+
+using wide_sums = simd::limb_sums; ///< of products with codes of 8 bits
+[[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack_wide(simd::ints codes, int) noexcept
+{
+    return codes;
+}
+template <bool Signed>
+[[gnu::always_inline]] inline void multiply_wide(wide_sums& sums, simd::ints codes, simd::ints numbers, int half) noexcept
+{
+    sums = half == 0 ? simd::add_low_products(sums, codes, numbers) : simd::add_high_products<Signed>(sums, codes, numbers);
+}
+/// What the sums of n signed numbers' products begin with; n is a multiple of 4.
+[[nodiscard]] inline wide_sums wide_base(
+    [[maybe_unused]] std::byte const* numbers, [[maybe_unused]] index_t n) noexcept
+{
+    wide_sums base{};
+    if constexpr (simd::base_of_high) { base.high = simd::high_base(numbers, static_cast<int>(n)); }
+    return base;
+}
+/// The order in which factors of codes of 8 bits are stored: as it is, or of every four the first, third, second and fourth.
+[[nodiscard]] [[gnu::always_inline]] inline simd::ints in_order(simd::ints numbers) noexcept
+{
+    return numbers;
+}
+/// Stores 16 numbers of 16 bits, those of 16 / lanes vectors, as factors of codes of 8 bits.
+[[gnu::always_inline]] inline void store_wide(std::byte* to, simd::ints const* numbers) noexcept
+{
+    simd::store_limbs(to, numbers);
+}
+
+#else
+
+using wide_sums = simd::pair_sums; ///< of products with codes of 8 bits
+[[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack_wide(simd::ints codes, int half) noexcept
+{
+    return half == 0 ? codes & 0x00ff00ff : simd::high_bytes(codes);
+}
+template <bool Signed>
+[[gnu::always_inline]] inline void multiply_wide(wide_sums& sums, simd::ints codes, simd::ints numbers, int) noexcept
+{
+    sums = simd::add_products(sums, codes, numbers);
+}
+[[nodiscard]] inline wide_sums wide_base(std::byte const*, index_t) noexcept
+{
+    return wide_sums{};
+}
+[[nodiscard]] [[gnu::always_inline]] inline simd::ints in_order(simd::ints numbers) noexcept
+{
+    return simd::swap_middle(numbers);
+}
+[[gnu::always_inline]] inline void store_wide(std::byte* to, simd::ints const* numbers) noexcept
+{
+    simd::store_shorts(to, numbers);
+}
+
+#endif
+
+/// Sums of products with codes of `Bits` bits, and the registers that they take.
+template <int Bits>
+using code_sums = std::conditional_t<Bits == 8, wide_sums, simd::byte_sums>;
+template <int Bits>
+inline constexpr int sum_registers = int{sizeof(code_sums<Bits>)} / int{sizeof(simd::ints)};
+
 /// Half of the fours of codes as a factor, the first or the second: of 8 bits first and third, or second and fourth; of 4
-/// bits low halves, or high halves.
+/// bits low halves, or high halves. Where numbers are two bytes each of them is a half, and codes are whole.
 template <int Bits>
 [[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack(std::byte const* from, int half) noexcept
 {
     auto const codes = simd::read<simd::ints>(from);
-    if constexpr (Bits == 8) { return half == 0 ? codes & 0x00ff00ff : simd::high_bytes(codes); }
-    else { return (half == 0 ? codes : codes >> 4) & 0x0f0f0f0f; }
+    if constexpr (Bits == 8) { return unpack_wide(codes, half); }
+    else { return half == 0 ? codes & 0x0f0f0f0f : simd::high_halves(codes); }
 }
 
-/// Adds products: a from 0 to 255, of 4-bit codes b from -128 to 127.
-template <int Bits, class Sums>
-[[gnu::always_inline]] inline void multiply(Sums& sums, simd::ints a, simd::ints b) noexcept
+/// Adds products of half of the codes and of numbers, which have a sign if Signed. Of 8 bits, a are the codes; of 4 bits
+/// those that are never negative, and if neither are, the numbers.
+template <int Bits, bool Signed>
+[[gnu::always_inline]] inline void multiply(
+    code_sums<Bits>& sums, simd::ints a, simd::ints b, [[maybe_unused]] int half) noexcept
 {
-    if constexpr (Bits == 8) { sums = simd::add_products(sums, a, b); }
-    else { sums = simd::add_byte_products(sums, a, b); }
+    if constexpr (Bits == 8) { multiply_wide<Signed>(sums, a, b, half); }
+    else { sums = simd::add_byte_products<Signed>(sums, a, b); }
 #if defined(__SSE2__) && !defined(__clang__)
     __asm__("" : "+v"(sums)); // g++ would add in another order, with more sums than there are registers
 #endif

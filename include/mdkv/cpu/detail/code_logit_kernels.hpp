@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
@@ -78,6 +77,11 @@ template <int Bits, int G, int Vectors>
         rounded_query const* const query = q.rounded + k * q.rows; // of the first head
         index_t const whole              = group.bytes & -16;
         std::byte const* scales          = tile + group.scales;
+        [[maybe_unused]] code_sums<Bits> base[G];
+        if constexpr (Bits == 8 && simd::base_of_high)
+        {
+            for (int g = 0; g < G; ++g) { base[g] = wide_base(query[g].numbers, whole); }
+        }
         for (index_t t = 0; t < tokens; t += Vectors * lanes, scales += at_once * tile_bytes)
         {
             auto const offset = [&](int v, index_t unit) { // of a vector's units in its row of the tiles
@@ -85,7 +89,12 @@ template <int Bits, int G, int Vectors>
             };
             std::byte const* at = scales + 2 * halves;
             next.fetch(4 * Vectors * lanes); // scales and minima
-            std::conditional_t<Bits == 8, simd::ints, simd::byte_sums> sums[G][Vectors]{};
+            code_sums<Bits> sums[G][Vectors]{};
+            if constexpr (Bits == 8 && simd::base_of_high)
+            {
+                MDKV_UNROLL
+                for (int j = 0; j < G * Vectors; ++j) { sums[j / Vectors][j % Vectors] = base[j / Vectors]; }
+            }
             for (index_t c = 0; c < whole; c += 16)
             {
                 MDKV_UNROLL
@@ -103,7 +112,7 @@ template <int Bits, int G, int Vectors>
                     {
                         simd::ints const number = simd::words(query[j / 2].numbers + i * size + j % 2 * second);
                         MDKV_UNROLL
-                        for (int v = 0; v < Vectors; ++v) { multiply<Bits>(sums[j / 2][v], code[j % 2][v], number); }
+                        for (int v = 0; v < Vectors; ++v) { multiply<Bits, true>(sums[j / 2][v], code[j % 2][v], number, j % 2); }
                     }
                 }
             }
@@ -140,17 +149,20 @@ template <int Bits, int G, int Vectors>
     return tokens / tile_tokens;
 }
 
+template <int Bits>
+inline constexpr int most_coded_logit_heads = most_coded_heads / sum_registers<Bits>;
+
 template <int Bits, int Pass>
 [[nodiscard]] constexpr logit_pass coded_logits_of() noexcept
 {
-    constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_heads);
+    constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_logit_heads<Bits>);
     constexpr int vectors = (std::max)(int{tile_tokens} / simd::lanes, (std::min)(4, 8 / G));
     return {&coded_logits<Bits, G, vectors>, vectors * simd::lanes / tile_tokens};
 }
 
 /// As logits_as, for codes of `Bits` bits.
 template <int Bits>
-inline constexpr logit_kernels coded_logits_as{most_coded_heads,
+inline constexpr logit_kernels coded_logits_as{most_coded_logit_heads<Bits>,
     {coded_logits_of<Bits, 0>(), coded_logits_of<Bits, 1>(), coded_logits_of<Bits, 2>(), coded_logits_of<Bits, 3>()}};
 
 } // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
@@ -49,7 +48,7 @@ template <int Bits, int G, int Vectors>
 [[gnu::noinline]] void coded_sums(
     rounded_weights const& weights, coded_columns const& from, sum_rows const& sums, read_ahead& ahead) noexcept
 {
-    using products          = std::conditional_t<Bits == 8, simd::ints, simd::byte_sums>;
+    using products          = code_sums<Bits>;
     constexpr int lanes     = simd::lanes;
     constexpr int halves    = 8 / Bits;
     constexpr int size      = number_bytes<Bits>;
@@ -68,7 +67,9 @@ template <int Bits, int G, int Vectors>
         MDKV_UNROLL
         for (int i = 0; i < count; ++i)
         {
-            acc[i / Vectors / halves][i / Vectors % halves][i % Vectors] = products{} + least;
+            products& sum = acc[i / Vectors / halves][i / Vectors % halves][i % Vectors];
+            if constexpr (short_sums<Bits>) { sum = products{} + least; }
+            else { sum = products{}; }
         }
         std::byte const* tile   = from.begin + 4 * b;
         std::byte const* number = weights.numbers[0];
@@ -98,8 +99,8 @@ template <int Bits, int G, int Vectors>
                         {
                             int const h = i / Vectors;
                             int const v = i % Vectors;
-                            if constexpr (Bits == 8) { multiply<Bits>(acc[g][h][v], code[h][v], by); }
-                            else { multiply<Bits>(acc[g][h][v], by, code[h][v]); }
+                            if constexpr (Bits == 8) { multiply<Bits, false>(acc[g][h][v], code[h][v], by, step); }
+                            else { multiply<Bits, false>(acc[g][h][v], by, code[h][v], step); }
                         }
                     }
                 }
@@ -148,8 +149,8 @@ template <int Bits, int Pass>
 [[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
 {
     constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_heads);
-    constexpr int most    = (simd::lanes == 16 ? 16 : 8) * Bits / 8 / G;
-    constexpr int vectors = std::clamp(most, 1, Bits == 4 ? 2 : most_coded_vectors);
+    constexpr int most    = simd::registers / 2 * Bits / 8 / G / sum_registers<Bits>;
+    constexpr int vectors = std::clamp(most, 1, Bits == 4 && simd::registers < 8 * simd::lanes ? 2 : most_coded_vectors);
     return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>, &round_weights<Bits, G>};
 }
 template <int Bits>

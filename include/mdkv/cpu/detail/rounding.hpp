@@ -9,7 +9,6 @@
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
@@ -27,7 +26,7 @@ inline constexpr index_t rounded_tokens = 128;
 /// Whether products with codes of `Bits` bits are added up in 16 bits: 32 products of a query, or 64 of weights, of the first two
 /// in every four or of the last two.
 template <int Bits>
-inline constexpr bool short_sums = Bits == 4 && !std::same_as<simd::byte_sums, simd::ints>;
+inline constexpr bool short_sums = Bits == 4 && simd::short_byte_sums;
 
 /// Where sums of weights begin, which have no sign.
 inline constexpr short least_short = -32768;
@@ -54,8 +53,7 @@ struct rounding
     {}
 };
 
-/// Rounds n numbers times `factor`, a multiple of 16, for codes of `bits` bits and returns the vectors' sum. Numbers of 16
-/// bits have the order first, third, second, fourth of every four.
+/// Rounds n numbers times `factor`, a multiple of 16, for codes of `bits` bits and returns the vectors' sum.
 template <bool Signed>
 [[gnu::always_inline]] inline simd::ints round_numbers(
     int bits, float const* x, simd::floats factor, index_t n, std::byte* to) noexcept
@@ -70,9 +68,9 @@ template <bool Signed>
         {
             number[v] = simd::to_nearest(simd::load(x + i + v * simd::lanes) * factor);
             sum += number[v];
-            if (bits == 8) { number[v] = simd::swap_middle(number[v]); }
+            if (bits == 8) { number[v] = in_order(number[v]); }
         }
-        if (bits == 8) { simd::store_shorts(to + i * number_bytes<8>, number); }
+        if (bits == 8) { store_wide(to + i * number_bytes<8>, number); }
         else { simd::store_bytes<Signed>(to + i, number); }
     }
     return sum;

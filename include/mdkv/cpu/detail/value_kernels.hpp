@@ -87,7 +87,7 @@ template <element T, int Pass>
 [[nodiscard]] constexpr column_pass columns_of() noexcept
 {
     constexpr int G    = (std::min)(heads_of_pass[Pass], most_group);
-    constexpr int most = simd::lanes == 16 ? 12 : simd::lanes == 8 ? 8 : 4; // sums; more would leave the registers
+    constexpr int most = simd::lanes == 16 ? 12 : simd::registers == 32 ? 16 : simd::lanes; // sums; more would leave the registers
     constexpr int wide = 4 * G <= most ? 4 : 2;
     return {&column_sums<T, G, wide>, &column_sums<T, G, 2>, &column_sums<T, G, 1>};
 }
