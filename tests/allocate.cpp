@@ -8,6 +8,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/detail/allocate/solve.hpp>
 
 #include "support/allocation.hpp"
 #include "support/host.hpp"
@@ -313,6 +314,25 @@ TEST_CASE("a sample in which everything fits does not decide: the limit holds")
             allocation const got = solve(in, {limit}).one();
             CHECK(got.token_bytes <= limit);
             CHECK(got.multiplier == doctest::Approx(static_cast<double>(bisect(in, limit).multiplier)).epsilon(1e-6));
+        }
+    }
+}
+
+TEST_CASE("the sample of all limits together does not grow with their number")
+{
+    for (index_t const heads : {1, 3, 8, 64, 1000, 8192})
+    {
+        for (index_t const tokens : {1, 64, 1000, 5000, 131072})
+        {
+            for (index_t const most : {4096, 32768})
+            {
+                index_t const runs = mdkv::detail::dual::runs_of_sample(heads, tokens, most);
+                CAPTURE(heads);
+                CAPTURE(tokens);
+                CHECK(runs >= 1);
+                CHECK((runs - 1) * 16 * heads <= std::min(most, heads * tokens / 16));
+                CHECK((runs - 1) * 16 <= tokens);
+            }
         }
     }
 }

@@ -543,6 +543,7 @@ batch_of_caches<T> mixed_batch()
     batch.add({.heads = 2, .tokens = 0, .window = 0, .dims = {64, 32}, .rungs = rungs_of_codes}, 0, 1);
     batch.add({.heads = 2, .tokens = 40, .window = 3, .dims = {64, 32}, .rungs = rungs_of_codes}, 2, 0);
     batch.add({.heads = 2, .tokens = 1, .window = 0, .dims = {64, 32}}, 20, 17);
+    batch.add({.heads = 2, .tokens = 500, .window = 0, .dims = {64, 32}, .rungs = rungs_of_codes}, 60, 55); // panels
     batch.add({.heads = 2, .tokens = 30000, .window = 0, .dims = {64, 32}, .rungs = {drop, full}}, 3, 2);
     return batch;
 }
@@ -978,6 +979,42 @@ TEST_CASE("a dry run needs no directory, and what it asks for serves every cache
     };
     host_cache<half> future{layer.layout, nullptr, cache.arena_bytes(), nullptr, nullptr, 8, nullptr};
     CHECK(size_of(future) == size_of(cache.view()));
+}
+
+TEST_CASE("scratch is that of one panel of rows, however many queries there are and whatever the arena holds")
+{
+    cache_layout const layout{{{drop, part(1, 4), full_int4, full_int8, full}}, 4, 16, {64, 64}};
+    for (index_t const arena : {index_t{1} << 16, index_t{1} << 26, index_t{1} << 29})
+    {
+        host_cache<half> const cache{layout, nullptr, arena, nullptr, nullptr, 8192, nullptr};
+        for (index_t const group : {1, 3, 8, 40})
+        {
+            for (int const threads : {1, 2})
+            {
+                cpu::thread_pool pool{threads};
+                auto const bytes_of = [&](index_t n) {
+                    view<float, 3, space::host> const rows{nullptr, {4 * group, n, 64}, {n * 64, 64, 1}};
+                    view<float, 2, space::host> const lse{nullptr, {4 * group, n}, {n, 1}};
+                    std::vector<sequence_view<half, space::host>> const two{{cache, n - 1}, {cache, 1}};
+                    return std::pair{
+                        support::scratch_bytes(
+                            [&](cpu::backend const& on) { attend(on, rows, cache, {}, rows, lse); }, pool),
+                        support::scratch_bytes(
+                            [&](cpu::backend const& on) { attend(on, rows, std::span{two}, {}, rows, lse); }, pool)};
+                };
+                // A panel has 32 rows, or one token's where these are more.
+                index_t const panel     = std::max<index_t>(32 / group, 1);
+                auto const [one, batch] = bytes_of(panel + 1);
+                CAPTURE(arena);
+                CAPTURE(group);
+                CHECK(bytes_of(512) == std::pair{one, batch});
+                CHECK(bytes_of(4096) == std::pair{one, batch});
+                // Parts of each of two sequences, and threads: softmax state, sums and queries in three bases, logits.
+                auto const rows_of_panel = static_cast<std::size_t>(std::max<index_t>(32, group));
+                CHECK(batch <= rows_of_panel * (2 * (4 + 513) + 2) * 4 * 4 * 64 + (std::size_t{1} << 18));
+            }
+        }
+    }
 }
 
 TEST_CASE("arguments that do not fit are refused by name before anything is written")

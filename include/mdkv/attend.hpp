@@ -111,13 +111,14 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
 
 /// Attention of the queries of the last n appended tokens at once, each over the whole cache but the tokens appended after
 /// it: the answer's first tokens, a second prompt, drafts of speculative decoding. Equals n calls for one token each, but
-/// for rounding, and reads every stored byte once for all of them.
+/// for rounding, and reads every stored byte once for all of them (cpu: for each panel of 32 rows, G of a token).
 ///
 /// \param[in]  queries  [H*G, n, D]
 /// \param[in]  cache    whose last n tokens these are (`append` comes first)
 /// \param[out] output   [H*G, n, Dv]
 /// \param[out] lse      [H*G, n]
-/// \cost   as for one token with G*n instead of G query heads; scratch grows with G*n
+/// \cost   as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a KV
+///         head, or G if G is larger, whatever n is; gpu: grows with G*n
 /// \throws invalid_argument   as above; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
 ///                            were appended; where they are fewer, the first of the queries see all that is not in the tail
 template <backend B, class T, element U>

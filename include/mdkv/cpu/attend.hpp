@@ -46,6 +46,10 @@ inline constexpr index_t least_shared_bytes = index_t{1} << 16;
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
 
+/// Rows of a head (query heads of tokens) attended at a time, unless one token has more: scratch does not grow with the
+/// number of queries, and every panel of rows reads the stored bytes once.
+inline constexpr index_t most_panel_rows = 32;
+
 /// Tokens attended at a time: their logits and their rows stay in the nearest cache.
 inline constexpr index_t most_block_tokens  = 256;
 inline constexpr index_t most_block_bytes   = index_t{1} << 15;
@@ -69,8 +73,9 @@ inline constexpr index_t announced_bytes = index_t{1} << 17;
     for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
 }
 
-/// One call of attend, over its scratch. Row g of a head is its query head g / n at token g % n of the last n. A part leaves,
-/// for each row of the head, the softmax state and the sums of values in every basis.
+/// One panel of a sequence's queries, over its scratch: n tokens, after which the tail has `hidden` more tokens.
+/// Row g of a head is its query head g / n at token g % n of the panel. A part leaves, for each row of the head, the softmax
+/// state and the sums of values in every basis.
 template <element T, element U>
 struct attend_job
 {
@@ -81,6 +86,7 @@ struct attend_job
     attend_sizes sizes;
     float scale;   // of the logits, in base 2
     index_t group; ///< G * n, rows of a head
+    index_t hidden     = 0;
     index_t part_bytes = 0;
 
     // scratch
@@ -97,6 +103,16 @@ struct attend_job
         return tokens() == 0 ? 0 : heads + (std::min)(held() / least_part_bytes, most_parts);
     }
     [[nodiscard]] index_t held() const { return cache.arena_bytes + cache.layout.heads * cache.tail_head_bytes(); }
+
+    /// Goes on with another panel of the same sequence, in this one's scratch.
+    void move_to(attend_job const& next)
+    {
+        queries = next.queries;
+        output  = next.output;
+        lse     = next.lse;
+        group   = next.group;
+        hidden  = next.hidden;
+    }
 
     /// Takes the scratch that all threads share; returns the most parts.
     index_t take(workspace::frame& frame)
@@ -223,7 +239,7 @@ struct attend_job
             for (index_t g = 0; g < group; ++g)
             {
                 float* const row       = logits.x + g * logits.step;
-                index_t const visible  = last ? run.tokens - (tokens() - 1 - g % tokens()) - t : n;
+                index_t const visible  = last ? run.tokens - hidden - (tokens() - 1 - g % tokens()) - t : n;
                 index_t const softened = tile::round_up(n, tile_tokens);
                 if (visible < n) { std::fill(row + (std::max<index_t>)(visible, 0), row + n, mdkv::detail::empty_lse); }
                 if (visible <= 0) // none of the block
@@ -362,45 +378,59 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     std::span<sequence_view<T, space::host> const, N> sequences, attend_options options, out_view<U, 3, backend> output,
     out_view<float, 2, backend> lse)
 {
-    using job_of_one    = detail::attend_job<T, U>;
-    index_t const rows  = queries.extent(0);
-    auto const count    = static_cast<index_t>(sequences.size());
-    index_t most_parts  = 0; // of all
-    index_t own_bytes   = 0; // of a thread
-    index_t first_token = 0;
+    using job_of_panel = detail::attend_job<T, U>;
+    index_t const rows = queries.extent(0);
+    auto const count   = static_cast<index_t>(sequences.size());
+    index_t most_parts = 0; // of all
+    index_t own_bytes  = 0; // of a thread
+    index_t panels     = 0; // of the sequence with the most
     if (rows == 0) { return; }
-    workspace::frame frame{*on.scratch, "attend"};
-    auto* const jobs     = frame.take<job_of_one>(count);
-    index_t* const first = frame.take<index_t>(count + 1); // part of each job
-    for (index_t i = 0; i < count; ++i)
-    {
+    // Panel `number` of sequence i; its tokens begin at `first` of the queries.
+    auto const panel_of = [&](index_t i, index_t number, index_t first) {
         auto const& [cache, n] = sequences[static_cast<std::size_t>(i)];
-        job_of_one job{slice<1>(queries, first_token, n), mdkv::detail::without_const(cache),
-            slice<1>(output, first_token, n), slice<1>(lse, first_token, n), {cache.layout, sizeof(T)},
-            mdkv::detail::attend_scale(options, cache.layout), rows / cache.layout.heads * n};
+        index_t const group    = rows / cache.layout.heads;
+        index_t const step     = (std::max<index_t>)(detail::most_panel_rows / group, 1);
+        index_t const begin    = (std::min)(number * step, n);
+        index_t const tokens   = (std::min)(step, n - begin);
+        panels                 = (std::max)(panels, (n + step - 1) / step);
+        return job_of_panel{slice<1>(queries, first + begin, tokens), mdkv::detail::without_const(cache),
+            slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens), {cache.layout, sizeof(T)},
+            mdkv::detail::attend_scale(options, cache.layout), group * tokens, n - begin - tokens};
+    };
+    workspace::frame frame{*on.scratch, "attend"};
+    auto* const jobs     = frame.take<job_of_panel>(count);
+    index_t* const first = frame.take<index_t>(count + 1); // part of each job
+    for (index_t i = 0, token = 0; i < count; ++i)
+    {
+        job_of_panel job = panel_of(i, 0, token); // no later one has more tokens
         mdkv::detail::carver own;
         static_cast<void>(job.carve(own));
         own_bytes = (std::max)(own_bytes, tile::round_up(own.bytes(), workspace::alignment));
         most_parts += job.take(frame);
-        first_token += n;
-        if (jobs != nullptr) { new (jobs + i) job_of_one{job}; }
+        token += sequences[static_cast<std::size_t>(i)].queries;
+        if (jobs != nullptr) { new (jobs + i) job_of_panel{job}; }
     }
     std::byte* const memory = frame.take<std::byte>(on.slots(most_parts) * own_bytes);
     if (!frame.ready()) { return; }
 
-    index_t stored = 0;
-    first[0]       = 0;
-    for (index_t i = 0; i < count; ++i)
-    {
-        stored += jobs[i].cut(mdkv::detail::attend_name(i, N != 1).text);
-        first[i + 1] = first[i] + jobs[i].parts();
-    }
     auto const body = [&](index_t part, index_t slot) {
         index_t const i = std::upper_bound(first, first + count + 1, part) - first - 1;
         jobs[i](part - first[i], memory + slot * own_bytes);
     };
-    if (stored < detail::least_shared_bytes) { backend{on.scratch}.for_each(first[count], body); }
-    else { on.for_each(first[count], body); }
+    for (index_t number = 0; number < panels; ++number)
+    {
+        index_t stored = 0;
+        first[0]       = 0;
+        for (index_t i = 0, token = 0; i < count; ++i)
+        {
+            if (number > 0) { jobs[i].move_to(panel_of(i, number, token)); }
+            token += sequences[static_cast<std::size_t>(i)].queries;
+            stored += jobs[i].cut(mdkv::detail::attend_name(i, N != 1).text);
+            first[i + 1] = first[i] + jobs[i].parts();
+        }
+        if (stored < detail::least_shared_bytes) { backend{on.scratch}.for_each(first[count], body); }
+        else { on.for_each(first[count], body); }
+    }
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -88,6 +88,14 @@ void solve(B const& on, work const& w, index_t words)
     }
 }
 
+/// Runs of neighbours that the sample takes of each head: 1 token in 16 and at most `most` of all heads together, however
+/// many limits they have, and one run more.
+[[nodiscard]] inline index_t runs_of_sample(index_t heads, index_t tokens, index_t most)
+{
+    index_t const sample = heads * tokens / 16 < most ? heads * tokens / 16 : most;
+    return sample / run_tokens / (heads > 0 ? heads : 1) + 1;
+}
+
 /// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
@@ -110,10 +118,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     // A thread of a CPU reads a piece in no time; a GPU has more to gain from many teams.
     bool const one_by_one = B::memory_space == space::host;
     w.pieces_per_block    = one_by_one ? 16 : 1;
-    index_t const sample  = all * tokens / 16 < (one_by_one ? 32768 : 4096) ? all * tokens / 16
-                            : one_by_one                                    ? 32768
-                                                                            : 4096;
-    w.sampled_runs        = sample / run_tokens / (w.heads > 0 ? w.heads : 1) + 1;
+    w.sampled_runs        = runs_of_sample(all, tokens, one_by_one ? 32768 : 4096);
     while (w.dropped_bits < 21 && most >> (41 + w.dropped_bits) != 0) { ++w.dropped_bits; }
     w.loss         = loss.data_handle();
     w.loss_of_head = loss.stride(0);
