@@ -120,8 +120,8 @@ private:
         float const* const sine   = turns + pairs + i;
         if (neighbours)
         {
-            float x[2 * Pairs];
-            float turned[2 * Pairs];
+            float x[std::size_t{2 * Pairs}];
+            float turned[std::size_t{2 * Pairs}];
             widen_lanes(t, from + 2 * i, x);
             for (int l = 0; l < Pairs; ++l)
             {
@@ -132,9 +132,9 @@ private:
         }
         else
         {
-            float x[Pairs];
-            float y[Pairs];
-            float turned[2][Pairs];
+            float x[std::size_t{Pairs}];
+            float y[std::size_t{Pairs}];
+            float turned[2][std::size_t{Pairs}];
             widen_lanes(t, from + i, x);
             widen_lanes(t, from + pairs + i, y);
             for (int l = 0; l < Pairs; ++l)

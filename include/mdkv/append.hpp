@@ -61,7 +61,7 @@ private:
             {
                 U const* const from = rows.row(h, i) + d;
                 index_t const n     = rows.extent(2) - d < most ? rows.extent(2) - d : most;
-                T stored[most];
+                T stored[std::size_t{most}];
                 if (n == most)
                 {
                     MDKV_FOR_LANES(l, most)

@@ -72,17 +72,18 @@ private:
 };
 
 /// The sums of detail/columns.hpp, in registers: plain loops take several times as long.
-template <int Sums>
+template <std::size_t Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
-    float (&sum)[Sums][team::lanes]) noexcept
+    float (&sum)[Sums][std::size_t{team::lanes}]) noexcept
 {
 #if !defined(__CUDA_ARCH__)
     using floats          = float __attribute__((vector_size(sizeof(float) * vector_lanes)));
     constexpr int vectors = team::lanes / vector_lanes;
-    constexpr int step    = Sums / vectors; // eight sums keep the multiply-add units busy
-    for (int k = 0; k < Sums; k += step)
+    constexpr int all     = static_cast<int>(Sums);
+    constexpr int step    = all / vectors; // eight sums keep the multiply-add units busy
+    for (int k = 0; k < all; k += step)
     {
-        floats acc[step][vectors]{};
+        floats acc[std::size_t{step}][vectors]{};
         for (int d = 0; d < dim; ++d)
         {
             MDKV_UNROLL
@@ -111,20 +112,20 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
 }
 
 /// The neighbours of detail/columns.hpp as vectors, which compilers do not make of half's conversions.
-template <int N>
-    requires(N % vector_lanes == 0)
+template <std::size_t N>
+    requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void widen_lanes(team const&, half const* from, float (&x)[N]) noexcept
 {
 #if !defined(__CUDA_ARCH__)
-    for (int l = 0; l < N; l += vector_lanes) { simd::store(x + l, simd::load(from + l)); }
+    for (int l = 0; l < static_cast<int>(N); l += vector_lanes) { simd::store(x + l, simd::load(from + l)); }
 #endif
 }
-template <int N>
-    requires(N % vector_lanes == 0)
+template <std::size_t N>
+    requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept
 {
 #if !defined(__CUDA_ARCH__)
-    for (int l = 0; l < N; l += vector_lanes) { simd::narrow_to(to + l, simd::load(x + l)); }
+    for (int l = 0; l < static_cast<int>(N); l += vector_lanes) { simd::narrow_to(to + l, simd::load(x + l)); }
 #endif
 }
 

@@ -27,7 +27,7 @@ inline constexpr int width   = vectors * simd::lanes;
 }
 
 template <int Vectors>
-using accumulators = simd::floats[rows][Vectors];
+using accumulators = simd::floats[rows][std::size_t{Vectors}];
 
 /// acc[i][:] += sum over k < depth of a[i * row_step + k * k_step] * b[k * b_step + :]
 template <int Vectors>
@@ -38,7 +38,7 @@ inline void multiply_add(float const* a, index_t row_step, index_t k_step, float
     std::memcpy(own, acc, sizeof own);
     for (index_t k = 0; k < depth; ++k)
     {
-        simd::floats column[Vectors];
+        simd::floats column[std::size_t{Vectors}];
         MDKV_UNROLL
         for (int v = 0; v < Vectors; ++v) { column[v] = simd::load(b + v * simd::lanes); }
         MDKV_UNROLL

@@ -26,15 +26,15 @@ MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& 
 }
 
 /// x[l] = from[l] for N neighbours at any address, and back, rounded to T. A backend may have overloads of its own.
-template <team Team, element T, int N>
+template <team Team, element T, std::size_t N>
 MDKV_HD void widen_lanes(Team const&, T const* from, float (&x)[N])
 {
-    for (int l = 0; l < N; ++l) { x[l] = widen(load_at<T>(from + l)); }
+    for (int l = 0; l < static_cast<int>(N); ++l) { x[l] = widen(load_at<T>(from + l)); }
 }
-template <team Team, element T, int N>
+template <team Team, element T, std::size_t N>
 MDKV_HD void narrow_lanes(Team const&, float const (&x)[N], T* to)
 {
-    for (int l = 0; l < N; ++l) { store_at(to + l, narrow<T>(x[l])); }
+    for (int l = 0; l < static_cast<int>(N); ++l) { store_at(to + l, narrow<T>(x[l])); }
 }
 
 /// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where those of token i begin.
@@ -46,7 +46,7 @@ MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const
     {
         for (int i = 0; i < tokens; ++i)
         {
-            float x[lanes];
+            float x[std::size_t{lanes}];
             widen_lanes(t, row(i) + done, x);
             for (int l = 0; l < lanes; ++l) { to[(done + l) * tile_tokens + i] = x[l]; }
         }
@@ -68,7 +68,7 @@ MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float co
     {
         for (int i = 0; i < tokens; ++i)
         {
-            float x[lanes];
+            float x[std::size_t{lanes}];
             for (int l = 0; l < lanes; ++l) { x[l] = from[(done + l) * tile_tokens + i]; }
             for (int l = 0; cut && l < lanes; ++l) { x[l] = within_half(x[l]); }
             narrow_lanes(t, x, row(i) + done);
@@ -82,9 +82,9 @@ MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float co
 
 /// sum[k][l] = sum over d, ascending, of direction[k][d] * column[16 d + l]. A backend whose team has a faster way has an
 /// overload of its own, with the same sums.
-template <team Team, int Sums>
-MDKV_HD void column_products(
-    Team const&, float const* const (&direction)[Sums], float const* column, int dim, float (&sum)[Sums][Team::lanes])
+template <team Team, std::size_t Sums>
+MDKV_HD void column_products(Team const&, float const* const (&direction)[Sums], float const* column, int dim,
+    float (&sum)[Sums][std::size_t{Team::lanes}])
 {
     for (auto& row : sum)
     {
@@ -92,7 +92,7 @@ MDKV_HD void column_products(
     }
     for (int d = 0; d < dim; ++d)
     {
-        for (int k = 0; k < Sums; ++k)
+        for (std::size_t k = 0; k < Sums; ++k)
         {
             for (int l = 0; l < Team::lanes; ++l) { sum[k][l] += direction[k][d] * column[d * tile_tokens + l]; }
         }
@@ -101,7 +101,7 @@ MDKV_HD void column_products(
 
 /// to[l] = 2^x[l] for x <= 127, to a few units of rounding; 0 below -126. A backend may have an overload of its own.
 template <team Team>
-MDKV_HD void powers_of_two(Team const&, float const (&x)[Team::lanes], float* to)
+MDKV_HD void powers_of_two(Team const&, float const (&x)[std::size_t{Team::lanes}], float* to)
 {
     for (int l = 0; l < Team::lanes; ++l) { to[l] = x[l] < -126.0F ? 0.0F : exp2f(x[l]); }
 }

@@ -148,8 +148,8 @@ struct eigenvectors
             if (now.first == now.last) { return true; }
             for (index_t k = t.rank() * width; k < a.size; k += t.size() * width)
             {
-                float x[width];
-                float carried[width];
+                float x[std::size_t{width}];
+                float carried[std::size_t{width}];
                 float* row = a.row(now.last) + k;
                 for (int l = 0; l < width; ++l) { carried[l] = row[l]; }
                 for (index_t i = now.last - 1; i >= now.first; --i, row -= a.stride)

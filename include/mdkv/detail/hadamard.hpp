@@ -32,7 +32,7 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
     for (index_t i = 0; i < n; ++i)
     {
         if ((i & ((Count - 1) * half)) != 0) { continue; }
-        floats v[Count];
+        floats v[std::size_t{Count}];
         MDKV_UNROLL
         for (int k = 0; k < Count; ++k) { __builtin_memcpy(&v[k], x + (i + k * half) * stride, sizeof v[k]); }
         MDKV_UNROLL

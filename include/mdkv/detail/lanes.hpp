@@ -125,7 +125,7 @@ template <int Lanes>
     else
     {
         auto const narrow = __builtin_convertvector(mask, typename lane_vector<std::uint8_t, Lanes>::type);
-        std::uint64_t part[(Lanes + 7) / 8]{};
+        std::uint64_t part[std::size_t{(Lanes + 7) / 8}]{};
         __builtin_memcpy(part, &narrow, sizeof narrow);
         std::uint64_t word = 0;
         for (int p = 0; p < (Lanes + 7) / 8; ++p) { word |= part[p] << p; }

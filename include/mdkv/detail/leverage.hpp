@@ -129,10 +129,10 @@ struct add_squares
                 int const j = i / parts * rows;
                 float const* direction[rows]{};
                 for (int k = 0; k < rows; ++k) { direction[k] = whitener.row(h, j + k < dim ? j + k : j); }
-                float product[rows][lanes];
+                float product[rows][std::size_t{lanes}];
                 column_products(
                     t, direction, mine.columns + i % parts * lanes, j + rows < dim ? j + rows : dim, product);
-                double square[lanes]{};
+                double square[std::size_t{lanes}]{};
                 for (int k = 0; k < rows && j + k < dim; ++k)
                 {
                     for (int l = 0; l < lanes; ++l) { square[l] += double{product[k][l] * product[k][l]}; }

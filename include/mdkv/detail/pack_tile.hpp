@@ -211,7 +211,7 @@ private:
             float const* const column = mine.columns + i % parts * lanes;
             float const* direction[sums]{};
             for (int k = 0; k < sums; ++k) { direction[k] = basis.row(at.h, c + (j + k < n ? j + k : j)); }
-            float sum[sums][lanes];
+            float sum[sums][std::size_t{lanes}];
             column_products(t, direction, column, dim, sum);
             for (int k = 0; k < sums && j + k < n; ++k)
             {
@@ -235,15 +235,16 @@ private:
     };
 
     /// Stores the first `count` of neighbouring tokens, `step` bytes apart.
-    template <class V, int Lanes>
+    template <class V, std::size_t Lanes>
     MDKV_HD static void put(V const (&line)[Lanes], int count, std::byte* to, int step)
     {
-        if (Lanes > 1 && count >= Lanes && step == int{sizeof(V)})
+        constexpr int lanes = static_cast<int>(Lanes);
+        if (lanes > 1 && count >= lanes && step == int{sizeof(V)})
         {
             __builtin_memcpy(to, line, sizeof line);
             return;
         }
-        for (int l = 0; l < Lanes && l < count; ++l) { store_at(to + l * step, line[l]); }
+        for (int l = 0; l < lanes && l < count; ++l) { store_at(to + l * step, line[l]); }
     }
 
     /// n plain coordinates from c on.
@@ -257,7 +258,7 @@ private:
         {
             cell const from{t, at, i, n};
             float const* const x = mine.x + from.row * tile + from.token;
-            T line[lanes];
+            T line[std::size_t{lanes}];
             for (int l = 0; l < lanes; ++l) { line[l] = narrow<T>(x[l]); }
             put(line, at.width - from.token, to + from.row * at.rows.step(at.first) + from.token * apart, apart);
         }

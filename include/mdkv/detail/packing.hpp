@@ -89,7 +89,7 @@ struct write_means
         for (index_t d = member(t) * lanes; d < layout.dims.keys; d += members(t) * lanes)
         {
             auto const n = static_cast<int>(layout.dims.keys - d < lanes ? layout.dims.keys - d : lanes);
-            float line[lanes]{};
+            float line[std::size_t{lanes}]{};
             floats sum{};
             for (index_t i = 0; !there && i < count; i += step)
             {

@@ -132,8 +132,8 @@ struct pool_fading
             index_t const place     = leftwards ? n - 1 - begin : begin;
             float const* const from = x + place;
             float* const out        = to + place;
-            float near[block + some]; // begins with a block that is read, but not used
-            float far[block + some];
+            float near[std::size_t{block + some}]; // begins with a block that is read, but not used
+            float far[std::size_t{block + some}];
             int const end = Team::lanes == 1 ? some : count; // registers of a GPU are indexed by constants
             for (int l = 0; l < block; ++l) { near[l] = far[l] = 0.0F; }
             for (int l = 0; l < some; ++l) { near[block + l] = none; }
@@ -154,7 +154,7 @@ struct pool_fading
                 double const faded = carried * across;
                 float const leaves = border[b];
                 border[b]          = static_cast<float>(carried);
-                carried            = leaves > faded || leaves != leaves ? double{leaves} : faded;
+                carried            = double{leaves} > faded || leaves != leaves ? double{leaves} : faded;
             }
             t.sync();
             for (int b = 0; b < blocks; ++b)

@@ -192,7 +192,7 @@ private:
         }
         for_codes(t, group, [&](int place, int first, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
-            std::uint8_t codes[bytes];
+            std::uint8_t codes[std::size_t{bytes}];
             __builtin_memcpy(codes, from + group.codes + place, sizeof codes);
             for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
         });

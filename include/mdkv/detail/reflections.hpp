@@ -153,7 +153,7 @@ private:
         constexpr int width = block_columns<Team>;
         for (index_t k = t.rank() * width; k < n; k += t.size() * width)
         {
-            float x[width];
+            float x[std::size_t{width}];
             for (int l = 0; l < width; ++l) { x[l] = value(k + l); }
             for (int l = 0; l < width; ++l) { to[k + l] = x[l]; }
         }
@@ -168,7 +168,7 @@ private:
         t.sync();
         for (index_t p = t.rank() * lanes; p < sums; p += t.size() * lanes)
         {
-            double sum[lanes] = {};
+            double sum[std::size_t{lanes}] = {};
             for (index_t k = p; k < n; k += sums)
             {
                 MDKV_FOR_LANES(l, lanes)
@@ -196,9 +196,9 @@ private:
         constexpr int width = block_columns<Team>;
         for (index_t k = t.rank() * width; k < n; k += t.size() * width)
         {
-            float u_k[width];
-            float q_k[width];
-            float sum[width];
+            float u_k[std::size_t{width}];
+            float q_k[std::size_t{width}];
+            float sum[std::size_t{width}];
             for (int l = 0; l < width; ++l)
             {
                 u_k[l] = u_last[k + l];

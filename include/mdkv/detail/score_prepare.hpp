@@ -50,7 +50,7 @@ struct score_queries
             for (index_t d = mine.column * lanes; d < dim; d += t.size() * lanes)
             {
                 index_t const n = dim - d < lanes ? dim - d : lanes;
-                float x[lanes]{};
+                float x[std::size_t{lanes}]{};
                 if (n == lanes && !padding) { widen_lanes(t, from + d, x); }
                 for (index_t l = 0; l < n && n < lanes && !padding; ++l) { x[l] = widen(load_at<U>(from + d + l)); }
                 for (index_t l = 0; l < n; ++l) { to[(d + l) * panel + r] = x[l] * plan.to_log2; }

@@ -64,7 +64,7 @@ template <int Bits, int G, int Vectors>
     index_t const tile_bytes = tile_tokens * keys.token_bytes;
     index_t const tokens     = tiles / at_once * at_once * tile_tokens; // done here
     read_ahead next          = ahead;
-    float* row[G];
+    float* row[std::size_t{G}];
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
     {
@@ -77,7 +77,7 @@ template <int Bits, int G, int Vectors>
         rounded_query const* const query = q.rounded + k * q.rows; // of the first head
         index_t const whole              = group.bytes & -16;
         std::byte const* scales          = tile + group.scales;
-        [[maybe_unused]] code_sums<Bits> base[G];
+        [[maybe_unused]] code_sums<Bits> base[std::size_t{G}];
         if constexpr (Bits == 8 && simd::base_of_high)
         {
             for (int g = 0; g < G; ++g) { base[g] = wide_base(query[g].numbers, whole); }
@@ -89,7 +89,7 @@ template <int Bits, int G, int Vectors>
             };
             std::byte const* at = scales + 2 * halves;
             next.fetch(4 * Vectors * lanes); // scales and minima
-            code_sums<Bits> sums[G][Vectors]{};
+            code_sums<Bits> sums[std::size_t{G}][std::size_t{Vectors}]{};
             if constexpr (Bits == 8 && simd::base_of_high)
             {
                 MDKV_UNROLL
@@ -101,7 +101,7 @@ template <int Bits, int G, int Vectors>
                 for (index_t i = c; i < c + 16; i += 4, at += fours)
                 {
                     next.fetch(4 * Vectors * lanes);
-                    simd::ints code[2][Vectors];
+                    simd::ints code[2][std::size_t{Vectors}];
                     MDKV_UNROLL
                     for (int j = 0; j < 2 * Vectors; ++j)
                     {
@@ -116,8 +116,8 @@ template <int Bits, int G, int Vectors>
                     }
                 }
             }
-            simd::floats scale[Vectors];
-            simd::floats minimum[Vectors];
+            simd::floats scale[std::size_t{Vectors}];
+            simd::floats minimum[std::size_t{Vectors}];
             MDKV_UNROLL
             for (int v = 0; v < Vectors; ++v)
             {

@@ -63,7 +63,7 @@ template <int Bits, int G, int Vectors>
     read_ahead next              = ahead;
     for (index_t b = 0; b < from.bytes; b += Vectors * lanes)
     {
-        products acc[G][halves][Vectors];
+        products acc[std::size_t{G}][std::size_t{halves}][std::size_t{Vectors}];
         MDKV_UNROLL
         for (int i = 0; i < count; ++i)
         {
@@ -83,7 +83,7 @@ template <int Bits, int G, int Vectors>
                 MDKV_UNROLL
                 for (int step = 0; step < steps; ++step)
                 {
-                    simd::ints code[halves][Vectors];
+                    simd::ints code[std::size_t{halves}][std::size_t{Vectors}];
                     MDKV_UNROLL
                     for (int i = 0; i < halves * Vectors; ++i)
                     {
@@ -124,7 +124,7 @@ template <int Bits, int G, int Vectors>
             }
             continue;
         }
-        simd::floats more[count];
+        simd::floats more[std::size_t{count}];
         MDKV_UNROLL
         for (int i = 0; i < count; ++i) { more[i] = sum_of(i); }
         add_ragged(more, G, halves, Vectors, b, from, sums);

@@ -33,14 +33,14 @@ template <element T, int G, int Tiles>
     for (; tiles - done >= Tiles; done += Tiles)
     {
         std::byte const* at = tile + done * tile_bytes;
-        float const* query[G]; // one register each
-        simd::floats acc[parts][G][vectors]{};
+        float const* query[std::size_t{G}]; // one register each
+        simd::floats acc[std::size_t{parts}][std::size_t{G}][std::size_t{vectors}]{};
         MDKV_UNROLL
         for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step; }
         auto const add_coordinate = [&](int part, index_t c) __attribute__((always_inline))
         {
             next.fetch(Tiles * row);
-            simd::floats key[vectors];
+            simd::floats key[std::size_t{vectors}];
             MDKV_UNROLL
             for (int v = 0; v < vectors; ++v)
             {

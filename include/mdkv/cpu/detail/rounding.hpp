@@ -141,11 +141,11 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
     constexpr float most = Bits == 8 ? 32767.0F : 255.0F;
     auto const middle    = simd::broadcast(middle_code(Bits));
     read_ahead next      = ahead;
-    alignas(64) float scaled[G][rounded_tokens];
-    simd::floats largest[G]{};
-    simd::floats total[G]{};
-    simd::floats bias[G]{};
-    float const* row[G];
+    alignas(64) float scaled[std::size_t{G}][std::size_t{rounded_tokens}];
+    simd::floats largest[std::size_t{G}]{};
+    simd::floats total[std::size_t{G}]{};
+    simd::floats bias[std::size_t{G}]{};
+    float const* row[std::size_t{G}];
     MDKV_UNROLL
     for (int g = 0; g < G; ++g) { row[g] = weights.x + g * weights.step; }
     for (index_t t = 0; t < n; scales += tile_bytes)
@@ -170,7 +170,7 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
         }
     }
     ahead = next;
-    simd::floats factor[G];
+    simd::floats factor[std::size_t{G}];
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
     {

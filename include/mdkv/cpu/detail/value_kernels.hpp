@@ -28,8 +28,8 @@ template <element T, int G, int Vectors>
     constexpr int parts = G * Vectors >= 8 ? 1 : 2;
     read_ahead next     = ahead;
     if (columns < Vectors * lanes) { return 0; }
-    simd::floats acc[parts][G][Vectors]{};
-    float const* weight[G]; // one register each
+    simd::floats acc[std::size_t{parts}][std::size_t{G}][std::size_t{Vectors}]{};
+    float const* weight[std::size_t{G}]; // one register each
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
     {
@@ -39,7 +39,7 @@ template <element T, int G, int Vectors>
     }
     auto const add_row = [&](int part, std::byte const* at, index_t t) __attribute__((always_inline))
     {
-        simd::floats value[Vectors];
+        simd::floats value[std::size_t{Vectors}];
         MDKV_UNROLL
         for (int v = 0; v < Vectors; ++v) { value[v] = simd::load(reinterpret_cast<T const*>(at) + v * lanes); }
         MDKV_UNROLL

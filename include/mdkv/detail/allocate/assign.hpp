@@ -72,7 +72,7 @@ private:
             floats bar = i + lanes <= ties ? below : multiplier;
             if (i < ties && i + lanes > ties)
             {
-                float bars[lanes];
+                float bars[std::size_t{lanes}];
                 for (int l = 0; l < lanes; ++l) { bars[l] = bits_as<float>(p.multiplier - (i + l < ties ? 1U : 0U)); }
                 __builtin_memcpy(&bar, bars, sizeof bar);
             }
@@ -86,7 +86,7 @@ private:
                 reached[j] += theta > bar ? one : ints{};
             });
             double* const sums = own.losses + (i & (columns - 1));
-            float losses[lanes];
+            float losses[std::size_t{lanes}];
             __builtin_memcpy(losses, &chosen, sizeof chosen);
             MDKV_FOR_LANES(l, lanes)
             {
@@ -119,7 +119,7 @@ private:
         for_all_pairs([&](std::size_t, std::size_t, auto const&, ints const& more) { any |= more; });
         if (lane_word<Lanes>(any) == 0) { return; }
         for_all_pairs([&](std::size_t a, std::size_t c, auto const& saved, ints const& more) {
-            float of[Lanes];
+            float of[std::size_t{Lanes}];
             __builtin_memcpy(of, &saved, sizeof of);
             for_lanes_in(lane_word<Lanes>(more), [&](int l) {
                 if (!(of[l] > best.saved[a][c])) { return; }

@@ -66,7 +66,7 @@ private:
         for (std::size_t j = 1; j < own.rungs.count; ++j)
         {
             least = smaller(loss[j], least);
-            float values[Lanes];
+            float values[std::size_t{Lanes}];
             __builtin_memcpy(values, &theta[j], sizeof values);
             for_lanes_in(lane_word<Lanes>(theta[j] > 0.0F ? lane_ints<Lanes>{} + 1 : lane_ints<Lanes>{}), [&](int l) {
                 std::uint32_t const bits = bits_as<std::uint32_t>(values[l]);
@@ -76,7 +76,7 @@ private:
             });
         }
         double* const sums = own.losses + (first & (columns - 1));
-        float losses[Lanes];
+        float losses[std::size_t{Lanes}];
         __builtin_memcpy(losses, &least, sizeof least);
         for (int l = 0; l < Lanes; ++l) { sums[l] += double{losses[l]}; }
     }

@@ -82,7 +82,7 @@ struct alignas(16) open_piece
 template <int Lanes>
 MDKV_OUTLINE MDKV_HD void read_some(float const* from, index_t n, lane_floats<Lanes>& loss)
 {
-    float some[Lanes]{};
+    float some[std::size_t{Lanes}]{};
     for (index_t l = 0; l < n; ++l) { some[l] = from[l]; }
     loss = load_lanes<lane_floats<Lanes>>(some);
 }

@@ -79,7 +79,7 @@ MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, se
         std::uint64_t const hits = lane_word<lanes>(any);
         if (hits == 0) { continue; }
         // All steps of a token with a hit: to look which is one would take longer. (A last bin is for the others.)
-        std::int32_t bin[neighbours<lanes, Count>::capacity][lanes];
+        std::int32_t bin[neighbours<lanes, Count>::capacity][std::size_t{lanes}];
         for_rungs<Count>(1, count, [&](std::size_t j) {
             ints const bits  = bits_as<ints>(group.steps.theta[j]);
             ints const other = ints{} + no_bin;
@@ -95,7 +95,7 @@ MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, se
         });
     }
     for_rungs<Count>(1, count, [&](std::size_t j) {
-        std::int32_t of[lanes];
+        std::int32_t of[std::size_t{lanes}];
         __builtin_memcpy(of, &above[j], sizeof of);
         for (std::int32_t const n : of) { t.add(own.sums + fine_bins, n * own.step(j)); }
     });
