@@ -22,7 +22,7 @@ PARTS = {"logits": r"(coded_logits|tile_logits)<", "softmax": r"soften\(", "roun
 MACHINES = {"x86-64-v3": ["g++", "-march=x86-64-v3"],
             "armv8-a": ["aarch64-linux-gnu-g++", "-march=armv8-a", "-static"],
             "armv8.2-a+dotprod": ["aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod", "-static"],
-            "armv8.6-a (i8mm)": ["aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod+i8mm", "-static"]}
+            "armv8.2-a+dotprod+i8mm": ["aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod+i8mm", "-static"]}
 
 
 def part_of(function):
