@@ -199,7 +199,7 @@ TEST_CASE("numbers of 16 bits stored as limbs and multiplied with codes of 8 bit
             with             = simd::add_low_products(with, codes, simd::words(limbs + 8 * four));
             with             = simd::add_high_products<true>(with, codes, simd::words(limbs + 8 * four + 4));
             without          = simd::add_low_products(without, codes, simd::words(positive_limbs + 8 * four));
-            without          = simd::add_high_products<false>(without, codes, simd::words(positive_limbs + 8 * four + 4));
+            without = simd::add_high_products<false>(without, codes, simd::words(positive_limbs + 8 * four + 4));
             for (int lane = 0; lane < simd::lanes; ++lane)
             {
                 for (int k = 0; k < 4; ++k)

@@ -53,8 +53,8 @@ int main(int count, char** arguments)
     run([&](host const& with) { bytes = packed_bytes<half>(with, rungs, layout); });
     cpu::cache<half> cache{layout, bytes, 16};
     run([&](host const& with) {
-        pack(with, in(on, keys, 1, tokens, dim), in(on, values, 1, tokens, dim), no_rows, no_rows, unused, unused, rungs,
-            cache.view());
+        pack(with, in(on, keys, 1, tokens, dim), in(on, values, 1, tokens, dim), no_rows, no_rows, unused, unused,
+            rungs, cache.view());
     });
     run([&](host const& with) {
         attend(with, in(on, values + tokens * dim, group, dim), cache.view(), {}, out(on, output.data(), group, dim),

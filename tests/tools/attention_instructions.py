@@ -3,8 +3,8 @@
 
     attention_instructions.py --folder FOLDER [--dim DIM]
 
-Compiles tests/growth/attention.cpp in FOLDER and runs it over 2,048 and over 4,096 tokens of one KV head: what the second run
-executes more, divided by 2,048, is a token's share. For x86-64 callgrind counts; for Arm qemu-aarch64 writes a line for every
+Compiles tests/growth/attention.cpp in FOLDER and runs it over 512 and over 1,024 tokens of one KV head: what the second run
+executes more, divided by 512, is a token's share. For x86-64 callgrind counts; for Arm qemu-aarch64 writes a line for every
 instruction within the loops. These are counts, not times: a vector of AVX2 is twice as wide as one of Arm's.
 Columns: logits, softmax, rounding of weights, sums of values; a token's, for all query heads of the group together.
 """
@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FEWER, MORE = 2048, 4096
+FEWER, MORE = 512, 1024
 PARTS = {"logits": r"(coded_logits|tile_logits)<", "softmax": r"soften\(", "rounding": r"round_weights<",
          "values": r"(coded_sums|column_sums)<"}
 MACHINES = {"x86-64-v3": ["g++", "-march=x86-64-v3"],
             "armv8-a": ["aarch64-linux-gnu-g++", "-march=armv8-a", "-static"],
             "armv8.2-a+dotprod": ["aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod", "-static"],
-            "armv8.6-a (i8mm)": ["aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod+i8mm", "-static"]}
+            "armv8.2-a+dotprod+i8mm": ["aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod+i8mm", "-static"]}
 
 
 def part_of(function):
@@ -50,7 +50,7 @@ def emulated(program, arguments, _):
     counts = dict.fromkeys(PARTS, 0)
     with subprocess.Popen(["qemu-aarch64", "-cpu", "max", "-singlestep", "-d", "nochain,exec", "-dfilter", ",".join(names), program,
                            *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
-        for line in run.stderr: # Trace 0: 0x7f... [flags/address/...]
+        for line in run.stderr:  # Trace 0: 0x7f... [flags/address/...]
             address = re.match(r"Trace \d+: \S+ \[[0-9a-f]+/([0-9a-f]+)/", line)
             if address:
                 at = int(address[1], 16)

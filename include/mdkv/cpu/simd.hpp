@@ -8,9 +8,9 @@
 #include <cstring>
 #include <utility>
 
-// Instructions that no vector expression becomes are spelled as the compilers' own headers spell them, those of Arm, where
-// every compiler has spellings of its own, in assembly: to include these headers takes a fifth to a quarter of the time that
-// all of mdkv takes.
+// Instructions that no vector expression becomes are spelled as the compilers' own headers spell them: to include these
+// takes a fifth to a quarter of the time that all of mdkv takes. Every compiler spells those of Arm in another way, so they are
+// written in assembly. Products are volatile there, because g++ would otherwise move them apart until registers run out.
 
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
@@ -165,7 +165,8 @@ using pair_sums = split_sums;
 }
 [[nodiscard]] inline ints widened(split_sums sum) noexcept
 {
-    return __builtin_shufflevector(sum.first, sum.last, 0, 2, 4, 6) + __builtin_shufflevector(sum.first, sum.last, 1, 3, 5, 7);
+    return __builtin_shufflevector(sum.first, sum.last, 0, 2, 4, 6)
+           + __builtin_shufflevector(sum.first, sum.last, 1, 3, 5, 7);
 }
 #else
 using pair_sums = ints;
@@ -247,7 +248,7 @@ template <bool Signed>
     return sum;
 }
 #elif defined(__aarch64__)
-using byte_sums                       = split_sums;
+using byte_sums = split_sums;
 inline constexpr bool short_byte_sums = false;
 template <bool Signed>
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
@@ -289,7 +290,7 @@ template <bool Signed>
 // Where bytes are multiplied four at a time, numbers of 16 bits are multiplied with codes of 8 as two bytes, a low and a high
 // one: of four numbers the low bytes come first, then the high ones.
 #if defined(__ARM_FEATURE_DOTPROD)
-inline constexpr bool byte_limbs   = true;
+inline constexpr bool byte_limbs = true;
 #    if defined(__ARM_FEATURE_MATMUL_INT8)
 inline constexpr bool base_of_high = false; // sums of products of high bytes begin with 0
 #    else
@@ -310,7 +311,10 @@ struct limb_sums
 template <bool Signed>
 [[nodiscard]] inline limb_sums add_high_products(limb_sums sum, ints codes, ints numbers) noexcept
 {
-    if constexpr (!Signed) { __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(codes), "w"(numbers)); }
+    if constexpr (!Signed)
+    {
+        __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(codes), "w"(numbers));
+    }
     else
     {
 #    if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -346,7 +350,8 @@ inline void store_limbs(std::byte* p, ints const* v) noexcept
     auto const of = [&](int i) { return bits_as<sixteen>(v[i]); };
     for (int i = 0; i < 4; i += 2, p += 16)
     {
-        sixteen const limbs = __builtin_shufflevector(of(i), of(i + 1), 0, 4, 8, 12, 1, 5, 9, 13, 16, 20, 24, 28, 17, 21, 25, 29);
+        sixteen const limbs =
+            __builtin_shufflevector(of(i), of(i + 1), 0, 4, 8, 12, 1, 5, 9, 13, 16, 20, 24, 28, 17, 21, 25, 29);
         std::memcpy(p, &limbs, sizeof limbs);
     }
 }

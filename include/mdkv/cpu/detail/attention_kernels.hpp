@@ -25,7 +25,7 @@ namespace mdkv::inline MDKV_MACHINE::cpu::detail
 using mdkv::detail::run_rows;
 
 /// Query heads that one pass over the tokens serves: as many accumulators as the machine's registers hold.
-inline constexpr int most_group = (std::min)(8, simd::registers * simd::lanes / 32);
+inline constexpr int most_group = (std::min)(8, int{simd::registers} * simd::lanes / 32);
 
 /// The number of a pass that serves as many of the `left` query heads as possible, and of its query heads.
 inline constexpr int passes = 5;

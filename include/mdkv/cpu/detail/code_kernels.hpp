@@ -32,13 +32,14 @@ using wide_sums = simd::limb_sums; ///< of products with codes of 8 bits
     return codes;
 }
 template <bool Signed>
-[[gnu::always_inline]] inline void multiply_wide(wide_sums& sums, simd::ints codes, simd::ints numbers, int half) noexcept
+[[gnu::always_inline]] inline void multiply_wide(
+    wide_sums& sums, simd::ints codes, simd::ints numbers, int half) noexcept
 {
-    sums = half == 0 ? simd::add_low_products(sums, codes, numbers) : simd::add_high_products<Signed>(sums, codes, numbers);
+    sums = half == 0 ? simd::add_low_products(sums, codes, numbers)
+                     : simd::add_high_products<Signed>(sums, codes, numbers);
 }
 /// What the sums of n signed numbers' products begin with; n is a multiple of 4.
-[[nodiscard]] inline wide_sums wide_base(
-    [[maybe_unused]] std::byte const* numbers, [[maybe_unused]] index_t n) noexcept
+[[nodiscard]] inline wide_sums wide_base([[maybe_unused]] std::byte const* numbers, [[maybe_unused]] index_t n) noexcept
 {
     wide_sums base{};
     if constexpr (simd::base_of_high) { base.high = simd::high_base(numbers, static_cast<int>(n)); }

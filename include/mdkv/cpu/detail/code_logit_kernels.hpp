@@ -112,7 +112,10 @@ template <int Bits, int G, int Vectors>
                     {
                         simd::ints const number = simd::words(query[j / 2].numbers + i * size + j % 2 * second);
                         MDKV_UNROLL
-                        for (int v = 0; v < Vectors; ++v) { multiply<Bits, true>(sums[j / 2][v], code[j % 2][v], number, j % 2); }
+                        for (int v = 0; v < Vectors; ++v)
+                        {
+                            multiply<Bits, true>(sums[j / 2][v], code[j % 2][v], number, j % 2);
+                        }
                     }
                 }
             }
