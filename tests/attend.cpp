@@ -983,24 +983,25 @@ TEST_CASE("a dry run needs no directory, and what it asks for serves every cache
 
 TEST_CASE("scratch is that of one panel of rows, however many queries there are and whatever the arena holds")
 {
-    cache_layout const layout{{{drop, part(1, 4), full_int4, full_int8, full}}, 4, 16, {64, 64}};
+    packed_layer<half> const layer{{.heads = 4, .tokens = 20, .window = 3, .dims = {64, 64}, .rungs = rungs_of_codes}};
     for (index_t const arena : {index_t{1} << 16, index_t{1} << 26, index_t{1} << 29})
     {
-        host_cache<half> const cache{layout, nullptr, arena, nullptr, nullptr, 8192, nullptr};
+        host_cache<half> const cache{layer.layout, nullptr, arena, nullptr, nullptr, 8192, nullptr};
         for (index_t const group : {1, 3, 8, 40})
         {
             for (int const threads : {1, 2})
             {
                 cpu::thread_pool pool{threads};
                 auto const bytes_of = [&](index_t n) {
-                    view<float, 3, space::host> const rows{nullptr, {4 * group, n, 64}, {n * 64, 64, 1}};
-                    view<float, 2, space::host> const lse{nullptr, {4 * group, n}, {n, 1}};
+                    in_view<float, 3, cpu::backend> const q{nullptr, {4 * group, n, 64}, {n * 64, 64, 1}};
+                    out_view<float, 3, cpu::backend> const to{nullptr, {4 * group, n, 64}, {n * 64, 64, 1}};
+                    out_view<float, 2, cpu::backend> const lse{nullptr, {4 * group, n}, {n, 1}};
                     std::vector<sequence_view<half, space::host>> const two{{cache, n - 1}, {cache, 1}};
                     return std::pair{
                         support::scratch_bytes(
-                            [&](cpu::backend const& on) { attend(on, rows, cache, {}, rows, lse); }, pool),
+                            [&](cpu::backend const& on) { attend(on, q, cache, {}, to, lse); }, pool),
                         support::scratch_bytes(
-                            [&](cpu::backend const& on) { attend(on, rows, std::span{two}, {}, rows, lse); }, pool)};
+                            [&](cpu::backend const& on) { attend(on, q, std::span{two}, {}, to, lse); }, pool)};
                 };
                 // A panel has 32 rows, or one token's where these are more.
                 index_t const panel     = std::max<index_t>(32 / group, 1);
