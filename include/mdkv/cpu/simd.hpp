@@ -177,7 +177,7 @@ using pair_sums = ints;
 #    elif defined(__AVX512VNNI__) && defined(__AVX512F__)
     return __builtin_ia32_vpdpwssd_v16si(sum, a, b);
 #    else
-    using pairs = short __attribute__((vector_size(4 * lanes)));
+    using pairs [[maybe_unused]] = short __attribute__((vector_size(4 * lanes)));
 #        if defined(__AVX512BW__) && defined(__clang__)
     return sum + bits_as<ints>(__builtin_ia32_pmaddwd512(bits_as<pairs>(a), bits_as<pairs>(b)));
 #        elif defined(__AVX512BW__)

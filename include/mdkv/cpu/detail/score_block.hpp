@@ -341,7 +341,7 @@ private:
     {
         for (int v = 0; v < tile::vectors; ++v)
         {
-            simd::floats end; // counted from token t, so that it is small enough for float
+            simd::floats end{}; // counted from token t, so that it is small enough for float
             for (int lane = 0; lane < simd::lanes; ++lane)
             {
                 int const row     = static_cast<int>(panel) * tile::width + v * simd::lanes + lane;
