@@ -172,6 +172,31 @@ void stages_of_prefill(layer const& x)
     scored("score paper", paper_ratios, {});
     run_stage("pool max", [&](host const& with) { pool(with, as_input(loss), presets::paper.pooling, smooth); });
     allocated("allocate paper", presets::paper, 160);
+    // The time is to grow in proportion to heads, each of which chooses its projections, and little with the limits.
+    for (index_t const many : {128, 256})
+    {
+        block<float> of_heads{many * 4 * 64};
+        block<std::uint8_t> rungs_of_heads{many * 64};
+        block<allocation> reports{many};
+        block<index_t> limits{many};
+        unsigned state = 1;
+        for (index_t i = 0; i < many * 4 * 64; ++i)
+        {
+            state              = state * 1664525U + 1013904223U;
+            of_heads.data()[i] = static_cast<float>(3 - i / 64 % 4) * static_cast<float>(state >> 8) * 0x1p-24F;
+        }
+        rung_costs const costs{paper_ratios, {dim, dim}, 2};
+        auto const with_limits = [&](char const* name, index_t count, projection_charge charge) {
+            std::fill_n(limits.data(), count, many / count * 64 * dim * 2);
+            run_stage(name, [&](host const& with) {
+                allocate(with, in(on, static_cast<float const*>(of_heads.data()), many, 4, 64), costs,
+                    in(on, static_cast<index_t const*>(limits.data()), count), {.charge = charge},
+                    out(on, rungs_of_heads.data(), many, 64), out(on, reports.data(), count));
+            });
+        };
+        with_limits(many == 128 ? "allocate 128 heads" : "allocate 256 heads", 1, projection_charge::by_use);
+        with_limits(many == 128 ? "allocate 128 limits" : "allocate 256 limits", many, projection_charge::always);
+    }
     auto mixed = packed(x, paper_ratios, as_input(rung), as_input(uk), as_input(uv), "pack paper");
     step.attend_to("attend paper", mixed);
 
