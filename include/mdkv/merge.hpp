@@ -48,7 +48,8 @@ struct merge_rows
             U const* const a    = output_a.row(i);
             U const* const b    = output_b.row(i);
             U* const to         = output.row(i);
-            for (index_t c = t.rank(); c < output.extent(1); c += t.size())
+            index_t const dim   = output.extent(1); // read once: elements may alias it
+            for (index_t c = t.rank(); c < dim; c += t.size())
             {
                 float sum = nothing;
                 if (by.first != 0.0F) { sum += by.first * widen(a[c]); }

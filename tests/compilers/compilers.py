@@ -70,7 +70,7 @@ def cases(compiler):
     fast = refused("mdkv computes wrong results with -ffast-math")
     yield "C++20", runs, hook, "-O2"
     yield "C++23", runs, hook, "-std=c++2b", "-O2"
-    yield "warnings, this processor", compiles, stages, *strict, "-O1", *native
+    yield "warnings, this processor", compiles, stages, *strict, "-O0", *native
     yield "macros min and max", compiles, here / "macros.cpp", "-O0"
     yield "exceptions", runs, here / "bad_input.cpp", "-O1"
     yield "no exceptions", ends, here / "bad_input.cpp", "-O1", "-fno-exceptions", "-Werror"
