@@ -22,7 +22,7 @@ struct memory_limit
 {
     enum class unit
     {
-        percent, ///< of what the engine's own cells of the same tokens take, at any time
+        percent, ///< of what the engine's own cells of the same tokens take in a layer that is served, at any time
         tokens,  ///< uncompressed ones of every KV head
         bytes    ///< of all layers of a sequence together
     };

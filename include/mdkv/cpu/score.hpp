@@ -115,8 +115,11 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = (std::min)(block, end - t);
             detail::score_block const here{slot, plan, h, t, count};
-            tile::read_block(keys, head, t, count, slot.rows);
-            here.prepare_keys();
+            if (plan.more == 0 || plan.softmaxes > 1) // otherwise sweep one has left all logits
+            {
+                tile::read_block(keys, head, t, count, slot.rows);
+                here.prepare_keys();
+            }
             here.add_losses();
 
             tile::read_block(values, head, t, count, slot.rows);
