@@ -56,7 +56,7 @@ outcome solve(layer const& in, std::vector<index_t> const& limits, allocate_opti
 
 } // namespace
 
-TEST_CASE("allocate agrees with a long double bisection on 100,000 tokens at four and at eight rungs")
+TEST_CASE("allocate agrees with a bisection of the oracle's on 100,000 tokens at four and at eight rungs")
 {
     source random{"allocate oracle"};
     std::vector<std::vector<index_t>> const costs{{0, 64, 128, 512}, {0, 32, 64, 96, 128, 192, 256, 512}};
@@ -117,8 +117,8 @@ TEST_CASE(
         account const plain_account = count(in, plain.rung);
         account const spent_account = count(in, spent.rung);
 
-        long double best_of_same_bytes = plain_account.loss;
-        long double best_within_limit  = spent_account.loss;
+        support::real best_of_same_bytes = plain_account.loss;
+        support::real best_within_limit  = spent_account.loss;
         std::vector<std::uint8_t> every(plain.rung.size(), 0);
         for (bool more = true; more;)
         {
@@ -130,10 +130,10 @@ TEST_CASE(
             more = digit < every.size();
             if (more) { ++every[digit]; }
         }
-        long double const rounding = 1e-5L * (1 + plain_account.magnitude);
+        support::real const rounding = 1e-5 * (1 + plain_account.magnitude);
         RC_ASSERT(plain_account.loss <= best_of_same_bytes + rounding);
         RC_ASSERT(spent_account.loss <= plain_account.loss + rounding);
-        RC_ASSERT(static_cast<long double>(spent.one().dual) <= best_within_limit + rounding);
+        RC_ASSERT(static_cast<support::real>(spent.one().dual) <= best_within_limit + rounding);
         RC_ASSERT(spent_account.bytes <= limit);
     });
     CHECK(holds);

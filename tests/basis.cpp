@@ -11,6 +11,7 @@
 #include "support/layer.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/real.hpp"
 
 #include <doctest/doctest.h>
 
@@ -101,13 +102,13 @@ worst_error off_diagonal(tensor<T, 3> const& x, fitted const& f, index_t head)
         for (index_t c = 0; c < u.rows; ++c) { projected(i, c) = oracle::dot(samples, i, u, c); }
     }
     oracle::matrix const g    = oracle::gram(projected);
-    long double const largest = std::max(g(0, 0), std::numeric_limits<long double>::min());
+    support::real const largest = std::max(g(0, 0), std::numeric_limits<support::real>::min());
     worst_error error;
     for (index_t i = 0; i < g.rows; ++i)
     {
         for (index_t j = 0; j < g.cols; ++j)
         {
-            error.add(g(i, j), i == j ? static_cast<long double>(f.energy.get(head, i)) : 0, largest, i * 1000 + j);
+            error.add(g(i, j), i == j ? static_cast<support::real>(f.energy.get(head, i)) : 0, largest, i * 1000 + j);
         }
     }
     return error;
@@ -146,7 +147,7 @@ TEST_CASE_TEMPLATE("the Gram matrix is the sum of the samples' outer products, f
             {
                 for (index_t j = 0; j < dim; ++j)
                 {
-                    error.add(static_cast<long double>(got.get(h, i, j)), want(i, j),
+                    error.add(static_cast<support::real>(got.get(h, i, j)), want(i, j),
                         std::sqrt(want(i, i) * want(j, j)), i * 1000 + j);
                     asymmetric += got.get(h, i, j) == got.get(h, j, i) ? 0 : 1;
                 }
@@ -180,9 +181,9 @@ TEST_CASE("the Gram matrices of chunks add up to that of the whole, also for lon
             {
                 for (index_t j = 0; j < 24; ++j)
                 {
-                    long double const size = std::sqrt(want(i, i) * want(j, j));
-                    error.add(static_cast<long double>(whole.get(h, i, j)), want(i, j), size);
-                    error.add(static_cast<long double>(parts.get(h, i, j)), want(i, j), size);
+                    support::real const size = std::sqrt(want(i, i) * want(j, j));
+                    error.add(static_cast<support::real>(whole.get(h, i, j)), want(i, j), size);
+                    error.add(static_cast<support::real>(parts.get(h, i, j)), want(i, j), size);
                 }
             }
         }
@@ -215,14 +216,14 @@ TEST_CASE("directions and energies are those of Jacobi's method, strongest first
             worst_error directions;
             for (index_t i = 0; i < dim; ++i)
             {
-                energies.add(static_cast<long double>(f.energy.get(h, i)), want.values[static_cast<std::size_t>(i)],
+                energies.add(static_cast<support::real>(f.energy.get(h, i)), want.values[static_cast<std::size_t>(i)],
                     want.values[0], i);
                 // The eight strongest are far apart, so their directions are determined up to the sign.
                 if (i >= 8) { continue; }
-                long double along = 0;
+                support::real along = 0;
                 for (index_t d = 0; d < dim; ++d)
                 {
-                    along += static_cast<long double>(f.basis.get(h, i, d)) * want.vectors(i, d);
+                    along += static_cast<support::real>(f.basis.get(h, i, d)) * want.vectors(i, d);
                 }
                 directions.add(std::fabs(along), 1, 1, i);
             }
@@ -339,9 +340,9 @@ TEST_CASE("scaling the samples by a power of two changes no direction and scales
         worst_error error;
         for (index_t i = 0; i < 32; ++i)
         {
-            error.add(static_cast<long double>(g.energy.get(0, i)),
-                std::ldexp(static_cast<long double>(f.energy.get(0, i)), 2 * power),
-                std::ldexp(static_cast<long double>(f.energy.get(0, 0)), 2 * power), i);
+            error.add(static_cast<support::real>(g.energy.get(0, i)),
+                std::ldexp(static_cast<support::real>(f.energy.get(0, i)), 2 * power),
+                std::ldexp(static_cast<support::real>(f.energy.get(0, 0)), 2 * power), i);
         }
         CAPTURE(error);
         CHECK(error.within(1e-5));
@@ -378,20 +379,20 @@ TEST_CASE("equal, zero, huge, tiny and far eigenvalues have a whole basis that d
         {
             CAPTURE(h);
             CHECK(skewness(f.basis, h).within(2e-6));
-            auto const largest = std::max(static_cast<long double>(f.energy.get(h, 0)), 1e-300L);
+            auto const largest = std::max(static_cast<support::real>(f.energy.get(h, 0)), support::real{1e-300});
             worst_error rest;
             for (index_t i = 0; i < dim; ++i)
             {
                 for (index_t a = 0; a < dim; ++a)
                 {
-                    long double sum = 0;
+                    support::real sum = 0;
                     for (index_t b = 0; b < dim; ++b)
                     {
-                        sum += static_cast<long double>(gram.get(h, a, b))
-                               * static_cast<long double>(f.basis.get(h, i, b));
+                        sum += static_cast<support::real>(gram.get(h, a, b))
+                               * static_cast<support::real>(f.basis.get(h, i, b));
                     }
-                    auto const energy = static_cast<long double>(f.energy.get(h, i));
-                    rest.add(sum, energy * static_cast<long double>(f.basis.get(h, i, a)), largest, i * 1000 + a);
+                    auto const energy = static_cast<support::real>(f.energy.get(h, i));
+                    rest.add(sum, energy * static_cast<support::real>(f.basis.get(h, i, a)), largest, i * 1000 + a);
                 }
             }
             CAPTURE(rest);

@@ -389,9 +389,9 @@ TEST_CASE("attending over an uncompressed cache is exact attention")
         support::oracle::matrix q{3, 32};
         for (index_t g = 0; g < 3; ++g)
         {
-            for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<long double>(queries.get(h * 3 + g, d)); }
+            for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<support::real>(queries.get(h * 3 + g, d)); }
         }
-        auto const scale = static_cast<long double>(x.scale());
+        auto const scale = static_cast<support::real>(x.scale());
         auto const want  = support::oracle::attention(q, keys, values, scale);
         auto const norms = support::oracle::softmax(q, keys, scale, keys.rows).lse;
         for (index_t g = 0; g < 3; ++g)
@@ -1210,9 +1210,9 @@ TEST_CASE("what the losses promise is what attention pays: the window's own quer
                 support::oracle::matrix q{2, 32};
                 for (index_t g = 0; g < 2; ++g)
                 {
-                    for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<long double>(queries.get(h * 2 + g, d)); }
+                    for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d)); }
                 }
-                auto const want = support::oracle::attention(q, keys, values, static_cast<long double>(x.scale()));
+                auto const want = support::oracle::attention(q, keys, values, static_cast<support::real>(x.scale()));
                 for (index_t g = 0; g < 2; ++g)
                 {
                     double square = 0;

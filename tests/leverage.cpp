@@ -13,6 +13,7 @@
 #include "support/host.hpp"
 #include "support/layer.hpp"
 #include "support/random.hpp"
+#include "support/real.hpp"
 
 #include <doctest/doctest.h>
 
@@ -58,11 +59,11 @@ tensor<T, 3> layer_keys(index_t heads, index_t tokens, index_t dim, std::int64_t
         .keys;
 }
 
-/// k'(K'K + lambda I)^-1 k by Cholesky's decomposition, in long double.
+/// k'(K'K + lambda I)^-1 k by Cholesky's decomposition.
 template <class T>
 std::vector<double> expected(tensor<T, 3> const& keys)
 {
-    using real     = long double;
+    using support::real;
     auto const dim = static_cast<std::size_t>(keys.extent(2));
     std::vector<double> sums(static_cast<std::size_t>(keys.extent(1)), 0.0);
     for (index_t h = 0; h < keys.extent(0); ++h)
@@ -84,7 +85,7 @@ std::vector<double> expected(tensor<T, 3> const& keys)
             }
         }
         if (energy == 0) { continue; }
-        for (std::size_t x = 0; x < dim; ++x) { a[x][x] += 1e-3L * energy / static_cast<real>(dim); }
+        for (std::size_t x = 0; x < dim; ++x) { a[x][x] += static_cast<real>(1e-3L) * energy / static_cast<real>(dim); }
         for (std::size_t x = 0; x < dim; ++x)
         {
             for (std::size_t y = 0; y <= x; ++y)

@@ -309,14 +309,14 @@ TEST_CASE("keys elsewhere take their part of every softmax, known by their log-s
         {
             for (index_t q = 0; q < 7; ++q)
             {
-                long double sum = 0;
+                support::real sum = 0;
                 for (index_t w = 0; w < 9; ++w)
                 {
-                    long double logit = 0;
+                    support::real logit = 0;
                     for (index_t d = 0; d < 64; ++d)
                     {
-                        logit += static_cast<long double>(x.queries.get(h, q, d))
-                                 * static_cast<long double>(x.window_keys.get(h / 3, w, d));
+                        logit += static_cast<support::real>(x.queries.get(h, q, d))
+                                 * static_cast<support::real>(x.window_keys.get(h / 3, w, d));
                     }
                     sum += std::exp(logit / 8);
                 }

@@ -1,4 +1,4 @@
-// Tolerance: the library's logits and attention are floats, the oracle's long doubles; what follows is summed in double.
+// Tolerance: the library's logits and attention are floats, the oracle's wider (support/real.hpp); what follows is summed in double.
 #include <mdkv/stand_in.hpp>
 
 #include <mdkv/core/error.hpp>

@@ -69,7 +69,7 @@ namespace detail
     if (references.empty()) { throw mdkv::invalid_argument("string match: references: none"); }
     std::string text = lossy_utf8(answer);
     std::ranges::replace_if(
-        text, [](char c) { return c >= '\0' && c < ' '; }, '\n');
+        text, [](char c) { return static_cast<unsigned char>(c) < ' '; }, '\n');
     text = python_text::lower(python_text::stripped(text));
     std::vector<bool> out;
     for (std::string const& reference : references)

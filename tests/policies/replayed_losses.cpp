@@ -137,7 +137,7 @@ TEST_CASE(
                         for (int d = 0; d < 8; ++d)
                         {
                             queries(g * count + i, d) =
-                                static_cast<long double>(ahead[static_cast<std::size_t>(at + d)]);
+                                static_cast<support::real>(ahead[static_cast<std::size_t>(at + d)]);
                         }
                     }
                 }
@@ -147,12 +147,12 @@ TEST_CASE(
                     for (std::size_t d = 0; d < 8; ++d)
                     {
                         auto const c = static_cast<support::oracle::count>(d);
-                        keys(i, c)   = static_cast<long double>(x.keys[at + d]);
-                        if (i < count) { values(i, c) = static_cast<long double>(x.values[at + d]); }
+                        keys(i, c)   = static_cast<support::real>(x.keys[at + d]);
+                        if (i < count) { values(i, c) = static_cast<support::real>(x.values[at + d]); }
                     }
                 }
                 auto const want = support::oracle::losses(queries, count, keys, values, none, none, {{0, 0}, {8, 8}},
-                    1 / std::sqrt(8.0L), count + sinks, {.power = static_cast<long double>(power)});
+                    1 / std::sqrt(support::real{8}), count + sinks, {.power = static_cast<support::real>(power)});
                 double worst    = 0;
                 for (std::int64_t i = 0; i < count; ++i)
                 {

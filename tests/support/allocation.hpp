@@ -1,6 +1,6 @@
 #pragma once
 
-/// \file allocation.hpp: layers for tests of allocate, and the oracle: a bisection in long double with loops of its own.
+/// \file allocation.hpp: layers for tests of allocate, and the oracle: a bisection (real.hpp) with loops of its own.
 
 #include <mdkv/allocate.hpp>
 #include <mdkv/core/types.hpp>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "random.hpp"
+#include "real.hpp"
 
 namespace support
 {
@@ -108,9 +109,9 @@ inline bool same(outcome const& a, outcome const& b)
 /// Loss and bytes of an allocation, counted anew; tokens whose losses say nothing count for nothing.
 struct account
 {
-    long double loss      = 0;
-    long double magnitude = 0; ///< of the summands: what rounding is measured by
-    index_t bytes         = 0;
+    real loss      = 0;
+    real magnitude = 0; ///< of the summands: what rounding is measured by
+    index_t bytes  = 0;
     mdkv::array<index_t, mdkv::max_rungs> tokens{};
 };
 
@@ -125,17 +126,17 @@ inline account count(layer const& in, std::vector<std::uint8_t> const& rung)
             sum.bytes += in.cost[at(r)];
             ++sum.tokens[at(r)];
             if (!in.finite(h, i)) { continue; }
-            sum.loss += static_cast<long double>(in.of(h, r, i));
-            sum.magnitude += std::fabs(static_cast<long double>(in.of(h, r, i)));
+            sum.loss += static_cast<real>(in.of(h, r, i));
+            sum.magnitude += std::fabs(static_cast<real>(in.of(h, r, i)));
         }
     }
     return sum;
 }
 
-/// The oracle: bisection in long double, its own loop over everything, two hundred halvings.
+/// The oracle: bisection, its own loop over everything, two hundred halvings.
 struct bisected
 {
-    long double multiplier = 0;
+    real multiplier = 0;
     std::vector<std::uint8_t> rung;
 };
 
@@ -157,7 +158,7 @@ inline index_t charged(layer const& in, std::vector<std::uint8_t> const& rung)
 
 inline bisected bisect(layer const& in, index_t limit)
 {
-    auto const at_multiplier = [&](long double m) {
+    auto const at_multiplier = [&](real m) {
         bisected b{m, std::vector<std::uint8_t>(at(in.heads * in.tokens))};
         for (index_t h = 0; h < in.heads; ++h)
         {
@@ -166,9 +167,8 @@ inline bisected bisect(layer const& in, index_t limit)
                 index_t best = 0;
                 for (index_t r = 1; in.finite(h, i) && r < in.rungs(); ++r)
                 {
-                    long double const saved =
-                        static_cast<long double>(in.of(h, best, i)) - static_cast<long double>(in.of(h, r, i));
-                    best = saved > m * static_cast<long double>(in.cost[at(r)] - in.cost[at(best)]) ? r : best;
+                    real const saved = static_cast<real>(in.of(h, best, i)) - static_cast<real>(in.of(h, r, i));
+                    best = saved > m * static_cast<real>(in.cost[at(r)] - in.cost[at(best)]) ? r : best;
                 }
                 b.rung[at(h * in.tokens + i)] = static_cast<std::uint8_t>(best);
             }
@@ -177,11 +177,11 @@ inline bisected bisect(layer const& in, index_t limit)
     };
     bisected const free = at_multiplier(0);
     if (count(in, free.rung).bytes <= limit) { return free; }
-    long double low  = 0;
-    long double high = 1e6L;
+    real low  = 0;
+    real high = 1e6;
     for (int halvings = 0; halvings < 90; ++halvings)
     {
-        long double const middle                                            = (low + high) / 2;
+        real const middle                                                   = (low + high) / 2;
         (count(in, at_multiplier(middle).rung).bytes <= limit ? high : low) = middle;
     }
     return at_multiplier(high);

@@ -1,5 +1,5 @@
-/// \file oracle.hpp: the method by its formulas, in long double and plain loops, everything materialised; shares no code with
-/// the library (arXiv 2603.20616, sections 4.1, 4.2)
+/// \file oracle.hpp: the method by its formulas, in plain loops, everything materialised; shares no code with the library
+/// (arXiv 2603.20616, sections 4.1, 4.2)
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,12 @@
 #include <limits>
 #include <vector>
 
+#include "real.hpp"
+
 namespace support::oracle
 {
 
-using real  = long double;
+using support::real;
 using count = std::int64_t;
 
 /// Row by row.
@@ -71,6 +73,7 @@ inline eigen eigenvectors(matrix a)
     count const n = a.rows;
     matrix v{n, n};
     for (count i = 0; i < n; ++i) { v(i, i) = 1; }
+    real const unit = std::numeric_limits<real>::epsilon();
     for (int sweep = 0; sweep < 60; ++sweep)
     {
         real off = 0;
@@ -83,7 +86,7 @@ inline eigen eigenvectors(matrix a)
                 off += i == j ? 0 : a(i, j) * a(i, j);
             }
         }
-        if (off <= all * 1e-36L) { break; }
+        if (off <= all * (100 * unit * unit)) { break; }
         for (count p = 0; p < n; ++p)
         {
             for (count q = p + 1; q < n; ++q)

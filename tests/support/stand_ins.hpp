@@ -1,4 +1,4 @@
-/// \file stand_ins.hpp: a layer of which tokens have been dropped, and its stand-ins in long double
+/// \file stand_ins.hpp: a layer of which tokens have been dropped, and its stand-ins by their formulas (real.hpp)
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -12,6 +12,7 @@
 #include "host.hpp"
 #include "layer.hpp"
 #include "random.hpp"
+#include "real.hpp"
 
 namespace support
 {
@@ -27,8 +28,7 @@ struct stand_in_case
         : prompt{sizes}
         , rungs{{sizes.heads, sizes.tokens}}
         , lse{{sizes.heads * sizes.group, sizes.queries}}
-        , scale{options.scale > 0 ? static_cast<long double>(options.scale)
-                                  : 1 / std::sqrt(static_cast<long double>(sizes.dim))}
+        , scale{options.scale > 0 ? static_cast<real>(options.scale) : 1 / std::sqrt(static_cast<real>(sizes.dim))}
     {
         source random{"stand_ins", sizes.dim * 7919 + sizes.tokens};
         for (index_t h = 0; h < sizes.heads; ++h)
@@ -42,7 +42,7 @@ struct stand_in_case
         {
             for (index_t t = 0; t < sizes.queries; ++t)
             {
-                long double sum = 0;
+                real sum = 0;
                 for (index_t i = 0; i <= last(t) && i < sizes.tokens + sizes.window; ++i)
                 {
                     sum += std::exp(logit(q, t, i));
@@ -69,7 +69,6 @@ struct stand_in_case
     }
 
 private:
-    using real    = long double;
     using index_t = mdkv::index_t;
 
     [[nodiscard]] index_t last(index_t t) const { return prompt.first_query() + t; }
@@ -146,7 +145,7 @@ private:
                     }
                 }
                 total += share;
-                shares.push_back(std::fmax(share, 0x1p-30L));
+                shares.push_back(std::fmax(share, real{0x1p-30}));
             }
         }
         for (real& x : key) { x = total > 0 ? x / total : 0; }
