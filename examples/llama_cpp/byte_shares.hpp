@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -34,7 +35,7 @@ public:
     /// A node, before any part of it is served.
     void begin(attention_node const& node)
     {
-        int place         = -1; // in the graph, of a node without a name of its own
+        int place          = -1; // in the graph, of a node without a name of its own
         bool const unnamed = std::sscanf(node.node->name, "node_%d", &place) == 1;
         index_t const rows = node.tokens() * node.streams();
         if (rows != rows_ || (unnamed ? place <= last_place_ : names_.contains(node.node->name))) { end_graph(); }
@@ -105,10 +106,10 @@ private:
         std::map<row, index_t> held{}; ///< bytes that stand for its cells, of the rows that were served
     };
 
-    std::map<void const*, cache> graph_;  // by keys, of the graph at hand
-    std::map<row, index_t> served_;       // tokens of their sequences
-    std::set<std::string> names_;         // of the graph's nodes
-    std::map<void const*, bool> layers_;  // by keys, of all graphs: whether any was served
+    std::map<void const*, cache> graph_; // by keys, of the graph at hand
+    std::map<row, index_t> served_;      // tokens of their sequences
+    std::set<std::string> names_;        // of the graph's nodes
+    std::map<void const*, bool> layers_; // by keys, of all graphs: whether any was served
     byte_share all_, of_served_;
     index_t rows_   = 0;
     int last_place_ = -1;

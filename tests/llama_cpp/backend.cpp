@@ -869,7 +869,8 @@ TEST_CASE("ggml: bytes are told of all layers, of which some pass through in ful
     layer_kind passed;
     double doubled = 1; // times that the cells of the layers served are held
     std::vector<layer_kind> kinds{{}, {}};
-    SUBCASE("all are served") {}
+    SUBCASE("all are served")
+    {}
     SUBCASE("a window that is shorter than the other layers' caches")
     {
         passed.cells = 256;

@@ -14,7 +14,6 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_loops.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 

@@ -88,10 +88,11 @@ struct recompressing
     out_view<T, 3, B> window_values     = room<T>(on, frame, H, W, Dv);
     out_view<float, 3, B> key_basis     = room<float>(on, frame, bases, D, D);
     out_view<float, 3, B> value_basis   = room<float>(on, frame, bases, Dv, Dv);
-    out_view<std::uint8_t, 2, B> rung    = room<std::uint8_t>(on, frame, H, M);
-    out_view<std::uint8_t, 2, B> carried = room<std::uint8_t>(on, frame, H, M); ///< 1 where stored bytes are copied
+    out_view<std::uint8_t, 2, B> rung   = room<std::uint8_t>(on, frame, H, M);
     out_view<std::int32_t, 2, B> listed = room<std::int32_t>(on, frame, H, M); ///< slots by new rung
-    index_t* counts = frame.template take<index_t>(H * (rungs + 1) + 1);       ///< `first`, then the tokens that stay
+    out_view<std::uint8_t, 2, B> carried =
+        room<std::uint8_t>(on, frame, H, M);                             ///< 1 where stored bytes are copied
+    index_t* counts = frame.template take<index_t>(H * (rungs + 1) + 1); ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);             ///< where each rung's slots begin
     bool real                     = frame.ready();
 

@@ -127,8 +127,8 @@ struct stored_slots
         return p.token && r == p.own && (!p.exact || r == layout.full_rung);
     }
 
-    /// Whether rung r stores some or all of the bytes that a token has in a coded or projected run, and no others: its rung
-    /// is the same, or keeps the first of its plain coordinates in the basis.
+    /// Whether a token's bytes at rung r are bytes that it is stored in now: the rung is its own, or keeps the first of
+    /// its plain coordinates in the basis. Exact tokens are read and written instead.
     [[nodiscard]] MDKV_HD constexpr bool carries(place const& p, std::size_t r) const noexcept
     {
         if (!p.token || p.exact) { return false; }
