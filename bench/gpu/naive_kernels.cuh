@@ -77,7 +77,7 @@ struct softmax_rows
         float* const row   = logits + device::block() * columns;
         float largest      = -1e30F;
         for (index_t i = device::thread(); i < seen; i += threads) { largest = fmaxf(largest, row[i]); }
-        largest   = block::max(largest);
+        largest   = block::largest(largest);
         float sum = 0.0F;
         for (index_t i = device::thread(); i < seen; i += threads)
         {
