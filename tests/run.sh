@@ -158,8 +158,8 @@ instruction_counts() {
     esac
 }
 
-# aarch64: tests for 64-bit Arm on an emulator. Library, runner and policies for processors with products of bytes, and what
-# has vector code of its own again for those without. Without a real model and without test cases that the emulator takes long over.
+# aarch64: tests for 64-bit Arm on an emulator, without a real model and without what the emulator takes long over. Library, runner
+# and policies for processors with products of bytes; what has vector code of its own again for those without.
 aarch64() {
     if ! (setup_aarch64); then
         note SKIPPED "aarch64: a cross compiler, qemu-user or arm64 libraries are missing"
