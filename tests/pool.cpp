@@ -11,6 +11,7 @@
 #include "support/compare.hpp"
 #include "support/host.hpp"
 #include "support/random.hpp"
+#include "support/real.hpp"
 
 #include <algorithm>
 #include <array>
@@ -28,6 +29,7 @@ using mdkv::index_t;
 using mdkv::pool_options;
 using mdkv::pooling;
 using support::error_text;
+using support::real;
 using support::source;
 using support::tensor;
 
@@ -74,18 +76,19 @@ TEST_CASE("pool is the largest, or the sum over the width, of the neighbours tha
                 {
                     for (index_t i = 0; i < tokens; ++i)
                     {
-                        float most        = loss.get(h, r, i);
-                        long double sum   = 0;
-                        long double sizes = 0;
+                        float most = loss.get(h, r, i);
+                        real sum   = 0;
+                        real sizes = 0;
                         for (index_t t = std::max<index_t>(i - width / 2, 0); t <= std::min(i + width / 2, tokens - 1);
                              ++t)
                         {
                             most = std::max(most, loss.get(h, r, t));
-                            sum += static_cast<long double>(loss.get(h, r, t));
-                            sizes += std::fabs(static_cast<long double>(loss.get(h, r, t)));
+                            sum += static_cast<real>(loss.get(h, r, t));
+                            sizes += std::fabs(static_cast<real>(loss.get(h, r, t)));
                         }
                         all_largest = all_largest && largest.get(h, r, i) == most;
-                        error.add(static_cast<long double>(average.get(h, r, i)), sum / width, sizes / width, i);
+                        error.add(static_cast<real>(average.get(h, r, i)), sum / static_cast<real>(width),
+                            sizes / static_cast<real>(width), i);
                     }
                 }
             }
@@ -141,16 +144,16 @@ TEST_CASE("adaptive pooling is each row's largest loss, worth half for every hal
                 {
                     for (index_t i = 0; i < tokens; ++i)
                     {
-                        long double most = -std::numeric_limits<long double>::infinity();
+                        real most = -std::numeric_limits<real>::infinity();
                         for (index_t j = 0; j < tokens; ++j)
                         {
-                            long double const away = static_cast<long double>(std::abs(i - j));
-                            long double const left = std::exp2(-2 * away / static_cast<long double>(width));
-                            most                   = std::max(most, static_cast<long double>(loss.get(h, r, j)) * left);
+                            real const away = static_cast<real>(std::abs(i - j));
+                            real const left = std::exp2(-2 * away / static_cast<real>(width));
+                            most            = std::max(most, static_cast<real>(loss.get(h, r, j)) * left);
                         }
                         // Whatever the distance, a few roundings; what is below the smallest normal float has fewer digits.
                         error.add(
-                            static_cast<long double>(got.get(h, r, i)), most, std::max(std::fabs(most), 0x1p-126L), i);
+                            static_cast<real>(got.get(h, r, i)), most, std::max(std::fabs(most), real{0x1p-126}), i);
                         below += got.get(h, r, i) < loss.get(h, r, i) ? 1 : 0;
                     }
                 }

@@ -158,8 +158,8 @@ instruction_counts() {
     esac
 }
 
-# aarch64: tests for 64-bit Arm on an emulator. Library, runner and policies for processors with products of bytes, and what
-# has vector code of its own again for those without. Without a real model and without test cases that the emulator takes long over.
+# aarch64: tests for 64-bit Arm on an emulator, without a real model and without what the emulator takes long over. Library, runner
+# and policies for processors with products of bytes; what has vector code of its own again for those without.
 aarch64() {
     if ! (setup_aarch64); then
         note SKIPPED "aarch64: a cross compiler, qemu-user or arm64 libraries are missing"
@@ -170,7 +170,8 @@ aarch64() {
         -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF
         -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_CUDA=OFF)
     # Patterns of doctest, in which a star stands for anything.
-    local long=('allocate agrees with a bisection*' 'raising the limit never raises the loss' 'resident bytes are those of the buffer*')
+    local long=('allocate agrees with a bisection*' 'raising the limit never raises the loss' 'resident bytes are those of the buffer*'
+        'every policy stays within its bytes*' 'a long generation*s cache never takes more*' '*with any bit of it flipped is refused or can be used')
     local forks=('a forked child*' 'pools end in a forked child*')
     local bits=('a cache of many parts*' 'a batch of sequences gives*' 'a batch asks for the scratch*') # the same on every processor
     local first='tests/[a-z_]*|(core|cpu|detail|runner|policies)/.*|evaluation/(answer_log|chat_parts|json_lines|metrics|process_memory|summary)'
@@ -182,7 +183,7 @@ aarch64() {
     leg aarch64-armv8 'mdkv_tests mdkv_recorded_tests' "-R ^($again|recorded)\$" "${options[@]}" -DMDKV_ARCH=armv8-a \
         '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-cpu;cortex-a72;-L;/usr/aarch64-linux-gnu'
     for name in "${long[@]}"; do
-        note SKIPPED "aarch64-i8mm: $name: takes the emulator half a minute or more"
+        note SKIPPED "aarch64-i8mm: $name: takes the emulator twenty seconds or more"
     done
     for name in "${forks[@]}"; do
         note SKIPPED "aarch64-i8mm: $name: qemu-user ends where a forked child starts threads"
