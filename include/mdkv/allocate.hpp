@@ -19,9 +19,9 @@ namespace mdkv::inline MDKV_MACHINE
 /// several, and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally
 /// good costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of
 /// rungs, to the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the
-/// widest projections it may use, and pays for them: the heads' own choices at the multiplier and the same choice for
-/// every head are candidates, of which the best is taken. The loss is then never above the better
-/// of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV); with H limits each
+/// widest projections it may use, and pays for them: the heads' own choices at the multiplier, of up to 64 heads changed
+/// head by head as long as that helps, and the same choice for every head are candidates, of which the best is taken. The loss
+/// is then never above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV); with H limits each
 /// head has its own (MixedDimKV-H).
 ///
 /// Where a rung needs mean keys, one is set aside for every head first: a limit that holds every token at the costliest rung,

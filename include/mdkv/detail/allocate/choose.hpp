@@ -209,26 +209,31 @@ struct curve_reader
         return best;
     }
 
+    /// The set of every head: the best one at the edge that is asked for, or these, with one head's changed.
+    struct choice
+    {
+        std::uint8_t const* sets = nullptr; // [heads]
+        index_t head             = -1;
+        index_t set              = 0;
+    };
     struct total
     {
         index_t bytes;
         double loss;
     };
-    /// \param sets  [heads] every head's set; nullptr: each has the best one at the edge
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(std::uint8_t const* sets, index_t e) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(choice const& of, index_t e) const
     {
         total sum{};
         for (index_t h = 0; h < w.heads; ++h)
         {
-            index_t const k = sets == nullptr ? best_set(h, e) : index_t{sets[h]};
+            index_t const k = of.sets == nullptr ? best_set(h, e) : h == of.head ? of.set : index_t{of.sets[h]};
             sum.bytes += taken(h, k, e);
             sum.loss += lost(h, k, e);
         }
         return sum;
     }
 
-    /// \param sets  as in total_at
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(std::uint8_t const* sets) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& of) const
     {
         outcome here;
         index_t low  = 0;
@@ -236,18 +241,18 @@ struct curve_reader
         while (low < high)
         {
             index_t const middle = (low + high) / 2;
-            if (total_at(sets, middle).bytes <= limit) { high = middle; }
+            if (total_at(of, middle).bytes <= limit) { high = middle; }
             else { low = middle + 1; }
         }
         index_t const before = low > 0 ? low - 1 : 0;
-        auto const higher    = total_at(sets, before);
+        auto const higher    = total_at(of, before);
         index_t const excess = higher.bytes - limit;
         here.least           = higher.loss + price(excess, before);
         if (low == coarse_bins) { return here; }
         // Between two edges the loss is convex: below its chord, above its tangents.
-        auto const lower   = total_at(sets, low);
+        auto const lower   = total_at(of, low);
         here.edge          = low;
-        here.room          = limit - (low > 0 ? lower.bytes : total_at(sets, 1).bytes);
+        here.room          = limit - (low > 0 ? lower.bytes : total_at(of, 1).bytes);
         here.most          = lower.loss;
         double const right = here.most - price(limit - lower.bytes, low);
         here.least         = here.least > right ? here.least : right;
@@ -260,11 +265,14 @@ struct curve_reader
 };
 
 /// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for
-/// every head and the heads' own choices at the edge where the limit binds or at the edge below, whichever lose less at
-/// the limit; a candidate whose curves show that it loses more than another is not solved.
+/// every head, as far as their curves do not show that they lose more than another, and the best combination found:
+/// from the heads' own choices on both sides of the edge where the limit binds, the one change of one head that lowers
+/// the loss at the limit most is made as long as there is one. That takes a time that grows with the cube of the heads, so
+/// that of more than `most_changing` the own choices are taken as they are.
 struct choose
 {
-    static constexpr char const* name = "allocate_choose";
+    static constexpr char const* name      = "allocate_choose";
+    static constexpr index_t most_changing = 64; // heads
 
     work w;
 
@@ -279,7 +287,7 @@ struct choose
         if (found->over()) { return; }
         room const own{t.scratch(), w};
         curve_reader const read{w, limit};
-        auto const free  = read.at_limit(nullptr);
+        auto const free  = read.at_limit({});
         index_t const at = free.edge < 0 ? coarse_bins - 1 : free.edge;
         double least     = __builtin_huge_val();
         for (index_t e = at > 0 ? at - 1 : 0; e <= at; ++e)
@@ -289,12 +297,12 @@ struct choose
                 own.sets[h] = static_cast<std::uint8_t>(read.best_set(h, e));
             }
             t.sync();
-            double const lost = read.at_limit(own.sets).lost;
+            double const lost = descend(t, own, read);
             for (index_t h = t.rank(); lost <= least && h < w.heads; h += t.size()) { chosen[h] = own.sets[h]; }
             least = lost < least ? lost : least;
             t.sync();
         }
-        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { own.at[c] = read.at_limit(sets + c * w.heads); }
+        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { own.at[c] = read.at_limit({sets + c * w.heads}); }
         t.sync();
         if (t.rank() != 0) { return; }
         double most = __builtin_huge_val();
@@ -324,6 +332,35 @@ private:
             , bytes{cut.bytes()}
         {}
     };
+
+    /// Changes the sets until no head's change alone helps. Returns an estimate of their loss.
+    template <team Team>
+    [[nodiscard]] MDKV_HD double descend(Team const& t, room const& own, curve_reader const& read) const
+    {
+        index_t const changes = w.heads * w.sets;
+        double lost           = read.at_limit({own.sets}).lost;
+        index_t const steps   = w.heads <= most_changing ? 2 * w.heads : 0;
+        for (index_t step = 0; step < steps; ++step)
+        {
+            double least  = lost;
+            index_t where = changes;
+            for (index_t c = t.rank(); c < changes; c += t.size())
+            {
+                index_t const k = c % w.sets;
+                if (!read.affords(k)) { continue; }
+                double const here = read.at_limit({own.sets, c / w.sets, k}).lost;
+                where             = here < least ? c : where;
+                least             = here < least ? here : least;
+            }
+            double const best = -t.largest(-least);
+            if (!(best < lost)) { break; }
+            where = changes - t.largest(least == best ? changes - where : index_t{0}); // the first of several
+            if (t.rank() == 0) { own.sets[where / w.sets] = static_cast<std::uint8_t>(where % w.sets); }
+            lost = best;
+            t.sync();
+        }
+        return lost;
+    }
 };
 
 } // namespace mdkv::inline MDKV_MACHINE::detail::dual
