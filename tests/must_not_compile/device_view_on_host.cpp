@@ -1,4 +1,4 @@
-// expect: mdkv::space::host
+// expect: space::host
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
