@@ -89,8 +89,11 @@ template <element T>
     {
 #if defined(__AVX512F__)
         return __builtin_ia32_vcvtph2ps512_mask(read<halves>(p), floats{}, all_lanes, 4); // 4: rounds nothing
-#elif defined(__AVX2__) && defined(__F16C__)
+#elif defined(__AVX2__) && defined(__F16C__) && __has_builtin(__builtin_ia32_vcvtph2ps256)
         return __builtin_ia32_vcvtph2ps256(read<halves>(p));
+#elif defined(__AVX2__) && defined(__F16C__) // clang 22 makes the same instruction of the expression
+        using elements = _Float16 __attribute__((vector_size(2 * lanes)));
+        return __builtin_convertvector(read<elements>(p), floats);
 #elif defined(__aarch64__)
         floats wide;
         __asm__("fcvtl %0.4s, %1.4h" : "=w"(wide) : "w"(read<halves>(p)));

@@ -124,7 +124,7 @@ struct pool_fading
         float* const border = t.scratch().template take<float>(t.size() * blocks);
         float* const mine   = border + t.rank() * blocks;
         index_t const n     = loss.extent(2);
-        double carried      = none; // the first member's counts
+        double carried      = double{none}; // the first member's counts
         for (index_t first = 0; first < n; first += t.size() * some)
         {
             index_t const begin     = first + t.rank() * some;
