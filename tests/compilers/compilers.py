@@ -87,6 +87,8 @@ def cases(compiler):
         for flags in (["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"], ["-freciprocal-math"]):
             yield f"{flags[0]} refused", fast, here / "macros.cpp", *flags
     if x86:
+        for processor in ("x86-64-v3", "alderlake", "icelake-server"):  # builtins come and go with compilers
+            yield processor, compiles, stages, "-O0", f"-march={processor}"
         if not clang:  # which has no such arithmetic on x86-64
             yield "x87 arithmetic refused", refused("mdkv computes wrong results where"), here / "macros.cpp", "-mfpmath=387"
             yield "warnings, AVX-512 VNNI", compiles, stages, "-Wall", "-Wextra", "-Werror", "-O3", "-march=icelake-server"
