@@ -57,7 +57,7 @@ public:
                     {.ahead           = chosen.ahead,
                         .own          = chosen.own,
                         .encoding     = {.rotating = 2 * std::ssize(frequencies),
-                                .pairs             = mdkv::rotary_pairs::neighbours,
+                                .pairs             = rotation.pairs(),
                                 .frequencies       = in(on, frequencies.data(), std::ssize(frequencies))},
                         .quantisation = chosen.quantisation,
                         .over         = chosen.over},

@@ -79,7 +79,7 @@ private:
         std::string_view const name    = file.find_text(key).value_or("default");
         if (!pre_tokenizer::knows(name))
         {
-            file.refuse(key, "is not supported", quoted(name), "smollm, llama-bpe or default");
+            file.refuse(key, "is not supported", quoted(name), "smollm, llama-bpe, qwen2 or default");
         }
         return name;
     }

@@ -90,6 +90,9 @@ void decode_attention(llama_model const& model, std::int64_t layer, mdkv::cpu::e
         space.normed.data(), batch);
     for (std::int64_t b = 0; b < batch; ++b)
     {
+        add_bias(weights.query_bias, space.query.row(b).data());
+        add_bias(weights.key_bias, space.key.row(b).data());
+        add_bias(weights.value_bias, space.value.row(b).data());
         float const* const angles = space.angles.row(b).data();
         for (std::int64_t h = 0; h < shape.query_heads; ++h)
         {

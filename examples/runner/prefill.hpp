@@ -154,7 +154,7 @@ private:
         multiply(executor_,
             {{&weights.query, query_.data()}, {&weights.key, key_.data()}, {&weights.value, value_.data()}},
             normed_.data(), count);
-        each_row(count, [&](std::int64_t i) { place_token(first + i, i); });
+        each_row(count, [&](std::int64_t i) { place_token(weights, first + i, i); });
         attend_causally<T>(executor_, {.query_heads  = shape_.query_heads,
                                           .kv_heads  = shape_.kv_heads,
                                           .key_dim   = shape_.key_dim,
@@ -173,9 +173,13 @@ private:
         add_to_hidden(normed_, first, count);
     }
 
-    /// Rotates and rounds row `i` of the chunk, which is the token at `position`, and stores what outlives the chunk.
-    void place_token(std::int64_t position, std::int64_t i)
+    /// Adds biases to row `i` of the chunk, which is the token at `position`, rotates and rounds it, and stores what
+    /// outlives the chunk.
+    void place_token(layer_weights const& weights, std::int64_t position, std::int64_t i)
     {
+        add_bias(weights.query_bias, query_.row(i).data());
+        add_bias(weights.key_bias, key_.row(i).data());
+        add_bias(weights.value_bias, value_.row(i).data());
         float const* const angles = angles_.row(position).data();
         for (std::int64_t h = 0; h < shape_.query_heads; ++h)
         {

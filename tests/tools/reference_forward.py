@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An independent forward pass of a llama GGUF model in numpy, for checking the runner's.
+"""An independent forward pass of a llama or qwen2 GGUF model in numpy, for checking the runner's.
 
     reference_forward.py record MODEL OUT.json              writes the small vectors that tests/runner/model.cpp reads
     reference_forward.py check MODEL DUMP_LOGITS TEXT_FILE  compares the executable tests/runner/dump_logits.cpp with
@@ -17,6 +17,7 @@ import tempfile
 import gguf
 import numpy as np
 from gguf.quants import dequantize
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 RECORDED_TEXT = (
     "The harbour was quiet before dawn. Two fishing boats lay against the stone wall, and the woman who kept the "
@@ -29,52 +30,62 @@ RECORDED_TOKENS = 96
 GREEDY_TOKENS = 24
 FIXED_IDS = (0, 1, 2, 198, 1000, 19556, 49151)
 
+QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+PRE_TOKENIZERS = {
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                       pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+    "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2), "isolated"),
+                                      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+}
+
 
 class Model:
     def __init__(self, path, dtype):
         reader = gguf.GGUFReader(path)
         fields = reader.fields
         value = lambda key, default=None: fields[key].contents() if key in fields else default
-        assert value("general.architecture") == "llama"
+        own = value("general.architecture")
+        assert own in ("llama", "qwen2"), own
+        self.halves = own == "qwen2"  # else neighbours turn together
         self.dtype = dtype
-        self.layers = value("llama.block_count")
-        self.heads = value("llama.attention.head_count")
-        self.kv_heads = value("llama.attention.head_count_kv", self.heads)
-        self.epsilon = value("llama.attention.layer_norm_rms_epsilon")
-        embedding = value("llama.embedding_length")
-        self.key_dim = value("llama.attention.key_length", embedding // self.heads)
-        self.value_dim = value("llama.attention.value_length", embedding // self.heads)
-        rotated = value("llama.rope.dimension_count", self.key_dim)
-        self.frequencies = value("llama.rope.freq_base", 10000.0) ** (-np.arange(0, rotated, 2) / rotated)
+        self.layers = value(f"{own}.block_count")
+        self.heads = value(f"{own}.attention.head_count")
+        self.kv_heads = value(f"{own}.attention.head_count_kv", self.heads)
+        self.epsilon = value(f"{own}.attention.layer_norm_rms_epsilon")
+        embedding = value(f"{own}.embedding_length")
+        self.key_dim = value(f"{own}.attention.key_length", embedding // self.heads)
+        self.value_dim = value(f"{own}.attention.value_length", embedding // self.heads)
+        rotated = value(f"{own}.rope.dimension_count", self.key_dim)
+        self.frequencies = value(f"{own}.rope.freq_base", 10000.0) ** (-np.arange(0, rotated, 2) / rotated)
         self.weights = {t.name: dequantize(t.data, t.tensor_type).astype(dtype) for t in reader.tensors}
         if "rope_freqs.weight" in self.weights:
             self.frequencies = self.frequencies / self.weights["rope_freqs.weight"]
         self.tokens = value("tokenizer.ggml.tokens")
         self.merges = value("tokenizer.ggml.merges")
+        self.words = PRE_TOKENIZERS[value("tokenizer.ggml.pre")]
         self.keys = [np.zeros((self.kv_heads, 0, self.key_dim), dtype) for _ in range(self.layers)]
         self.values = [np.zeros((self.kv_heads, 0, self.value_dim), dtype) for _ in range(self.layers)]
 
     def encode(self, text):
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
         bpe = models.BPE({t: i for i, t in enumerate(self.tokens)}, [tuple(m.split(" ", 1)) for m in self.merges])
         tokenizer = Tokenizer(bpe)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        tokenizer.pre_tokenizer = self.words
         return tokenizer.encode(text).ids
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.dtype(self.epsilon)) * self.weights[name]
 
     def rotate(self, x, positions):
-        """x [heads, n, D]: interleaved pairs turn by position * frequency."""
+        """x [heads, n, D]: pairs turn by position * frequency."""
         angle = positions[:, None] * self.frequencies[None, :]
         cosine, sine = np.cos(angle).astype(self.dtype), np.sin(angle).astype(self.dtype)
-        pairs = x[..., : 2 * len(self.frequencies)].reshape(*x.shape[:-1], -1, 2)
-        turned = np.stack([pairs[..., 0] * cosine - pairs[..., 1] * sine,
-                           pairs[..., 0] * sine + pairs[..., 1] * cosine], -1)
-        return np.concatenate([turned.reshape(*x.shape[:-1], -1), x[..., 2 * len(self.frequencies):]], -1)
+        count = len(self.frequencies)
+        a, b = (slice(0, count), slice(count, 2 * count)) if self.halves else (slice(0, 2 * count, 2), slice(1, 2 * count, 2))
+        turned = x.copy()
+        turned[..., a] = x[..., a] * cosine - x[..., b] * sine
+        turned[..., b] = x[..., a] * sine + x[..., b] * cosine
+        return turned
 
     def feed(self, ids):
         """Logits [n, vocabulary] of the next tokens; keys and values are kept for the call after this one."""
@@ -86,11 +97,12 @@ class Model:
         for i in range(self.layers):
             b = f"blk.{i}."
             h = self.norm(x, b + "attn_norm.weight")
-            split = lambda name, dim: (h @ w[b + name].T).reshape(len(ids), -1, dim).transpose(1, 0, 2)
-            q = self.rotate(split("attn_q.weight", self.key_dim), positions)
-            k = self.rotate(split("attn_k.weight", self.key_dim), positions)
+            bias = lambda name: w.get(f"{b}{name}.bias", self.dtype(0))
+            split = lambda name, dim: (h @ w[f"{b}{name}.weight"].T + bias(name)).reshape(len(ids), -1, dim).transpose(1, 0, 2)
+            q = self.rotate(split("attn_q", self.key_dim), positions)
+            k = self.rotate(split("attn_k", self.key_dim), positions)
             self.keys[i] = np.concatenate([self.keys[i], k], 1)
-            self.values[i] = np.concatenate([self.values[i], split("attn_v.weight", self.value_dim)], 1)
+            self.values[i] = np.concatenate([self.values[i], split("attn_v", self.value_dim)], 1)
             shared = self.heads // self.kv_heads
             keys, values = np.repeat(self.keys[i], shared, 0), np.repeat(self.values[i], shared, 0)
             s = q @ keys.transpose(0, 2, 1) / self.dtype(np.sqrt(self.key_dim))
