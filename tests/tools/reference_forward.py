@@ -17,7 +17,9 @@ import tempfile
 import gguf
 import numpy as np
 from gguf.quants import dequantize
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
+
+from public_words import PRE_TOKENIZERS
 
 RECORDED_TEXT = (
     "The harbour was quiet before dawn. Two fishing boats lay against the stone wall, and the woman who kept the "
@@ -29,15 +31,6 @@ RECORDED_POSITIONS = (0, 1, 31, 64, 95)
 RECORDED_TOKENS = 96
 GREEDY_TOKENS = 24
 FIXED_IDS = (0, 1, 2, 198, 1000, 19556, 49151)
-
-QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-PRE_TOKENIZERS = {
-    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
-                                       pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2), "isolated"),
-                                      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
-}
 
 
 class Model:
