@@ -23,6 +23,7 @@ namespace runner
 {
 
 /// The tokenizers a file calls "gpt2". A byte for which the vocabulary has no token is left out, as the reference does.
+/// Characters are taken as they come, as llama.cpp takes them: Qwen's own tokenizer composes them first (NFC).
 class byte_level_model
 {
 public:
