@@ -16,8 +16,8 @@
 #include <span>
 #include <vector>
 
+#include "../runner/language_model.hpp"
 #include "../runner/layers.hpp"
-#include "../runner/llama_model.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/prefill.hpp"
 #include "../runner/scratch_memory.hpp"

@@ -41,7 +41,7 @@ struct metadata_key
 };
 
 inline constexpr metadata_key metadata_keys[] = {
-    // llama_model reads these keys and checks their values.
+    // language_model reads these keys and checks their values.
     {"attention.head_count"},
     {"attention.head_count_kv"},
     {"attention.key_length"},
@@ -53,7 +53,7 @@ inline constexpr metadata_key metadata_keys[] = {
     {"feed_forward_length"},
     {"rope.dimension_count"},
     {"rope.freq_base"},
-    // These keys change no logit: llama_model takes the vocabulary's size from the embedding, pooling concerns the
+    // These keys change no logit: language_model takes the vocabulary's size from the embedding, pooling concerns the
     // embeddings of texts, and the others describe the training or YaRN, which is refused by its type and factor.
     {"pooling_type"},
     {"rope.scaling.finetuned"},
@@ -105,7 +105,7 @@ inline constexpr metadata_key metadata_keys[] = {
     file.refuse(key, "is not supported", printable(name), names);
 }
 
-/// Refuses keys of the architecture that ask for a computation other than llama_model's, and keys that are not known
+/// Refuses keys of the architecture that ask for a computation other than language_model's, and keys that are not known
 /// here, because they might.
 /// \throws file_error   naming the key, its value and the accepted values
 inline void expect_known_keys(gguf_metadata const& file, architecture const& own)

@@ -16,8 +16,8 @@
 
 #include "eigen.hpp"
 #include "element_rows.hpp"
+#include "language_model.hpp"
 #include "layers.hpp"
-#include "llama_model.hpp"
 #include "matmul.hpp"
 #include "prefill_attention.hpp"
 
@@ -67,7 +67,7 @@ template <mdkv::element T>
 class prefill_run
 {
 public:
-    prefill_run(llama_model const& model, std::span<std::int32_t const> tokens, std::int64_t window,
+    prefill_run(language_model const& model, std::span<std::int32_t const> tokens, std::int64_t window,
         mdkv::cpu::executor_ref executor)
         : model_{model}
         , shape_{model.shape()}
@@ -210,7 +210,7 @@ private:
         add_to_hidden(normed_, first, count);
     }
 
-    llama_model const& model_;
+    language_model const& model_;
     model_shape const& shape_;
     mdkv::cpu::executor_ref executor_;
     std::int64_t tokens_, window_;
@@ -240,7 +240,7 @@ private:
 /// \throws std::invalid_argument   no tokens, more than the model's context, one outside the vocabulary, window < 0
 /// \throws prefill_cancelled       `progress` returned false
 template <mdkv::element T, class OnLayer, class Progress, class OnChunk = ignore_chunks>
-[[nodiscard]] std::vector<float> prefill(llama_model const& model, std::span<std::int32_t const> tokens,
+[[nodiscard]] std::vector<float> prefill(language_model const& model, std::span<std::int32_t const> tokens,
     std::int64_t window, mdkv::cpu::executor_ref executor, OnLayer&& on_layer, Progress&& progress,
     OnChunk&& on_chunk = {})
 {

@@ -12,8 +12,8 @@
 
 #include <mdkv/core/types.hpp>
 
+#include "runner/language_model.hpp"
 #include "runner/layers.hpp"
-#include "runner/llama_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/prefill.hpp"
 #include "runner/scratch_memory.hpp"

@@ -55,8 +55,8 @@ bool never_cancel(std::int64_t /*done*/, std::int64_t /*total*/)
 }
 
 template <class T>
-kept_prefill<T> prefill_all(runner::llama_model const& model, std::span<std::int32_t const> tokens, std::int64_t window,
-    mdkv::cpu::executor_ref executor = {})
+kept_prefill<T> prefill_all(runner::language_model const& model, std::span<std::int32_t const> tokens,
+    std::int64_t window, mdkv::cpu::executor_ref executor = {})
 {
     kept_prefill<T> out;
     runner::model_shape const& s = model.shape();
@@ -75,7 +75,7 @@ kept_prefill<T> prefill_all(runner::llama_model const& model, std::span<std::int
 
 /// Logits after each of `tokens`, fed one at a time to a cache that already holds what came before.
 template <class T>
-std::vector<std::vector<float>> step_through(runner::llama_model const& model, support::full_cache<T>& cache,
+std::vector<std::vector<float>> step_through(runner::language_model const& model, support::full_cache<T>& cache,
     std::span<std::int32_t const> tokens, std::int64_t position, mdkv::cpu::executor_ref executor = {})
 {
     runner::decode_workspace space;
@@ -137,7 +137,7 @@ TEST_CASE("a prefill hands out what the definition gives: keys, values, window q
             CAPTURE(sizes.kv_heads);
             synthetic_llama const reference(sizes, count);
             auto const tokens          = support::random_tokens(count, sizes.vocabulary, count);
-            auto const model           = runner::llama_model::load(reference.writer().file());
+            auto const model           = runner::language_model::load(reference.writer().file());
             std::int64_t const window  = 7;
             std::int64_t const visible = std::min(window, count);
             auto const got             = prefill_all<float>(model, tokens, window);
@@ -168,7 +168,7 @@ TEST_CASE("steps on a plain cache agree with the definition at every position")
     {
         synthetic_llama const reference(sizes, 1);
         auto const tokens = support::random_tokens(40, sizes.vocabulary, 2);
-        auto const model  = runner::llama_model::load(reference.writer().file());
+        auto const model  = runner::language_model::load(reference.writer().file());
         support::full_cache<float> cache(model.shape());
         auto const got  = step_through<float>(model, cache, tokens, 0);
         auto const want = reference.run(tokens);
@@ -189,7 +189,7 @@ TEST_CASE_TEMPLATE(
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 3);
     auto const tokens = support::random_tokens(310, sizes.vocabulary, 3);
-    auto const model  = runner::llama_model::load(reference.writer().file());
+    auto const model  = runner::language_model::load(reference.writer().file());
     support::full_cache<T> cache(model.shape());
     std::span const all(tokens);
     (void)runner::prefill<T>(
@@ -207,7 +207,7 @@ TEST_CASE_TEMPLATE("a narrow element rounds keys, values and queries and little 
     llama_sizes const sizes{.layers = 1};
     synthetic_llama const reference(sizes, 4);
     auto const tokens  = support::random_tokens(100, sizes.vocabulary, 4);
-    auto const model   = runner::llama_model::load(reference.writer().file());
+    auto const model   = runner::language_model::load(reference.writer().file());
     auto const narrow  = prefill_all<T>(model, tokens, 9);
     auto const wide    = prefill_all<float>(model, tokens, 9);
     auto const compare = [&](std::vector<T> const& got, std::vector<float> const& want) {
@@ -233,7 +233,7 @@ TEST_CASE_TEMPLATE("a prefill's bits do not depend on the number of threads", T,
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 5);
     auto const tokens = support::random_tokens(600, sizes.vocabulary, 5);
-    auto const model  = runner::llama_model::load(reference.writer().file());
+    auto const model  = runner::language_model::load(reference.writer().file());
     auto const serial = prefill_all<T>(model, tokens, 11);
     for (int const threads : {2, 3, 5})
     {
@@ -254,7 +254,7 @@ TEST_CASE("sequences in lock step get what each gets alone, at their own positio
 {
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 6);
-    auto const model              = runner::llama_model::load(reference.writer().file());
+    auto const model              = runner::language_model::load(reference.writer().file());
     std::int64_t const vocabulary = sizes.vocabulary;
     for (std::int64_t const batch : {2, 5, 20})
     { // 20: matrix products instead of dot products
@@ -300,7 +300,7 @@ TEST_CASE("progress counts up to the whole and can cancel between chunks")
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 7);
     auto const tokens = support::random_tokens(600, sizes.vocabulary, 7);
-    auto const model  = runner::llama_model::load(reference.writer().file());
+    auto const model  = runner::language_model::load(reference.writer().file());
     std::vector<std::int64_t> done;
     auto const ignore = [](runner::layer_kv<float> const&) {};
     (void)runner::prefill<float>(model, tokens, 1, {}, ignore, [&](std::int64_t now, std::int64_t total) {
@@ -322,7 +322,7 @@ TEST_CASE("a bad prefill or step names the argument, its value and the limit, be
 {
     llama_sizes const sizes{.context = 16};
     synthetic_llama const reference(sizes, 8);
-    auto const model   = runner::llama_model::load(reference.writer().file());
+    auto const model   = runner::language_model::load(reference.writer().file());
     auto const prefill = [&](std::vector<std::int32_t> const& tokens, std::int64_t window) {
         return message_of([&] {
             (void)runner::prefill<float>(
@@ -363,7 +363,7 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
         return message_of([&] {
             support::gguf_writer writer = synthetic_llama(sizes).writer();
             change(writer);
-            (void)runner::llama_model::load(writer.file());
+            (void)runner::language_model::load(writer.file());
         });
     };
     CHECK(mentions(refusal([](auto& w) { w.text("llama.rope.scaling.type", "yarn"); }),
@@ -446,7 +446,7 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
 
     support::gguf_writer other;
     other.text("general.architecture", "mamba");
-    CHECK(mentions(message_of([&] { (void)runner::llama_model::load(other.file()); }),
+    CHECK(mentions(message_of([&] { (void)runner::language_model::load(other.file()); }),
         {"general.architecture", "mamba", "llama or qwen2"}));
 }
 
@@ -460,7 +460,7 @@ TEST_CASE("a tensor that no step of the computation reads is refused by name")
         CAPTURE(name);
         support::gguf_writer writer = synthetic_llama({}).writer();
         writer.tensor(name, {16}, std::vector<float>(16));
-        CHECK(mentions(message_of([&] { (void)runner::llama_model::load(writer.file()); }),
+        CHECK(mentions(message_of([&] { (void)runner::language_model::load(writer.file()); }),
             {"synthetic.gguf: tensor \"" + name + "\"", "not supported", "reads it"}));
     }
 
@@ -468,7 +468,7 @@ TEST_CASE("a tensor that no step of the computation reads is refused by name")
     auto const qwen2 = [](std::string const& name, std::int64_t size) {
         support::gguf_writer writer = synthetic_llama({.rope_factors = false, .qwen2 = true}).writer();
         writer.tensor(name, {static_cast<std::uint64_t>(size)}, std::vector<float>(static_cast<std::size_t>(size)));
-        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+        return message_of([&] { (void)runner::language_model::load(writer.file()); });
     };
     for (std::string const name : {"blk.0.attn_output.bias", "output.bias", "blk.0.attn_q_norm.weight"})
     {
@@ -497,7 +497,7 @@ TEST_CASE("a tensor that no step of the computation reads is refused by name")
             }
         }
         writer.tensor("output_norm.weight", {4}, std::vector<float>(4));
-        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+        return message_of([&] { (void)runner::language_model::load(writer.file()); });
     };
     CHECK(load("llama", {"blk.0."}) == "(nothing was thrown)");
     CHECK(mentions(load("llama", {"blk.0.", "blk.1."}), {"\"blk.1.", "reads it"}));
@@ -512,7 +512,7 @@ TEST_CASE("a vocabulary of more or fewer tokens than the embedding has rows is r
         for (std::size_t i = 0; i < count; ++i) { tokens.push_back("token " + std::to_string(i)); }
         support::gguf_writer writer = synthetic_llama(sizes).writer();
         writer.texts("tokenizer.ggml.tokens", tokens);
-        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+        return message_of([&] { (void)runner::language_model::load(writer.file()); });
     };
     auto const rows = static_cast<std::size_t>(sizes.vocabulary);
     CHECK(load(rows) == "(nothing was thrown)");
@@ -534,12 +534,12 @@ TEST_CASE("absent or misshapen tensors are refused by name, shape and expected s
     }
     for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { writer.u32(key, 4); }
     writer.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
-    CHECK(
-        mentions(message_of([&] { (void)runner::llama_model::load(writer.file()); }), {"token_embd.weight", "absent"}));
+    CHECK(mentions(
+        message_of([&] { (void)runner::language_model::load(writer.file()); }), {"token_embd.weight", "absent"}));
     writer.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
     writer.tensor("blk.0.attn_norm.weight", {5}, std::vector<float>(5));
     CHECK(mentions(
-        message_of([&] { (void)runner::llama_model::load(writer.file()); }), {"blk.0.attn_norm.weight", "5", "4"}));
+        message_of([&] { (void)runner::language_model::load(writer.file()); }), {"blk.0.attn_norm.weight", "5", "4"}));
     support::gguf_writer narrow;
     narrow.text("general.architecture", "llama");
     for (char const* key : {"llama.block_count", "llama.attention.head_count", "llama.context_length"})
@@ -549,8 +549,8 @@ TEST_CASE("absent or misshapen tensors are refused by name, shape and expected s
     for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { narrow.u32(key, 4); }
     narrow.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
     narrow.tensor("token_embd.weight", {3, 4}, std::vector<float>(12));
-    CHECK(mentions(
-        message_of([&] { (void)runner::llama_model::load(narrow.file()); }), {"token_embd.weight", "3 x 4", "4 x 4"}));
+    CHECK(mentions(message_of([&] { (void)runner::language_model::load(narrow.file()); }),
+        {"token_embd.weight", "3 x 4", "4 x 4"}));
 }
 
 namespace
@@ -563,7 +563,7 @@ void expect_recorded_logits(std::string const& path, std::string const& record)
     auto const recorded = nlohmann::json::parse(in);
     auto const ids      = recorded.at("ids").get<std::vector<std::int32_t>>();
     auto const fixed    = recorded.at("fixed_ids").get<std::vector<std::size_t>>();
-    auto const model    = runner::llama_model::load(runner::gguf_file::open(path));
+    auto const model    = runner::language_model::load(runner::gguf_file::open(path));
     mdkv::cpu::thread_pool pool(2);
 
     support::worst_error worst;

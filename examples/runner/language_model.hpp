@@ -1,4 +1,4 @@
-/// \file llama_model.hpp: a model of a known architecture as a GGUF file describes it: its shape and its weights
+/// \file language_model.hpp: a model of a known architecture as a GGUF file describes it: its shape and its weights
 #pragma once
 
 #include <cmath>
@@ -40,12 +40,12 @@ struct layer_weights
 };
 
 /// Keeps the file's bytes alive and refers to the matrices in them. Refuses what it would compute wrongly.
-class llama_model
+class language_model
 {
 public:
     /// \throws file_error   another architecture, an unsupported variant of one, tensors that are absent, misshapen or
     ///                      not read, another number of tokens than the embedding has rows
-    [[nodiscard]] static llama_model load(gguf_file const& file) { return llama_model(file); }
+    [[nodiscard]] static language_model load(gguf_file const& file) { return language_model(file); }
 
     [[nodiscard]] model_shape const& shape() const noexcept { return shape_; }
     [[nodiscard]] rotary const& rotation() const noexcept { return rotation_; }
@@ -61,7 +61,7 @@ private:
     static constexpr std::int64_t most_layers = 4096; // no such model is near it; keeps hostile counts harmless
     static constexpr std::int64_t most_extent = std::int64_t{1} << 24;
 
-    explicit llama_model(gguf_file const& file)
+    explicit language_model(gguf_file const& file)
         : file_{file}
         , architecture_{architecture_of(file_)}
     {
@@ -244,7 +244,7 @@ private:
 };
 
 /// \throws std::invalid_argument   a token is outside the model's vocabulary; `caller` begins the message
-inline void expect_tokens(llama_model const& model, std::span<std::int32_t const> tokens, std::string const& caller)
+inline void expect_tokens(language_model const& model, std::span<std::int32_t const> tokens, std::string const& caller)
 {
     for (std::int32_t const token : tokens)
     {
