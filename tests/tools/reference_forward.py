@@ -4,6 +4,10 @@
     reference_forward.py record MODEL OUT.json              writes the small vectors that tests/runner/model.cpp reads
     reference_forward.py check MODEL DUMP_LOGITS TEXT_FILE  compares the executable tests/runner/dump_logits.cpp with
         [--tokens 512] [--double] [--limit 1e-3]            this pass over the text, teacher forced; exit 1 if unequal
+        [--dump-model FLOATS]                               what the executable reads instead of MODEL
+    reference_forward.py float MODEL FLOATS                 writes the same model with its weights as floats
+
+tests/llama_cpp/logits.cpp is such an executable, too: of FLOATS, llama.cpp's logits are these.
 
 Needs numpy and the PyPI packages gguf (weights) and tokenizers (ids). Shares no code with the runner.
 """
@@ -154,7 +158,8 @@ def run(arguments, command, ids, width):
     with tempfile.TemporaryDirectory() as folder:
         listed, out = pathlib.Path(folder, "ids.txt"), pathlib.Path(folder, "out.f32")
         listed.write_text(" ".join(map(str, ids)))
-        subprocess.run([arguments.dump_logits, command, arguments.model, listed, out], check=True)
+        model = arguments.dump_model or arguments.model
+        subprocess.run([arguments.dump_logits, command, model, listed, out], check=True)
         return np.fromfile(out, "<f4").reshape(-1, width)
 
 
@@ -181,12 +186,29 @@ def check(arguments):
     sys.exit(1 if failed else 0)
 
 
+def write_floats(arguments):
+    reader = gguf.GGUFReader(arguments.model)
+    writer = gguf.GGUFWriter(arguments.out, reader.fields["general.architecture"].contents())
+    left_out = ("general.architecture", "general.file_type", "general.quantization_version")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in left_out:
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=element)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("record")
-    one.add_argument("model")
-    one.add_argument("out")
+    for name in ("record", "float"):
+        one = commands.add_parser(name)
+        one.add_argument("model")
+        one.add_argument("out")
     two = commands.add_parser("check")
     two.add_argument("model")
     two.add_argument("dump_logits")
@@ -194,8 +216,9 @@ def main():
     two.add_argument("--tokens", type=int, default=512)
     two.add_argument("--double", action="store_true")
     two.add_argument("--limit", type=float, default=1e-3)
+    two.add_argument("--dump-model")
     arguments = parser.parse_args()
-    (record if arguments.command == "record" else check)(arguments)
+    {"record": record, "check": check, "float": write_floats}[arguments.command](arguments)
 
 
 if __name__ == "__main__":
