@@ -45,7 +45,7 @@ bench::pair_times compare(
 class bare_products
 {
 public:
-    explicit bare_products(runner::llama_model const& model, mdkv::cpu::executor_ref executor)
+    explicit bare_products(runner::language_model const& model, mdkv::cpu::executor_ref executor)
         : executor_{executor}
     {
         runner::layer_weights const& w = model.layer(0);
@@ -117,7 +117,7 @@ private:
 
 struct bench_context
 {
-    runner::llama_model model;
+    runner::language_model model;
     mdkv::cpu::thread_pool pool{static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
     bare_products bare{model, pool};
 
@@ -213,7 +213,7 @@ int main(int count, char** arguments)
             std::fputs("usage: MDKV_REFERENCE_MODEL=model.gguf bench_prefill [--benchmark_...]\n", stderr);
             return 2;
         }
-        bench_context context{runner::llama_model::load(runner::gguf_file::open(path))};
+        bench_context context{runner::language_model::load(runner::gguf_file::open(path))};
         auto const add = [&](char const* name, auto function, std::vector<std::int64_t> const& sizes) {
             auto* const bench = benchmark::RegisterBenchmark(
                 name, [&context, function](benchmark::State& state) { function(state, context); });

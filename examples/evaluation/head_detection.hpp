@@ -16,7 +16,7 @@
 #include "../runner/decode.hpp"
 #include "../runner/eigen.hpp"
 #include "../runner/element_rows.hpp"
-#include "../runner/llama_model.hpp"
+#include "../runner/language_model.hpp"
 #include "../runner/prefill.hpp"
 #include "../runner/sampler.hpp"
 #include "../runner/tokenizer.hpp"
@@ -188,7 +188,7 @@ struct watched_answer
 ///
 /// \param progress   void(), now and then; may throw
 template <mdkv::element T, class Progress>
-[[nodiscard]] watched_answer watch_answer(llama_model const& model, tokenizer const& words,
+[[nodiscard]] watched_answer watch_answer(language_model const& model, tokenizer const& words,
     mdkv::cpu::executor_ref executor, std::span<std::int32_t const> prompt, token_span needle, std::int64_t most_tokens,
     head_kind kind, Progress const& progress)
 {

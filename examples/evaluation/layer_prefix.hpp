@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../runner/llama_model.hpp"
+#include "../runner/language_model.hpp"
 #include "../runner/prefill.hpp"
 
 namespace runner

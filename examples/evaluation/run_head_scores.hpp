@@ -24,7 +24,7 @@
 #include "../runner/common_options.hpp"
 #include "../runner/file_bytes.hpp"
 #include "../runner/file_error.hpp"
-#include "../runner/llama_model.hpp"
+#include "../runner/language_model.hpp"
 #include "../runner/session.hpp"
 #include "../runner/terminal.hpp"
 #include "../runner/tokenizer.hpp"
@@ -193,7 +193,7 @@ inline void expect_options(head_scores_options const& options, model_shape const
 /// \param log          where a line for every sample goes, or null
 /// \throws mdkv::error, file_error, interrupted (what is finished stays in FILE.partial)
 template <mdkv::element T>
-int detect_head_scores(llama_model const& model, tokenizer const& words, mdkv::cpu::executor_ref executor,
+int detect_head_scores(language_model const& model, tokenizer const& words, mdkv::cpu::executor_ref executor,
     std::string const& model_name, head_scores_options const& options, std::FILE* log = stdout)
 {
     auto const say = [log](auto const&... pieces) {

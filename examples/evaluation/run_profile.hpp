@@ -26,7 +26,7 @@
 
 #include "../runner/common_options.hpp"
 #include "../runner/decode.hpp"
-#include "../runner/llama_model.hpp"
+#include "../runner/language_model.hpp"
 #include "../runner/option_texts.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/prefill.hpp"
@@ -175,7 +175,7 @@ inline void take_reports(std::vector<mdkv::compress_report> const& reports, poli
 /// \param title   of the line of progress on standard error
 /// \throws interrupted   after Ctrl-C, and what the stages throw
 template <mdkv::element T>
-[[nodiscard]] profile_record measure_profile(llama_model const& model, std::span<std::int32_t const> tokens,
+[[nodiscard]] profile_record measure_profile(language_model const& model, std::span<std::int32_t const> tokens,
     policy const& chosen, mdkv::budget limit, profile_key const& key, mdkv::cpu::executor_ref executor,
     std::string const& title)
 {

@@ -51,15 +51,16 @@ public:
             rotation.angles(t, table.data());
             for (std::size_t i = 0; i < table.size(); ++i) { sums[i] += double{table[i]}; }
         }
-        for (std::int64_t i = 0; i < size_; i += 2)
+        for (std::int64_t i = 0; i < size_ / 2; ++i)
         {
             auto const mean = [&](std::int64_t k) {
                 return static_cast<float>(sums[static_cast<std::size_t>(k)] / static_cast<double>(future));
             };
-            average_(i, i)         = mean(i);
-            average_(i, i + 1)     = -mean(i + 1);
-            average_(i + 1, i)     = mean(i + 1);
-            average_(i + 1, i + 1) = mean(i);
+            auto const [x, y] = rotation.coordinates(i);
+            average_(x, x)    = mean(2 * i);
+            average_(x, y)    = -mean(2 * i + 1);
+            average_(y, x)    = mean(2 * i + 1);
+            average_(y, y)    = mean(2 * i);
         }
     }
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory_resource>
 
-#include "../runner/llama_model.hpp"
+#include "../runner/language_model.hpp"
 #include "../runner/policies.hpp"
 
 namespace runner

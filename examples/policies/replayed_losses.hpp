@@ -16,8 +16,8 @@
 #include <span>
 #include <vector>
 
+#include "../runner/language_model.hpp"
 #include "../runner/layers.hpp"
-#include "../runner/llama_model.hpp"
 #include "../runner/policies.hpp"
 #include "../runner/prefill.hpp"
 #include "../runner/scratch_memory.hpp"
@@ -57,7 +57,7 @@ public:
                     {.ahead           = chosen.ahead,
                         .own          = chosen.own,
                         .encoding     = {.rotating = 2 * std::ssize(frequencies),
-                                .pairs             = mdkv::rotary_pairs::neighbours,
+                                .pairs             = rotation.pairs(),
                                 .frequencies       = in(on, frequencies.data(), std::ssize(frequencies))},
                         .quantisation = chosen.quantisation,
                         .over         = chosen.over},

@@ -23,6 +23,7 @@ namespace runner
 {
 
 /// The tokenizers a file calls "gpt2". A byte for which the vocabulary has no token is left out, as the reference does.
+/// Characters are taken as they come, as llama.cpp takes them: Qwen's own tokenizer composes them first (NFC).
 class byte_level_model
 {
 public:
@@ -79,7 +80,7 @@ private:
         std::string_view const name    = file.find_text(key).value_or("default");
         if (!pre_tokenizer::knows(name))
         {
-            file.refuse(key, "is not supported", quoted(name), "smollm, llama-bpe or default");
+            file.refuse(key, "is not supported", quoted(name), "smollm, llama-bpe, qwen2 or default");
         }
         return name;
     }

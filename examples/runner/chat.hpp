@@ -43,9 +43,10 @@ enum class chat_form
     return chat_form::none;
 }
 
-/// The system text SmolLM2's template puts first where the caller gives none.
-inline constexpr std::string_view smollm2_system_text =
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
+/// System texts that templates put first where the caller gives none: SmolLM2's and Qwen 2.5's.
+inline constexpr std::string_view default_system_texts[] = {
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."};
 
 /// Whether the file's template is, byte for byte, one that `encode_chat` is known to reproduce. Templates are programs
 /// which are not run here; where this says no, the form was chosen by its marks alone.
@@ -53,7 +54,8 @@ inline constexpr std::string_view smollm2_system_text =
 {
     std::uint64_t hash = 0xCBF29CE484222325U; // FNV-1a
     for (char const c : words.chat_template()) { hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3U; }
-    return hash == 0x45EC583D4D25BC3AU; // SmolLM2-Instruct
+    return hash == 0x45EC583D4D25BC3AU     // SmolLM2-Instruct
+           || hash == 0xC2B27EE60F1B8775U; // Qwen2.5-Instruct
 }
 
 namespace detail
@@ -118,9 +120,9 @@ inline marked_tokens encode_chatml(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
     chat_writer out(words);
-    if (!system && words.chat_template().find(smollm2_system_text) != std::string::npos)
+    for (std::string_view const text : default_system_texts)
     {
-        system = smollm2_system_text;
+        if (!system && words.chat_template().find(text) != std::string::npos) { system = text; }
     }
     if (system)
     {

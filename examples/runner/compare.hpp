@@ -48,7 +48,7 @@ struct contestant
 /// The full cache first: it is what the others are measured against, asked for or not.
 template <mdkv::element T>
 [[nodiscard]] std::vector<contestant<T>> contestants(
-    llama_model const& model, common_options const& common, compare_options const& options)
+    language_model const& model, common_options const& common, compare_options const& options)
 {
     std::vector<contestant<T>> all;
     auto const add = [&](policy const& p, named_budget const& given) {

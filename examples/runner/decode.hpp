@@ -11,8 +11,8 @@
 #include <mdkv/cpu/executor.hpp>
 
 #include "eigen.hpp"
+#include "language_model.hpp"
 #include "layers.hpp"
-#include "llama_model.hpp"
 #include "matmul.hpp"
 
 namespace runner
@@ -45,7 +45,7 @@ namespace detail
 {
 
 /// Shapes, tokens and positions of a step, before anything is computed.
-inline void expect_step(llama_model const& model, std::span<std::int32_t const> tokens,
+inline void expect_step(language_model const& model, std::span<std::int32_t const> tokens,
     std::span<std::int64_t const> positions, std::span<float> logits)
 {
     if (tokens.empty()) { throw std::invalid_argument("decode_step: there are no sequences"); }
@@ -74,7 +74,7 @@ inline void expect_step(llama_model const& model, std::span<std::int32_t const> 
 
 /// The attention half of a layer, up to and including the residual.
 template <class Attention>
-void decode_attention(llama_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor,
+void decode_attention(language_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor,
     Attention&& attention, decode_workspace& space)
 {
     model_shape const& shape     = model.shape();
@@ -90,6 +90,9 @@ void decode_attention(llama_model const& model, std::int64_t layer, mdkv::cpu::e
         space.normed.data(), batch);
     for (std::int64_t b = 0; b < batch; ++b)
     {
+        add_bias(weights.query_bias, space.query.row(b).data());
+        add_bias(weights.key_bias, space.key.row(b).data());
+        add_bias(weights.value_bias, space.value.row(b).data());
         float const* const angles = space.angles.row(b).data();
         for (std::int64_t h = 0; h < shape.query_heads; ++h)
         {
@@ -110,7 +113,7 @@ void decode_attention(llama_model const& model, std::int64_t layer, mdkv::cpu::e
 }
 
 inline void decode_feed_forward(
-    llama_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor, decode_workspace& space)
+    language_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor, decode_workspace& space)
 {
     model_shape const& shape     = model.shape();
     layer_weights const& weights = model.layer(layer);
@@ -139,7 +142,7 @@ inline void decode_feed_forward(
 /// \order  bits do not depend on the executor; they may differ with the size of the batch
 /// \throws std::invalid_argument   sizes disagree, a token is outside the vocabulary or a position outside the context
 template <class Attention>
-void decode_step(llama_model const& model, std::span<std::int32_t const> tokens,
+void decode_step(language_model const& model, std::span<std::int32_t const> tokens,
     std::span<std::int64_t const> positions, mdkv::cpu::executor_ref executor, Attention&& attention,
     std::span<float> logits, decode_workspace& space)
 {

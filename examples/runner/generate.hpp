@@ -99,7 +99,7 @@ private:
 
 template <mdkv::element T>
 [[nodiscard]] sequence_cache<T> make_cache(
-    llama_model const& model, policy const& chosen, std::int64_t window, generate_options const& options)
+    language_model const& model, policy const& chosen, std::int64_t window, generate_options const& options)
 {
     if (options.max_bytes)
     {

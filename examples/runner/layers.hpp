@@ -1,6 +1,9 @@
-/// \file layers.hpp: the element-wise layers of the llama architecture: RMS norm, rotary positions, gated activation
+/// \file layers.hpp: the element-wise layers of the architectures: RMS norm, biases, rotary positions, gated activation
 #pragma once
 
+#include <mdkv/advance.hpp>
+
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +24,12 @@ inline void rms_norm(float const* x, float const* weight, std::int64_t count, fl
     row_view(out, count)    = input * (1.0F / std::sqrt(mean_square + epsilon)) * const_row_view(weight, count);
 }
 
+/// row += bias, where there is one.
+inline void add_bias(std::vector<float> const& bias, float* row)
+{
+    if (!bias.empty()) { row_view(row, std::ssize(bias)) += const_row_view(bias.data(), std::ssize(bias)); }
+}
+
 /// gate = silu(gate) * up.
 inline void gated_silu(float* gate, float const* up, std::int64_t count)
 {
@@ -28,8 +37,7 @@ inline void gated_silu(float* gate, float const* up, std::int64_t count)
     value = value / (1.0F + (-value).exp()) * const_row_view(up, count);
 }
 
-/// Rotary position encoding of interleaved pairs: coordinates (2i, 2i + 1) turn by position * frequency(i). That is
-/// the order of llama files, whose query and key rows were permuted for it; other runtimes rotate (i, i + D/2).
+/// Rotary position encoding: pair i of coordinates turns by position * frequency(i).
 class rotary
 {
 public:
@@ -37,7 +45,11 @@ public:
 
     /// \param coordinates   how many leading coordinates of a head turn; even
     /// \param factors       divide the frequencies, one per pair; empty means 1
-    rotary(std::int64_t coordinates, double base, std::span<float const> factors)
+    /// \param pairs         which coordinates make a pair; llama's files have their query and key rows permuted for
+    ///                      neighbours
+    rotary(std::int64_t coordinates, double base, std::span<float const> factors,
+        mdkv::rotary_pairs pairs = mdkv::rotary_pairs::neighbours)
+        : pairs_{pairs}
     {
         for (std::int64_t i = 0; i < coordinates / 2; ++i)
         {
@@ -53,6 +65,15 @@ public:
     /// Radians that each pair turns in one position: [coordinates / 2].
     [[nodiscard]] std::span<double const> frequencies() const noexcept { return frequencies_; }
 
+    [[nodiscard]] mdkv::rotary_pairs pairs() const noexcept { return pairs_; }
+
+    /// The coordinates of a pair.
+    [[nodiscard]] std::array<std::int64_t, 2> coordinates(std::int64_t pair) const noexcept
+    {
+        if (pairs_ == mdkv::rotary_pairs::neighbours) { return {2 * pair, 2 * pair + 1}; }
+        return {pair, pair + std::ssize(frequencies_)};
+    }
+
     /// Cosine and sine of each pair. The angle is taken in double: at position 8,000 a float angle is off by 5e-4.
     void angles(std::int64_t position, float* table) const noexcept
     {
@@ -67,17 +88,19 @@ public:
     /// Turns one head's vector by a table of `angles`.
     void turn(float* vector, float const* table) const noexcept
     {
-        for (std::int64_t i = 0; i < table_size(); i += 2)
+        for (std::int64_t i = 0; i < std::ssize(frequencies_); ++i, table += 2)
         {
-            float const x = vector[i];
-            float const y = vector[i + 1];
-            vector[i]     = x * table[i] - y * table[i + 1];
-            vector[i + 1] = x * table[i + 1] + y * table[i];
+            auto const [first, second] = coordinates(i);
+            float const x              = vector[first];
+            float const y              = vector[second];
+            vector[first]              = x * table[0] - y * table[1];
+            vector[second]             = x * table[1] + y * table[0];
         }
     }
 
 private:
     std::vector<double> frequencies_; // [coordinates / 2]
+    mdkv::rotary_pairs pairs_{};
 };
 
 } // namespace runner

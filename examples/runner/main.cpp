@@ -31,7 +31,7 @@ namespace
 
 void add_common(CLI::App& command, runner::common_options& common)
 {
-    command.add_option("--model", common.model_path, "GGUF file of a llama-architecture model")->required();
+    command.add_option("--model", common.model_path, "GGUF file of a model of the llama or qwen2 architecture")->required();
     command.add_flag("--mmap", common.map_file, "map the file instead of reading it into memory");
     command.add_option("--threads", common.threads, "threads to use; 0: as many as the machine has")
         ->check(CLI::Range(0, 1024));

@@ -139,11 +139,11 @@ inline constexpr std::string_view white_space =
 class pre_tokenizer
 {
 public:
-    /// \param name   as in `tokenizer.ggml.pre`: "smollm", "llama-bpe" or "default"
+    /// \param name   as in `tokenizer.ggml.pre`: "smollm", "llama-bpe", "qwen2" or "default"
     /// \throws std::invalid_argument   another name
     explicit pre_tokenizer(std::string_view name)
     {
-        for (std::string_view const pattern : patterns_of(name))
+        for (std::string const& pattern : patterns_of(name))
         {
             patterns_.emplace_back(detail::with_unicode_space(pattern));
         }
@@ -151,7 +151,7 @@ public:
 
     [[nodiscard]] static bool knows(std::string_view name) noexcept
     {
-        return name == "smollm" || name == "llama-bpe" || name == "default";
+        return name == "smollm" || name == "llama-bpe" || name == "qwen2" || name == "default";
     }
 
     /// The words of `text`, which together are `text`; `text` must be valid UTF-8.
@@ -178,23 +178,23 @@ public:
     }
 
 private:
-    static std::vector<std::string_view> patterns_of(std::string_view name)
+    static std::vector<std::string> patterns_of(std::string_view name)
     {
         // GPT-2's pattern, from the release of that model.
-        constexpr std::string_view gpt2 =
-            R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+        std::string const gpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
         if (name == "smollm") { return {R"(\p{N})", gpt2}; } // every digit alone, then as GPT-2
-        if (name == "llama-bpe")
-        { // Llama 3's pattern, from that model's tokenizer.json
-            return {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-                    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+        if (name == "llama-bpe" || name == "qwen2")
+        { // from the tokenizer.json of Llama 3 and Qwen 2: three digits or one to a word
+            std::string const digits = name == "qwen2" ? R"(\p{N})" : R"(\p{N}{1,3})";
+            return {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)" + digits
+                    + R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
         }
         if (name == "default")
         { // what llama.cpp applies where a file names no other: its "default"
             return {R"([\p{P}\$\+<=>\^~\|]+)", gpt2, R"(\p{N}+)", R"([0-9][0-9][0-9])"};
         }
         throw std::invalid_argument(
-            "pre_tokenizer: name is \"" + std::string(name) + "\", not smollm, llama-bpe or default");
+            "pre_tokenizer: name is \"" + std::string(name) + "\", not smollm, llama-bpe, qwen2 or default");
     }
 
     std::vector<detail::regular_expression> patterns_;

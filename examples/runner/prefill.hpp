@@ -16,8 +16,8 @@
 
 #include "eigen.hpp"
 #include "element_rows.hpp"
+#include "language_model.hpp"
 #include "layers.hpp"
-#include "llama_model.hpp"
 #include "matmul.hpp"
 #include "prefill_attention.hpp"
 
@@ -67,7 +67,7 @@ template <mdkv::element T>
 class prefill_run
 {
 public:
-    prefill_run(llama_model const& model, std::span<std::int32_t const> tokens, std::int64_t window,
+    prefill_run(language_model const& model, std::span<std::int32_t const> tokens, std::int64_t window,
         mdkv::cpu::executor_ref executor)
         : model_{model}
         , shape_{model.shape()}
@@ -154,7 +154,7 @@ private:
         multiply(executor_,
             {{&weights.query, query_.data()}, {&weights.key, key_.data()}, {&weights.value, value_.data()}},
             normed_.data(), count);
-        each_row(count, [&](std::int64_t i) { place_token(first + i, i); });
+        each_row(count, [&](std::int64_t i) { place_token(weights, first + i, i); });
         attend_causally<T>(executor_, {.query_heads  = shape_.query_heads,
                                           .kv_heads  = shape_.kv_heads,
                                           .key_dim   = shape_.key_dim,
@@ -173,9 +173,13 @@ private:
         add_to_hidden(normed_, first, count);
     }
 
-    /// Rotates and rounds row `i` of the chunk, which is the token at `position`, and stores what outlives the chunk.
-    void place_token(std::int64_t position, std::int64_t i)
+    /// Adds biases to row `i` of the chunk, which is the token at `position`, rotates and rounds it, and stores what
+    /// outlives the chunk.
+    void place_token(layer_weights const& weights, std::int64_t position, std::int64_t i)
     {
+        add_bias(weights.query_bias, query_.row(i).data());
+        add_bias(weights.key_bias, key_.row(i).data());
+        add_bias(weights.value_bias, value_.row(i).data());
         float const* const angles = angles_.row(position).data();
         for (std::int64_t h = 0; h < shape_.query_heads; ++h)
         {
@@ -206,7 +210,7 @@ private:
         add_to_hidden(normed_, first, count);
     }
 
-    llama_model const& model_;
+    language_model const& model_;
     model_shape const& shape_;
     mdkv::cpu::executor_ref executor_;
     std::int64_t tokens_, window_;
@@ -236,7 +240,7 @@ private:
 /// \throws std::invalid_argument   no tokens, more than the model's context, one outside the vocabulary, window < 0
 /// \throws prefill_cancelled       `progress` returned false
 template <mdkv::element T, class OnLayer, class Progress, class OnChunk = ignore_chunks>
-[[nodiscard]] std::vector<float> prefill(llama_model const& model, std::span<std::int32_t const> tokens,
+[[nodiscard]] std::vector<float> prefill(language_model const& model, std::span<std::int32_t const> tokens,
     std::int64_t window, mdkv::cpu::executor_ref executor, OnLayer&& on_layer, Progress&& progress,
     OnChunk&& on_chunk = {})
 {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "llama_model.hpp"
+#include "language_model.hpp"
 #include "prefill.hpp"
 #include "scratch_memory.hpp"
 #include "sequence_cache.hpp"
@@ -23,7 +23,7 @@ namespace runner
 /// \param caches   of these tokens
 /// \throws std::invalid_argument   twice the prompt is more than the model's context
 template <mdkv::element T>
-void replay_really(llama_model const& model, tokenizer const& words, std::span<std::int32_t const> tokens,
+void replay_really(language_model const& model, tokenizer const& words, std::span<std::int32_t const> tokens,
     mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::vector<sequence_cache<T>*> const& caches)
 {
     auto const reads = [](sequence_cache<T>* one) { return one->chosen().replays_really(); };

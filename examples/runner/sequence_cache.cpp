@@ -35,7 +35,7 @@ struct sequence_cache<T>::layer_memory
 
 template <mdkv::element T>
 sequence_cache<T>::sequence_cache(
-    llama_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens)
+    language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens)
     : model_{&model}
     , policy_{std::move(chosen)}
     , maker_{policy_, limit, model.shape().layers, model.shape().query_heads}
@@ -45,7 +45,8 @@ sequence_cache<T>::sequence_cache(
 {}
 
 template <mdkv::element T>
-sequence_cache<T>::sequence_cache(llama_model const& model, policy chosen, fold_plan const& plan, std::int64_t window)
+sequence_cache<T>::sequence_cache(
+    language_model const& model, policy chosen, fold_plan const& plan, std::int64_t window)
     : model_{&model}
     , policy_{std::move(chosen)}
     , ledger_{std::make_unique<fold_ledger>()}
@@ -57,7 +58,7 @@ sequence_cache<T>::sequence_cache(llama_model const& model, policy chosen, fold_
 
 template <mdkv::element T>
 sequence_cache<T> sequence_cache<T>::folding(
-    llama_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window)
+    language_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window)
 {
     fold_plan const plan = share_memory<T>(max_bytes, every, window, chosen, model.shape());
     return sequence_cache{model, std::move(chosen), plan, window};

@@ -15,7 +15,7 @@
 #include "../policies/fold_plan.hpp"
 #include "../policies/layer_cache.hpp"
 #include "../policies/replayed_losses.hpp"
-#include "llama_model.hpp"
+#include "language_model.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
 #include "scratch_memory.hpp"
@@ -32,13 +32,13 @@ public:
     /// \param window        last prompt tokens that are kept as they are, where the policy does not say fewer
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
     sequence_cache(
-        llama_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
+        language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
 
     /// A cache that never takes more than max_bytes, all its buffers included: it folds the tokens that are appended.
     /// \param every   tokens to append before they are folded
     /// \throws mdkv::invalid_argument   as share_memory
     [[nodiscard]] static sequence_cache folding(
-        llama_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window);
+        language_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window);
 
     ~sequence_cache();
     sequence_cache(sequence_cache&&) noexcept;
@@ -78,12 +78,12 @@ public:
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
 
 private:
-    sequence_cache(llama_model const& model, policy chosen, fold_plan const& plan, std::int64_t window);
+    sequence_cache(language_model const& model, policy chosen, fold_plan const& plan, std::int64_t window);
 
     struct layer_memory; // what a layer needs besides prefill's own
     [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv, layer_memory& memory) const;
 
-    llama_model const* model_;
+    language_model const* model_;
     policy policy_;
     std::unique_ptr<fold_ledger> ledger_; // the memory of layers that fold: made before them, gone after them
     cache_maker<T> maker_;

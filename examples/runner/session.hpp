@@ -13,7 +13,7 @@
 #include "common_options.hpp"
 #include "file_bytes.hpp"
 #include "gguf.hpp"
-#include "llama_model.hpp"
+#include "language_model.hpp"
 #include "tokenizer.hpp"
 
 namespace runner
@@ -27,12 +27,12 @@ public:
         : file_{gguf_file::open(
             options.model_path, {.access = options.map_file ? file_access::map : file_access::read})}
         , words_{file_}
-        , model_{llama_model::load(file_)}
+        , model_{language_model::load(file_)}
         , pool_{options.threads > 0 ? options.threads : machine_threads()}
     {}
 
     [[nodiscard]] tokenizer const& words() const noexcept { return words_; }
-    [[nodiscard]] llama_model const& model() const noexcept { return model_; }
+    [[nodiscard]] language_model const& model() const noexcept { return model_; }
     [[nodiscard]] mdkv::cpu::executor_ref executor() noexcept { return pool_; }
     [[nodiscard]] int threads() const noexcept { return pool_.threads(); }
 
@@ -45,7 +45,7 @@ private:
 
     gguf_file file_;
     tokenizer words_;
-    llama_model model_;
+    language_model model_;
     mdkv::cpu::thread_pool pool_;
 };
 

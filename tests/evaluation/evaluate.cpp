@@ -19,7 +19,7 @@
 #include "evaluation/answer_log.hpp"
 #include "evaluation/sample.hpp"
 #include "runner/decode.hpp"
-#include "runner/llama_model.hpp"
+#include "runner/language_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/terminal.hpp"
 #include "runner/tokenizer.hpp"
@@ -39,7 +39,7 @@ struct byte_model
     runner::tokenizer words = byte_vocabulary({}, false, "smollm", {"<bos>", "<|im_start|>", "<|im_end|>"});
     support::synthetic_llama llama{
         {.layers = 2, .feed_forward = 48, .key_dim = 8, .value_dim = 8, .vocabulary = words.size(), .context = 400}};
-    runner::llama_model model = runner::llama_model::load(llama.writer().file());
+    runner::language_model model = runner::language_model::load(llama.writer().file());
 
     [[nodiscard]] runner::evaluation_setting setting(std::size_t most_at_once = 64) const
     {

@@ -12,7 +12,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include "runner/llama_model.hpp"
+#include "runner/language_model.hpp"
 #include "runner/policies.hpp"
 #include "support/host.hpp"
 #include "support/scratch_folder.hpp"
@@ -242,7 +242,7 @@ TEST_CASE("contexts beyond the model's are refused before anything is run")
 TEST_CASE("a measured policy reports its bytes, its steps and its layers' allocations")
 {
     support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
-    auto const model = runner::llama_model::load(llama.writer().file());
+    auto const model = runner::language_model::load(llama.writer().file());
     std::vector<std::int32_t> tokens;
     for (std::int32_t i = 0; i < 104; ++i) { tokens.push_back(i * 17 % 50); }
     for (char const* name : {"full", "paper", "snapkv", "h2o"})

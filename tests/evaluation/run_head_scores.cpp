@@ -150,7 +150,7 @@ TEST_CASE("a watched answer's tokens and scores are those of the forward pass by
     {
         CAPTURE(static_cast<int>(kind));
         support::synthetic_llama const reference{sizes, 3};
-        auto const model = runner::llama_model::load(reference.writer().file());
+        auto const model = runner::language_model::load(reference.writer().file());
         auto const words = byte_words();
         auto prompt      = support::random_tokens(40, 256, 3);
         std::fill(prompt.begin() + 10, prompt.begin() + 22, prompt[0]); // so that something can be copied
@@ -261,7 +261,7 @@ TEST_CASE("sentences begin behind a full stop and a space, or a new line")
 TEST_CASE("a detection that was killed anywhere, even in the middle of a line, ends in the same file")
 {
     support::synthetic_llama const reference{sizes, 5};
-    auto const model = runner::llama_model::load(reference.writer().file());
+    auto const model = runner::language_model::load(reference.writer().file());
     auto const words = byte_words();
     prose_folder const place;
     mdkv::cpu::thread_pool pool{2};
@@ -302,7 +302,7 @@ TEST_CASE("a detection that was killed anywhere, even in the middle of a line, e
 TEST_CASE("an unfinished run of other settings or with a damaged line is refused and left as it is")
 {
     support::synthetic_llama const reference{sizes, 5};
-    auto const model = runner::llama_model::load(reference.writer().file());
+    auto const model = runner::language_model::load(reference.writer().file());
     auto const words = byte_words();
     prose_folder const place;
     auto options   = place.options("scores.json");
@@ -337,7 +337,7 @@ TEST_CASE("an unfinished run of other settings or with a damaged line is refused
 TEST_CASE("a bad option is named with its value before anything is run")
 {
     support::synthetic_llama const reference{sizes, 5};
-    auto const model = runner::llama_model::load(reference.writer().file());
+    auto const model = runner::language_model::load(reference.writer().file());
     auto const words = byte_words();
     prose_folder const place;
     auto const refusal = [&](auto const& change) {

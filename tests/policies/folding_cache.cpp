@@ -17,7 +17,7 @@
 
 #include "policies/fold_plan.hpp"
 #include "runner/decode.hpp"
-#include "runner/llama_model.hpp"
+#include "runner/language_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/prefill.hpp"
 #include "runner/scratch_memory.hpp"
@@ -35,7 +35,7 @@ constexpr std::int64_t every  = 12;
 
 /// Logits of the tokens after the first `context`, fed one by one.
 template <class T>
-std::vector<float> decoded(runner::llama_model const& model, std::vector<std::int32_t> const& tokens,
+std::vector<float> decoded(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
     std::int64_t context, runner::sequence_cache<T>& cache)
 {
     runner::scratch_memory scratch;
@@ -61,9 +61,9 @@ std::vector<float> decoded(runner::llama_model const& model, std::vector<std::in
     return all;
 }
 
-runner::llama_model small_model()
+runner::language_model small_model()
 {
-    return runner::llama_model::load(
+    return runner::language_model::load(
         support::synthetic_llama{{.layers = 3, .key_dim = 16, .value_dim = 16}}.writer().file());
 }
 

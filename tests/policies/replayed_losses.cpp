@@ -7,12 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include <mdkv/core/types.hpp>
 
+#include "runner/language_model.hpp"
 #include "runner/layers.hpp"
-#include "runner/llama_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/prefill.hpp"
 #include "runner/scratch_memory.hpp"
@@ -41,13 +42,14 @@ constexpr std::int64_t past   = 143;
 /// One layer of a prompt whose vectors are known before their positions are encoded.
 struct prompt
 {
-    runner::rotary rotation{shape.key_dim, 500.0, {}};
+    runner::rotary rotation;
     std::vector<float> plain;   // queries [tokens, query_heads, D]
     std::vector<float> queries; // the same, encoded
     std::vector<float> keys;    // [kv_heads, tokens, D], encoded
     std::vector<float> values;  // [kv_heads, tokens, D]
 
-    prompt()
+    explicit prompt(mdkv::rotary_pairs pairs = mdkv::rotary_pairs::neighbours)
+        : rotation{shape.key_dim, 500.0, {}, pairs}
     {
         support::source random{"replayed losses"};
         auto const fill = [&](std::vector<float>& all, std::int64_t heads) {
@@ -112,11 +114,13 @@ struct prompt
 TEST_CASE(
     "replayed losses are those of the prompt's queries encoded anew so far ahead, each seeing its chunk and sinks")
 {
-    prompt const x;
-    for (auto const& [text, power] : {std::pair{"evict[rows=replay+chunk=32+over=max]", INFINITY},
-             {"evict[rows=both+chunk=64+ahead=1000+over=rms]", 2.0F}, {"evict[rows=replay+chunk=256+over=sum]", 1.0F}})
+    using enum mdkv::rotary_pairs;
+    for (auto const& [text, power, pairs] : {std::tuple{"evict[rows=replay+chunk=32+over=max]", INFINITY, neighbours},
+             std::tuple{"evict[rows=both+chunk=64+ahead=1000+over=rms]", 2.0F, halves},
+             std::tuple{"evict[rows=replay+chunk=256+over=sum]", 1.0F, neighbours}})
     {
         CAPTURE(text);
+        prompt const x{pairs};
         auto const chosen = runner::parse_policy(text);
         auto const got    = x.scored(chosen, 512);
         for (std::int64_t h = 0; h < shape.kv_heads; ++h)

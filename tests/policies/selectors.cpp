@@ -109,10 +109,13 @@ std::vector<double> naive_keydiff(scored_prompt<T> const& prompt)
 
 using matrix = std::vector<std::vector<double>>;
 
-/// The rotation of a position, as scored_prompt has it: base 100, three quarters of the coordinates, interleaved pairs.
-matrix rotation_at(std::int64_t position, std::int64_t dim)
+/// The rotation of a position, as scored_prompt has it: base 100, three quarters of the coordinates.
+template <class T>
+matrix rotation_at(scored_prompt<T> const& prompt, std::int64_t position)
 {
-    auto const size = static_cast<std::size_t>(dim);
+    std::int64_t const dim = prompt.layer.key_dim;
+    bool const halves      = prompt.rotation->pairs() == mdkv::rotary_pairs::halves;
+    auto const size        = static_cast<std::size_t>(dim);
     matrix r(size, std::vector<double>(size, 0.0));
     for (std::size_t d = 0; d < size; ++d) { r[d][d] = 1; }
     std::size_t const turning = size / 4 * 3;
@@ -120,9 +123,11 @@ matrix rotation_at(std::int64_t position, std::int64_t dim)
     {
         double const angle =
             static_cast<double>(position) * std::pow(100.0, -static_cast<double>(d) / static_cast<double>(turning));
-        r[d][d] = r[d + 1][d + 1] = std::cos(angle);
-        r[d][d + 1]               = -std::sin(angle);
-        r[d + 1][d]               = std::sin(angle);
+        std::size_t const i = halves ? d / 2 : d;
+        std::size_t const j = halves ? (d + turning) / 2 : d + 1;
+        r[i][i] = r[j][j] = std::cos(angle);
+        r[i][j]           = -std::sin(angle);
+        r[j][i]           = std::sin(angle);
     }
     return r;
 }
@@ -137,7 +142,7 @@ std::vector<double> naive_expected_logits(
     matrix queries; // before rotation: the transposed rotation turns back
     for (std::int64_t t = options.sinks; t < layer.tokens; ++t)
     {
-        matrix const r = rotation_at(t, layer.key_dim);
+        matrix const r = rotation_at(prompt, t);
         std::vector<double> q(dim, 0.0);
         for (std::size_t i = 0; i < dim; ++i)
         {
@@ -157,7 +162,7 @@ std::vector<double> naive_expected_logits(
     matrix average(dim, std::vector<double>(dim, 0.0));
     for (std::int64_t f = 0; f < options.future; ++f)
     {
-        matrix const r = rotation_at(layer.tokens + f, layer.key_dim);
+        matrix const r = rotation_at(prompt, layer.tokens + f);
         for (std::size_t i = 0; i < dim; ++i)
         {
             for (std::size_t j = 0; j < dim; ++j) { average[i][j] += r[i][j] / static_cast<double>(options.future); }
@@ -368,14 +373,18 @@ TEST_CASE_TEMPLATE(
     float, mdkv::half)
 {
     CAPTURE(support::seed());
-    scored_prompt<T> const prompt{small, small.tokens};
+    scored_prompt<T> prompt{small, small.tokens};
     runner::scratch_memory scratch;
     mdkv::cpu::thread_pool pool{2};
-    for (auto const& options : {runner::expected_attention_options{},
-             runner::expected_attention_options{.future = 7, .sinks = 0, .covariance = false, .epsilon = 0.5F},
-             runner::expected_attention_options{.future = 30, .sinks = 2, .value_norms = false}})
+    using enum mdkv::rotary_pairs;
+    for (auto const& [pairs, options] : {std::pair{neighbours, runner::expected_attention_options{}},
+             std::pair{halves, runner::expected_attention_options{}},
+             std::pair{neighbours,
+                 runner::expected_attention_options{.future = 7, .sinks = 0, .covariance = false, .epsilon = 0.5F}},
+             std::pair{halves, runner::expected_attention_options{.future = 30, .sinks = 2, .value_norms = false}}})
     {
         CAPTURE(options.future);
+        *prompt.rotation = runner::rotary{small.key_dim / 4 * 3, 100.0, {}, pairs};
         auto const worst = compared(runner::expected_attention_scores(prompt.layer, options, pool, scratch),
             naive_expected_attention(prompt, options));
         CHECK_MESSAGE(worst.within(2e-4), worst);

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runner/llama_model.hpp"
+#include "runner/language_model.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
@@ -40,7 +40,7 @@ std::vector<runner::mean_cell> measured()
 
 TEST_CASE("with --fold-every all caches but the full one fold, in as many bytes as the budget has in all layers")
 {
-    auto const model = runner::llama_model::load(
+    auto const model = runner::language_model::load(
         support::synthetic_llama{{.layers = 3, .key_dim = 16, .value_dim = 16}}.writer().file());
     runner::common_options common;
     common.window = 8;

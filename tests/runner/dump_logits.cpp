@@ -39,7 +39,7 @@ void append(std::ofstream& out, std::vector<float> const& logits)
         reinterpret_cast<char const*>(logits.data()), static_cast<std::streamsize>(logits.size() * sizeof(float)));
 }
 
-void step_through(runner::llama_model const& model, std::vector<std::int32_t> const& ids,
+void step_through(runner::language_model const& model, std::vector<std::int32_t> const& ids,
     mdkv::cpu::executor_ref executor, std::ofstream& out)
 {
     support::full_cache<float> cache(model.shape());
@@ -62,7 +62,7 @@ void step_through(runner::llama_model const& model, std::vector<std::int32_t> co
 void run(
     std::string_view command, std::string const& model_path, std::string const& ids_path, std::string const& out_path)
 {
-    auto const model = runner::llama_model::load(runner::gguf_file::open(model_path));
+    auto const model = runner::language_model::load(runner::gguf_file::open(model_path));
     auto const ids   = read_ids(ids_path);
     mdkv::cpu::thread_pool pool(2);
     std::ofstream out(out_path, std::ios::binary);

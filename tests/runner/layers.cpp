@@ -47,27 +47,45 @@ TEST_CASE("the gated activation is x / (1 + e^-x) times up, and finite for any x
     }
 }
 
-TEST_CASE("rotation turns interleaved pairs by position over base to the power of 2i/D, and nothing else")
+TEST_CASE("a bias is added to every coordinate of a row, and an absent one to none")
+{
+    std::vector<float> row = {1, 2, 3, 4};
+    runner::add_bias({}, row.data());
+    CHECK(row == std::vector<float>{1, 2, 3, 4});
+    runner::add_bias({10, 20, -3}, row.data());
+    CHECK(row == std::vector<float>{11, 22, 0, 4});
+}
+
+TEST_CASE(
+    "rotation turns pairs of neighbours or of halves by position over base to the power of 2i/D, and nothing else")
 {
     std::vector<float> const factors = {1.0F, 4.0F, 0.5F};
-    runner::rotary const rotation(6, 100.0, factors);
-    CHECK(rotation.table_size() == 6);
-    for (std::int64_t const position : {0, 1, 77, 131071})
+    for (auto const pairs : {mdkv::rotary_pairs::neighbours, mdkv::rotary_pairs::halves})
     {
-        std::vector<float> table(6);
-        rotation.angles(position, table.data());
-        std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8}; // the last two are outside the rotated part
-        rotation.turn(x.data(), table.data());
-        for (std::size_t pair = 0; pair < 3; ++pair)
+        runner::rotary const rotation(6, 100.0, factors, pairs);
+        CHECK(rotation.pairs() == pairs);
+        CHECK(rotation.table_size() == 6);
+        for (std::int64_t const position : {0, 1, 77, 131071})
         {
-            double const angle = static_cast<double>(position) * std::pow(100.0, -static_cast<double>(pair) / 3.0)
-                                 / double{factors[pair]};
-            double const a = static_cast<double>(2 * pair + 1);
-            double const b = a + 1;
-            CHECK(std::abs(double{x[2 * pair]} - (a * std::cos(angle) - b * std::sin(angle))) < 2e-6);
-            CHECK(std::abs(double{x[2 * pair + 1]} - (a * std::sin(angle) + b * std::cos(angle))) < 2e-6);
+            std::vector<float> table(6);
+            rotation.angles(position, table.data());
+            std::vector<float> x      = {1, 2, 3, 4, 5, 6, 7, 8}; // the last two are outside the rotated part
+            std::vector<float> before = x;
+            rotation.turn(x.data(), table.data());
+            for (std::size_t pair = 0; pair < 3; ++pair)
+            {
+                double const angle = static_cast<double>(position) * std::pow(100.0, -static_cast<double>(pair) / 3.0)
+                                     / double{factors[pair]};
+                bool const halves        = pairs == mdkv::rotary_pairs::halves;
+                std::size_t const first  = halves ? pair : 2 * pair;
+                std::size_t const second = halves ? pair + 3 : 2 * pair + 1;
+                double const a           = double{before[first]};
+                double const b           = double{before[second]};
+                CHECK(std::abs(double{x[first]} - (a * std::cos(angle) - b * std::sin(angle))) < 2e-6);
+                CHECK(std::abs(double{x[second]} - (a * std::sin(angle) + b * std::cos(angle))) < 2e-6);
+            }
+            CHECK(x[6] == 7);
+            CHECK(x[7] == 8);
         }
-        CHECK(x[6] == 7);
-        CHECK(x[7] == 8);
     }
 }

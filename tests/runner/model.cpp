@@ -55,8 +55,8 @@ bool never_cancel(std::int64_t /*done*/, std::int64_t /*total*/)
 }
 
 template <class T>
-kept_prefill<T> prefill_all(runner::llama_model const& model, std::span<std::int32_t const> tokens, std::int64_t window,
-    mdkv::cpu::executor_ref executor = {})
+kept_prefill<T> prefill_all(runner::language_model const& model, std::span<std::int32_t const> tokens,
+    std::int64_t window, mdkv::cpu::executor_ref executor = {})
 {
     kept_prefill<T> out;
     runner::model_shape const& s = model.shape();
@@ -75,7 +75,7 @@ kept_prefill<T> prefill_all(runner::llama_model const& model, std::span<std::int
 
 /// Logits after each of `tokens`, fed one at a time to a cache that already holds what came before.
 template <class T>
-std::vector<std::vector<float>> step_through(runner::llama_model const& model, support::full_cache<T>& cache,
+std::vector<std::vector<float>> step_through(runner::language_model const& model, support::full_cache<T>& cache,
     std::span<std::int32_t const> tokens, std::int64_t position, mdkv::cpu::executor_ref executor = {})
 {
     runner::decode_workspace space;
@@ -120,7 +120,9 @@ std::vector<llama_sizes> interesting_sizes()
 {
     return {{}, // grouped queries, D_k != D_v, an output matrix of its own, rope factors
         {.query_heads = 3, .kv_heads = 3, .value_dim = 8, .rope_factors = false, .own_output = false},
-        {.layers = 1, .embedding = 37, .query_heads = 4, .kv_heads = 1, .key_dim = 10, .value_dim = 5, .rotated = 6}};
+        {.layers = 1, .embedding = 37, .query_heads = 4, .kv_heads = 1, .key_dim = 10, .value_dim = 5, .rotated = 6},
+        {.query_heads = 7, .kv_heads = 1, .key_dim = 10, .rotated = 6, .rope_factors = false, .qwen2 = true},
+        {.value_dim = 8, .rope_factors = false, .own_output = false, .qwen2 = true}};
 }
 
 } // namespace
@@ -135,7 +137,7 @@ TEST_CASE("a prefill hands out what the definition gives: keys, values, window q
             CAPTURE(sizes.kv_heads);
             synthetic_llama const reference(sizes, count);
             auto const tokens          = support::random_tokens(count, sizes.vocabulary, count);
-            auto const model           = runner::llama_model::load(reference.writer().file());
+            auto const model           = runner::language_model::load(reference.writer().file());
             std::int64_t const window  = 7;
             std::int64_t const visible = std::min(window, count);
             auto const got             = prefill_all<float>(model, tokens, window);
@@ -166,7 +168,7 @@ TEST_CASE("steps on a plain cache agree with the definition at every position")
     {
         synthetic_llama const reference(sizes, 1);
         auto const tokens = support::random_tokens(40, sizes.vocabulary, 2);
-        auto const model  = runner::llama_model::load(reference.writer().file());
+        auto const model  = runner::language_model::load(reference.writer().file());
         support::full_cache<float> cache(model.shape());
         auto const got  = step_through<float>(model, cache, tokens, 0);
         auto const want = reference.run(tokens);
@@ -187,7 +189,7 @@ TEST_CASE_TEMPLATE(
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 3);
     auto const tokens = support::random_tokens(310, sizes.vocabulary, 3);
-    auto const model  = runner::llama_model::load(reference.writer().file());
+    auto const model  = runner::language_model::load(reference.writer().file());
     support::full_cache<T> cache(model.shape());
     std::span const all(tokens);
     (void)runner::prefill<T>(
@@ -205,7 +207,7 @@ TEST_CASE_TEMPLATE("a narrow element rounds keys, values and queries and little 
     llama_sizes const sizes{.layers = 1};
     synthetic_llama const reference(sizes, 4);
     auto const tokens  = support::random_tokens(100, sizes.vocabulary, 4);
-    auto const model   = runner::llama_model::load(reference.writer().file());
+    auto const model   = runner::language_model::load(reference.writer().file());
     auto const narrow  = prefill_all<T>(model, tokens, 9);
     auto const wide    = prefill_all<float>(model, tokens, 9);
     auto const compare = [&](std::vector<T> const& got, std::vector<float> const& want) {
@@ -231,7 +233,7 @@ TEST_CASE_TEMPLATE("a prefill's bits do not depend on the number of threads", T,
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 5);
     auto const tokens = support::random_tokens(600, sizes.vocabulary, 5);
-    auto const model  = runner::llama_model::load(reference.writer().file());
+    auto const model  = runner::language_model::load(reference.writer().file());
     auto const serial = prefill_all<T>(model, tokens, 11);
     for (int const threads : {2, 3, 5})
     {
@@ -252,7 +254,7 @@ TEST_CASE("sequences in lock step get what each gets alone, at their own positio
 {
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 6);
-    auto const model              = runner::llama_model::load(reference.writer().file());
+    auto const model              = runner::language_model::load(reference.writer().file());
     std::int64_t const vocabulary = sizes.vocabulary;
     for (std::int64_t const batch : {2, 5, 20})
     { // 20: matrix products instead of dot products
@@ -298,7 +300,7 @@ TEST_CASE("progress counts up to the whole and can cancel between chunks")
     llama_sizes const sizes;
     synthetic_llama const reference(sizes, 7);
     auto const tokens = support::random_tokens(600, sizes.vocabulary, 7);
-    auto const model  = runner::llama_model::load(reference.writer().file());
+    auto const model  = runner::language_model::load(reference.writer().file());
     std::vector<std::int64_t> done;
     auto const ignore = [](runner::layer_kv<float> const&) {};
     (void)runner::prefill<float>(model, tokens, 1, {}, ignore, [&](std::int64_t now, std::int64_t total) {
@@ -320,7 +322,7 @@ TEST_CASE("a bad prefill or step names the argument, its value and the limit, be
 {
     llama_sizes const sizes{.context = 16};
     synthetic_llama const reference(sizes, 8);
-    auto const model   = runner::llama_model::load(reference.writer().file());
+    auto const model   = runner::language_model::load(reference.writer().file());
     auto const prefill = [&](std::vector<std::int32_t> const& tokens, std::int64_t window) {
         return message_of([&] {
             (void)runner::prefill<float>(
@@ -361,7 +363,7 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
         return message_of([&] {
             support::gguf_writer writer = synthetic_llama(sizes).writer();
             change(writer);
-            (void)runner::llama_model::load(writer.file());
+            (void)runner::language_model::load(writer.file());
         });
     };
     CHECK(mentions(refusal([](auto& w) { w.text("llama.rope.scaling.type", "yarn"); }),
@@ -428,10 +430,24 @@ TEST_CASE("a model that would be computed wrongly is refused by key and value")
         CHECK(mentions(refusal([&](auto& w) { w.f32(key, 0); }), {"\"" + key + "\"", "unknown", ": 0 ", "absent"}));
     }
 
+    // Another architecture's keys are known by the same names.
+    llama_sizes const qwen2{.rope_factors = false, .qwen2 = true};
+    CHECK(mentions(refusal([](auto& w) { w.text("qwen2.rope.scaling.type", "yarn"); }, qwen2),
+        {"qwen2.rope.scaling.type", "yarn", "none"}));
+    CHECK(mentions(refusal([](auto& w) { w.u32("qwen2.attention.sliding_window", 4096); }, qwen2),
+        {"qwen2.attention.sliding_window", "4096"}));
+    CHECK(mentions(refusal([](auto& w) { w.u32("qwen2.invented", 1); }, qwen2), {"qwen2.invented", "unknown"}));
+    // Rows in llama's order would be turned by the wrong pairs.
+    CHECK(mentions(refusal([](auto& w) { w.text("qwen2.tensor_data_layout", "Meta AI original pth"); }, qwen2),
+        {"qwen2.tensor_data_layout", "Meta AI original pth", "reference"}));
+    CHECK(mentions(refusal([](auto& w) { w.text("llama.tensor_data_layout", "reference"); }),
+        {"llama.tensor_data_layout", "reference", "Meta AI original pth"}));
+    CHECK(refusal([](auto& w) { w.u32("llama.expert_count", 8); }, qwen2) == "(nothing was thrown)");
+
     support::gguf_writer other;
     other.text("general.architecture", "mamba");
-    CHECK(mentions(message_of([&] { (void)runner::llama_model::load(other.file()); }),
-        {"general.architecture", "mamba", "llama"}));
+    CHECK(mentions(message_of([&] { (void)runner::language_model::load(other.file()); }),
+        {"general.architecture", "mamba", "llama or qwen2"}));
 }
 
 TEST_CASE("a tensor that no step of the computation reads is refused by name")
@@ -444,33 +460,48 @@ TEST_CASE("a tensor that no step of the computation reads is refused by name")
         CAPTURE(name);
         support::gguf_writer writer = synthetic_llama({}).writer();
         writer.tensor(name, {16}, std::vector<float>(16));
-        CHECK(mentions(message_of([&] { (void)runner::llama_model::load(writer.file()); }),
+        CHECK(mentions(message_of([&] { (void)runner::language_model::load(writer.file()); }),
             {"synthetic.gguf: tensor \"" + name + "\"", "not supported", "reads it"}));
     }
 
-    // A file of more layers than its key counts would be computed without the last ones.
-    support::gguf_writer shorter;
-    shorter.text("general.architecture", "llama");
-    for (char const* key : {"llama.block_count", "llama.attention.head_count", "llama.context_length"})
+    // An architecture with biases has them in every layer, and no others.
+    auto const qwen2 = [](std::string const& name, std::int64_t size) {
+        support::gguf_writer writer = synthetic_llama({.rope_factors = false, .qwen2 = true}).writer();
+        writer.tensor(name, {static_cast<std::uint64_t>(size)}, std::vector<float>(static_cast<std::size_t>(size)));
+        return message_of([&] { (void)runner::language_model::load(writer.file()); });
+    };
+    for (std::string const name : {"blk.0.attn_output.bias", "output.bias", "blk.0.attn_q_norm.weight"})
     {
-        shorter.u32(key, 1);
+        CHECK(mentions(qwen2(name, 24), {"tensor \"" + name + "\"", "not supported", "reads it"}));
     }
-    for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { shorter.u32(key, 4); }
-    shorter.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
-    shorter.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
-    for (std::string const block : {"blk.0.", "blk.1."})
-    {
-        for (char const* part : {"attn_norm", "ffn_norm"})
+    // A file of more layers than its key counts would be computed without the last ones, one without biases without them.
+    auto const load = [](std::string const& own, std::vector<std::string> const& blocks) {
+        support::gguf_writer writer;
+        writer.text("general.architecture", own);
+        for (char const* key : {".block_count", ".attention.head_count", ".context_length"})
         {
-            shorter.tensor(block + part + ".weight", {4}, std::vector<float>(4));
+            writer.u32(own + key, 1);
         }
-        for (char const* part : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+        for (char const* key : {".embedding_length", ".feed_forward_length"}) { writer.u32(own + key, 4); }
+        writer.f32(own + ".attention.layer_norm_rms_epsilon", 1e-5F);
+        writer.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
+        for (std::string const& block : blocks)
         {
-            shorter.tensor(block + part + ".weight", {4, 4}, std::vector<float>(16));
+            for (char const* part : {"attn_norm", "ffn_norm"})
+            {
+                writer.tensor(block + part + ".weight", {4}, std::vector<float>(4));
+            }
+            for (char const* part : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+            {
+                writer.tensor(block + part + ".weight", {4, 4}, std::vector<float>(16));
+            }
         }
-    }
-    shorter.tensor("output_norm.weight", {4}, std::vector<float>(4));
-    CHECK(mentions(message_of([&] { (void)runner::llama_model::load(shorter.file()); }), {"\"blk.1.", "reads it"}));
+        writer.tensor("output_norm.weight", {4}, std::vector<float>(4));
+        return message_of([&] { (void)runner::language_model::load(writer.file()); });
+    };
+    CHECK(load("llama", {"blk.0."}) == "(nothing was thrown)");
+    CHECK(mentions(load("llama", {"blk.0.", "blk.1."}), {"\"blk.1.", "reads it"}));
+    CHECK(mentions(load("qwen2", {"blk.0."}), {"blk.0.attn_q.bias", "absent"}));
 }
 
 TEST_CASE("a vocabulary of more or fewer tokens than the embedding has rows is refused, naming both")
@@ -481,7 +512,7 @@ TEST_CASE("a vocabulary of more or fewer tokens than the embedding has rows is r
         for (std::size_t i = 0; i < count; ++i) { tokens.push_back("token " + std::to_string(i)); }
         support::gguf_writer writer = synthetic_llama(sizes).writer();
         writer.texts("tokenizer.ggml.tokens", tokens);
-        return message_of([&] { (void)runner::llama_model::load(writer.file()); });
+        return message_of([&] { (void)runner::language_model::load(writer.file()); });
     };
     auto const rows = static_cast<std::size_t>(sizes.vocabulary);
     CHECK(load(rows) == "(nothing was thrown)");
@@ -503,12 +534,12 @@ TEST_CASE("absent or misshapen tensors are refused by name, shape and expected s
     }
     for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { writer.u32(key, 4); }
     writer.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
-    CHECK(
-        mentions(message_of([&] { (void)runner::llama_model::load(writer.file()); }), {"token_embd.weight", "absent"}));
+    CHECK(mentions(
+        message_of([&] { (void)runner::language_model::load(writer.file()); }), {"token_embd.weight", "absent"}));
     writer.tensor("token_embd.weight", {4, 3}, std::vector<float>(12));
     writer.tensor("blk.0.attn_norm.weight", {5}, std::vector<float>(5));
     CHECK(mentions(
-        message_of([&] { (void)runner::llama_model::load(writer.file()); }), {"blk.0.attn_norm.weight", "5", "4"}));
+        message_of([&] { (void)runner::language_model::load(writer.file()); }), {"blk.0.attn_norm.weight", "5", "4"}));
     support::gguf_writer narrow;
     narrow.text("general.architecture", "llama");
     for (char const* key : {"llama.block_count", "llama.attention.head_count", "llama.context_length"})
@@ -518,18 +549,21 @@ TEST_CASE("absent or misshapen tensors are refused by name, shape and expected s
     for (char const* key : {"llama.embedding_length", "llama.feed_forward_length"}) { narrow.u32(key, 4); }
     narrow.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F);
     narrow.tensor("token_embd.weight", {3, 4}, std::vector<float>(12));
-    CHECK(mentions(
-        message_of([&] { (void)runner::llama_model::load(narrow.file()); }), {"token_embd.weight", "3 x 4", "4 x 4"}));
+    CHECK(mentions(message_of([&] { (void)runner::language_model::load(narrow.file()); }),
+        {"token_embd.weight", "3 x 4", "4 x 4"}));
 }
 
-TEST_CASE("the reference model gives the recorded logits and continues the text with the recorded tokens")
+namespace
 {
-    if (skipped_without_reference_model("recorded logits")) { return; }
-    std::ifstream in(std::string(MDKV_TEST_DATA_DIR) + "/reference_logits.json");
+
+/// Compares a model with what tests/tools/reference_forward.py recorded of it.
+void expect_recorded_logits(std::string const& path, std::string const& record)
+{
+    std::ifstream in(MDKV_TEST_DATA_DIR + record);
     auto const recorded = nlohmann::json::parse(in);
     auto const ids      = recorded.at("ids").get<std::vector<std::int32_t>>();
     auto const fixed    = recorded.at("fixed_ids").get<std::vector<std::size_t>>();
-    auto const model    = runner::llama_model::load(runner::gguf_file::open(reference_model_path()));
+    auto const model    = runner::language_model::load(runner::gguf_file::open(path));
     mdkv::cpu::thread_pool pool(2);
 
     support::worst_error worst;
@@ -564,4 +598,18 @@ TEST_CASE("the reference model gives the recorded logits and continues the text 
         greedy.push_back(runner::greedy_token(logits[0]));
     }
     CHECK(greedy == wanted);
+}
+
+} // namespace
+
+TEST_CASE("the reference model gives the recorded logits and continues the text with the recorded tokens")
+{
+    if (skipped_without_reference_model("recorded logits")) { return; }
+    expect_recorded_logits(reference_model_path(), "/reference_logits.json");
+}
+
+TEST_CASE("the second model gives the recorded logits and continues the text with the recorded tokens")
+{
+    if (skipped_without_second_model("recorded logits of the second model")) { return; }
+    expect_recorded_logits(second_model_path(), "/second_model_logits.json");
 }

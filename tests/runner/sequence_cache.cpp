@@ -19,7 +19,7 @@
 #include <mdkv/core/types.hpp>
 
 #include "runner/decode.hpp"
-#include "runner/llama_model.hpp"
+#include "runner/language_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/prefill.hpp"
 #include "support/full_cache.hpp"
@@ -42,7 +42,7 @@ std::vector<std::int32_t> text(std::int64_t count, std::int64_t vocabulary)
 
 /// Logits of the tokens after `context`, fed one by one through whatever cache `load` and `attend` stand for.
 template <class T, class Load, class Attend, class OnChunk = runner::ignore_chunks>
-std::vector<float> continue_with(runner::llama_model const& model, std::vector<std::int32_t> const& tokens,
+std::vector<float> continue_with(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
     std::int64_t context, Load load, Attend attend, std::int64_t queries = window, OnChunk on_chunk = {})
 {
     auto const first = std::span{tokens}.first(static_cast<std::size_t>(context));
@@ -67,7 +67,7 @@ std::vector<float> continue_with(runner::llama_model const& model, std::vector<s
 }
 
 template <class T>
-std::vector<float> continue_compressed(runner::llama_model const& model, std::vector<std::int32_t> const& tokens,
+std::vector<float> continue_compressed(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
     std::int64_t context, runner::sequence_cache<T>& cache)
 {
     runner::scratch_memory scratch;
@@ -125,7 +125,7 @@ TEST_CASE_TEMPLATE(
     "a full budget reproduces the full cache's logits to float rounding", T, float, mdkv::half, mdkv::bfloat16)
 {
     support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(90, model.shape().vocabulary);
     support::full_cache<T> full{model.shape()};
     auto const expected = continue_with<T>(
@@ -158,7 +158,7 @@ TEST_CASE_TEMPLATE(
 TEST_CASE("resident bytes stay within the budget at every layer, and more budget keeps more")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(130, model.shape().vocabulary);
     double previous   = INFINITY;
     for (std::int64_t const size : {10, 20, 40, 80, 120})
@@ -183,7 +183,7 @@ TEST_CASE("resident bytes stay within the budget at every layer, and more budget
 TEST_CASE("the tail grows beyond what was reserved for it")
 {
     support::synthetic_llama const llama{{.layers = 2}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(100, model.shape().vocabulary);
     runner::sequence_cache<float> roomy{model, runner::find_policy("evict"), mdkv::budget::kv_size(20), window, 64};
     runner::sequence_cache<float> tight{model, runner::find_policy("evict"), mdkv::budget::kv_size(20), window, 0};
@@ -196,7 +196,7 @@ TEST_CASE("the tail grows beyond what was reserved for it")
 TEST_CASE("every policy stays within its bytes, but for the two whose authors round them up")
 {
     support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(130, model.shape().vocabulary);
     score_file const scores{model.shape()};
     for (std::string const& name : every_policy())
@@ -239,7 +239,7 @@ TEST_CASE("every policy stays within its bytes, but for the two whose authors ro
 TEST_CASE("policies that replay stay within their bytes, choose other tokens, and refuse a prefill without chunks")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(130, model.shape().vocabulary);
     auto const logits = [&](char const* name) {
         CAPTURE(name);
@@ -270,7 +270,7 @@ TEST_CASE("policies that replay stay within their bytes, choose other tokens, an
 TEST_CASE("one budget for all layers gives them what their tokens are worth, and stays within the bytes of all")
 {
     support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
-    auto const model         = runner::llama_model::load(llama.writer().file());
+    auto const model         = runner::language_model::load(llama.writer().file());
     auto const tokens        = text(130, model.shape().vocabulary);
     constexpr std::int64_t N = 120 - window;
     struct outcome
@@ -351,7 +351,7 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
 TEST_CASE("a real replay scores by the queries of a second reading, and costs a second prefill")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(130, model.shape().vocabulary);
     auto const prompt = std::span{tokens}.first(60);
     runner::scratch_memory scratch;
@@ -377,7 +377,7 @@ TEST_CASE("a real replay scores by the queries of a second reading, and costs a 
 TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const tokens = text(130, model.shape().vocabulary);
     auto const kept   = [&](char const* name) {
         runner::sequence_cache<mdkv::half> cache{
@@ -395,7 +395,7 @@ TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
 TEST_CASE("heads cached per query head repeat the KV heads: with room for all of them nothing is lost")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 8}};
-    auto const model  = runner::llama_model::load(llama.writer().file());
+    auto const model  = runner::language_model::load(llama.writer().file());
     auto const group  = model.shape().query_heads / model.shape().kv_heads;
     auto const tokens = text(60, model.shape().vocabulary);
     REQUIRE(group > 1);
@@ -412,7 +412,7 @@ TEST_CASE("heads cached per query head repeat the KV heads: with room for all of
 TEST_CASE("what cannot be made is refused by name")
 {
     support::synthetic_llama const llama{{.layers = 2}};
-    auto const model   = runner::llama_model::load(llama.writer().file());
+    auto const model   = runner::language_model::load(llama.writer().file());
     auto const tokens  = text(60, model.shape().vocabulary);
     auto const refuses = [&](runner::policy const& chosen, std::int64_t size, char const* message) {
         runner::sequence_cache<float> cache{model, chosen, mdkv::budget::kv_size(size), window, 16};
@@ -436,7 +436,7 @@ TEST_CASE("what cannot be made is refused by name")
     CHECK(thin.resident_bytes() == 0);
 
     support::synthetic_llama const other{{.layers = 3}};
-    score_file const scores{runner::llama_model::load(other.writer().file()).shape()};
+    score_file const scores{runner::language_model::load(other.writer().file()).shape()};
     CHECK_THROWS_AS(
         (runner::sequence_cache<float>{model, scores.policy("headkv"), mdkv::budget::kv_size(20), window, 16}),
         std::exception);

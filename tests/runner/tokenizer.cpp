@@ -162,6 +162,43 @@ TEST_CASE("tokenizer: the golden vectors of the reference model")
     CHECK(model.encode("a\x04z") == ids{81, 106});
 }
 
+TEST_CASE("tokenizer: the second model's code, numbers, spaces and scripts are those of PyPI's tokenizers")
+{
+    if (skipped_without_second_model("tokenizer: golden vectors of the second model")) { return; }
+    runner::tokenizer const model(runner::gguf_file::open(second_model_path()));
+    std::pair<std::string, ids> const golden[] = {
+        {"def f(x):\n\treturn x*2  # ok\n", {750, 282, 2075, 982, 853, 856, 9, 17, 220, 671, 5394, 198}},
+        {"    for (int i = 0; i < 10; ++i) {\r\n",
+            {262, 369, 320, 396, 600, 284, 220, 15, 26, 600, 366, 220, 16, 15, 26, 3443, 72, 8, 972}},
+        {"3.14159 1,000 0x1F", {18, 13, 16, 19, 16, 20, 24, 220, 16, 11, 15, 15, 15, 220, 15, 87, 16, 37}},
+        {"Caf\u00E9 d\u00E9j\u00E0 vu. \u4F60\u597D\uFF0C\u4E16\u754C \U0001F44D",
+            {34, 2577, 963, 45839, 32514, 13, 220, 108386, 3837, 99489, 61804, 235}},
+        {"  multiple   spaces \n\n  \n", {220, 5248, 256, 12621, 4710, 2303}},
+        {"I'M we'll", {40, 27603, 582, 3278}},
+        {"<tool_call>{}</tool_call>", {151657, 6257, 151658}},
+        {"<|im_end|>", {27, 91, 318, 6213, 91, 29}},
+        {"", {}},
+    };
+    for (auto const& [text, expected] : golden)
+    {
+        CAPTURE(text);
+        CHECK(model.encode(text) == expected);
+        CHECK(model.decode(expected) == text);
+    }
+    CHECK(model.encode("a<|im_end|><|fim_prefix|>b", true) == ids{64, 151645, 151659, 65});
+    CHECK(model.size() == 151936);
+    CHECK(model.bos() == 151643);
+    CHECK(model.eos() == 151645);
+    CHECK_FALSE(model.add_bos());
+    CHECK(ids(model.end_of_generation().begin(), model.end_of_generation().end()) == ids{151643, 151645});
+    CHECK(model.bytes_without_token(std::string("a\x00\x04z\xF1", 5)) == 0);
+
+    CHECK(runner::chat_template_is_known(model));
+    CHECK(model.decode(runner::encode_chat(model, std::nullopt, "Hi"))
+          == "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
 TEST_CASE("tokenizer: a conversation with the reference model has the form of its template")
 {
     if (skipped_without_reference_model("tokenizer: conversation")) { return; }
@@ -236,30 +273,36 @@ TEST_CASE("tokenizer: text is cut into words as each pre-tokeniser does it")
         std::string_view text;
         words smollm;
         words llama;
+        words qwen;
         words standard;
     };
     example const examples[] = {
-        {"", {}, {}, {}},
-        {"Hello world", {"Hello", " world"}, {"Hello", " world"}, {"Hello", " world"}},
-        {"a  5", {"a", "  ", "5"}, {"a", " ", " ", "5"}, {"a", " ", " ", "5"}},
-        {"12345", {"1", "2", "3", "4", "5"}, {"123", "45"}, {"123", "45"}},
-        {"it's IT'S", {"it", "'s", " IT", "'", "S"}, {"it", "'s", " IT", "'S"}, {"it", "'", "s", " IT", "'", "S"}},
-        {"a\n\n b", {"a", "\n\n", " b"}, {"a", "\n\n", " b"}, {"a", "\n\n", " b"}},
-        {"a!?\n\nb", {"a", "!?", "\n", "\n", "b"}, {"a", "!?\n\n", "b"}, {"a", "!?", "\n", "\n", "b"}},
-        {"x+y $5", {"x", "+", "y", " $", "5"}, {"x", "+y", " $", "5"}, {"x", "+", "y", " ", "$", "5"}},
-        {"(hi)", {"(", "hi", ")"}, {"(hi", ")"}, {"(", "hi", ")"}},
-        {"a   ", {"a", "   "}, {"a", "   "}, {"a", "   "}},
+        {"", {}, {}, {}, {}},
+        {"Hello world", {"Hello", " world"}, {"Hello", " world"}, {"Hello", " world"}, {"Hello", " world"}},
+        {"a  5", {"a", "  ", "5"}, {"a", " ", " ", "5"}, {"a", " ", " ", "5"}, {"a", " ", " ", "5"}},
+        {"12345", {"1", "2", "3", "4", "5"}, {"123", "45"}, {"1", "2", "3", "4", "5"}, {"123", "45"}},
+        {"it's IT'S", {"it", "'s", " IT", "'", "S"}, {"it", "'s", " IT", "'S"}, {"it", "'s", " IT", "'S"},
+            {"it", "'", "s", " IT", "'", "S"}},
+        {"a\n\n b", {"a", "\n\n", " b"}, {"a", "\n\n", " b"}, {"a", "\n\n", " b"}, {"a", "\n\n", " b"}},
+        {"a!?\n\nb", {"a", "!?", "\n", "\n", "b"}, {"a", "!?\n\n", "b"}, {"a", "!?\n\n", "b"},
+            {"a", "!?", "\n", "\n", "b"}},
+        {"x+y $5", {"x", "+", "y", " $", "5"}, {"x", "+y", " $", "5"}, {"x", "+y", " $", "5"},
+            {"x", "+", "y", " ", "$", "5"}},
+        {"(hi)", {"(", "hi", ")"}, {"(hi", ")"}, {"(hi", ")"}, {"(", "hi", ")"}},
+        {"a   ", {"a", "   "}, {"a", "   "}, {"a", "   "}, {"a", "   "}},
         {"\u00E9t\u00E9\u3000\u4E2D", {"\u00E9t\u00E9", "\u3000", "\u4E2D"}, {"\u00E9t\u00E9", "\u3000\u4E2D"},
-            {"\u00E9t\u00E9", "\u3000", "\u4E2D"}},
+            {"\u00E9t\u00E9", "\u3000\u4E2D"}, {"\u00E9t\u00E9", "\u3000", "\u4E2D"}},
     };
     runner::pre_tokenizer const smollm("smollm");
     runner::pre_tokenizer const llama("llama-bpe");
+    runner::pre_tokenizer const qwen("qwen2");
     runner::pre_tokenizer const standard("default");
     for (example const& one : examples)
     {
         CAPTURE(one.text);
         CHECK(smollm.split(one.text) == one.smollm);
         CHECK(llama.split(one.text) == one.llama);
+        CHECK(qwen.split(one.text) == one.qwen);
         CHECK(standard.split(one.text) == one.standard);
     }
     // White space is what Unicode says: U+0085 and U+00A0 are, U+180E and U+200B are not.
@@ -269,12 +312,12 @@ TEST_CASE("tokenizer: text is cut into words as each pre-tokeniser does it")
     }
     for (std::string const other : {"\u180E", "\u200B"}) { CHECK(smollm.split("a" + other + "!").size() == 2); }
     CHECK_THROWS_WITH_AS(runner::pre_tokenizer("gpt-5"),
-        "pre_tokenizer: name is \"gpt-5\", not smollm, llama-bpe or default", std::invalid_argument);
+        "pre_tokenizer: name is \"gpt-5\", not smollm, llama-bpe, qwen2 or default", std::invalid_argument);
 }
 
 TEST_CASE("tokenizer: the words of a text are the text")
 {
-    for (std::string_view const name : {"smollm", "llama-bpe", "default"})
+    for (std::string_view const name : {"smollm", "llama-bpe", "qwen2", "default"})
     {
         runner::pre_tokenizer const splitter(name);
         CHECK(rc::check([&](std::vector<std::uint32_t> const& numbers) {
@@ -335,7 +378,7 @@ TEST_CASE("tokenizer: merging by a queue gives what merging by searching gives")
 TEST_CASE("tokenizer: a word of many thousand characters is encoded")
 {
     made_vocabulary vocabulary({"a a", "aa aa", "aaaa aaaa", "aaaaaaaa aaaaaaaa"});
-    for (std::string_view const pre : {"smollm", "llama-bpe", "default"})
+    for (std::string_view const pre : {"smollm", "llama-bpe", "qwen2", "default"})
     {
         vocabulary.pre  = pre;
         auto const made = vocabulary.make();
@@ -355,7 +398,7 @@ TEST_CASE("tokenizer: a word of many thousand characters is encoded")
 
 TEST_CASE("tokenizer: any bytes are the same after encoding and decoding")
 {
-    for (std::string_view const pre : {"smollm", "llama-bpe", "default"})
+    for (std::string_view const pre : {"smollm", "llama-bpe", "qwen2", "default"})
     {
         made_vocabulary vocabulary({"\u00C3 \u00A9", "e t", "\u0120 \u0120"});
         vocabulary.pre  = pre;

@@ -9,7 +9,7 @@
 
 #include <mdkv/core/types.hpp>
 
-#include "runner/llama_model.hpp"
+#include "runner/language_model.hpp"
 #include "runner/prefill.hpp"
 
 namespace support

@@ -1,4 +1,4 @@
-/// \file synthetic_llama.hpp: a tiny random llama, as a GGUF file and as a forward pass by the definition in double
+/// \file synthetic_llama.hpp: a tiny random llama or qwen2, as a GGUF file and as a forward pass by the definition in double
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,7 @@ struct llama_sizes
     std::int64_t layers = 2, embedding = 24, feed_forward = 40, query_heads = 6, kv_heads = 2;
     std::int64_t key_dim = 8, value_dim = 12, rotated = 8, vocabulary = 50, context = 2048;
     bool rope_factors = true, own_output = true;
+    bool qwen2 = false; // biases of queries, keys and values; the halves of a head's rotated coordinates are pairs
 };
 
 /// What the definition gives for a text: everything the runner hands out, at every position.
@@ -43,6 +44,9 @@ public:
                 weights_[name].push_back(static_cast<float>(spread * random.normal()));
             }
         };
+        auto const add_bias = [&](std::string const& name, std::int64_t count) {
+            if (sizes_.qwen2) { add(name, 1, count, 1.0); }
+        };
         auto const add_norm = [&](std::string const& name) {
             for (std::int64_t i = 0; i < sizes_.embedding; ++i)
             {
@@ -58,6 +62,9 @@ public:
             add(b + "attn_q.weight", sizes_.query_heads * sizes_.key_dim, e, 0.3);
             add(b + "attn_k.weight", sizes_.kv_heads * sizes_.key_dim, e, 0.3);
             add(b + "attn_v.weight", sizes_.kv_heads * sizes_.value_dim, e, 0.3);
+            add_bias(b + "attn_q.bias", sizes_.query_heads * sizes_.key_dim);
+            add_bias(b + "attn_k.bias", sizes_.kv_heads * sizes_.key_dim);
+            add_bias(b + "attn_v.bias", sizes_.kv_heads * sizes_.value_dim);
             add(b + "attn_output.weight", e, sizes_.query_heads * sizes_.value_dim, 0.2);
             add_norm(b + "ffn_norm.weight");
             add(b + "ffn_gate.weight", sizes_.feed_forward, e, 0.3);
@@ -78,21 +85,22 @@ public:
     [[nodiscard]] gguf_writer writer() const
     {
         gguf_writer out;
-        auto const count = [&](char const* key, std::int64_t value) {
-            out.u32(key, static_cast<std::uint32_t>(value));
+        std::string const own = sizes_.qwen2 ? "qwen2" : "llama";
+        auto const count      = [&](char const* key, std::int64_t value) {
+            out.u32(own + key, static_cast<std::uint32_t>(value));
         };
-        out.text("general.architecture", "llama");
-        count("llama.block_count", sizes_.layers);
-        count("llama.embedding_length", sizes_.embedding);
-        count("llama.feed_forward_length", sizes_.feed_forward);
-        count("llama.attention.head_count", sizes_.query_heads);
-        count("llama.attention.head_count_kv", sizes_.kv_heads);
-        count("llama.attention.key_length", sizes_.key_dim);
-        count("llama.attention.value_length", sizes_.value_dim);
-        count("llama.rope.dimension_count", sizes_.rotated);
-        out.u64("llama.context_length", static_cast<std::uint64_t>(sizes_.context));
-        out.f32("llama.attention.layer_norm_rms_epsilon", epsilon);
-        out.f32("llama.rope.freq_base", base);
+        out.text("general.architecture", own);
+        count(".block_count", sizes_.layers);
+        count(".embedding_length", sizes_.embedding);
+        count(".feed_forward_length", sizes_.feed_forward);
+        count(".attention.head_count", sizes_.query_heads);
+        count(".attention.head_count_kv", sizes_.kv_heads);
+        count(".attention.key_length", sizes_.key_dim);
+        count(".attention.value_length", sizes_.value_dim);
+        count(".rope.dimension_count", sizes_.rotated);
+        out.u64(own + ".context_length", static_cast<std::uint64_t>(sizes_.context));
+        out.f32(own + ".attention.layer_norm_rms_epsilon", epsilon);
+        out.f32(own + ".rope.freq_base", base);
         for (auto const& [name, values] : weights_)
         {
             auto const columns = static_cast<std::uint64_t>(columns_of(name));
@@ -102,7 +110,7 @@ public:
         return out;
     }
 
-    /// The forward pass of the llama architecture, one position after another.
+    /// The forward pass of the architecture, one position after another.
     [[nodiscard]] naive_result run(std::vector<std::int32_t> const& tokens) const
     {
         naive_result out;
@@ -127,6 +135,7 @@ private:
     {
         if (name.ends_with("norm.weight")) { return sizes_.embedding; }
         if (name == "rope_freqs.weight") { return sizes_.rotated / 2; }
+        if (name.ends_with(".bias")) { return static_cast<std::int64_t>(weights_.at(name).size()); }
         if (name.ends_with("attn_output.weight")) { return sizes_.query_heads * sizes_.value_dim; }
         return name.ends_with("ffn_down.weight") ? sizes_.feed_forward : sizes_.embedding;
     }
@@ -138,6 +147,17 @@ private:
         for (std::size_t r = 0; r < out.size(); ++r)
         {
             for (std::size_t c = 0; c < x.size(); ++c) { out[r] += double{w[r * x.size() + c]} * x[c]; }
+        }
+        return out;
+    }
+
+    /// The product with the weights of that name, and its bias added, where it has one.
+    [[nodiscard]] std::vector<double> projected(std::string const& name, std::vector<double> const& x) const
+    {
+        std::vector<double> out = times(name + ".weight", x);
+        for (std::size_t i = 0; sizes_.qwen2 && i < out.size(); ++i)
+        {
+            out[i] += double{weights_.at(name + ".bias")[i]};
         }
         return out;
     }
@@ -165,9 +185,9 @@ private:
                     std::pow(double{base}, -2.0 * static_cast<double>(i) / static_cast<double>(sizes_.rotated));
                 double const factor =
                     sizes_.rope_factors ? double{weights_.at("rope_freqs.weight")[static_cast<std::size_t>(i)]} : 1;
-                double const angle  = static_cast<double>(position) * power / factor;
-                double& a           = heads[at + static_cast<std::size_t>(2 * i)];
-                double& b           = heads[at + static_cast<std::size_t>(2 * i) + 1];
+                double const angle = static_cast<double>(position) * power / factor;
+                double& a          = heads[at + static_cast<std::size_t>(sizes_.qwen2 ? i : 2 * i)];
+                double& b = heads[at + static_cast<std::size_t>(sizes_.qwen2 ? i + sizes_.rotated / 2 : 2 * i + 1)];
                 double const before = a;
                 a                   = before * std::cos(angle) - b * std::sin(angle);
                 b                   = before * std::sin(angle) + b * std::cos(angle);
@@ -180,12 +200,12 @@ private:
         std::string const b         = "blk." + std::to_string(layer) + ".";
         auto const l                = static_cast<std::size_t>(layer);
         std::vector<double> const h = normed(x, b + "attn_norm.weight");
-        std::vector<double> queries = times(b + "attn_q.weight", h);
-        std::vector<double> keys    = times(b + "attn_k.weight", h);
+        std::vector<double> queries = projected(b + "attn_q", h);
+        std::vector<double> keys    = projected(b + "attn_k", h);
         rotate(queries, position);
         rotate(keys, position);
         out.keys[l].push_back(keys);
-        out.values[l].push_back(times(b + "attn_v.weight", h));
+        out.values[l].push_back(projected(b + "attn_v", h));
         out.lse[l].emplace_back();
         std::vector<double> attended;
         for (std::int64_t head = 0; head < sizes_.query_heads; ++head)

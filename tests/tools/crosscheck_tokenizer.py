@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compares our tokenizer with PyPI `tokenizers` on random Unicode text, for all three pre-tokenisers, and with
+"""Compares our tokenizer with PyPI `tokenizers` on random Unicode text, for every pre-tokeniser, and with
 `sentencepiece` and `mistral_common` for the vocabularies and conversations of Mistral.
 
-usage: crosscheck_tokenizer.py DUMP [--model MODEL] [--text FILE] [--count 10000] [--seed SEED]
+usage: crosscheck_tokenizer.py DUMP [--model MODEL [--alone]] [--text FILE] [--count 10000] [--seed SEED]
 
-DUMP is the executable of tests/runner/dump.cpp. With a model, its vocabulary is used for its own pre-tokeniser, and
-its control tokens are tried too; without, and for the other two, a small vocabulary is trained here. FILE adds its
-lines to the random strings. Mistral's vocabularies come with mistral_common: v1 is that of Mistral-7B-Instruct up to
-v0.2, v3 that of v0.3. Needs: pip install gguf==0.19 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3
+DUMP is the executable of tests/runner/dump.cpp. With a model, its vocabulary is used for its own pre-tokeniser, its
+control tokens are tried too, and conversations are compared with what jinja2 makes of its template; without, and for the
+other pre-tokenisers, a small vocabulary is trained here. --alone leaves all but the model's own out. FILE adds its lines
+to the random strings. Mistral's vocabularies come with mistral_common: v1 is that of Mistral-7B-Instruct up to v0.2, v3
+that of v0.3. Needs: pip install gguf==0.19 jinja2 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3
 """
 import argparse
 import json
@@ -19,29 +20,16 @@ import tempfile
 import unicodedata
 
 import gguf
+import jinja2.sandbox
 import sentencepiece
 from mistral_common.protocol.instruct.messages import SystemMessage, UserMessage
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-CONTROL = 3
+from public_words import PRE_TOKENIZERS
 
-
-def isolated(*patterns):
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(splits + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-PRE_TOKENIZERS = {
-    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
-                                       pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    "llama-bpe": isolated(LLAMA3),
-    "default": isolated(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-}
+CONTROL, USER_DEFINED = 3, 4
 
 # Inclusive ranges of code points, by what they try out.
 RANGES = {
@@ -78,12 +66,13 @@ def random_text(chance):
     return "".join(parts)
 
 
-def theirs(vocabulary, merges, name, control=()):
+def theirs(vocabulary, merges, name, control=(), defined=()):
     pairs = [tuple(merge.split(" ")) for merge in merges]
     model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=name == "llama-bpe")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
     return tokenizer
 
 
@@ -107,9 +96,10 @@ def read_model(path):
     strings = lambda key: [bytes(fields[key].parts[i]).decode() for i in fields[key].data]
     tokens = strings("tokenizer.ggml.tokens")
     kinds = [int(fields["tokenizer.ggml.token_type"].parts[i][0]) for i in fields["tokenizer.ggml.token_type"].data]
-    control = [token for token, kind in zip(tokens, kinds) if kind == CONTROL]
+    control, defined = ([token for token, own in zip(tokens, kinds) if own == kind] for kind in (CONTROL, USER_DEFINED))
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    return fields["tokenizer.ggml.pre"].contents(), vocabulary, strings("tokenizer.ggml.merges"), control
+    template = fields["tokenizer.chat_template"].contents()
+    return fields["tokenizer.ggml.pre"].contents(), vocabulary, strings("tokenizer.ggml.merges"), control, defined, template
 
 
 def train(name, corpus):
@@ -159,6 +149,21 @@ def write_pieces(path, pieces):
     writer.close()
 
 
+def compare_template(what, dump, model, template, tokenizer, texts, chance, folder):
+    """Conversations of a system text or none and one question, as the file's own template writes them."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    written = environment.from_string(template)
+
+    def conversation(pair):
+        roles = (("system", pair[0]), ("user", pair[1]))
+        messages = [{"role": role, "content": text} for role, text in roles if text is not None]
+        return ids_of(tokenizer)(written.render(messages=messages, add_generation_prompt=True))
+
+    plain = [text for text in texts if "<|" not in text]  # in a text from outside, a control token's name is just text
+    pairs = [(chance.choice(plain) if chance.random() < 0.3 else None, question) for question in plain[:2000]]
+    compare(f"{what}, conversations", dump, "chat", model, conversation, pairs, folder)
+
+
 def compare_mistral(version, dump, model, texts, chance, folder):
     """Texts and conversations of a system text or none and one question, in one of Mistral's vocabularies."""
     public = getattr(MistralTokenizer, version)()
@@ -183,6 +188,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("dump")
     options.add_argument("--model")
+    options.add_argument("--alone", action="store_true")
     options.add_argument("--text")
     options.add_argument("--count", type=int, default=10000)
     options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
@@ -195,12 +201,15 @@ def main():
     own = None
     with tempfile.TemporaryDirectory() as folder:
         if given.model:
-            own, vocabulary, merges, control = read_model(given.model)
+            own, vocabulary, merges, control, defined, template = read_model(given.model)
+            mixed = [chance.choice(control + defined).join(random_text(chance) for _ in range(3)) for _ in range(1000)]
             compare(f"{own}, the model's vocabulary", given.dump, "encode", given.model,
-                    ids_of(theirs(vocabulary, merges, own)), texts, folder)
-            mixed = [chance.choice(control).join(random_text(chance) for _ in range(3)) for _ in range(1000)]
-            compare(f"{own}, with control tokens", given.dump, "encode-special", given.model,
-                    ids_of(theirs(vocabulary, merges, own, control)), mixed, folder)
+                    ids_of(theirs(vocabulary, merges, own, (), defined)), texts + mixed, folder)
+            special = theirs(vocabulary, merges, own, control, defined)
+            compare(f"{own}, with control tokens", given.dump, "encode-special", given.model, ids_of(special), mixed, folder)
+            compare_template(own, given.dump, given.model, template, special, texts, chance, folder)
+        if given.alone:
+            return
         corpus = [random_text(chance) for _ in range(2000)] + [__doc__] * 20 + texts[:500]
         for name in PRE_TOKENIZERS:
             if name != own:

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""An independent forward pass of a llama GGUF model in numpy, for checking the runner's.
+"""An independent forward pass of a llama or qwen2 GGUF model in numpy, for checking the runner's.
 
     reference_forward.py record MODEL OUT.json              writes the small vectors that tests/runner/model.cpp reads
     reference_forward.py check MODEL DUMP_LOGITS TEXT_FILE  compares the executable tests/runner/dump_logits.cpp with
         [--tokens 512] [--double] [--limit 1e-3]            this pass over the text, teacher forced; exit 1 if unequal
+        [--dump-model FLOATS]                               what the executable reads instead of MODEL
+    reference_forward.py float MODEL FLOATS                 writes the same model with its weights as floats
+
+tests/llama_cpp/logits.cpp is such an executable, too: of FLOATS, llama.cpp's logits are these.
 
 Needs numpy and the PyPI packages gguf (weights) and tokenizers (ids). Shares no code with the runner.
 """
@@ -17,6 +21,9 @@ import tempfile
 import gguf
 import numpy as np
 from gguf.quants import dequantize
+from tokenizers import Tokenizer, models
+
+from public_words import PRE_TOKENIZERS
 
 RECORDED_TEXT = (
     "The harbour was quiet before dawn. Two fishing boats lay against the stone wall, and the woman who kept the "
@@ -35,46 +42,47 @@ class Model:
         reader = gguf.GGUFReader(path)
         fields = reader.fields
         value = lambda key, default=None: fields[key].contents() if key in fields else default
-        assert value("general.architecture") == "llama"
+        own = value("general.architecture")
+        assert own in ("llama", "qwen2"), own
+        self.halves = own == "qwen2"  # else neighbours turn together
         self.dtype = dtype
-        self.layers = value("llama.block_count")
-        self.heads = value("llama.attention.head_count")
-        self.kv_heads = value("llama.attention.head_count_kv", self.heads)
-        self.epsilon = value("llama.attention.layer_norm_rms_epsilon")
-        embedding = value("llama.embedding_length")
-        self.key_dim = value("llama.attention.key_length", embedding // self.heads)
-        self.value_dim = value("llama.attention.value_length", embedding // self.heads)
-        rotated = value("llama.rope.dimension_count", self.key_dim)
-        self.frequencies = value("llama.rope.freq_base", 10000.0) ** (-np.arange(0, rotated, 2) / rotated)
+        self.layers = value(f"{own}.block_count")
+        self.heads = value(f"{own}.attention.head_count")
+        self.kv_heads = value(f"{own}.attention.head_count_kv", self.heads)
+        self.epsilon = value(f"{own}.attention.layer_norm_rms_epsilon")
+        embedding = value(f"{own}.embedding_length")
+        self.key_dim = value(f"{own}.attention.key_length", embedding // self.heads)
+        self.value_dim = value(f"{own}.attention.value_length", embedding // self.heads)
+        rotated = value(f"{own}.rope.dimension_count", self.key_dim)
+        self.frequencies = value(f"{own}.rope.freq_base", 10000.0) ** (-np.arange(0, rotated, 2) / rotated)
         self.weights = {t.name: dequantize(t.data, t.tensor_type).astype(dtype) for t in reader.tensors}
         if "rope_freqs.weight" in self.weights:
             self.frequencies = self.frequencies / self.weights["rope_freqs.weight"]
         self.tokens = value("tokenizer.ggml.tokens")
         self.merges = value("tokenizer.ggml.merges")
+        self.words = PRE_TOKENIZERS[value("tokenizer.ggml.pre")]
         self.keys = [np.zeros((self.kv_heads, 0, self.key_dim), dtype) for _ in range(self.layers)]
         self.values = [np.zeros((self.kv_heads, 0, self.value_dim), dtype) for _ in range(self.layers)]
 
     def encode(self, text):
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
         bpe = models.BPE({t: i for i, t in enumerate(self.tokens)}, [tuple(m.split(" ", 1)) for m in self.merges])
         tokenizer = Tokenizer(bpe)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        tokenizer.pre_tokenizer = self.words
         return tokenizer.encode(text).ids
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.dtype(self.epsilon)) * self.weights[name]
 
     def rotate(self, x, positions):
-        """x [heads, n, D]: interleaved pairs turn by position * frequency."""
+        """x [heads, n, D]: pairs turn by position * frequency."""
         angle = positions[:, None] * self.frequencies[None, :]
         cosine, sine = np.cos(angle).astype(self.dtype), np.sin(angle).astype(self.dtype)
-        pairs = x[..., : 2 * len(self.frequencies)].reshape(*x.shape[:-1], -1, 2)
-        turned = np.stack([pairs[..., 0] * cosine - pairs[..., 1] * sine,
-                           pairs[..., 0] * sine + pairs[..., 1] * cosine], -1)
-        return np.concatenate([turned.reshape(*x.shape[:-1], -1), x[..., 2 * len(self.frequencies):]], -1)
+        count = len(self.frequencies)
+        a, b = (slice(0, count), slice(count, 2 * count)) if self.halves else (slice(0, 2 * count, 2), slice(1, 2 * count, 2))
+        turned = x.copy()
+        turned[..., a] = x[..., a] * cosine - x[..., b] * sine
+        turned[..., b] = x[..., a] * sine + x[..., b] * cosine
+        return turned
 
     def feed(self, ids):
         """Logits [n, vocabulary] of the next tokens; keys and values are kept for the call after this one."""
@@ -86,11 +94,12 @@ class Model:
         for i in range(self.layers):
             b = f"blk.{i}."
             h = self.norm(x, b + "attn_norm.weight")
-            split = lambda name, dim: (h @ w[b + name].T).reshape(len(ids), -1, dim).transpose(1, 0, 2)
-            q = self.rotate(split("attn_q.weight", self.key_dim), positions)
-            k = self.rotate(split("attn_k.weight", self.key_dim), positions)
+            bias = lambda name: w.get(f"{b}{name}.bias", self.dtype(0))
+            split = lambda name, dim: (h @ w[f"{b}{name}.weight"].T + bias(name)).reshape(len(ids), -1, dim).transpose(1, 0, 2)
+            q = self.rotate(split("attn_q", self.key_dim), positions)
+            k = self.rotate(split("attn_k", self.key_dim), positions)
             self.keys[i] = np.concatenate([self.keys[i], k], 1)
-            self.values[i] = np.concatenate([self.values[i], split("attn_v.weight", self.value_dim)], 1)
+            self.values[i] = np.concatenate([self.values[i], split("attn_v", self.value_dim)], 1)
             shared = self.heads // self.kv_heads
             keys, values = np.repeat(self.keys[i], shared, 0), np.repeat(self.values[i], shared, 0)
             s = q @ keys.transpose(0, 2, 1) / self.dtype(np.sqrt(self.key_dim))
@@ -149,7 +158,8 @@ def run(arguments, command, ids, width):
     with tempfile.TemporaryDirectory() as folder:
         listed, out = pathlib.Path(folder, "ids.txt"), pathlib.Path(folder, "out.f32")
         listed.write_text(" ".join(map(str, ids)))
-        subprocess.run([arguments.dump_logits, command, arguments.model, listed, out], check=True)
+        model = arguments.dump_model or arguments.model
+        subprocess.run([arguments.dump_logits, command, model, listed, out], check=True)
         return np.fromfile(out, "<f4").reshape(-1, width)
 
 
@@ -176,12 +186,29 @@ def check(arguments):
     sys.exit(1 if failed else 0)
 
 
+def write_floats(arguments):
+    reader = gguf.GGUFReader(arguments.model)
+    writer = gguf.GGUFWriter(arguments.out, reader.fields["general.architecture"].contents())
+    left_out = ("general.architecture", "general.file_type", "general.quantization_version")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in left_out:
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=element)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("record")
-    one.add_argument("model")
-    one.add_argument("out")
+    for name in ("record", "float"):
+        one = commands.add_parser(name)
+        one.add_argument("model")
+        one.add_argument("out")
     two = commands.add_parser("check")
     two.add_argument("model")
     two.add_argument("dump_logits")
@@ -189,8 +216,9 @@ def main():
     two.add_argument("--tokens", type=int, default=512)
     two.add_argument("--double", action="store_true")
     two.add_argument("--limit", type=float, default=1e-3)
+    two.add_argument("--dump-model")
     arguments = parser.parse_args()
-    (record if arguments.command == "record" else check)(arguments)
+    {"record": record, "check": check, "float": write_floats}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-/// \file llama_model.hpp: a model of the llama architecture as a GGUF file describes it: its shape and its weights
+/// \file language_model.hpp: a model of a known architecture as a GGUF file describes it: its shape and its weights
 #pragma once
 
 #include <cmath>
@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "architecture.hpp"
 #include "dequantise.hpp"
 #include "file_error.hpp"
 #include "gguf.hpp"
 #include "layers.hpp"
-#include "llama_keys.hpp"
 #include "matmul.hpp"
 
 namespace runner
@@ -31,20 +31,21 @@ struct model_shape
 
 struct layer_weights
 {
-    std::vector<float> attention_norm;    // [embedding]
-    weight_matrix query, key, value;      // [query_heads * key_dim], [kv_heads * key_dim], [kv_heads * value_dim]
-    weight_matrix attention_output;       // [embedding] of query_heads * value_dim
-    std::vector<float> feed_forward_norm; // [embedding]
-    weight_matrix gate, up, down;         // [feed_forward], [feed_forward], [embedding]
+    std::vector<float> attention_norm; // [embedding]
+    weight_matrix query, key, value;   // [query_heads * key_dim], [kv_heads * key_dim], [kv_heads * value_dim]
+    std::vector<float> query_bias, key_bias, value_bias; // one for each row of these; empty: none
+    weight_matrix attention_output;                      // [embedding] of query_heads * value_dim
+    std::vector<float> feed_forward_norm;                // [embedding]
+    weight_matrix gate, up, down;                        // [feed_forward], [feed_forward], [embedding]
 };
 
 /// Keeps the file's bytes alive and refers to the matrices in them. Refuses what it would compute wrongly.
-class llama_model
+class language_model
 {
 public:
-    /// \throws file_error   another architecture, an unsupported variant of llama, tensors that are absent, misshapen or
+    /// \throws file_error   another architecture, an unsupported variant of one, tensors that are absent, misshapen or
     ///                      not read, another number of tokens than the embedding has rows
-    [[nodiscard]] static llama_model load(gguf_file const& file) { return llama_model(file); }
+    [[nodiscard]] static language_model load(gguf_file const& file) { return language_model(file); }
 
     [[nodiscard]] model_shape const& shape() const noexcept { return shape_; }
     [[nodiscard]] rotary const& rotation() const noexcept { return rotation_; }
@@ -60,14 +61,11 @@ private:
     static constexpr std::int64_t most_layers = 4096; // no such model is near it; keeps hostile counts harmless
     static constexpr std::int64_t most_extent = std::int64_t{1} << 24;
 
-    explicit llama_model(gguf_file const& file)
+    explicit language_model(gguf_file const& file)
         : file_{file}
+        , architecture_{architecture_of(file_)}
     {
-        if (auto const name = file_.text("general.architecture"); name != "llama")
-        {
-            file_.refuse("general.architecture", "is not supported", printable(name), "llama");
-        }
-        expect_llama_keys(file_);
+        expect_known_keys(file_, architecture_);
         read_shape();
         read_rotation();
         embedding_        = matrix("token_embd.weight", file_.tensor("token_embd.weight").dims[1], shape_.embedding);
@@ -106,36 +104,38 @@ private:
 
     void read_shape()
     {
-        shape_.layers       = extent("llama.block_count", most_layers);
-        shape_.embedding    = extent("llama.embedding_length", most_extent);
-        shape_.feed_forward = extent("llama.feed_forward_length", most_extent);
-        shape_.query_heads  = extent("llama.attention.head_count", most_extent);
-        shape_.kv_heads     = extent("llama.attention.head_count_kv", most_extent, shape_.query_heads);
-        shape_.context      = extent("llama.context_length", std::numeric_limits<std::int32_t>::max());
+        shape_.layers       = extent(full_key("block_count"), most_layers);
+        shape_.embedding    = extent(full_key("embedding_length"), most_extent);
+        shape_.feed_forward = extent(full_key("feed_forward_length"), most_extent);
+        shape_.query_heads  = extent(full_key("attention.head_count"), most_extent);
+        shape_.kv_heads     = extent(full_key("attention.head_count_kv"), most_extent, shape_.query_heads);
+        shape_.context      = extent(full_key("context_length"), std::numeric_limits<std::int32_t>::max());
         if (shape_.query_heads % shape_.kv_heads != 0)
         {
-            file_.refuse("llama.attention.head_count_kv", "does not divide the number of query heads",
+            file_.refuse(full_key("attention.head_count_kv"), "does not divide the number of query heads",
                 std::to_string(shape_.kv_heads), std::to_string(shape_.query_heads));
         }
-        bool const has_dims = file_.has("llama.attention.key_length") && file_.has("llama.attention.value_length");
+        bool const has_dims =
+            file_.has(full_key("attention.key_length")) && file_.has(full_key("attention.value_length"));
         if (!has_dims && shape_.embedding % shape_.query_heads != 0)
         {
-            file_.refuse("llama.attention.head_count", "does not divide the embedding length",
+            file_.refuse(full_key("attention.head_count"), "does not divide the embedding length",
                 std::to_string(shape_.query_heads), std::to_string(shape_.embedding));
         }
         std::int64_t const head_dim = shape_.embedding / shape_.query_heads;
-        shape_.key_dim              = extent("llama.attention.key_length", most_extent, head_dim);
-        shape_.value_dim            = extent("llama.attention.value_length", most_extent, head_dim);
-        shape_.rms_epsilon =
-            positive("llama.attention.layer_norm_rms_epsilon", file_.number("llama.attention.layer_norm_rms_epsilon"));
-        shape_.rope_base = positive("llama.rope.freq_base", file_.find_number("llama.rope.freq_base").value_or(10000));
+        shape_.key_dim              = extent(full_key("attention.key_length"), most_extent, head_dim);
+        shape_.value_dim            = extent(full_key("attention.value_length"), most_extent, head_dim);
+        shape_.rms_epsilon          = positive(
+            full_key("attention.layer_norm_rms_epsilon"), file_.number(full_key("attention.layer_norm_rms_epsilon")));
+        shape_.rope_base =
+            positive(full_key("rope.freq_base"), file_.find_number(full_key("rope.freq_base")).value_or(10000));
     }
 
     void read_rotation()
     {
-        constexpr std::string_view key = "llama.rope.dimension_count";
-        std::int64_t const coordinates = extent(key, shape_.key_dim, shape_.key_dim);
-        if (coordinates % 2 != 0) { file_.refuse(key, "is odd", std::to_string(coordinates)); }
+        std::string const name         = full_key("rope.dimension_count");
+        std::int64_t const coordinates = extent(name, shape_.key_dim, shape_.key_dim);
+        if (coordinates % 2 != 0) { file_.refuse(name, "is odd", std::to_string(coordinates)); }
         std::vector<float> factors;
         if (file_.find_tensor("rope_freqs.weight") != nullptr)
         {
@@ -149,18 +149,24 @@ private:
                 }
             }
         }
-        rotation_ = rotary(coordinates, double{shape_.rope_base}, factors);
+        rotation_ = rotary(coordinates, double{shape_.rope_base}, factors, architecture_.pairs);
     }
 
     void read_layer(std::int64_t index)
     {
         std::string const prefix = "blk." + std::to_string(index) + ".";
-        model_shape const& s = shape_;
+        model_shape const& s     = shape_;
         layer_weights weights;
-        weights.attention_norm    = vector(prefix + "attn_norm.weight", s.embedding);
-        weights.query             = matrix(prefix + "attn_q.weight", s.query_heads * s.key_dim, s.embedding);
-        weights.key               = matrix(prefix + "attn_k.weight", s.kv_heads * s.key_dim, s.embedding);
-        weights.value             = matrix(prefix + "attn_v.weight", s.kv_heads * s.value_dim, s.embedding);
+        weights.attention_norm = vector(prefix + "attn_norm.weight", s.embedding);
+        weights.query          = matrix(prefix + "attn_q.weight", s.query_heads * s.key_dim, s.embedding);
+        weights.key            = matrix(prefix + "attn_k.weight", s.kv_heads * s.key_dim, s.embedding);
+        weights.value          = matrix(prefix + "attn_v.weight", s.kv_heads * s.value_dim, s.embedding);
+        if (architecture_.biases)
+        {
+            weights.query_bias = vector(prefix + "attn_q.bias", s.query_heads * s.key_dim);
+            weights.key_bias   = vector(prefix + "attn_k.bias", s.kv_heads * s.key_dim);
+            weights.value_bias = vector(prefix + "attn_v.bias", s.kv_heads * s.value_dim);
+        }
         weights.attention_output  = matrix(prefix + "attn_output.weight", s.embedding, s.query_heads * s.value_dim);
         weights.feed_forward_norm = vector(prefix + "ffn_norm.weight", s.embedding);
         weights.gate              = matrix(prefix + "ffn_gate.weight", s.feed_forward, s.embedding);
@@ -168,6 +174,9 @@ private:
         weights.down              = matrix(prefix + "ffn_down.weight", s.embedding, s.feed_forward);
         layers_.push_back(std::move(weights));
     }
+
+    /// A metadata key of the architecture.
+    [[nodiscard]] std::string full_key(std::string_view name) const { return joined(architecture_.name, ".", name); }
 
     /// A count of at least 1 and at most `most`.
     [[nodiscard]] std::int64_t extent(std::string_view key, std::int64_t most, std::int64_t when_absent = 0) const
@@ -224,6 +233,7 @@ private:
     }
 
     gguf_file file_;
+    architecture architecture_;
     model_shape shape_{};
     rotary rotation_;
     std::vector<layer_weights> layers_;
@@ -234,7 +244,7 @@ private:
 };
 
 /// \throws std::invalid_argument   a token is outside the model's vocabulary; `caller` begins the message
-inline void expect_tokens(llama_model const& model, std::span<std::int32_t const> tokens, std::string const& caller)
+inline void expect_tokens(language_model const& model, std::span<std::int32_t const> tokens, std::string const& caller)
 {
     for (std::int32_t const token : tokens)
     {
