@@ -190,7 +190,7 @@ void bits_against_eviction(benchmark::State& state)
 {
     head h{state.range(0)};
     bool const lse_given = state.range(1) != 0;
-    auto const rule      = state.range(2) != 0 ? quantisation_loss::value_only : quantisation_loss::bound;
+    auto const rule      = state.range(2) != 0 ? quantisation_loss::noise : quantisation_loss::bound;
     static_cast<void>(softmax(h, h.keys, &h.lse));
     std::vector<float> a(static_cast<std::size_t>(h.tokens) * bit_ratios.size());
     std::vector<float> b(static_cast<std::size_t>(h.tokens) * evict_ratios.size());
@@ -203,7 +203,7 @@ void bits_against_eviction(benchmark::State& state)
 }
 
 BENCHMARK(bits_against_eviction)
-    ->ArgNames({"tokens", "lse_given", "value_only"})
+    ->ArgNames({"tokens", "lse_given", "noise"})
     ->ArgsProduct({{8192}, {0, 1}, {0, 1}})
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond)

@@ -499,7 +499,7 @@ TEST_CASE("mean keys are set aside for every head, and charged to those whose to
     source random{"allocate mean keys"};
     layer plain    = heavy_tailed(random, 3, 200, {0, 64, 128, 512});
     layer in       = plain;
-    in.mean        = 700;
+    in.channels    = 700;
     in.rotated     = {false, true, true, false};
     index_t charge = 0;
     for (index_t const limit : {2101, 5000, 60000, 300000})
@@ -532,9 +532,9 @@ TEST_CASE("mean keys are set aside for every head, and charged to those whose to
     in.cost = {16, 64, 128, 512}; // nothing can be dropped
     CHECK(solve(in, {600 * 16 + 2099}).one().status == allocation_status::over_limit);
     CHECK(solve(in, {600 * 16 + 2100}).one().status == allocation_status::optimal);
-    in.mean = -1;
+    in.channels = -1;
     CHECK(error_text<mdkv::invalid_argument>([&] { solve(in, {100}); })
-          == "allocate: costs.mean is -1; it must not be negative");
+          == "allocate: costs.channels is -1; it must not be negative");
 }
 
 TEST_CASE("nothing to lose, everything the same, and nothing at all are served")

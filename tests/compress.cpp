@@ -1,6 +1,7 @@
 #include <mdkv/compress.hpp>
 
 #include <mdkv/allocate.hpp>
+#include <mdkv/channels.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
@@ -226,7 +227,7 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
     for (index_t q = 0; q < rows; ++q) { weights.set(0.25F * static_cast<float>(q + 1), q); }
     options choice{.limit = budget::fraction(1, 5)};
     choice.pooling               = {5, pooling::adaptive};
-    choice.scoring.quantisation  = quantisation_loss::value_only;
+    choice.scoring.quantisation  = quantisation_loss::noise;
     choice.scoring.query_weights = weights.in();
     cpu::cache<half> cache;
     compress_report const report = compressed(x, ratios, choice, cache);
@@ -241,6 +242,9 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
     limit.set(report.budget_bytes - report.window_bytes, 0);
     support::run([&](host const& on) { fit_basis(on, x.keys.in(), key_basis.out(), key_energy.out()); });
     support::run([&](host const& on) { fit_basis(on, x.values.in(), value_basis.out(), value_energy.out()); });
+    tensor<float, 3> channels{{2, 3, 64}};
+    support::run([&](host const& on) { fit_channels(on, x.queries.in(), x.keys.in(), channels.out()); });
+    choice.scoring.channels = channels.in();
     support::run([&](host const& on) {
         score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), key_basis.in(), value_basis.in(),
             ratios, choice.scoring, loss.out());
@@ -256,14 +260,15 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
     cpu::cache<half> by_hand{layout, bytes};
     support::run([&](host const& on) {
         pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(), key_basis.in(), value_basis.in(),
-            rung.in(), by_hand.view());
+            rung.in(), by_hand.view(), channels.in());
     });
     CHECK(contents_of(cache) == contents_of(by_hand));
 
     // Losses at hand take the place of those of the layer's queries, which only say how many share a head.
     layer<half> other{x.sizes};
     for (index_t h = 0; h < other.queries.extent(0); ++h) { other.queries.set(narrow<half>(1.0F), h, 0, 0); }
-    options given{.limit = choice.limit, .pooling = choice.pooling, .losses = loss.in()};
+    options given{
+        .limit = choice.limit, .pooling = choice.pooling, .scoring = {.channels = channels.in()}, .losses = loss.in()};
     CHECK(compressed(other, ratios, given, cache).chosen.loss == report.chosen.loss);
     CHECK(contents_of(cache) == contents_of(by_hand));
     given.pooling = {1, pooling::max};

@@ -104,13 +104,15 @@ struct exact_coordinates
         }
     }
 
-    /// Of a key less the mean key of its head.
+    /// Of a key less the means of its head's channels and over their scales.
     template <class T>
     void centre(cpu::cache<T> const& cache, index_t h)
     {
         for (std::size_t c = 0; c < at.size(); ++c)
         {
-            at[c] -= support::key_mean<T>(cache.view(), h, static_cast<index_t>(c));
+            auto const channel = static_cast<index_t>(c);
+            at[c]              = (at[c] - support::key_mean<T>(cache.view(), h, channel))
+                    / support::key_scale<T>(cache.view(), h, channel);
         }
     }
 
@@ -319,15 +321,15 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
             index_t bytes = 0;
             for (index_t h = 0; h < 3; ++h)
             {
-                index_t projections = 0, mean = 0;
+                index_t projections = 0, channels = 0;
                 for (index_t t = 0; t < 64; ++t)
                 {
                     auto const r = std::size_t{layer.rung.get(h, t)};
                     bytes += layer.ratios.bytes(r, {64, 40}, 2);
                     projections = std::max(projections, projection_bytes(layer.ratios, r, {64, 40}, 2));
-                    mean        = layer.ratios[r].rotated() ? 64 * 2 : mean;
+                    channels    = layer.ratios[r].rotated() ? 2 * 64 * 2 : channels;
                 }
-                bytes += 2 * (64 + 40) * 2 + projections + mean;
+                bytes += 2 * (64 + 40) * 2 + projections + channels;
             }
             CHECK(layer.bytes() == bytes);
         }
@@ -335,7 +337,7 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
     packed_layer<half> const kept{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 3};
     CHECK(kept.bytes() == 3 * 66 * 96 * 2); // full budget: no projection
     packed_layer<half> const codes{{.heads = 1, .tokens = 10, .window = 0, .dims = {40, 5}, .rungs = {full_int4}}};
-    CHECK(codes.bytes() == 40 * 2 + 10 * ((20 + 4) + (3 + 4)));
+    CHECK(codes.bytes() == 2 * 40 * 2 + 10 * ((20 + 4) + (3 + 4)));
 }
 
 TEST_CASE("projections hold only the columns of the widest projected rung in use, rounded to the element type")
@@ -552,7 +554,7 @@ TEST_CASE("`needed` tells the bytes that the tokens take")
     index_t needed = -1;
     support::run([&](cpu::backend const& on) {
         mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(),
-            layer.key_basis.in(), layer.value_basis.in(), layer.rung.in(), cache.view(), out(on, &needed, 1));
+            layer.key_basis.in(), layer.value_basis.in(), layer.rung.in(), cache.view(), {}, out(on, &needed, 1));
     });
     CHECK(needed == layer.bytes());
 }
@@ -694,8 +696,8 @@ TEST_CASE("a dry run packs nothing")
     CHECK(directory_of(cache) == std::vector<head_entry>(2));
 }
 
-TEST_CASE(
-    "a head that has rotated tokens stores the mean of its kept keys, or of every so many of them, and no other does")
+TEST_CASE("a head that has rotated tokens stores means and scales of its kept keys, or of every so many of them, and "
+          "no other does")
 {
     for (index_t const tokens : {5, 127, 128, 129, 1000})
     {
@@ -713,13 +715,17 @@ TEST_CASE(
         std::size_t const step = (kept.size() + 127) / 128;
         for (index_t d = 0; d < 40; ++d)
         {
-            double sum = 0, count = 0;
+            double sum = 0, squares = 0, count = 0;
             for (std::size_t i = 0; i < kept.size(); i += step, ++count)
             {
-                sum += static_cast<double>(widen(layer.keys.get(1, kept[i], d)));
+                auto const x = static_cast<double>(widen(layer.keys.get(1, kept[i], d)));
+                sum += x;
+                squares += x * x;
             }
-            double const mean = support::key_mean<half>(cache.view(), 1, d);
-            CHECK(mean == doctest::Approx(sum / count).epsilon(1e-3).scale(0.01));
+            double const mean   = sum / count;
+            double const spread = std::sqrt(squares / count - mean * mean);
+            CHECK(support::key_mean<half>(cache.view(), 1, d) == doctest::Approx(mean).epsilon(1e-3).scale(0.01));
+            CHECK(support::key_scale<half>(cache.view(), 1, d) == doctest::Approx(std::sqrt(spread)).epsilon(1e-3));
         }
     }
     packed_layer<half> const exact{{.heads = 1, .tokens = 20, .window = 1, .rungs = {drop, full_int8, full}}, 2};

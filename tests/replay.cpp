@@ -99,10 +99,10 @@ worst_error against_oracle(layer<half> const& x, options const& choice)
     for (index_t h = 0; h < x.sizes.heads; ++h)
     {
         auto const want = support::expected_scores(read, h, rungs,
-            {.value_only = choice.quantisation == quantisation_loss::value_only,
-                .power   = choice.over == row_norm::maximum     ? maximum
-                           : choice.over == row_norm::euclidean ? 2
-                                                                : 1});
+            {.noise    = choice.quantisation == quantisation_loss::noise,
+                .power = choice.over == row_norm::maximum     ? maximum
+                         : choice.over == row_norm::euclidean ? 2
+                                                              : 1});
         for (index_t r = 0; r < 4; ++r)
         {
             for (index_t t = 0; t < x.sizes.tokens; ++t)
@@ -186,7 +186,7 @@ TEST_CASE("the presets' options are those of replay")
     CHECK(any.own);
     CHECK(any.ahead == presets::any_question.ahead);
     CHECK(any.over == row_norm::euclidean);
-    CHECK(any.quantisation == quantisation_loss::value_only);
+    CHECK(any.quantisation == quantisation_loss::noise);
 }
 
 TEST_CASE("bad arguments of replay are named before anything is changed")

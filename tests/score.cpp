@@ -3,6 +3,7 @@
 // which the exponential turns into a relative error of P; the losses here stay within 3e-5 of that.
 #include <mdkv/score.hpp>
 
+#include <mdkv/channels.hpp>
 #include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
@@ -388,14 +389,14 @@ TEST_CASE("quantised rungs agree with an oracle that quantises by itself, under 
             {.queries = 5, .tokens = 75, .window = 6, .dim = dim, .value_dim = 104 - dim, .first_query = 70});
         for (std::size_t set = 0; set < quantised_sets.size(); ++set)
         {
-            for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+            for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
             {
                 CAPTURE(dim);
                 CAPTURE(set);
                 CAPTURE(static_cast<int>(rule));
                 std::vector<float> const loss = scored(x, at_run_time(quantised_sets[set]), {.quantisation = rule});
                 worst_error const error =
-                    against_oracle(x, quantised_sets[set], loss, {.value_only = rule == quantisation_loss::value_only});
+                    against_oracle(x, quantised_sets[set], loss, {.noise = rule == quantisation_loss::noise});
                 CAPTURE(error);
                 CHECK(error.within(tolerance));
             }
@@ -409,7 +410,7 @@ TEST_CASE("log-sum-exps handed over and weights of the queries count at every ki
         exact_layer<bfloat16>({.group = 3, .queries = 4, .tokens = 130, .window = 4, .dim = 64, .value_dim = 64});
     tensor<float, 2> const lse = lse_of(x);
     std::vector<float> const weights{0.25F, 0.0F, 1.0F, 37.5F};
-    for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+    for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
     {
         for (bool const lse_given : {false, true})
         {
@@ -418,7 +419,7 @@ TEST_CASE("log-sum-exps handed over and weights of the queries count at every ki
             options choice{.query_weights = in(host{}, weights.data(), 4), .quantisation = rule};
             if (lse_given) { choice.lse = lse.in(); }
             worst_error const error = against_oracle(x, mixed_rungs, scored(x, at_run_time(mixed_rungs), choice),
-                {.weights = {weights.begin(), weights.end()}, .value_only = rule == quantisation_loss::value_only});
+                {.weights = {weights.begin(), weights.end()}, .noise = rule == quantisation_loss::noise});
             CAPTURE(error);
             CHECK(error.within(tolerance));
         }
@@ -437,7 +438,7 @@ TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximu
     {
         for (auto const& rungs : {paper_rungs, mixed_rungs, quantised_sets[0]})
         {
-            for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+            for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
             {
                 auto const x = exact_layer<bfloat16>({.group = 3,
                     .queries                                 = 5,
@@ -451,9 +452,9 @@ TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximu
                 worst_error const error = against_oracle(x, rungs,
                     scored(x, at_run_time(rungs),
                         {.query_weights = in(host{}, weights.data(), 5), .quantisation = rule, .over = over}),
-                    {.weights       = {weights.begin(), weights.end()},
-                        .value_only = rule == quantisation_loss::value_only,
-                        .power      = power});
+                    {.weights  = {weights.begin(), weights.end()},
+                        .noise = rule == quantisation_loss::noise,
+                        .power = power});
                 CAPTURE(error);
                 CHECK(error.within(tolerance));
             }
@@ -480,13 +481,15 @@ TEST_CASE("queries whose attention is even count as rows of zeros, in every norm
         });
         return loss.elements();
     };
+    tensor<float, 3> channels{{sizes.heads, 3, sizes.dim}}; // rows of zeros would change those of the queries at hand
+    support::run([&](host const& on) { fit_channels(on, first, x.keys.in(), channels.out()); });
     for (auto const& [over, power] : norms)
     {
-        for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+        for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
         {
             CAPTURE(static_cast<int>(over));
             CAPTURE(static_cast<int>(rule));
-            options choice{.first_query = 200, .quantisation = rule, .over = over};
+            options choice{.first_query = 200, .quantisation = rule, .channels = channels.in(), .over = over};
             std::vector<float> const want  = scored(x, at_run_time(mixed_rungs), choice);
             std::vector<float> const alone = without(at_run_time(mixed_rungs), choice);
             choice.even_queries            = even;
@@ -601,7 +604,7 @@ TEST_CASE("constant groups lose what half rounds of their sum, and zeros nothing
           "half's range lose a number")
 {
     std::vector<rung> const rungs{drop, full_int4, part(3, 4).as(storage::int8), full_int8, full};
-    auto const all_losses = [&](index_t dim, quantisation_loss rule, auto const& entry) {
+    auto const all_losses = [&](index_t dim, quantisation_loss rule, auto const& entry, bool same_keys = false) {
         layer<float> x{{.tokens = 70, .dim = dim, .value_dim = dim}};
         for (index_t h = 0; h < 2; ++h)
         {
@@ -609,7 +612,7 @@ TEST_CASE("constant groups lose what half rounds of their sum, and zeros nothing
             {
                 for (index_t d = 0; d < dim; ++d)
                 {
-                    x.keys.set(entry(t, d), h, t, d);
+                    x.keys.set(entry(same_keys ? 0 : t, d), h, t, d);
                     x.values.set(entry(t + 1, d), h, t, d);
                 }
             }
@@ -622,7 +625,7 @@ TEST_CASE("constant groups lose what half rounds of their sum, and zeros nothing
         // A turned group of n is its sum and n - 1 zeros; where the sum is the minimum, its rounding moves all n.
         float const limit = std::sqrt(static_cast<float>(dim)) * 1.01F * 0x1p-11F;
 
-        std::vector<float> const loss = all_losses(dim, quantisation_loss::value_only, constant);
+        std::vector<float> const loss = all_losses(dim, quantisation_loss::noise, constant, true);
         for (index_t const h : {0, 1})
         {
             std::vector<float> const dropped = row(loss, 5 * h, 70);
@@ -656,7 +659,7 @@ TEST_CASE(
     "a value that is no number makes its own token's losses NaN at every rung but the full one, and nobody else's")
 {
     layer<half> x{{.heads = 1, .tokens = 70, .dim = 64, .value_dim = 64}};
-    for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+    for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
     {
         for (index_t const dim : {3, 40})
         {

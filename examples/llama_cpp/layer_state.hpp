@@ -3,6 +3,7 @@
 
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
+#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
@@ -249,6 +250,8 @@ private:
         index_t const past    = tokens - window;
         mdkv::cache_layout const layout{p.ratios, node.heads(), window, node.dims()};
         auto const of_tokens = [&](auto const& on) { return mdkv::in(on, rungs.data(), node.heads(), past); };
+        last_queries const by{node, prompt_.queries, tokens, p.queries, p};
+        std::vector<float> fitted(static_cast<std::size_t>(node.heads() * 3 * node.dims().keys));
         cache_               = {layout, with.lend([&](mdkv::cpu::backend on) {
                       return mdkv::packed_bytes<mdkv::half>(on, of_tokens(on), layout);
                   })};
@@ -256,8 +259,10 @@ private:
             using mdkv::slice;
             auto const [keys, values] = std::pair{cells.keys(on), cells.values(on)};
             auto const none           = mdkv::in(on, static_cast<float const*>(nullptr), 0, 0, 0);
+            auto const channels       = mdkv::out(on, fitted.data(), node.heads(), 3, node.dims().keys);
+            mdkv::fit_channels(on, by.queries(on), slice<1>(keys, 0, past), channels);
             mdkv::pack(on, slice<1>(keys, 0, past), slice<1>(values, 0, past), slice<1>(keys, past, window),
-                slice<1>(values, past, window), none, none, of_tokens(on), cache_.view());
+                slice<1>(values, past, window), none, none, of_tokens(on), cache_.view(), mdkv::as_input(channels));
         });
     }
 

@@ -185,8 +185,8 @@ made_cache cache_maker<T>::one_layer(prompt_layer<T> const& layer, mdkv::layer_s
     std::int64_t const stored         = layer.heads * (kept_or_not.bytes(1, shape.dims, shape.element_bytes) + beside);
     mdkv::expects(bytes >= layer.window * whole, "policy ", policy_.label, ": ", bytes, " bytes a layer are ",
         bytes / whole, " tokens of each cached head, fewer than the window of ", layer.window);
-    std::int64_t const means  = layer.heads * mdkv::rung_costs{kept_or_not, shape.dims, shape.element_bytes}.mean;
-    std::int64_t const beyond = std::max<std::int64_t>(bytes - layer.window * whole - means, 0);
+    std::int64_t const channels = layer.heads * mdkv::rung_costs{kept_or_not, shape.dims, shape.element_bytes}.channels;
+    std::int64_t const beyond   = std::max<std::int64_t>(bytes - layer.window * whole - channels, 0);
     std::int64_t const size   = std::min(layer.window + beyond / stored, layer.tokens); // T
     switch (policy_.kind)
     {

@@ -4,6 +4,7 @@
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/cache.hpp>
+#include <mdkv/channels.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -53,6 +54,8 @@ template <mdkv::element T>
         return mdkv::packed_bytes<T>(on, mdkv::in(on, rungs.data(), heads, layer.past()), layout);
     });
     mdkv::cpu::cache<T> made{layout, bytes};
+    std::int64_t const coded = layout.any_rotated() ? heads : 0;
+    std::vector<float> fitted(static_cast<std::size_t>(coded * 3 * layer.key_dim));
     scratch.run(executor, [&](mdkv::cpu::backend on) {
         using mdkv::in;
         using mdkv::slice;
@@ -60,11 +63,18 @@ template <mdkv::element T>
         std::int64_t const value_heads = bases.values == nullptr ? 0 : heads;
         auto const keys                = in(on, layer.keys, heads, layer.tokens, layer.key_dim);
         auto const values              = in(on, layer.values, heads, layer.tokens, layer.value_dim);
-        mdkv::pack(on, slice<1>(keys, 0, layer.past()), slice<1>(values, 0, layer.past()),
-            slice<1>(keys, layer.past(), layer.window), slice<1>(values, layer.past(), layer.window),
-            in(on, bases.keys, key_heads, layer.key_dim, layer.key_dim),
+        auto const past                = slice<1>(keys, 0, layer.past());
+        auto const channels            = mdkv::out(on, fitted.data(), coded, 3, layer.key_dim);
+        if (coded > 0)
+        {
+            auto const rows    = std::min(layer.query_tokens, fitting_queries);
+            auto const queries = in(on, layer.queries, heads * layer.group, layer.query_tokens, layer.key_dim);
+            mdkv::fit_channels(on, slice<1>(queries, layer.query_tokens - rows, rows), past, channels);
+        }
+        mdkv::pack(on, past, slice<1>(values, 0, layer.past()), slice<1>(keys, layer.past(), layer.window),
+            slice<1>(values, layer.past(), layer.window), in(on, bases.keys, key_heads, layer.key_dim, layer.key_dim),
             in(on, bases.values, value_heads, layer.value_dim, layer.value_dim),
-            in(on, rungs.data(), heads, layer.past()), made.view());
+            in(on, rungs.data(), heads, layer.past()), made.view(), mdkv::as_input(channels));
         return 0;
     });
     return made;

@@ -8,6 +8,9 @@
 namespace runner
 {
 
+/// Last queries of a prompt to which the channels of its keys are fitted.
+inline constexpr std::int64_t fitting_queries = 64;
+
 class rotary; // layers.hpp
 
 /// Heads that are cached: the model's KV heads, or, as the authors of most policies cache, one for every query head, its

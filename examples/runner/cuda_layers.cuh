@@ -5,6 +5,7 @@
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/cache.hpp>
+#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -207,6 +208,8 @@ public:
         std::int64_t const H = layer.heads;
         auto const keys      = scratch_.copied(layer.keys, H * layer.tokens * layer.key_dim);
         auto const values    = scratch_.copied(layer.values, H * layer.tokens * layer.value_dim);
+        auto const queries   = scratch_.copied(layer.queries, H * layer.group * layer.query_tokens * layer.key_dim);
+        auto const fitted    = scratch_.allocated(H * 3 * layer.key_dim * mdkv::index_t{sizeof(float)});
         auto const chosen    = scratch_.copied(rungs.data(), std::ssize(rungs));
         auto const rungs_of  = [&](mdkv::gpu::backend const& on) {
             return mdkv::in(on, reinterpret_cast<std::uint8_t const*>(chosen.data()), H, layer.past());
@@ -222,8 +225,13 @@ public:
             auto const cut  = mdkv::split_window(on, mdkv::in(on, static_cast<T const*>(nullptr), H, 0, layer.key_dim),
                  all(keys, layer.key_dim), all(values, layer.value_dim), layer.window);
             auto const none = mdkv::in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-            mdkv::pack(
-                on, cut.keys, cut.values, cut.window_keys, cut.window_values, none, none, rungs_of(on), cache.view());
+            auto const last  = std::min(layer.query_tokens, fitting_queries);
+            auto const asked = mdkv::in(
+                on, reinterpret_cast<T const*>(queries.data()), H * layer.group, layer.query_tokens, layer.key_dim);
+            auto const channels = mdkv::out(on, reinterpret_cast<float*>(fitted.data()), H, 3, layer.key_dim);
+            mdkv::fit_channels(on, mdkv::slice<1>(asked, layer.query_tokens - last, last), cut.keys, channels);
+            mdkv::pack(on, cut.keys, cut.values, cut.window_keys, cut.window_values, none, none, rungs_of(on),
+                cache.view(), mdkv::as_input(channels));
         });
         if (extra.count == 0)
         {

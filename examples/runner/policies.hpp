@@ -327,8 +327,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     }
     else if (parameter == "loss")
     {
-        p.quantisation =
-            either("bound", "value") ? mdkv::quantisation_loss::bound : mdkv::quantisation_loss::value_only;
+        p.quantisation = either("bound", "noise") ? mdkv::quantisation_loss::bound : mdkv::quantisation_loss::noise;
     }
     else if (parameter == "keep" || parameter == "queries")
     {

@@ -24,13 +24,13 @@ namespace mdkv::inline MDKV_MACHINE
 /// is then never above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV); with H limits each
 /// head has its own (MixedDimKV-H).
 ///
-/// Where a rung needs mean keys, one is set aside for every head first: a limit that holds every token at the costliest rung,
+/// Where a rung needs channels of keys, they are set aside for every head first: a limit that holds every token at the costliest rung,
 /// but not these beside them, lowers some. A caller who has such a limit stores all tokens as they are and need not call this.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
 /// \param[in]  costs    bytes of each rung
-/// \param[in]  limits   [1] or [H]  bytes for tokens, projections and mean keys (the window not included)
+/// \param[in]  limits   [1] or [H]  bytes for tokens, projections and channels of keys (the window not included)
 /// \param[in]  options  leftover and charge
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], as many as limits

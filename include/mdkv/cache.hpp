@@ -20,8 +20,8 @@ namespace mdkv::inline MDKV_MACHINE
 //   key projection    [Dk, columns]   element type   brings queries to the leading coordinates of keys; only if a
 //                                                    projected rung is in use
 //   value projection  [columns, Dv]   element type   leading rows of the value basis
-//   mean key          [Dk]            element type   subtracted from keys before they are rotated; only if a rotated rung is
-//                                                    in use
+//   key channels      [2, Dk]         element type   means, which are subtracted from keys before they are rotated, and scales,
+//                                                    by which they are divided then; only if a rotated rung is in use
 //   rung 1            keys, values    of the tokens at that rung, positions ascending; the full rung is not among these
 //   rung 2            keys, values
 //   ...
@@ -43,7 +43,8 @@ namespace mdkv::inline MDKV_MACHINE
 //                 byte j holds coordinate j of the group in its low half and g' + j in its high half (0 where there is
 //                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
-//                 vector's own coordinates, of a key less those of the mean key, is rotated first (detail/hadamard.hpp):
+//                 vector's own coordinates, of a key less its channels' means and divided by their scales, is rotated
+//                 first (detail/hadamard.hpp):
 //                 multiplied with the Hadamard matrix of its size over the root of that size, block by block where the size is
 //                 no power of two.
 //
@@ -106,7 +107,8 @@ struct cache_layout
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
-    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp), its keys less the mean key.
+    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp), those of keys less the means
+    /// of their channels and divided by the scales.
     [[nodiscard]] MDKV_HD constexpr bool rotated(std::size_t r) const noexcept
     {
         return own_run(r) && kinds[r] != storage::plain && !in_basis[r];
@@ -152,7 +154,7 @@ struct head_entry
     index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
     index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
-    index_t key_mean         = 0; ///< byte offset of [Dk], where a rotated rung is in use
+    index_t key_channels     = 0; ///< byte offset of [2, Dk], means and scales, where a rotated rung is in use
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
@@ -229,7 +231,7 @@ template <element T>
     };
     entry.key_projection   = place(layout.dims.keys * entry.key_columns * bytes);
     entry.value_projection = place(entry.value_columns * layout.dims.values * bytes);
-    entry.key_mean         = place(rotated ? layout.dims.keys * bytes : 0);
+    entry.key_channels     = place(rotated ? 2 * layout.dims.keys * bytes : 0);
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (!layout.own_run(r)) { continue; }

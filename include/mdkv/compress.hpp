@@ -62,7 +62,7 @@ struct compress_options
 
     pool_options pooling{};
     allocate_options allocation{};
-    score_options<B> scoring{}; ///< its scale is that of the cache that is made: cache_layout::scale
+    score_options<B> scoring{}; ///< its scale and its channels are those of the cache that is made, too
 
     /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
     /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens. `pooling` applies to them, too.
@@ -154,6 +154,7 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
     c.rows("window_keys", layer.window_keys, {{heads, shape.window, shape.dims.keys}}, "H,W,D");
     c.rows("window_values", layer.window_values, {{heads, shape.window, shape.dims.values}}, "H,W,Dv");
     c.in("options.quotas", options.quotas, {{heads}}, "H");
+    c.in("options.scoring.channels", options.scoring.channels, {{heads, 3, shape.dims.keys}}, "H,3,D");
     c.in("options.losses", options.losses, {{heads, static_cast<index_t>(ratios.size()), shape.tokens}}, "H,R,N");
     detail::expects_not_negative("compress", "options.scoring.scale", options.scoring.scale);
     if (options.rungs) { c.out("options.rungs", *options.rungs, {{heads, shape.tokens}}, "H,N"); }

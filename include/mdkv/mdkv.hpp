@@ -8,6 +8,7 @@
 #include <mdkv/balance.hpp>
 #include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
+#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>

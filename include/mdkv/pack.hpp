@@ -49,8 +49,8 @@ template <element T, backend B>
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes (those of original coordinates rotated before, of keys less their head's mean key: see cache.hpp and
-/// detail/packing.hpp). A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
+/// codes (those of original coordinates rotated before, of keys less their channels' means and over their scales: see cache.hpp
+/// and fit_channels). A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
 ///
 /// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. Then
 /// nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads nothing,
@@ -66,10 +66,12 @@ template <element T, backend B>
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
 /// \param      cache         arena of at least packed_bytes(rung, layout); directory [H]
+/// \param[in]  channels      [H, 3, D]   as fit_channels writes them for the queries at hand; or empty: those of the kept keys alone,
+///                           whose codes are worse where queries are unlike from channel to channel
 /// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t where a basis is
 ///                           missing
 /// \pre    N < 2^31
-/// \cost   kept rows are read once, up to 128 keys of a head with codes of its own coordinates twice; O(D*r) multiply-adds per
+/// \cost   kept rows are read once; without `channels`, fit_channels; O(D*r) multiply-adds per
 ///         projected token; scratch: a list of all positions, a tile
 /// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
@@ -81,7 +83,8 @@ template <element T, backend B>
 template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
-    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed = {})
+    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, in_view<float, 3, B> channels = {},
+    out_view<index_t, 1, B> needed = {})
 {
     cache_layout const& layout = cache.layout;
     index_t const dim          = layout.dims.keys;
@@ -97,12 +100,14 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         .in("rung", rung, {heads, tokens}, "H,N");
     if (!key_basis.empty()) { arguments.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D"); }
     if (!value_basis.empty()) { arguments.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv"); }
+    if (!channels.empty()) { arguments.in("channels", channels, {heads, 3, dim}, "H,3,D"); }
     if (!needed.empty()) { arguments.out("needed", needed, {1}, "1"); }
     arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
 
-    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, rung, cache, needed);
+    detail::pack_tokens(
+        on, keys, values, window_keys, window_values, key_basis, value_basis, channels, rung, cache, needed);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE

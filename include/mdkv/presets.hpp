@@ -43,7 +43,7 @@ struct preset
     ratio_set ratios;
     pool_options pooling{};
     projection_charge charge       = projection_charge::by_use;
-    quantisation_loss quantisation = quantisation_loss::value_only;
+    quantisation_loss quantisation = quantisation_loss::noise;
     index_t window                 = 32;   ///< last tokens of the prompt, stored uncompressed
     index_t queries                = 32;   ///< last queries to score with
     index_t question               = 32;   ///< the last of them, of weight 1
@@ -135,19 +135,19 @@ inline constexpr preset evict{
 /// The best that one call of compress can do (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
 /// more queries than the question's.
 inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.1F};
+    quantisation_loss::noise, 8, 64, 32, 0.2F, 0.1F};
 
 /// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 4.0F, true,
-    1.0F, 0.0F, 8};
+    quantisation_loss::noise, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 4.0F, true, 1.0F,
+    0.0F, 8};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
 /// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::value_only, 4, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true,
-    1.0F, 16.0F, 8};
+    quantisation_loss::noise, 4, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true, 1.0F,
+    16.0F, 8};
 
 } // namespace presets
 

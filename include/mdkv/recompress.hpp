@@ -40,7 +40,7 @@ struct recompress_options
 
     /// [Q]  as score_options::query_weights
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
-    quantisation_loss quantisation                    = quantisation_loss::value_only;
+    quantisation_loss quantisation                    = quantisation_loss::noise;
     float even_queries                                = 0.0F; ///< as score_options::even_queries
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move

@@ -33,7 +33,7 @@ struct replay_options
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
     float scale                    = 0.0F;                          ///< as in score_options
-    quantisation_loss quantisation = quantisation_loss::value_only; ///< as in score_options
+    quantisation_loss quantisation = quantisation_loss::noise;      ///< as in score_options
     row_norm over                  = row_norm::euclidean;           ///< as in score_options
 };
 

@@ -14,13 +14,18 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// The loss of quantised rungs that keep all coordinates. Others, as those of the paper, have the bound whatever this says.
+/// The loss of quantised rungs that keep all coordinates. Other rungs, the paper's among them, have the bound whatever this says.
 enum class quantisation_loss : std::uint8_t
 {
     bound, ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|; k' of codes of whole keys, while
-           ///< pack's lack the mean key and lose less
-    value_only ///< ||P|| |v - v'|, because the first term overstates the loss by keys; saves the products with k'
+           ///< pack's lack the means of their channels and lose less
+    noise ///< ||P|| sqrt(|v - v'|^2 + key_noise^2 e^x (e^x - 1) |v|^2): x is the variance of a logit whose key is off by half a
+    ///< step of its codes at most, evenly, and e^x (e^x - 1) that of its weight; saves the products with k'
 };
+
+/// How much the spread of a token's weight by its key's codes counts beside the error of its value. Less than 1: errors of many
+/// tokens add up as squares, while losses add up as norms (docs/quality.md).
+inline constexpr float key_noise = 0.25F;
 
 /// How the rows of a head, its G*Q queries, become one loss: a norm of their magnitudes x.
 enum class row_norm : std::uint8_t
@@ -55,7 +60,10 @@ struct score_options
     /// Unset: 1. With more queries than the window's, lets the question weigh more than the text before it.
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
 
-    quantisation_loss quantisation = quantisation_loss::value_only;
+    quantisation_loss quantisation = quantisation_loss::noise;
+
+    /// [H, 3, D]  as fit_channels writes them, for the noise of codes. Unset: those of the keys and queries of this call.
+    std::optional<in_view<float, 3, B>> channels = std::nullopt;
 
     row_norm over = row_norm::sum;
 
@@ -69,7 +77,8 @@ struct score_options
 /// stored at that rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N
 /// keys replaced by their stored form; ||x|| is the norm of x over the Q queries of the G query heads (`options.over`):
 ///   dropped               2 ||P|| |v|
-///   projected, quantised  ||P' - P|| |v| + ||P|| |v - v'|, k' and v' as read back; see quantisation_loss
+///   projected, quantised  ||P' - P|| |v| + ||P|| |v - v'|, k' and v' as read back
+///   codes of whole vectors  see quantisation_loss
 ///   full                  0
 /// By the triangle inequality that is at least the norm of the rows' own losses, and equal to it for `sum`.
 ///
@@ -140,6 +149,7 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         all.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv");
     }
     all.in("options.query_weights", options.query_weights, {per_head}, "Q");
+    all.in("options.channels", options.channels, {heads, 3, dim}, "H,3,D");
     all.in("options.lse", options.lse, {query_heads, per_head}, "H*G,Q");
     all.in("options.lse_elsewhere", options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
     all.out("loss", loss, {heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N");

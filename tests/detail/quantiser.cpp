@@ -148,8 +148,9 @@ TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do
                 auto group = groups[t];
                 for (index_t c = 0; side == support::side::key && c < g; ++c)
                 {
-                    group[static_cast<std::size_t>(c)] -=
-                        static_cast<float>(support::key_mean<float>(cache.view(), 0, c));
+                    float& x = group[static_cast<std::size_t>(c)];
+                    x -= static_cast<float>(support::key_mean<float>(cache.view(), 0, c));
+                    x *= 1.0F / static_cast<float>(support::key_scale<float>(cache.view(), 0, c));
                 }
                 detail::hadamard(group.data(), g);
                 bool const finite = std::all_of(group.begin(), group.end(), [](float x) { return std::isfinite(x); });

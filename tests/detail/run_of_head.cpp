@@ -85,7 +85,8 @@ TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has 
                     for (index_t c = 0;
                          at.run.basis == detail::run_basis::rotated && !of_values && c < rows.coordinates; ++c)
                     {
-                        got[static_cast<std::size_t>(c)] += support::key_mean<T>(view, h, c);
+                        double& x = got[static_cast<std::size_t>(c)];
+                        x         = x * support::key_scale<T>(view, h, c) + support::key_mean<T>(view, h, c);
                     }
                     for (std::size_t c = 0; c < got.size(); ++c)
                     {
@@ -98,7 +99,7 @@ TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has 
     }
 }
 
-TEST_CASE("every byte of arena and tail belongs to one byte of one token, to a projection or to a mean key")
+TEST_CASE("every byte of arena and tail belongs to one byte of one token, to a projection or to channels")
 {
     for (head_dims const dims : {head_dims{64, 64}, {40, 20}, {100, 132}})
     {
@@ -118,9 +119,9 @@ TEST_CASE("every byte of arena and tail belongs to one byte of one token, to a p
             {
                 ++arena[static_cast<std::size_t>(entry.value_projection + i)];
             }
-            for (index_t i = 0; detail::has_mean(view.layout, view, h) && i < dims.keys * 2; ++i)
+            for (index_t i = 0; detail::has_channels(view.layout, view, h) && i < 2 * dims.keys * 2; ++i)
             {
-                ++arena[static_cast<std::size_t>(entry.key_mean + i)];
+                ++arena[static_cast<std::size_t>(entry.key_channels + i)];
             }
             for (std::size_t i = 0; i < detail::most_runs(view.layout); ++i)
             {

@@ -215,7 +215,7 @@ TEST_CASE("where tokens do not fit or have no basis nothing is written, no head 
         auto* const needed = reinterpret_cast<index_t*>(word.data());
         support::run_on_device([&](gpu::backend const& on) {
             mdkv::pack(on, there.keys.in(), there.values.in(), there.window_keys.in(), there.window_values.in(),
-                there.key_basis.in(), there.value_basis.in(), there.rung.in(), cache.view(), out(on, needed, 1));
+                there.key_basis.in(), there.value_basis.in(), there.rung.in(), cache.view(), {}, out(on, needed, 1));
         });
         auto const got = gpu::to_host(cache, nullptr);
         outcome result{arena_of(got), directory_of(got), 0};

@@ -226,7 +226,7 @@ TEST_CASE("score on the GPU agrees with the CPU for ratio sets of one to sixteen
 TEST_CASE(
     "score on the GPU agrees with the CPU for quantised rungs of every kind, under either rule, with every option")
 {
-    for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+    for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
     {
         CAPTURE(static_cast<int>(rule));
         for (index_t const dim : {64, 40})
@@ -268,7 +268,7 @@ TEST_CASE("score on the GPU agrees with the CPU in every norm over rows, for chu
             compare(x, rungs, {.first_query = 200, .over = over, .even = 2.5F});
         }
         check<bfloat16>({.group = 2, .queries = 70, .tokens = 70, .window = 4, .dim = 64, .value_dim = 64},
-            {drop, full_int4, full}, {.first_query = 74, .rule = quantisation_loss::value_only, .over = over});
+            {drop, full_int4, full}, {.first_query = 74, .rule = quantisation_loss::noise, .over = over});
         check<float>({.group = 1, .queries = 3, .tokens = 300, .dim = 40, .value_dim = 8}, paper_rungs, {.over = over});
     }
 }
@@ -303,7 +303,7 @@ TEST_CASE_TEMPLATE("score on the GPU gives the same bits for every placement of 
 TEST_CASE("score on the GPU makes a value that is a NaN its own token's losses NaN, and no other token's")
 {
     layer_sizes const sizes{.heads = 1, .tokens = 70, .dim = 64, .value_dim = 64};
-    for (auto const rule : {quantisation_loss::bound, quantisation_loss::value_only})
+    for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
     {
         std::vector<float> const want = on_gpu(layer<half>{sizes}, mixed_rungs, {.rule = rule});
         for (index_t const dim : {3, 40})

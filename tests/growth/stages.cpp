@@ -200,7 +200,7 @@ void stages_of_prefill(layer const& x)
     auto mixed = packed(x, paper_ratios, as_input(rung), as_input(uk), as_input(uv), "pack paper");
     step.attend_to("attend paper", mixed);
 
-    scored("score bits", bit_ratios, {.quantisation = quantisation_loss::value_only});
+    scored("score bits", bit_ratios, {.quantisation = quantisation_loss::noise});
     scored("score bits, bound", bit_ratios, {.quantisation = quantisation_loss::bound});
     run_stage(
         "pool adaptive", [&](host const& with) { pool(with, as_input(loss), presets::by_window.pooling, smooth); });

@@ -100,10 +100,10 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(runner::parse_policy("random[seed=7]").seed == 7);
 
     auto const mixed = runner::parse_policy(
-        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=value+keep=16+queries=64+early=0.5+even=4+fold_queries=16]");
+        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=noise+keep=16+queries=64+early=0.5+even=4+fold_queries=16]");
     CHECK(runner::text_of(mixed.ratios) == "0,1/4:int8,1:int4");
     CHECK(mixed.charge == mdkv::projection_charge::always);
-    CHECK(mixed.quantisation == mdkv::quantisation_loss::value_only);
+    CHECK(mixed.quantisation == mdkv::quantisation_loss::noise);
     CHECK(mixed.keep == 16);
     CHECK(mixed.queries == 64);
     CHECK(mixed.early == 0.5);

@@ -41,7 +41,7 @@ struct layer
     std::vector<bool> projected     = std::vector<bool>(cost.size(), false);
     std::vector<index_t> projection = std::vector<index_t>(cost.size(), 0);
     std::vector<bool> rotated       = std::vector<bool>(cost.size(), false);
-    index_t mean                    = 0; ///< bytes of a mean key
+    index_t channels                = 0; ///< bytes of a head's channels
     std::vector<float> loss         = std::vector<float>(at(heads * rungs() * tokens), 0.0F);
 
     [[nodiscard]] index_t rungs() const { return static_cast<index_t>(cost.size()); }
@@ -71,7 +71,7 @@ struct layer
     {
         mdkv::rung_costs c;
         c.rungs = cost.size();
-        c.mean  = mean;
+        c.channels = channels;
         for (std::size_t r = 0; r < cost.size(); ++r)
         {
             c.bytes[r]      = cost[r];

@@ -162,7 +162,8 @@ struct change
     std::vector<double> const& stored_after;
     std::vector<double> const& before;
     std::vector<double> const& after;
-    std::vector<double> mean; ///< of keys, that codes of their own coordinates lack; zeros for values
+    std::vector<double> mean; ///< of every channel of keys, which codes of their own coordinates lack; zeros for values
+    std::vector<double> scale; ///< by which these are divided; ones for values
 };
 
 /// How far rounding to codes may take a vector's coordinate c.
@@ -204,8 +205,8 @@ inline void add_errors(worst_error& worst, change const& x, mdkv::rung const& no
     {
         for (std::size_t c = 0; c < wanted.size(); ++c)
         {
-            got[c] -= x.mean[c];
-            wanted[c] -= x.mean[c];
+            got[c]    = (got[c] - x.mean[c]) / x.scale[c];
+            wanted[c] = (wanted[c] - x.mean[c]) / x.scale[c];
         }
         got    = rotated(got);
         wanted = rotated(wanted);
@@ -308,14 +309,18 @@ private:
             spoilt += leading ? 0 : 1;
         }
         std::vector<double> mean(static_cast<std::size_t>(g.layer.sizes.dims.keys));
+        std::vector<double> scale(mean.size(), 1.0);
         for (std::size_t c = 0; now.rotated() && c < mean.size(); ++c)
         {
-            mean[c] = key_mean<T>(g.view(), h, static_cast<index_t>(c));
+            mean[c]  = key_mean<T>(g.view(), h, static_cast<index_t>(c));
+            scale[c] = key_scale<T>(g.view(), h, static_cast<index_t>(c));
         }
-        add_errors(worst, {before.key_numbers, after.key_numbers, old_vectors.key, new_vectors.key, mean}, now,
+        add_errors(worst, {before.key_numbers, after.key_numbers, old_vectors.key, new_vectors.key, mean, scale}, now,
             before.projected, g.layer.key_basis, h, unit);
         mean.assign(static_cast<std::size_t>(g.layer.sizes.dims.values), 0.0);
-        add_errors(worst, {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value, mean}, now,
+        scale.assign(mean.size(), 1.0);
+        add_errors(worst,
+            {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value, mean, scale}, now,
             before.projected, g.layer.value_basis, h, unit);
     }
 };

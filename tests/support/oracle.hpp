@@ -250,6 +250,66 @@ inline probabilities softmax(matrix const& queries, matrix const& keys, real sca
     return out;
 }
 
+/// Mean and scale of every channel of keys, and root mean square of the queries in it: of rows 0, s, 2 s, ..., at most 128.
+struct channels
+{
+    std::vector<real> mean;
+    std::vector<real> scale;
+    std::vector<real> query;
+};
+
+inline channels channels_of(matrix const& queries, matrix const& keys)
+{
+    channels out;
+    auto const average = [](matrix const& x, count d, real from, int power) {
+        count const step = std::max<count>((x.rows + 127) / 128, 1);
+        real sum         = 0;
+        count rows       = 0;
+        for (count i = 0; i < x.rows; i += step, ++rows) { sum += std::pow(x(i, d) - from, power); }
+        return rows == 0 ? real{0} : sum / static_cast<real>(rows);
+    };
+    for (count d = 0; d < keys.cols; ++d)
+    {
+        real const mean   = average(keys, d, 0, 1);
+        real const spread = std::sqrt(average(keys, d, mean, 2));
+        real const query  = queries.rows == 0 ? real{1} : std::sqrt(average(queries, d, 0, 2));
+        real const limit  = 1024;
+        real scale        = 1;
+        if (spread > 0) { scale = query > 0 ? std::clamp(std::sqrt(spread / query), 1 / limit, limit) : limit; }
+        out.mean.push_back(mean);
+        out.scale.push_back(scale);
+        out.query.push_back(query);
+    }
+    return out;
+}
+
+/// Variance of the logits of a key whose codes have so many steps, over queries that are as the channels say.
+inline real logit_variance(matrix const& keys, count token, channels const& by, real scale, real steps)
+{
+    matrix x{1, keys.cols};
+    for (count d = 0; d < keys.cols; ++d)
+    {
+        auto const c = static_cast<std::size_t>(d);
+        x(0, d)      = (keys(token, d) - by.mean[c]) / by.scale[c];
+    }
+    turn(x, 0);
+    real sum = 0;
+    for (count first = 0; first < keys.cols; first += 64)
+    {
+        real least = x(0, first), most = least, asked = 0;
+        for (count d = first; d < std::min(keys.cols, first + 64); ++d)
+        {
+            auto const c = static_cast<std::size_t>(d);
+            least        = std::min(least, x(0, d));
+            most         = std::max(most, x(0, d));
+            asked += by.query[c] * by.scale[c] * by.query[c] * by.scale[c];
+        }
+        real const step = (most - least) / steps;
+        sum += step * step / 12 * asked * scale * scale;
+    }
+    return sum;
+}
+
 /// What a token keeps of its key and of its value.
 struct coordinates
 {
@@ -262,7 +322,7 @@ struct coordinates
 struct scoring
 {
     std::vector<real> weights = {};    ///< [Q]; none: 1
-    bool value_only           = false; ///< quantised tokens with all coordinates lose by their values only
+    bool noise = false; ///< quantised tokens with all coordinates lose by the noise of their keys, not by the bound
     real power                = 1;     ///< of the norm over a head's rows; infinity: their maximum
 };
 
@@ -325,6 +385,7 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     {
         for (count d = 0; d < dim; ++d) { tokens(j, d) = keys(j, d); }
     }
+    channels const known = channels_of(queries, tokens);
     for (count r = 0; r < out.loss.rows; ++r)
     {
         coordinates const kept = rungs[static_cast<std::size_t>(r)];
@@ -356,13 +417,20 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
             for (count d = 0; d < dim; ++d) { changed(j, d) = reduced(j, d); }
         }
         probabilities const other = attention(changed);
-        bool const moves          = !(how.value_only && all);
+        bool const by_noise       = how.noise && all;
         for (count j = 0; j < n; ++j)
         {
             real far = 0;
             for (count d = 0; d < values.cols; ++d) { far += (values(j, d) - v(j, d)) * (values(j, d) - v(j, d)); }
             far              = std::sqrt(far);
-            real const moved = moves ? over_rows(other, &exact, j) : 0;
+            if (by_noise)
+            {
+                real const x   = std::min(logit_variance(tokens, j, known, scale, kept.bits == 8 ? 255 : 15), real{20});
+                real const y   = real{0.25} * real{0.25} * std::exp(x) * std::expm1(x) * dot(values, j, values, j);
+                out.loss(r, j) = over_rows(exact, nullptr, j) * std::sqrt(far * far + y);
+                continue;
+            }
+            real const moved = over_rows(other, &exact, j);
             out.loss(r, j)   = moved * norm(values, j) + over_rows(exact, nullptr, j) * far;
         }
     }

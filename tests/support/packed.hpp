@@ -262,14 +262,20 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
     return y;
 }
 
-/// Coordinate c of a head's mean key.
+/// Mean of a head's keys in channel c, and its scale.
 template <class T, class V>
 [[nodiscard]] double key_mean(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, index_t c)
 {
-    return static_cast<double>(mdkv::widen(element_at<T>(cache.arena, cache.heads[h].key_mean, c)));
+    return static_cast<double>(mdkv::widen(element_at<T>(cache.arena, cache.heads[h].key_channels, c)));
+}
+template <class T, class V>
+[[nodiscard]] double key_scale(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, index_t c)
+{
+    return key_mean<T>(cache, h, cache.layout.dims.keys + c);
 }
 
-/// The tokens of a quantised run of head h. Codes of vectors' own coordinates stand for rotated ones, of keys less the mean key.
+/// The tokens of a quantised run of head h. Codes of vectors' own coordinates stand for rotated ones, of keys less the means of
+/// their channels and over the scales.
 template <class T, class V>
 void read_coded_run(
     mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, std::size_t r, std::vector<stored_token<T>>& into)
@@ -292,7 +298,9 @@ void read_coded_run(
             token.value_numbers = rotated(token.value_numbers);
             for (std::size_t c = 0; c < token.key_numbers.size(); ++c)
             {
-                token.key_numbers[c] += key_mean<T>(cache, h, static_cast<index_t>(c));
+                auto const channel = static_cast<index_t>(c);
+                token.key_numbers[c] =
+                    token.key_numbers[c] * key_scale<T>(cache, h, channel) + key_mean<T>(cache, h, channel);
             }
         }
         into.push_back(std::move(token));

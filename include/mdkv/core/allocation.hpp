@@ -13,14 +13,14 @@ namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Cost of each rung, in bytes per token and head, of a head's projections if that rung is its widest projected one
-/// in use, and of its mean key. Made from a ratio set, or filled in by callers with other rungs.
+/// in use, and of its keys' channels. Made from a ratio set, or filled in by callers with other rungs.
 struct rung_costs
 {
     mdkv::array<index_t, max_rungs> bytes{};      ///< strictly ascending
     mdkv::array<bool, max_rungs> projected{};     ///< needs the head's projections
     mdkv::array<index_t, max_rungs> projection{}; ///< bytes of the projections; 0 for a rung that needs none
-    mdkv::array<bool, max_rungs> rotated{};       ///< needs the head's mean key
-    index_t mean      = 0; ///< bytes of a mean key, set aside for every head; 0 where no rung needs it
+    mdkv::array<bool, max_rungs> rotated{};       ///< needs the channels of the head's keys
+    index_t channels  = 0; ///< bytes of these, set aside for every head; 0 where no rung needs them
     std::size_t rungs = 0;
 
     rung_costs() = default;
@@ -38,7 +38,7 @@ struct rung_costs
             projected[r]  = ratios[r].projected();
             projection[r] = projection_bytes(ratios, r, dims, element_bytes);
             rotated[r]    = ratios[r].rotated();
-            mean          = rotated[r] ? dims.keys * element_bytes : mean;
+            channels      = rotated[r] ? 2 * dims.keys * element_bytes : channels;
         }
     }
 
@@ -55,7 +55,7 @@ struct rung_costs
     MDKV_OUTLINE void expects_valid(char const* caller) const
     {
         expects(rungs >= 1 && rungs <= max_rungs, caller, ": costs has ", rungs, " rungs");
-        expects(mean >= 0, caller, ": costs.mean is ", mean, "; it must not be negative");
+        expects(channels >= 0, caller, ": costs.channels is ", channels, "; it must not be negative");
         for (std::size_t r = 0; r < rungs; ++r)
         {
             expects(bytes[r] >= 0, caller, ": costs.bytes[", r, "] is ", bytes[r], "; it must not be negative");
@@ -102,9 +102,9 @@ struct allocation
     double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
     double loss              = 0; ///< sum of the losses of the chosen rungs
     double dual              = 0; ///< lower bound on the loss of any allocation within the limit (over_limit: the loss)
-    index_t limit            = 0; ///< bytes allowed for tokens, projections and mean keys
+    index_t limit            = 0; ///< bytes allowed for tokens, projections and key channels
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
-    index_t charged_bytes    = 0; ///< bytes of projections and mean keys
+    index_t charged_bytes    = 0; ///< bytes of projections and key channels
     mdkv::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
 
     /// Upper bound on the distance of the loss from the best one; 0 when the dual is tight.

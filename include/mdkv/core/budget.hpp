@@ -53,7 +53,7 @@ struct layer_shape
     }
 };
 
-/// Limit of one layer: window, kept tokens, projections and mean keys together. The tail of decoded tokens is outside it.
+/// Limit of one layer: window, kept tokens, projections and channels of keys together. The tail of decoded tokens is outside it.
 class budget
 {
 public:

@@ -47,7 +47,7 @@ struct rung
     /// Stored in the head's basis: the head stores a projection, too.
     [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && num < den; }
     [[nodiscard]] constexpr bool quantised() const noexcept { return !dropped() && kind != storage::plain; }
-    /// Stored as codes of the vector's own coordinates, rotated: the head stores its mean key, too.
+    /// Stored as codes of the vector's own coordinates, rotated: the head stores the channels of its keys, too.
     [[nodiscard]] constexpr bool rotated() const noexcept { return quantised() && !projected(); }
 
     /// The same coordinates in another storage.
@@ -150,6 +150,16 @@ public:
         for (rung const& r : *this)
         {
             if (r.projected()) { return true; }
+        }
+        return false;
+    }
+
+    /// Whether a rung needs the channels of keys.
+    [[nodiscard]] constexpr bool any_rotated() const noexcept
+    {
+        for (rung const& r : *this)
+        {
+            if (r.rotated()) { return true; }
         }
         return false;
     }

@@ -73,6 +73,12 @@ inline constexpr index_t announced_bytes = index_t{1} << 17;
     for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
 }
 
+/// to = to * from, coordinate by coordinate.
+[[gnu::noinline]] inline void multiply_rows(float const* from, float* to, index_t n) noexcept
+{
+    for (index_t c = 0; c < n; ++c) { to[c] *= from[c]; }
+}
+
 /// One panel of a sequence's queries, over its scratch: n tokens, after which the tail has `hidden` more tokens.
 /// Row g of a head is its query head g / n at token g % n of the panel. A part leaves, for each row of the head, the softmax
 /// state and the sums of values in every basis.
@@ -151,7 +157,7 @@ struct attend_job
     {
         float* logits;          // [G, most_block_tokens]
         float* q;               // [G, sizes.queries()]
-        float* with_mean;       // [G] products with the head's mean key, where it has rotated tokens
+        float* with_mean;       // [G] products with the means of keys, where the head has rotated tokens
         rounded_query* rounded; // [groups, G] of the coded run being read
         std::byte* tile;        // most_logit_tiles of the longest keys; copy_bytes of the longest values
     };
@@ -178,11 +184,12 @@ struct attend_job
         block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin});
     }
 
-    /// Scaled queries of head h as floats, in every basis, and their products with its mean key.
+    /// Scaled queries of head h as floats, in every basis, and their products with the means of its keys.
     void load_queries(index_t h, float* q, float* with_mean) const
     {
         head_entry const& entry = cache.heads[h];
-        bool const centred      = mdkv::detail::has_mean(cache.layout, cache, h);
+        bool const centred      = mdkv::detail::has_channels(cache.layout, cache, h);
+        auto const* const means = reinterpret_cast<T const*>(cache.arena + entry.key_channels);
         std::fill_n(q, group * sizes.queries(), 0.0F);
         for (index_t g = 0; g < group; ++g)
         {
@@ -191,9 +198,10 @@ struct attend_job
             tile::widen_row(queries.row(query_head(h, g), g % tokens()), row, sizes.keys);
             multiply_by(scale, row, sizes.keys);
             if (!centred) { continue; }
-            tile::widen_row(reinterpret_cast<T const*>(cache.arena + entry.key_mean), rotated, sizes.keys);
+            tile::widen_row(means, rotated, sizes.keys);
             with_mean[g] = tile::dot(row, rotated, sizes.keys);
-            std::copy_n(row, sizes.keys, rotated);
+            tile::widen_row(means + sizes.keys, rotated, sizes.keys); // the scales
+            multiply_rows(row, rotated, sizes.keys);
             hadamard_row(rotated, sizes.keys);
         }
         if (entry.key_columns > 0)
@@ -317,7 +325,7 @@ struct attend_job
             if (begin == end) { continue; }
             std::byte const* const behind =
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
-            // Rotated keys lack the mean key, and all their logits as much: meanwhile those before lack it, too.
+            // Rotated keys lack the means of their channels, and all logits as much: meanwhile those before lack it, too.
             bool const centred = run.basis == run_basis::rotated;
             for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest -= mine.with_mean[g]; }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);

@@ -73,6 +73,10 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
     on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });
+    run(on,
+        mdkv::detail::score_channels<T, U, backend>{
+            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, plan},
+        plan.noisy ? heads : 0);
 
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
@@ -115,12 +119,13 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = (std::min)(block, end - t);
             detail::score_block const here{slot, plan, h, t, count};
-            if (plan.more == 0 || plan.softmaxes > 1) // otherwise sweep one has left all logits
+            if (plan.more == 0 || plan.softmaxes > 1 || plan.noisy) // otherwise sweep one has left all that is needed
             {
                 tile::read_block(keys, head, t, count, slot.rows);
                 here.prepare_keys();
             }
             here.add_losses();
+            here.add_noise();
 
             tile::read_block(values, head, t, count, slot.rows);
             here.write_losses(value_basis, head, loss);

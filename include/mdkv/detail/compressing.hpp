@@ -6,6 +6,7 @@
 #include <mdkv/allocate.hpp>
 #include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
+#include <mdkv/channels.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -146,6 +147,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     auto const rungs     = static_cast<index_t>(ratios.size());
     index_t const bases  = !whole && ratios.any_projected() ? H : 0;
     index_t const scored = whole || options.losses ? 0 : H;
+    index_t const fitted = !whole && ratios.any_rotated() && !options.scoring.channels ? H : 0;
     index_t const pooled = whole || options.pooling.copies() ? 0 : H;
     index_t const limits = options.quotas ? H : 1;
     workspace::frame frame{*on.scratch, "compress"};
@@ -153,6 +155,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     auto const key_basis   = room<float>(on, frame, bases, D, D);
     auto const value_basis = room<float>(on, frame, bases, Dv, Dv);
     auto const energy      = room<float>(on, frame, bases, (std::max)(D, Dv));
+    auto const channels    = room<float>(on, frame, fitted, 3, D);
     auto const loss        = room<float>(on, frame, scored, rungs, N);
     auto const smooth      = room<float>(on, frame, pooled, rungs, N);
     auto const shared      = room<index_t>(on, frame, 1);
@@ -179,10 +182,13 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
             fit_basis(on, layer.keys, key_basis, slice<1>(energy, 0, D));
             fit_basis(on, layer.values, value_basis, slice<1>(energy, 0, Dv));
         }
+        if (fitted > 0) { fit_channels(on, layer.queries, layer.keys, channels); }
         if (!options.losses)
         {
+            score_options<B> scoring = options.scoring;
+            if (fitted > 0) { scoring.channels = as_input(channels); }
             score(on, layer.queries, layer.keys, layer.values, layer.window_keys, as_input(key_basis),
-                as_input(value_basis), ratios, options.scoring, loss);
+                as_input(value_basis), ratios, scoring, loss);
         }
         in_view<float, 3, B> const losses = options.losses ? *options.losses : as_input(loss);
         if (pooled > 0) { pool(on, losses, options.pooling, smooth); }
@@ -201,7 +207,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
             expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ",
                 report.budget_bytes, " bytes cannot hold every token at its cheapest rung; at least ",
                 report.window_bytes + checked_multiply(H * N, costs.bytes[0])
-                    + (costs.projected[0] ? H * costs.projection[0] : 0) + (costs.rotated[0] ? H * costs.mean : 0),
+                    + (costs.projected[0] ? H * costs.projection[0] : 0) + (costs.rotated[0] ? H * costs.channels : 0),
                 " bytes are needed");
         }
         report.resident_bytes = packed_bytes<T>(on, as_input(rung), layout);
@@ -212,7 +218,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
         }
     }
     pack(on, layer.keys, layer.values, layer.window_keys, layer.window_values, as_input(key_basis),
-        as_input(value_basis), as_input(rung), to);
+        as_input(value_basis), as_input(rung), to, options.scoring.channels.value_or(as_input(channels)));
     if constexpr (owner)
     {
         if (real) { destination = std::move(made); }

@@ -47,13 +47,14 @@ struct pack_tiles
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of tokens to project, or 0
-        index_t centred;                                    ///< D of keys to rotate, or 0
+        index_t channels;                                   ///< D of keys to rotate, or 0
         T const** row  = cut.take<T const*>(tile);          // [16]  the tile's tokens; places beyond the last repeat it
         float* columns = cut.take<float>(projected * tile); // [projected, 16]
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
         float* minimum = cut.take<float>(tile);             // [16]
         float* inverse = cut.take<float>(tile);             // [16]
-        float* mean    = cut.take<float>(centred);          // [centred]  the mean key
+        float* mean    = cut.take<float>(channels);         // [channels]  of every channel of keys
+        float* factor  = cut.take<float>(channels);         // [channels]  1 / scale
     };
 
     /// The keys or the values of one tile.
@@ -72,11 +73,11 @@ struct pack_tiles
         auto const [dim, value_dim] = cache.layout.dims;
         return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] MDKV_HD index_t centred() const noexcept
+    [[nodiscard]] MDKV_HD index_t channels() const noexcept
     {
         return cache.layout.any_rotated() ? cache.layout.dims.keys : 0;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), centred()); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
     [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return cache.layout.rungs + 1; }
     /// Of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
@@ -94,11 +95,12 @@ struct pack_tiles
         auto const strip     = strip_at(cache, h, i / 2, runs());
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         carver cut           = t.scratch();
-        scratch const mine{cut, projected(), centred()};
-        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.centred : 0;
+        scratch const mine{cut, projected(), channels()};
+        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.channels : 0;
         for (index_t d = t.rank(); d < rotated; d += t.size())
         {
-            mine.mean[d] = matrix_at<T>(cache.arena, cache.heads[h].key_mean, d);
+            mine.mean[d]   = matrix_at<T>(cache.arena, cache.heads[h].key_channels, d);
+            mine.factor[d] = 1.0F / matrix_at<T>(cache.arena, cache.heads[h].key_channels, rotated + d);
         }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
@@ -279,7 +281,8 @@ private:
             float* const x = mine.x + i;
             for (int j = 0; at.basis == run_basis::rotated && !at.rows.by_token && j < n; ++j)
             {
-                store_lanes(x + j * tile, load_lanes<floats>(x + j * tile) - mine.mean[c + j]);
+                floats const centred = load_lanes<floats>(x + j * tile) - mine.mean[c + j];
+                store_lanes(x + j * tile, centred * mine.factor[c + j]);
             }
             if (at.basis == run_basis::rotated) { hadamard<lanes>(x, n, tile); }
             floats least   = load_lanes<floats>(x);

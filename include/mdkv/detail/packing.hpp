@@ -1,4 +1,4 @@
-/// \file packing.hpp: jobs of pack: the directory laid out from the tokens at each rung, mean keys, and their order (arXiv 2603.20616, section 5).
+/// \file packing.hpp: jobs of pack: the directory laid out from the tokens at each rung, channels of keys, and their order (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -7,6 +7,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/pack_tile.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/slots.hpp>
@@ -57,54 +58,48 @@ struct lay_out_heads
     }
 };
 
-/// Writes the mean key of each head that has rotated tokens: the one of `before`, where the head had such tokens, or the
-/// mean of up to 128 of its kept tokens, evenly spaced over its list: it need not be exact, because whatever is subtracted
-/// from keys, attend adds to their logits. Coordinates that are NaN or infinite count as 0, and a mean whose sum leaves float's
-/// range is 0. An item is a head.
+/// The channels of each head by its kept keys alone, where it has rotated tokens. An item is a head.
 template <element T, backend B>
-struct write_means
+struct fit_kept_channels
 {
-    static constexpr char const* name     = "pack_write_means";
-    static constexpr int threads          = 128;
-    static constexpr index_t most_sampled = 128;
+    static constexpr char const* name = "pack_fit_channels";
+    static constexpr int threads      = 128;
 
-    in_view<T, 3, B> keys;                   // [H, N, D]
-    in_view<std::int32_t, 2, B> positions;   // [H, N]    by rung, ascending
-    in_view<index_t, 2, B> first;            // [H, R+1]  where each rung's positions begin
-    cache_view<T, B::memory_space> cache;    // its directory is written
-    cache_view<T, B::memory_space> before{}; // or without a directory
+    fit_key_channels<T, T, B> fitted;
+    in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
+    in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
+    cache_view<T, B::memory_space> cache;  // its directory is written
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        cache_layout const& layout = cache.layout;
-        if (!has_mean(layout, cache, h)) { return; }
-        bool const there    = before.heads != nullptr && has_mean(before.layout, before, h);
-        index_t const begin = first(h, layout.key_coordinates[0] == 0 ? 1 : 0);
-        index_t const count = first(h, static_cast<index_t>(layout.rungs)) - begin;
-        index_t const step  = (count + most_sampled - 1) / most_sampled;
-        constexpr int lanes = Team::register_lanes;
-        using floats        = lane_floats<lanes>;
-        std::byte* const to = cache.arena + cache.heads[h].key_mean;
-        for (index_t d = member(t) * lanes; d < layout.dims.keys; d += members(t) * lanes)
+        if (!has_channels(cache.layout, cache, h)) { return; }
+        index_t const begin = first(h, cache.layout.key_coordinates[0] == 0 ? 1 : 0);
+        index_t const count = first(h, static_cast<index_t>(cache.layout.rungs)) - begin;
+        fitted.fit(t, h, count, [&](index_t i) { return index_t{positions(h, begin + i)}; });
+    }
+};
+
+/// Writes means and scales of each head that has rotated tokens. An item is a head.
+template <element T, backend B>
+struct write_channels
+{
+    static constexpr char const* name = "pack_write_channels";
+    static constexpr int threads      = 128;
+
+    in_view<float, 3, B> channels;        // [H, 3, D]
+    cache_view<T, B::memory_space> cache; // its directory is written
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        if (!has_channels(cache.layout, cache, h)) { return; }
+        index_t const dim   = cache.layout.dims.keys;
+        std::byte* const to = cache.arena + cache.heads[h].key_channels;
+        for (index_t i = t.rank(); i < 2 * dim; i += t.size())
         {
-            auto const n = static_cast<int>(layout.dims.keys - d < lanes ? layout.dims.keys - d : lanes);
-            float line[std::size_t{lanes}]{};
-            floats sum{};
-            for (index_t i = 0; !there && i < count; i += step)
-            {
-                T const* const key = keys.row(h, positions(h, begin + i)) + d;
-                for (int l = 0; l < n; ++l) { line[l] = widen(load_at<T>(key + l)); }
-                floats const x = load_lanes<floats>(line);
-                sum += x * 0.0F == 0.0F ? x : floats{};
-            }
-            store_lanes(line, sum * 0.0F == 0.0F ? sum : floats{});
-            for (int l = 0; l < n; ++l)
-            {
-                float const mean = there ? matrix_at<T>(before.arena, before.heads[h].key_mean, d + l)
-                                         : line[l] / static_cast<float>((count + step - 1) / step);
-                store_at(to + (d + l) * index_t{sizeof(T)}, narrow<T>(mean));
-            }
+            float const x = i < dim ? channels(h, channel_means, i) : channels(h, channel_scales, i - dim);
+            store_at(to + i * index_t{sizeof(T)}, narrow<T>(x));
         }
     }
 };
@@ -139,13 +134,13 @@ template <element T, backend B>
 }
 
 /// What pack does with checked arguments.
-/// \param before    the cache that the tokens come from, whose codes may be copied: its mean keys are kept; or none
+/// \param channels  as fit_channels writes them, or none: then they are those of the kept keys alone
 /// \param carried   1 for tokens whose bytes are copied afterwards: tiles of no others are not written; or none
 template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
-    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed,
-    cache_view<T, B::memory_space> const& before = {}, in_view<std::uint8_t, 2, B> carried = {})
+    in_view<float, 3, B> channels, in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache,
+    out_view<index_t, 1, B> needed, in_view<std::uint8_t, 2, B> carried = {})
 {
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
@@ -155,6 +150,8 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     auto const positions = room<std::int32_t>(on, frame, heads, tokens);
     auto const first     = room<index_t>(on, frame, heads, rungs + 1);
     auto const counted   = room<index_t>(on, frame, 1);
+    bool const fits      = layout.any_rotated() && channels.empty();
+    auto const fitted    = room<float>(on, frame, fits ? heads : 0, 3, layout.dims.keys);
     bool const real      = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
     if constexpr (B::memory_space == space::host)
@@ -166,8 +163,11 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     run(on, sort_slots<B>{rung, positions, first}, heads);
     lay_out_heads<T, B> const entries{cache, bases, as_input(first), (needed.empty() ? counted : needed).data_handle()};
     run(on, entries, 1);
-    run(on, write_means<T, B>{keys, as_input(positions), as_input(first), cache, before},
-        layout.any_rotated() ? heads : 0);
+    if (fits)
+    {
+        run(on, fit_kept_channels<T, B>{{{}, keys, fitted}, as_input(positions), as_input(first), cache}, heads);
+    }
+    run(on, write_channels<T, B>{fits ? as_input(fitted) : channels, cache}, layout.any_rotated() ? heads : 0);
     run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
                 as_input(positions), as_input(first), carried});
 }

@@ -43,13 +43,14 @@ struct read_tokens
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of projected tokens, or 0
-        index_t centred;                                    ///< D of rotated keys, or 0
+        index_t channels;                                   ///< D of rotated keys, or 0
         T** row        = cut.take<T*>(tile);                // [16]  where the tile's tokens go
         float* columns = cut.take<float>(projected * tile); // [projected, 16]  coordinates in the basis
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]
-        float* mean    = cut.take<float>(centred);          // [centred]  the mean key
+        float* mean    = cut.take<float>(channels);         // [channels]  of every channel of keys
+        float* factor  = cut.take<float>(channels);         // [channels]  scale
     };
 
     /// The keys or the values of one tile.
@@ -76,11 +77,11 @@ struct read_tokens
         auto const [dim, value_dim] = slots.layout.dims;
         return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] MDKV_HD index_t centred() const noexcept
+    [[nodiscard]] MDKV_HD index_t channels() const noexcept
     {
         return slots.cache.layout.any_rotated() ? slots.cache.layout.dims.keys : 0;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), centred()); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -92,11 +93,12 @@ struct read_tokens
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         bool const exact     = strip.rung >= slots.cache.layout.rungs;
         carver cut           = t.scratch();
-        scratch const mine{cut, projected(), centred()};
-        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.centred : 0;
+        scratch const mine{cut, projected(), channels()};
+        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.channels : 0;
         for (index_t d = t.rank(); d < rotated; d += t.size())
         {
-            mine.mean[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_mean, d);
+            mine.mean[d]   = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, d);
+            mine.factor[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, rotated + d);
         }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
@@ -217,7 +219,8 @@ private:
             hadamard<lanes>(x + i, n, tile);
             for (int j = 0; !at.rows.by_token && j < n; ++j)
             {
-                store_lanes(x + j * tile + i, load_lanes<floats>(x + j * tile + i) + mine.mean[c + j]);
+                floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
+                store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
             }
         }
     }

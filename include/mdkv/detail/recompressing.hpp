@@ -80,6 +80,7 @@ struct recompressing
     index_t Dv    = shape.dims.values;
     index_t rungs = static_cast<index_t>(ratios.size());
     index_t bases = ratios.any_projected() ? H : 0; ///< no heads where no rung is projected
+    index_t coded = ratios.any_rotated() ? H : 0;   ///< no heads where no rung is rotated
 
     workspace::frame frame{*on.scratch, "recompress"};
     out_view<T, 3, B> keys              = room<T>(on, frame, H, M, D);
@@ -88,6 +89,7 @@ struct recompressing
     out_view<T, 3, B> window_values     = room<T>(on, frame, H, W, Dv);
     out_view<float, 3, B> key_basis     = room<float>(on, frame, bases, D, D);
     out_view<float, 3, B> value_basis   = room<float>(on, frame, bases, Dv, Dv);
+    out_view<float, 3, B> channels      = room<float>(on, frame, coded, 3, D);
     out_view<std::uint8_t, 2, B> rung   = room<std::uint8_t>(on, frame, H, M);
     out_view<std::int32_t, 2, B> listed = room<std::int32_t>(on, frame, H, M); ///< slots by new rung
     out_view<std::uint8_t, 2, B> carried =
@@ -103,6 +105,7 @@ struct recompressing
         run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
         run(on, read_tokens<T, S>{
                     there, as_input(key_basis), as_input(value_basis), keys, values, window_keys, window_values});
+        run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}}, coded);
         recompress_report report = settle(nullptr);
         if (!real || report.resident_bytes > report.limit_bytes)
         {
@@ -121,7 +124,7 @@ struct recompressing
             to = made.view();
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(rung), to, {}, there.cache, as_input(carried));
+            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, as_input(carried));
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
         if (!real) { return report; }
@@ -172,6 +175,7 @@ struct recompressing
             .query_weights             = options.query_weights,
             .quantisation              = options.quantisation,
             .even_queries              = options.even_queries};
+        if (coded > 0) { choice.channels = head(channels); }
         if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }
         score(on, slice<0>(queries, h * group, group), slice<1>(head(keys), 0, n), slice<1>(head(values), 0, n),
             head(window_keys), head(key_basis), head(value_basis), ratios, choice, scored);

@@ -133,7 +133,7 @@ enum class run_basis : std::uint8_t
 {
     original,
     projected, ///< leading coordinates of the head's basis
-    rotated    ///< each group of the vector's own, of a key less the head's mean key, multiplied with a Hadamard matrix
+    rotated    ///< groups of the vector itself, of a key less its channels' means and over their scales, times a Hadamard matrix
 };
 
 /// Tokens of one head stored alike.
@@ -215,16 +215,16 @@ template <element T, space S>
 }
 
 /// Element i of a head's matrix at byte `begin`: key_projection [Dk, key_columns], value_projection [value_columns, Dv] or
-/// key_mean [Dk].
+/// key_channels [2, Dk].
 template <element T>
 [[nodiscard]] MDKV_HD float matrix_at(std::byte const* arena, index_t begin, index_t i) noexcept
 {
     return widen(load_at<T>(arena + begin + i * index_t{sizeof(T)}));
 }
 
-/// Whether head h has rotated tokens, and so a mean key; `cache` as in run_of_head.
+/// Whether head h has rotated tokens, and so stores its keys' channels; `cache` as in run_of_head.
 template <class Cache>
-[[nodiscard]] MDKV_HD constexpr bool has_mean(cache_layout const& layout, Cache const& cache, index_t h) noexcept
+[[nodiscard]] MDKV_HD constexpr bool has_channels(cache_layout const& layout, Cache const& cache, index_t h) noexcept
 {
     bool any = false;
     for (std::size_t r = 0; r < layout.rungs; ++r)

@@ -7,9 +7,11 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/softmax.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,6 +27,7 @@ struct score_rung
     storage kind;
     bool projected;  ///< its coordinates are those in the basis
     bool leaves_out; ///< it leaves out coordinates, and not only rounds them
+    bool noisy;      ///< quantisation_loss::noise
     int kept_from;   ///< the coordinates before are those of the rung before it, or there are none
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
@@ -68,6 +71,7 @@ struct score_head
     float* key_basis;   // [dim, key_columns]             transposed, zero-padded
     float* value_basis; // [value_dim, value_columns]
     float* lse;         // [softmaxes, rows]              log2, weights of the queries folded in; the exact one first
+    float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, room; weights of squared ranges
     float* more;        // a backend's own
 };
 
@@ -89,6 +93,7 @@ struct score_plan
     int again        = 0;     ///< coordinates of quantised keys, of all softmaxes together
     int value_again  = 0;     ///< the most coordinates of a quantised value
     bool rotates     = false; ///< some values
+    bool noisy       = false; ///< some rung's loss has the noise of its keys' codes
 
     int per_head   = 0; ///< Q
     int query_rows = 0; ///< G*Q
@@ -136,7 +141,7 @@ struct score_plan
                 if (u.dropped() || u.full() || u.quantised() != quantised) { continue; }
                 add(r, u, static_cast<int>(ratios.coordinates(r, dim)),
                     static_cast<int>(ratios.coordinates(r, value_dim)),
-                    quantised && !u.projected() && options.quantisation == quantisation_loss::value_only);
+                    quantised && !u.projected() && options.quantisation == quantisation_loss::noise);
             }
         }
     }
@@ -161,10 +166,16 @@ struct score_plan
                                        : none_sees(first_token);
     }
 
+    /// Groups of a key's codes.
+    [[nodiscard]] MDKV_HD int groups() const noexcept
+    {
+        return (dim + int{quantised_group} - 1) / int{quantised_group};
+    }
+    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return noisy ? 3 * dim + groups() : 0; }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
         return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
-               + index_t{value_dim} * value_columns() + more;
+               + index_t{value_dim} * value_columns() + channel_floats() + more;
     }
     [[nodiscard]] MDKV_HD score_head head(index_t h) const noexcept
     {
@@ -173,7 +184,8 @@ struct score_plan
         float* const key_basis   = latents + index_t{key_columns()} * rows;
         float* const value_basis = key_basis + index_t{dim} * key_columns();
         float* const lse         = value_basis + index_t{value_dim} * value_columns();
-        return {queries, latents, key_basis, value_basis, lse, lse + index_t{softmaxes} * rows};
+        float* const channels    = lse + index_t{softmaxes} * rows;
+        return {queries, latents, key_basis, value_basis, lse, channels, channels + channel_floats()};
     }
 
 private:
@@ -188,16 +200,17 @@ private:
         return static_cast<int>(n);
     }
 
-    void add(std::size_t r, rung const& u, int keys, int values, bool values_only) noexcept
+    void add(std::size_t r, rung const& u, int keys, int values, bool by_noise) noexcept
     {
         auto const raise = [](int& most, int n) { most = most < n ? n : most; };
         int const kept   = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
-        rungs[count++]   = {static_cast<int>(r), values, values_only ? 0 : softmaxes, u.kind, u.projected(),
-              !u.quantised() || values < value_dim, kept};
+        rungs[count++]   = {static_cast<int>(r), values, by_noise ? 0 : softmaxes, u.kind, u.projected(),
+              !u.quantised() || values < value_dim, by_noise, kept};
+        noisy            = noisy || by_noise;
         rotates          = rotates || (u.quantised() && !u.projected());
         if (u.projected()) { raise(value_latent, values); }
         if (u.quantised()) { raise(value_again, values); }
-        if (values_only) { return; }
+        if (by_noise) { return; }
         logits[softmaxes++] = u.quantised() ? score_logits{score_operand::again, again, keys, u.projected(), u.kind}
                                             : score_logits{score_operand::latents, latent, keys - latent, true, u.kind};
         again += u.quantised() ? keys : 0;
@@ -261,6 +274,24 @@ template <row_norm Over>
 [[nodiscard]] MDKV_HD inline float stored_loss(float moved, float mass, float norm, float missing) noexcept
 {
     return moved * norm + mass * missing;
+}
+
+/// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0, for x up to 20: there the loss is far beyond that
+/// of dropping, and still a number.
+[[nodiscard]] MDKV_HD inline float variance_of_weight(float x) noexcept
+{
+    if (x < 0.125F) { return x * (1 + x * (1.5F + x * (1.1666667F + x * (0.625F + x * 0.25833333F)))); }
+    float const e = exp2f((x < 20.0F ? x : 20.0F) * log2_e);
+    return e * (e - 1);
+}
+
+/// Loss of a token as codes: ||P||, |v|, |v - v'|^2, and `spread`, the variance of its logit for codes of a range's length.
+[[nodiscard]] MDKV_HD inline float noisy_loss(
+    float mass, float norm, float missing, float spread, storage kind) noexcept
+{
+    auto const steps = static_cast<float>(most_code(kind));
+    float const x    = spread / (steps * steps);
+    return mass * sqrtf(missing + key_noise * key_noise * variance_of_weight(x) * norm * norm);
 }
 
 /// |v - v'|^2 is |v|^2 - |v'|^2, because a basis is orthonormal; but where the two nearly cancel (a thousandth leaves four

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>
@@ -94,6 +95,55 @@ private:
         for (index_t i = t.rank(); i < width; i += t.size())
         {
             to[d * width + i] = i < directions ? from(head, i, d) : 0.0F;
+        }
+    }
+};
+
+/// What the noise of codes needs of the channels of a head's keys, given or fitted here: means, 1 / scales, and for every group
+/// the variance of a logit, averaged over the queries, whose codes have the length of a range of 1. An item is a head.
+template <element T, element U, backend B>
+struct score_channels
+{
+    static constexpr char const* name = "score_channels";
+    static constexpr int threads      = 128;
+
+    in_view<float, 3, B> given; // [H, 3, D]  or empty
+    in_view<U, 3, B> queries;
+    in_view<T, 3, B> keys;
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const dim = plan.dim;
+        float* const mean = plan.head(h).channels; // [3, dim]
+        if (given.empty())
+        {
+            out_view<float, 3, B> const own{
+                plan.head(0).channels, {keys.extent(0), 3, dim}, {plan.head_floats(), dim, 1}};
+            fit_key_channels<T, U, B>{queries, keys, own}(t, h);
+        }
+        for (index_t i = t.rank(); i < 3 * dim && !given.empty(); i += t.size())
+        {
+            mean[i] = given(h, i / dim, i % dim);
+        }
+        t.sync();
+        float* const scale = mean + dim;
+        float* const query = scale + dim;
+        for (index_t d = t.rank(); d < dim; d += t.size())
+        {
+            query[d] = query[d] * scale[d] * query[d] * scale[d];
+            scale[d] = 1.0F / scale[d];
+        }
+        t.sync();
+        float const natural = plan.to_log2 / log2_e; // the factor of q.k
+        for (index_t g = t.rank(); g < plan.groups(); g += t.size())
+        {
+            index_t const begin = g * quantised_group;
+            index_t const end   = begin + quantised_group < dim ? begin + quantised_group : dim;
+            float sum           = 0;
+            for (index_t d = begin; d < end; ++d) { sum += query[d]; }
+            query[dim + g] = sum * natural * natural / 12.0F;
         }
     }
 };

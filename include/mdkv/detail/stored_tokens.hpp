@@ -5,6 +5,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
@@ -45,6 +46,33 @@ struct read_projections
             index_t const c = i / value_dim;
             value_basis(h, c, i % value_dim) =
                 c < entry.value_columns ? matrix_at<T>(cache.arena, entry.value_projection, i) : 0.0F;
+        }
+    }
+};
+
+/// The channels of a head's keys: those that it stores, or, where it has no codes yet, those of its tokens. What the queries
+/// leave on them is those of now. An item is a head.
+template <element T, element U, backend B>
+struct stored_channels
+{
+    static constexpr char const* name = "recompress_channels";
+    static constexpr int threads      = 128;
+
+    stored_slots<T, B::memory_space> slots;
+    fit_key_channels<T, U, B> fitted;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        bool const stored = has_channels(slots.cache.layout, slots.cache, h);
+        fitted.fit(t, h, stored ? 0 : slots.tokens(h), [](index_t i) { return i; });
+        if (!stored) { return; }
+        t.sync();
+        index_t const dim = slots.layout.dims.keys;
+        for (index_t i = t.rank(); i < 2 * dim; i += t.size())
+        {
+            fitted.channels(h, i / dim, i % dim) =
+                matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, i);
         }
     }
 };

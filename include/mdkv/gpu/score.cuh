@@ -64,6 +64,10 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on, panels, heads * panels.panels());
     mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
     run(on, bases, heads * bases.per_head());
+    run(on,
+        mdkv::detail::score_channels<T, U, backend>{
+            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, plan},
+        plan.noisy ? heads : 0);
     if (plan.latent > 0 || tiling.tensor)
     {
         launch(on, kernels::score_panels<U>{queries, key_basis, plan, tiling.tensor},

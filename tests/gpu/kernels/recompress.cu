@@ -15,6 +15,8 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::read
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carry_over<float, there>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carry_over<half, there>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::carry_over<bfloat16, there>> const);
+template __global__ void entry(
+    __grid_constant__ job_of_teams<mdkv::detail::stored_channels<half, half, backend>> const);
 // The same code for every element type:
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mask_losses<half, there>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::settle_rungs<half, there>> const);

@@ -10,6 +10,7 @@ template __global__ void entry(__grid_constant__ score_queries<float> const);
 template __global__ void entry(__grid_constant__ score_queries<half> const);
 template __global__ void entry(__grid_constant__ score_queries<bfloat16> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::score_bases<backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::score_channels<half, half, backend>> const);
 template __global__ void entry(__grid_constant__ score_panels<float> const);
 template __global__ void entry(__grid_constant__ score_panels<half> const);
 template __global__ void entry(__grid_constant__ score_panels<bfloat16> const);

@@ -12,6 +12,38 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
+struct bounds
+{
+    float low;
+    float high;
+};
+
+/// The least and the largest of n > 0 numbers.
+[[nodiscard]] inline bounds bounds_of(float const* x, index_t n) noexcept
+{
+    float low = x[0], high = x[0];
+    index_t i = 0;
+    if (n >= simd::lanes)
+    {
+        simd::floats lows  = simd::load(x);
+        simd::floats highs = lows;
+        for (i = simd::lanes; i + simd::lanes <= n; i += simd::lanes)
+        {
+            simd::floats const v = simd::load(x + i);
+            lows                 = simd::smaller(lows, v);
+            highs                = simd::larger(highs, v);
+        }
+        low  = -simd::max_lane(-lows);
+        high = simd::max_lane(highs);
+    }
+    for (; i < n; ++i)
+    {
+        low  = (std::min)(low, x[i]);
+        high = (std::max)(high, x[i]);
+    }
+    return {low, high};
+}
+
 /// As many quantisers as a vector has lanes, made together: rounding to half takes as long for one as for all. To the bit
 /// those of `mdkv::detail::quantiser`.
 struct quantisers
@@ -24,28 +56,9 @@ struct quantisers
 
     void find_bounds(int group, float const* x, index_t n) noexcept
     {
-        float low = x[0], high = x[0];
-        index_t i = 0;
-        if (n >= simd::lanes)
-        {
-            simd::floats lows  = simd::load(x);
-            simd::floats highs = lows;
-            for (i = simd::lanes; i + simd::lanes <= n; i += simd::lanes)
-            {
-                simd::floats const v = simd::load(x + i);
-                lows                 = simd::smaller(lows, v);
-                highs                = simd::larger(highs, v);
-            }
-            low  = -simd::max_lane(-lows);
-            high = simd::max_lane(highs);
-        }
-        for (; i < n; ++i)
-        {
-            low  = (std::min)(low, x[i]);
-            high = (std::max)(high, x[i]);
-        }
-        least[group] = low;
-        most[group]  = high;
+        auto const [low, high] = bounds_of(x, n);
+        least[group]           = low;
+        most[group]            = high;
     }
 
     void fit(storage kind) noexcept

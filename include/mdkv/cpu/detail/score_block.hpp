@@ -42,6 +42,7 @@ struct score_slot
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
     float* again;   // [block, count] for each softmax of keys read again; or values of one rung
     float* sums;    // [softmaxes, block, lanes]              total over rows of P, then of |P' - P|
+    float* spread;  // [block]                                variance of a logit, for codes of a range's length
 
     score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
         : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
@@ -49,6 +50,7 @@ struct score_slot
         , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
         , again{memory.take<float>(tile::block * (std::max)(plan.again, plan.value_again))}
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
+        , spread{memory.take<float>(plan.noisy ? tile::block : 0)}
     {}
 
     [[nodiscard]] float* sum(index_t softmax, index_t token) const noexcept
@@ -250,6 +252,29 @@ struct score_block
         });
     }
 
+    /// Sweep two: slot.spread of the keys in slot.rows, which are rotated as pack would rotate them.
+    void add_noise() const noexcept
+    {
+        index_t const dim         = plan.dim;
+        float const* const mean   = head.channels;
+        float const* const factor = mean + dim;
+        float const* const weight = factor + 2 * dim;
+        for (index_t i = 0; plan.noisy && i < count; ++i)
+        {
+            float const* const key = slot.rows + i * dim;
+            float* const x         = slot.rotated;
+            for (index_t d = 0; d < dim; ++d) { x[d] = (key[d] - mean[d]) * factor[d]; }
+            hadamard_row(x, dim);
+            slot.spread[i] = 0;
+            for (index_t g = 0; g < plan.groups(); ++g)
+            {
+                index_t const begin    = g * quantised_group;
+                auto const [low, high] = bounds_of(x + begin, (std::min)(quantised_group, dim - begin));
+                slot.spread[i] += (high - low) * (high - low) * weight[g];
+            }
+        }
+    }
+
     /// Writes the losses of the block's tokens at every rung, from slot.sums and the values in slot.rows. A rotation keeps
     /// lengths, so rotated values are compared as they are.
     void write_losses(
@@ -291,6 +316,12 @@ struct score_block
                     kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
                     missing +=
                         squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
+                }
+                if (u.noisy)
+                {
+                    loss(of, u.index, first + i) =
+                        mdkv::detail::noisy_loss(mass[i], norm[i], missing, slot.spread[i], u.kind);
+                    continue;
                 }
                 loss(of, u.index, first + i) = mdkv::detail::stored_loss(
                     u.softmax > 0 ? mdkv::detail::norm_of(plan.over, total(u.softmax, i)) : 0.0F, mass[i], norm[i],

@@ -263,7 +263,7 @@ private:
                 widest  = tokens > 0 && w.costs.projection[r] > widest ? w.costs.projection[r] : widest;
                 rotated = rotated || (tokens > 0 && w.costs.rotated[r]);
             }
-            report.charged_bytes += widest + (rotated ? w.costs.mean : 0);
+            report.charged_bytes += widest + (rotated ? w.costs.channels : 0);
         }
         report.dual = report.loss;
         if (p.over()) { return; }

@@ -105,7 +105,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const tokens = loss.extent(2);
     // Every sum of bytes is at most this one.
     index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
-    static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.mean))));
+    static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.channels))));
     expects(all * tokens < most_tokens, "allocate: loss has ", all, " heads of ", tokens, " tokens; fewer than ",
         most_tokens, " in all are served");
 

@@ -140,12 +140,12 @@ struct work
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
     [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
-    /// A limit's bytes beside the mean keys, but no more than all its heads can take.
+    /// A limit's bytes beside the channels of keys, but no more than all its heads can take.
     [[nodiscard]] MDKV_HD index_t limit_of(index_t limit) const noexcept
     {
         index_t const most  = heads * (costs.widest_projection() + tokens * costs.bytes[costs.rungs - 1]);
         index_t const given = limit_values[limit];
-        index_t const left  = given > heads * costs.mean ? given - heads * costs.mean : given < 0 ? given : 0;
+        index_t const left  = given > heads * costs.channels ? given - heads * costs.channels : given < 0 ? given : 0;
         return left < most ? left : most;
     }
     /// The set of fewest bytes.

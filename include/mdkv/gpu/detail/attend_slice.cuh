@@ -58,7 +58,7 @@ struct attend_slice
     struct room
     {
         float* q;          // [most_queries, sizes.queries()]
-        float* with_mean;  // [most_queries]: products with the head's mean key, where it has rotated tokens
+        float* with_mean;  // [most_queries]: products with the means of keys, where the head has rotated tokens
         float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
         float* softmax;    // [most_queries, 2]: largest, sum
         float* factor;     // [most_queries]
@@ -126,7 +126,7 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
-            // Rotated keys lack the mean key, and all their logits as much: meanwhile those before lack it, too.
+            // Rotated keys lack the means of their channels, and all logits as much: meanwhile those before lack it, too.
             bool const centred = run.basis == run_basis::rotated;
             if (centred) { move_logits(at, mine, -1.0F); }
             attend_run(run, i + 1 == mdkv::detail::most_runs(batch.layout), first, end, at, mine);
@@ -155,15 +155,15 @@ struct attend_slice
             mine.q[g * sizes.queries() + d] = widen(queries(row / at.sequence.tokens, token, d)) * scale;
         }
         device::sync();
-        if (!mdkv::detail::has_mean(batch.layout, at.sequence, at.head)) { return; }
+        if (!mdkv::detail::has_channels(batch.layout, at.sequence, at.head)) { return; }
+        std::byte const* const arena = at.sequence.arena;
+        index_t const channels       = at.sequence.heads[at.head].key_channels;
         for (int g = device::warp(); g < at.queries; g += threads / device::warp_size)
         {
             float sum = 0.0F;
             for (int d = device::lane(); d < sizes.keys; d += device::warp_size)
             {
-                float const mean =
-                    mdkv::detail::matrix_at<T>(at.sequence.arena, at.sequence.heads[at.head].key_mean, d);
-                sum += mine.q[g * sizes.queries() + d] * mean;
+                sum += mine.q[g * sizes.queries() + d] * mdkv::detail::matrix_at<T>(arena, channels, d);
             }
             sum = over_lanes(sum, [](float a, float b) { return a + b; });
             if (device::lane() == 0) { mine.with_mean[g] = sum; }
@@ -175,13 +175,16 @@ struct attend_slice
             int const n       = sizes.keys - first < group_size ? sizes.keys - first : group_size;
             float const* from = mine.q + g * sizes.queries() + first;
             float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::rotated) + first;
-            for (int d = 0; d < n; ++d) { to[d] = from[d]; }
+            for (int d = 0; d < n; ++d)
+            {
+                to[d] = from[d] * mdkv::detail::matrix_at<T>(arena, channels, sizes.keys + first + d); // the scales
+            }
             mdkv::detail::hadamard(to, n);
         }
         device::sync();
     }
 
-    /// Adds `sign` times the products with the mean key to all logits so far.
+    /// Adds `sign` times the products with the means of keys to all logits so far.
     __device__ void move_logits(place const& at, room const& mine, float sign) const
     {
         device::sync();
@@ -272,7 +275,7 @@ struct attend_slice
     {
         int const token             = device::thread() % block_tokens;
         int const share             = device::thread() / block_tokens;
-        int const place             = token % int{tile_tokens};
+        int const in_tile           = token % int{tile_tokens};
         bool const there            = token < count;
         float const* const q        = mine.q + sizes.queries_of(basis);
         std::byte const* const rows = keys.begin + keys.tile(token);
@@ -288,17 +291,17 @@ struct attend_slice
             {
                 int const each        = (keys.coordinates + shares() - 1) / shares();
                 int const end         = (share + 1) * each < keys.coordinates ? (share + 1) * each : keys.coordinates;
-                auto const* const key = reinterpret_cast<T const*>(rows) + place;
+                auto const* const key = reinterpret_cast<T const*>(rows) + in_tile;
                 for (int d = share * each; d < end; ++d) { add(d, widen(key[d * width])); }
             }
             for (int d = share * group_size; there && coded && d < keys.coordinates; d += shares() * group_size)
             {
                 coded_group const codes = keys.group(token, d / group_size);
-                float const scale_of    = half_at(rows, codes.scale(place));
-                float const minimum     = half_at(rows, codes.minimum(place));
+                float const scale_of    = half_at(rows, codes.scale(in_tile));
+                float const minimum     = half_at(rows, codes.minimum(in_tile));
                 for (int j = 0; j < codes.coordinates; ++j)
                 {
-                    add(d + j, minimum + scale_of * static_cast<float>(codes.code_of(rows, place, j)));
+                    add(d + j, minimum + scale_of * static_cast<float>(codes.code_of(rows, in_tile, j)));
                 }
             }
             for (int i = 0; i < chunk; ++i)

@@ -77,7 +77,7 @@ struct score_tile
     MDKV_HD score_tile(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
         : rows{take<float>(memory, t, t.plain_keys ? p.dim : 0, p.value_dim)}
         , latents{take<float>(memory, t, p.latent, p.value_latent)}
-        , again{take<float>(memory, t, p.again, p.value_again)}
+        , again{take<float>(memory, t, p.noisy && p.again < p.dim ? p.dim : p.again, p.value_again)}
         , pairs{take<std::uint32_t>(memory, t, t.tensor ? p.dim / 2 + 1 : 0, 0)}
     {}
 
@@ -100,6 +100,7 @@ struct score_thread_sums
     float* roundings;     // [rungs, parts]      |v - v'|^2 by rounding
     float* kept;          // [rungs, parts]      squares of the coordinates from kept_from on
     float* rests;         // [rungs, parts]      |v - v'|^2 but for rounding, where |v|^2 - |v'|^2 would cancel
+    float* spread;        // [parts]             variance of a logit, for codes of a range's length
 
     MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
         : tokens{t.tokens()}
@@ -108,6 +109,7 @@ struct score_thread_sums
         , roundings{memory.take<float>(index_t{p.count} * parts)}
         , kept{memory.take<float>(index_t{p.count} * parts)}
         , rests{memory.take<float>(index_t{p.count} * parts)}
+        , spread{memory.take<float>(p.noisy ? parts : 0)}
     {}
 
     /// Total i of those at `sums` of one token: its parts in their order.
@@ -126,7 +128,7 @@ inline score_tiling::score_tiling(score_plan const& p, bool half_width)
     // Wide tiles keep the block busy where tokens are projected, narrow ones where there are many rows.
     : token_shift{p.rows / score_panel < score_warps ? 3 : 2}
     , tensor{half_width && p.dim % score_depth == 0}
-    , plain_keys{!tensor || p.softmaxes > 1}
+    , plain_keys{!tensor || p.softmaxes > 1 || p.noisy}
 {
     do {
         --token_shift;

@@ -198,6 +198,11 @@ struct score_losses
         block.read(keys, first, count, true);
         block.prepare_keys();
         add_differences(block, first, count, sums);
+        if (plan.noisy)
+        {
+            device::sync(); // keys read again may still be multiplied
+            add_noise(block, sums);
+        }
         device::sync();
         block.read(values, first, count, false);
         if (plan.value_latent > 0)
@@ -242,6 +247,34 @@ private:
                 total        = mdkv::detail::joined_rows(plan.over, total, detail::fold4(totals, 2, 1, plan.over));
             }
         }
+    }
+
+    /// This thread's part of the variance of its token's logit, from keys rotated as pack would rotate them.
+    __device__ void add_noise(detail::score_block const& block, detail::score_thread_sums const& sums) const
+    {
+        constexpr int group       = static_cast<int>(quantised_group);
+        int const step            = tiling.tokens();
+        float const* const mean   = block.operands.channels;
+        float const* const factor = mean + plan.dim;
+        float const* const weight = factor + 2 * plan.dim;
+        float spread              = 0;
+        for (int c = tiling.share() * group; c < plan.dim; c += tiling.shares() * group)
+        {
+            int const n            = plan.dim - c < group ? plan.dim - c : group;
+            float const* const key = block.tile.rows + c * step + tiling.token();
+            float* const x         = block.tile.again + c * step + tiling.token();
+            for (int i = 0; i < n; ++i) { x[i * step] = (key[i * step] - mean[c + i]) * factor[c + i]; }
+            mdkv::detail::hadamard(x, n, step);
+            float low  = x[0];
+            float high = x[0];
+            for (int i = 1; i < n; ++i)
+            {
+                low  = x[i * step] < low ? x[i * step] : low;
+                high = x[i * step] > high ? x[i * step] : high;
+            }
+            spread += (high - low) * (high - low) * weight[c / group];
+        }
+        sums.spread[device::thread()] = spread;
     }
 
     /// This thread's parts of its token's sums of squares.
@@ -321,6 +354,12 @@ private:
                 kept = u.kept(kept, sums.joined(sums.kept, r, token));
                 missing +=
                     mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
+            }
+            if (u.noisy)
+            {
+                loss(head, u.index, at) =
+                    mdkv::detail::noisy_loss(mass, norm, missing, sums.joined(sums.spread, 0, token), u.kind);
+                continue;
             }
             float const moved       = u.softmax > 0 ? mdkv::detail::norm_of(plan.over, total(u.softmax)) : 0.0F;
             loss(head, u.index, at) = mdkv::detail::stored_loss(moved, mass, norm, sqrtf(missing));

@@ -1,0 +1,115 @@
+/// \file channels.hpp: the jobs of fit_channels: mean and scale of every channel of keys, and the mark that queries leave on them.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/element.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <type_traits>
+
+namespace mdkv::inline MDKV_MACHINE::detail
+{
+
+/// Rows of the channels [H, 3, D].
+inline constexpr index_t channel_means   = 0;
+inline constexpr index_t channel_scales  = 1;
+inline constexpr index_t channel_queries = 2;
+
+/// The largest scale, and the inverse of the least: both are normal halves.
+inline constexpr float largest_channel_scale = 1024.0F;
+
+/// The channels of a head. An item is a head.
+template <element T, element U, backend B>
+struct fit_key_channels
+{
+    static constexpr char const* name     = "fit_channels";
+    static constexpr int threads          = 128;
+    static constexpr index_t most_sampled = 128;
+
+    in_view<U, 3, B> queries;       // [H*G, Q, D]
+    in_view<T, 3, B> keys;          // [H, N, D]
+    out_view<float, 3, B> channels; // [H, 3, D]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        fit(t, h, keys.extent(1), [](index_t i) { return i; });
+    }
+
+    /// By the keys of `count` tokens, of which the i-th is token(i).
+    template <team Team, class Token>
+    MDKV_HD void fit(Team const& t, index_t h, index_t count, Token const& token) const
+    {
+        constexpr int lanes    = Team::register_lanes;
+        using floats           = lane_floats<lanes>;
+        index_t const dim      = keys.extent(2);
+        index_t const per_head = queries.extent(0) / keys.extent(0) * queries.extent(1); // rows
+        for (index_t d = member(t) * lanes; d < dim; d += members(t) * lanes)
+        {
+            auto const n   = static_cast<int>(dim - d < lanes ? dim - d : lanes);
+            auto const key = [&](index_t i) { return keys.row(h, token(i)) + d; };
+            auto const row = [&](index_t i) {
+                index_t const g = i / queries.extent(1);
+                return queries.row(h * (per_head / queries.extent(1)) + g, i % queries.extent(1)) + d;
+            };
+            floats const none{};
+            floats const about = average(t, count, n, key, [](floats const& x) { return x; });
+            floats const mean =
+                about + average(t, count, n, key, [&](floats const& x) { return x - about; }); // of large ones, too
+            floats const spread = average(t, count, n, key, [&](floats const& x) { return (x - mean) * (x - mean); });
+            floats const asked =
+                per_head == 0 ? none + 1.0F : average(t, per_head, n, row, [](floats const& x) { return x * x; });
+            float by_lane[3][std::size_t{lanes}];
+            store_lanes(by_lane[0], mean);
+            store_lanes(by_lane[1], spread);
+            store_lanes(by_lane[2], asked);
+            for (int l = 0; l < n; ++l)
+            {
+                float const query                   = sqrtf(by_lane[2][l]);
+                channels(h, channel_means, d + l)   = by_lane[0][l];
+                channels(h, channel_scales, d + l)  = scale_of(by_lane[0][l], sqrtf(by_lane[1][l]), query);
+                channels(h, channel_queries, d + l) = query;
+            }
+        }
+    }
+
+private:
+    /// Mean of `of(x)` over up to `most_sampled` of `count` rows, n lanes of each; 0 where it leaves float's range.
+    template <team Team, class Row, class Of>
+    [[nodiscard]] MDKV_HD static auto average(Team const& t, index_t count, int n, Row const& row, Of const& of)
+    {
+        constexpr int Lanes = Team::register_lanes;
+        using floats        = lane_floats<Lanes>;
+        index_t const step  = (count + most_sampled - 1) / most_sampled;
+        float line[std::size_t{Lanes}]{};
+        floats sum{};
+        for (index_t i = 0; i < count; i += step)
+        {
+            auto const* const from = row(i);
+            if (n == Lanes) { widen_lanes(t, from, line); }
+            for (int l = 0; l < n && n < Lanes; ++l)
+            {
+                line[l] = widen(load_at<std::remove_cvref_t<decltype(*from)>>(from + l));
+            }
+            floats const x = load_lanes<floats>(line);
+            sum += of(x * 0.0F == 0.0F ? x : floats{});
+        }
+        sum = sum * 0.0F == 0.0F ? sum : floats{};
+        return count == 0 ? sum : sum / static_cast<float>((count + step - 1) / step);
+    }
+
+    [[nodiscard]] MDKV_HD static float scale_of(float mean, float spread, float query)
+    {
+        constexpr float most = largest_channel_scale * largest_channel_scale;
+        if (!(spread > 0x1p-20F * fabsf(mean))) { return 1.0F; } // none, or what rounding makes
+        if (spread >= most * query) { return largest_channel_scale; }
+        return query >= most * spread ? 1.0F / largest_channel_scale : sqrtf(spread / query);
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::detail
