@@ -181,7 +181,8 @@ private:
         if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
         if (chosen.at == 0 && !decoding) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
-        if (steps_ > 1 && prompt_.queries.count_before(before, fold_queries) == fold_queries) { return true; }
+        index_t const seen = prompt_.queries.count_before(before, most_fold_queries);
+        if (steps_ > 1 && seen == most_fold_queries) { return true; }
         if (decoding)
         {
             why = "few of its queries were seen yet (a state was loaded, or it shares another one's cells)";
@@ -237,7 +238,7 @@ private:
         watch_.cut_tail(0);
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
-        prompt_.queries.limit(fold_queries);
+        prompt_.queries.limit(fold_queries(node));
         prompt_.replayed.clear();
     }
 
@@ -272,7 +273,7 @@ private:
         mdkv::preset const& p = with.chosen.preset;
         memory_plan const now{node, tokens(), share_, with};
         index_t const folded = cache_.appended() - now.keep;
-        last_queries const by{node, prompt_.queries, base_ + folded, fold_queries, p};
+        last_queries const by{node, prompt_.queries, base_ + folded, fold_queries(node), p};
         if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
         auto const timer  = with.counts.fold.start();
         index_t const all = tokens();
@@ -351,7 +352,7 @@ private:
     void remember(attention_node const& node, index_t i, index_t place)
     {
         index_t const end = base_ + cache_.tail_capacity() - keep_;
-        if (place >= end - fold_queries && place < end) { prompt_.queries.add(node, i, place, of_.cells[place]); }
+        if (place >= end - fold_queries(node) && place < end) { prompt_.queries.add(node, i, place, of_.cells[place]); }
     }
 
     void make_room(attention_node const& node, shared& with)

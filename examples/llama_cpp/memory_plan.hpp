@@ -15,7 +15,13 @@
 namespace mdkv_ggml
 {
 
-inline constexpr index_t fold_queries = 8; ///< by which a tail is folded
+inline constexpr index_t most_fold_queries = 8;
+
+/// How many queries a tail is folded by: about 32 rows of a KV head, because their bytes are taken from the compressed part.
+[[nodiscard]] inline index_t fold_queries(attention_node const& node) noexcept
+{
+    return std::clamp<index_t>(32 * node.heads() / node.query_heads(), 2, most_fold_queries);
+}
 
 struct memory_plan
 {
@@ -44,7 +50,7 @@ struct memory_plan
         keep                 = std::min<index_t>(rows / 4, 16);
         index_t const beside = rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}
                                + index_t{sizeof(index_t)}
-                               + fold_queries * (8 + node.query_heads() * node.dims().keys * 2);
+                               + fold_queries(node) * (8 + node.query_heads() * node.dims().keys * 2);
         mdkv::expects(all > beside, "a limit of ", all, " bytes a layer does not hold the tail of ", rows,
             " tokens and the rest beside the compressed part; at least ", beside, " are needed for these");
         arena = static_cast<index_t>(static_cast<double>(all - beside) * share);

@@ -54,7 +54,8 @@ public:
             bool const alike           = node.heads() == first.heads() && node.query_heads() == first.query_heads()
                                && node.dims() == first.dims();
             if (alike && one->replayed.are_of(node, cells, past_)
-                && one->queries.count_before(tokens, fold_queries) == fold_queries && one->queries.is_of(node, cells))
+                && one->queries.count_before(tokens, most_fold_queries) == most_fold_queries
+                && one->queries.is_of(node, cells))
             {
                 layers_.push_back(one);
             }

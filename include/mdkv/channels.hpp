@@ -17,9 +17,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// error of all channels evenly.
 ///
 /// Both are of up to 128 keys and 128 queries, evenly spaced: they need not be exact, because whatever is taken from keys,
-/// queries give back. A scale lies in [2^-10, 2^10], and is 1 where all keys are alike in a channel, but for the rounding
-/// of float. NaNs and infinities count
-/// as 0, and so does a mean whose sum leaves float's range.
+/// queries give back. A scale lies in [2^-10, 2^10], and is 1 where all keys are alike in a channel, but for the rounding of
+/// float. NaNs and infinities count as 0, and so does a mean whose sum leaves float's range.
 ///
 /// \param on             backend
 /// \param[in]  queries   [H*G, Q, D]  after position encoding, of any element type U; Q = 0: scales are those of queries of
