@@ -256,6 +256,7 @@ else
     metrics_crosscheck
     other_compilers
     instruction_counts
+    unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it
     aarch64
     # Every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that the
     # narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
