@@ -272,7 +272,7 @@ private:
     {
         mdkv::preset const& p = with.chosen.preset;
         memory_plan const now{node, tokens(), share_, with};
-        index_t const folded = cache_.appended() - now.keep;
+        index_t const folded = cache_.appended() - keep_; // the queries remembered are the last ones before these
         last_queries const by{node, prompt_.queries, base_ + folded, fold_queries(node), p};
         if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
         auto const timer  = with.counts.fold.start();
