@@ -107,8 +107,8 @@ struct cache_layout
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
-    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp), those of keys less the means
-    /// of their channels and divided by the scales.
+    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp). Keys are centred and scaled
+    /// channel by channel first.
     [[nodiscard]] MDKV_HD constexpr bool rotated(std::size_t r) const noexcept
     {
         return own_run(r) && kinds[r] != storage::plain && !in_basis[r];

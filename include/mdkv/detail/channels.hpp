@@ -59,8 +59,8 @@ struct fit_key_channels
             };
             floats const none{};
             floats const about = average(t, count, n, key, [](floats const& x) { return x; });
-            floats const mean =
-                about + average(t, count, n, key, [&](floats const& x) { return x - about; }); // of large ones, too
+            // A second pass makes the mean of large keys exact: a sum of them is rounded.
+            floats const mean   = about + average(t, count, n, key, [&](floats const& x) { return x - about; });
             floats const spread = average(t, count, n, key, [&](floats const& x) { return (x - mean) * (x - mean); });
             floats const asked =
                 per_head == 0 ? none + 1.0F : average(t, per_head, n, row, [](floats const& x) { return x * x; });

@@ -276,8 +276,8 @@ template <row_norm Over>
     return moved * norm + mass * missing;
 }
 
-/// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0, for x up to 20: there the loss is far beyond that
-/// of dropping, and still a number.
+/// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. Beyond 20 x counts as 20: the loss is then far
+/// above that of dropping, and still a number.
 [[nodiscard]] MDKV_HD inline float variance_of_weight(float x) noexcept
 {
     if (x < 0.125F) { return x * (1 + x * (1.5F + x * (1.1666667F + x * (0.625F + x * 0.25833333F)))); }
