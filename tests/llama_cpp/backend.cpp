@@ -7,6 +7,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +29,7 @@
 namespace
 {
 
-constexpr std::int64_t head_dim = 64, heads = 2, query_heads = 6;
+constexpr std::int64_t head_dim = 64, heads = 2;
 constexpr float scale = 0.125F; // 1 / sqrt(head_dim)
 
 template <auto Release>
@@ -72,13 +73,14 @@ ggml_backend_reg_t plugin()
 
 struct layer_kind
 {
-    std::int64_t cells = 512;
-    int keys_of        = -1; ///< another layer whose cells it reads
-    bool sinks         = false;
-    bool own_values    = true; ///< otherwise they are the keys' first half
-    ggml_type type     = GGML_TYPE_F16;
-    float bias         = 0;
-    float cap          = 0;
+    std::int64_t cells       = 512;
+    std::int64_t query_heads = 6;
+    int keys_of              = -1; ///< another layer whose cells it reads
+    bool sinks               = false;
+    bool own_values          = true; ///< otherwise they are the keys' first half
+    ggml_type type           = GGML_TYPE_F16;
+    float bias               = 0;
+    float cap                = 0;
 };
 
 /// What of an engine is needed: cells, batches, a mask. A token's vectors depend on its number alone.
@@ -146,9 +148,12 @@ public:
     std::vector<float> feed_cells(std::vector<int> const& tokens, std::vector<std::int64_t> cells, std::int64_t ns,
         std::int64_t from, Sees const& sees)
     {
-        auto const n          = std::ssize(tokens);
-        auto const each       = n / ns;
-        std::int64_t const kv = seen_by(n, each, sees) > 256 ? 512 : 256;
+        auto const n                    = std::ssize(tokens);
+        auto const each                 = n / ns;
+        auto const width                = [](layer_kind const& a, layer_kind const& b) { return a.cells < b.cells; };
+        std::int64_t const cells_of_all = std::max_element(kinds_.begin(), kinds_.end(), width)->cells;
+        auto const seen_cells           = static_cast<std::uint64_t>(seen_by(cells_of_all, n, each, sees));
+        auto const kv = static_cast<std::int64_t>(std::bit_ceil(std::max<std::uint64_t>(256, seen_cells)));
         owned<ggml_context, ggml_free> const context{
             ggml_init({1024 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true})};
         ggml_context* const c    = context.get();
@@ -166,7 +171,7 @@ public:
             std::int64_t const seen = std::min(kv, kind.cells);
             ggml_tensor*& mask      = masks[seen];
             if (mask == nullptr) { mask = input(ggml_new_tensor_4d(c, GGML_TYPE_F16, seen, each, 1, ns)); }
-            q.push_back(input(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, query_heads, n)));
+            q.push_back(input(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, kind.query_heads, n)));
             if (kind.keys_of < 0)
             {
                 k.push_back(input(ggml_new_tensor_2d(c, GGML_TYPE_F32, head_dim * heads, n)));
@@ -189,10 +194,10 @@ public:
                         static_cast<std::size_t>(from) * all->nb[2]),
                     0, 2, 1, 3);
             };
-            ggml_tensor* const queries  = ggml_reshape_4d(c, q.back(), head_dim, query_heads, each, ns);
+            ggml_tensor* const queries  = ggml_reshape_4d(c, q.back(), head_dim, kind.query_heads, each, ns);
             ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, queries, 0, 2, 1, 3), view(keys_[i]),
                 view(kind.own_values ? values_[i] : keys_[i]), mask, scale, kind.bias, kind.cap);
-            sinks.push_back(kind.sinks ? input(ggml_new_tensor_1d(c, GGML_TYPE_F32, query_heads)) : nullptr);
+            sinks.push_back(kind.sinks ? input(ggml_new_tensor_1d(c, GGML_TYPE_F32, kind.query_heads)) : nullptr);
             ggml_flash_attn_ext_add_sinks(attended, sinks.back());
             ggml_set_output(attended);
             ggml_build_forward_expand(graph, attended);
@@ -346,9 +351,9 @@ public:
 private:
     /// The end of the cells that any token of a batch sees.
     template <class Sees>
-    static std::int64_t seen_by(std::int64_t tokens, std::int64_t each, Sees const& sees)
+    static std::int64_t seen_by(std::int64_t cells, std::int64_t tokens, std::int64_t each, Sees const& sees)
     {
-        for (std::int64_t cell = 512; cell > 0; --cell)
+        for (std::int64_t cell = cells; cell > 0; --cell)
         {
             for (std::int64_t i = 0; i < tokens; ++i)
             {
@@ -423,7 +428,7 @@ template <class Work>
 std::string said_by(Work const& work)
 {
     std::fflush(stderr);
-    int const before = dup(2);
+    int const before      = dup(2);
     std::FILE* const file = std::tmpfile();
     REQUIRE(file != nullptr);
     dup2(fileno(file), 2);
@@ -649,6 +654,28 @@ TEST_CASE("ggml: a limit is kept to while the tail is folded")
     }
     CHECK(both.with.served() == 200);
     CHECK(spread.back() > 1e-4F); // it is compressed
+}
+
+TEST_CASE("ggml: a limit is kept to while tail and limit grow with the sequence")
+{
+    // By default a sixteenth of the tokens are the tail: at 512 tokens it grows, and so do the last tokens that a fold leaves in it.
+    for (char const* const preset : {"by_window", "best"})
+    {
+        environment const settings{
+            {{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_PRESET", preset}, {"MDKV_VERBOSE", "1"}}};
+        std::string const said = said_by([&] {
+            // So many query heads that a fold's queries are as few as the tokens by which `keep` grows.
+            layer_kind const kind{.cells = 1024, .query_heads = 16};
+            engine with{{kind, kind}, true};
+            with.feed(480, 0);
+            for (int i = 480; i < 800; ++i) { with.feed(1, i); }
+        });
+        CAPTURE(said);
+        std::smatch line;
+        REQUIRE(std::regex_search(said, line, std::regex{"in the mean ([0-9.]+) % of the cells"}));
+        CHECK(std::stod(line[1]) <= 60.051); // rounded to tenths
+        CHECK(said.find("unfolded") == std::string::npos);
+    }
 }
 
 TEST_CASE("ggml: presets score differently, and where a prompt was not replayed, by its last queries")
@@ -903,8 +930,7 @@ TEST_CASE("ggml: bytes are told of all layers, of which some pass through in ful
     {
         if (kind.keys_of >= 0) { continue; }
         bool const passes = kind.cells < 512 || kind.cap > 0 || kind.type != GGML_TYPE_F16 || !kind.own_values;
-        double const each =
-            static_cast<double>(ggml_row_size(kind.type, heads * head_dim)) * (kind.own_values ? 2 : 1);
+        double const each = static_cast<double>(ggml_row_size(kind.type, heads * head_dim)) * (kind.own_values ? 2 : 1);
         for (int tokens = prompt + 1; tokens <= prompt + decoded; ++tokens)
         {
             (passes ? passed_bytes : served_bytes) += each * tokens;
