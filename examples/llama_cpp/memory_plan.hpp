@@ -17,10 +17,10 @@ namespace mdkv_ggml
 
 inline constexpr index_t most_fold_queries = 8;
 
-/// How many queries a tail is folded by: about 32 rows of a KV head, because their bytes are taken from the compressed part.
+/// How many queries a tail is folded by: about 16 rows of a KV head, because their bytes are taken from the compressed part.
 [[nodiscard]] inline index_t fold_queries(attention_node const& node) noexcept
 {
-    return std::clamp<index_t>(32 * node.heads() / node.query_heads(), 2, most_fold_queries);
+    return std::clamp<index_t>(16 * node.heads() / node.query_heads(), 2, most_fold_queries);
 }
 
 struct memory_plan

@@ -5,7 +5,8 @@
 #   bash examples/llama_cpp/run.sh answer  [MODEL.gguf]       an answer to a long prompt, with and without
 #   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes,
 #                                                             bytes of all layers, and of those that mdkv served
-#   bash examples/llama_cpp/run.sh speed   [MODEL.gguf [DEPTH [THREADS]]]   table: decoded tokens a second
+#   bash examples/llama_cpp/run.sh recall  [MODEL.gguf]       table: hidden numbers that are asked for after the compression
+#   bash examples/llama_cpp/run.sh speed   [MODEL.gguf [DEPTHS [THREADS]]]  table: decoded tokens a second
 #   bash examples/llama_cpp/run.sh server  [MODEL.gguf [MINUTES [SLOTS]]]   llama-server under load, every answer checked: half
 #                                                             a minute each with its default slots (0), with four that have
 #                                                             cells of their own and with one, at 100 and 25 %
@@ -20,7 +21,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 task=${1:-all}
 (($# > 0)) && shift
 case $task-$# in
-    all-* | answer-* | quality-* | speed-* | server-* | with-[!0]*) ;;
+    all-* | answer-* | quality-* | recall-* | speed-* | server-* | with-[!0]*) ;;
     *)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
         exit 2
@@ -84,69 +85,19 @@ answer() {
     grep '^mdkv' "$build/answer-mdkv.log"
 }
 
-# --- quality ---------------------------------------------------------------------------------------------------------
+# --- tables ----------------------------------------------------------------------------------------------------------
 
-# quality: 1,023 tokens fed after 1,024, in two texts of 2,048; divergence from llama.cpp with f16 cells
-quality() {
-    local base=$build/base.kld log row bytes of_served
-    local perplexity=("$programs/llama-perplexity" -m "$MDKV_MODEL" -f "$MDKV_TEXT" -c 2048 -b 512 -ub 512 --chunks "${MDKV_CHUNKS:-2}"
-        -fa on -t "$threads" --kl-divergence-base "$base")
-    say "quality: the full cache"
-    "${perplexity[@]}" >"$build/quality-f16.log" 2>&1 || die 1 "llama-perplexity failed: $build/quality-f16.log"
-    printf '\n| cache | bytes, %% of f16 | of the layers served | perplexity | mean KLD | same top, %% |\n|:--|--:|--:|--:|--:|--:|\n'
-    row() { # LABEL BYTES BYTES_OF_SERVED LOG
-        awk -v label="$1" -v bytes="$2 | $3" '/^Mean PPL\(Q\) /{ppl = $4} /^Mean +KLD:/{kld = $3} /^Same top p:/{top = $4}
-            END { printf "| %s | %s | %s | %s | %s |\n", label, bytes, ppl, kld, top }' "$4"
-    }
-    for row in q8_0:53.1 q4_0:28.1; do
-        log=$build/quality-${row%:*}.log
-        "${perplexity[@]}" --kl-divergence -ctk "${row%:*}" -ctv "${row%:*}" >"$log" 2>&1 || die 1 "llama-perplexity failed: $log"
-        row "llama.cpp, ${row%:*}" "${row#*:}" "${row#*:}" "$log"
-    done
-    for row in ${MDKV_BUDGETS:-100% 53.1% 28.1% 25% 12.5%}; do
-        log=$build/quality-mdkv-${row%\%}.log
-        with_mdkv MDKV_BUDGET="$row" MDKV_AT=1024 "${perplexity[@]}" --kl-divergence >"$log" 2>&1 ||
-            die 1 "llama-perplexity failed: $log"
-        bytes=$(sed -n 's/^mdkv: decoded .* \([0-9.]*\) % of the cells of all .*/\1/p' "$log")
-        of_served=$(sed -n 's/^mdkv: decoded .* \([0-9.]*\) % of those of the [0-9]* served.*/\1/p' "$log")
-        row "mdkv, $row" "$bytes" "$of_served" "$log"
-    done
-    rm -f "$base"
+# table COLUMNS BUDGETS OPTIONS...: llama.cpp's own types, and the budgets, of one preset; same_bytes.py says what is measured
+table() {
+    local columns=$1 budget rows=f16,q8_0,K8V4,q4_0
+    for budget in $2; do rows+=,${MDKV_PRESET:-by_window}:$budget; done
+    shift 2
+    python3 "$(dirname "${BASH_SOURCE[0]}")/same_bytes.py" "$MDKV_MODEL" --programs "$programs" --plugin "$plugin" \
+        --text "$MDKV_TEXT" --logs "$build/tables" --columns "$columns" --rows "$rows" --chunks "${MDKV_CHUNKS:-2}" "$@"
 }
-
-# --- speed -----------------------------------------------------------------------------------------------------------
-
-# speed DEPTHS THREADS: 64 tokens decoded after so many
-speed() {
-    local depth t log
-    printf '\n| tokens before | threads | cache | tokens/s | without compressing |\n|--:|--:|:--|--:|--:|\n'
-    bench() { # LABEL DEPTH THREADS LOG COMMAND...
-        local label=$1 depth=$2 t=$3 log=$4
-        shift 4
-        "$@" "$programs/llama-bench" -m "$MDKV_MODEL" -p 0 -n 64 -d "$depth" -r 1 -fa on -t "$t" -o jsonl \
-            ${cache_type:+-ctk "$cache_type" -ctv "$cache_type"} >"$log" 2>&1 || die 1 "llama-bench failed: $log"
-        python3 - "$label" "$depth" "$t" "$log" <<'PYTHON'
-import json, re, sys
-label, depth, threads, log = sys.argv[1:]
-text = open(log).read()
-rate = next(json.loads(line)["avg_ts"] for line in text.splitlines() if line.startswith("{"))
-spent = re.search(r"compressed \d+ layers in ([\d.]+) s", text)
-pure = 64 / (64 / rate - float(spent[1])) if spent else rate
-print(f"| {depth} | {threads} | {label} | {rate:.1f} | {pure:.1f} |", flush=True)
-PYTHON
-    }
-    for depth in $1; do
-        for t in $2; do
-            log=$build/speed-$depth-$t
-            cache_type='' bench 'llama.cpp, f16' "$depth" "$t" "$log-f16.log" env
-            cache_type=q8_0 bench 'llama.cpp, q8_0' "$depth" "$t" "$log-q8_0.log" env
-            cache_type=q4_0 bench 'llama.cpp, q4_0' "$depth" "$t" "$log-q4_0.log" env
-            for budget in ${MDKV_BUDGETS:-28.1% 12.5% 256}; do
-                cache_type='' bench "mdkv, $budget" "$depth" "$t" "$log-mdkv-${budget%\%}.log" with_mdkv MDKV_BUDGET="$budget"
-            done
-        done
-    done
-}
+quality() { table quality "${MDKV_BUDGETS:-100% 53.1% 28.1% 25% 12.5%}"; }
+recall() { table recall "${MDKV_BUDGETS:-53.1% 28.1% 12.5%}"; }
+speed() { table speed "${MDKV_BUDGETS:-28.1% 12.5% 256}" --depths "$1" --threads "$2"; } # DEPTHS THREADS
 
 # --- a server under load -------------------------------------------------------------------------------------------------
 
@@ -164,6 +115,7 @@ case $task in
         ;;
     answer) answer ;;
     quality) quality ;;
+    recall) recall ;;
     speed) speed "${2:-1024 4096}" "${3:-1 2}" ;;
     server) server "${2:-0.5}" "${3:-0,4,1}" ;;
 esac

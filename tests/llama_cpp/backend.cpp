@@ -665,7 +665,7 @@ TEST_CASE("ggml: a limit is kept to while tail and limit grow with the sequence"
             {{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_PRESET", preset}, {"MDKV_VERBOSE", "1"}}};
         std::string const said = said_by([&] {
             // So many query heads that a fold's queries are as few as the tokens by which `keep` grows.
-            layer_kind const kind{.cells = 1024, .query_heads = 16};
+            layer_kind const kind{.cells = 1024, .query_heads = 8};
             engine with{{kind, kind}, true};
             with.feed(480, 0);
             for (int i = 480; i < 800; ++i) { with.feed(1, i); }
