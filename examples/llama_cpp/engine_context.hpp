@@ -311,19 +311,8 @@ private:
     void report() const
     {
         tally const& c = with_.counts;
-        std::fprintf(stderr,
-            "mdkv: decoded %td steps of layers from compressed caches: %.2f MiB of these at most; in the mean %.1f %% of the "
-            "cells of all %td layers, %.1f %% of those of the %td served; compressed %td layers in %.3f s, folded %td tails "
-            "in %.3f s, attended in %.3f s, %.2f MiB of scratch",
-            c.attend.calls(), static_cast<double>(c.most) / 0x1p20, c.shares.all().percent(), c.shares.caches(),
-            c.shares.of_served().percent(), c.shares.served_caches(), c.compress.calls(), c.compress.seconds(),
-            c.fold.calls(), c.fold.seconds(), c.attend.seconds(),
-            static_cast<double>(with_.scratch.size() * sizeof(shared::line)) / 0x1p20);
-        if (with_.chosen.free_cells)
-        {
-            std::fprintf(stderr, ", gave back %.2f MiB of cells", static_cast<double>(c.freed) / 0x1p20);
-        }
-        std::fprintf(stderr, "\n");
+        if (c.attend.calls() == 0) { std::fprintf(stderr, "mdkv: no token was decoded from a compressed cache\n"); }
+        else { report_served(c); }
         if (c.replay.calls() > 0)
         {
             std::fprintf(
@@ -335,6 +324,25 @@ private:
             std::fprintf(stderr, "mdkv: passed through: %zu layers (%td nodes): %s\n", passed.layers.size(),
                 passed.nodes, why.c_str());
         }
+    }
+
+    void report_served(tally const& c) const
+    {
+        std::fprintf(stderr,
+            "mdkv: decoded %td steps of layers from compressed caches: %.2f MiB of these at most; in the mean %.1f %% "
+            "of the "
+            "cells of all %td layers, %.1f %% of those of the %td served; compressed %td layers in %.3f s, folded %td "
+            "tails "
+            "in %.3f s, attended in %.3f s, %.2f MiB of scratch",
+            c.attend.calls(), static_cast<double>(c.most) / 0x1p20, c.shares.all().percent(), c.shares.caches(),
+            c.shares.of_served().percent(), c.shares.served_caches(), c.compress.calls(), c.compress.seconds(),
+            c.fold.calls(), c.fold.seconds(), c.attend.seconds(),
+            static_cast<double>(with_.scratch.size() * sizeof(shared::line)) / 0x1p20);
+        if (with_.chosen.free_cells)
+        {
+            std::fprintf(stderr, ", gave back %.2f MiB of cells", static_cast<double>(c.freed) / 0x1p20);
+        }
+        std::fprintf(stderr, "\n");
     }
 
     shared with_;

@@ -178,7 +178,12 @@ private:
     {
         settings const& chosen = with.chosen;
         if (why.empty()) { why = given_up_; }
-        if (!why.empty() || before < std::max(chosen.least, chosen.at)) { return false; }
+        if (!why.empty()) { return false; }
+        if (before < std::max(chosen.least, chosen.at))
+        {
+            if (decoding) { why = "it has fewer tokens than MDKV_MIN or MDKV_AT"; }
+            return false;
+        }
         if (chosen.at == 0 && !decoding) { return false; }
         // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
         index_t const seen = prompt_.queries.count_before(before, most_fold_queries);
@@ -253,7 +258,7 @@ private:
         auto const of_tokens = [&](auto const& on) { return mdkv::in(on, rungs.data(), node.heads(), past); };
         last_queries const by{node, prompt_.queries, tokens, p.queries, p};
         std::vector<float> fitted(static_cast<std::size_t>(node.heads() * 3 * node.dims().keys));
-        cache_               = {layout, with.lend([&](mdkv::cpu::backend on) {
+        cache_ = {layout, with.lend([&](mdkv::cpu::backend on) {
                       return mdkv::packed_bytes<mdkv::half>(on, of_tokens(on), layout);
                   })};
         with.lend([&](mdkv::cpu::backend on) {

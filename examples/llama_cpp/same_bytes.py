@@ -79,8 +79,8 @@ class Quality:
                          row.environment(self.options.plugin, MDKV_AT="1024"))
         both = out + error
         own = f"{100 * sum(BITS[t] for t in row.types) / 32:.1f}"
-        shares = [said(p, both) for p in (r"^mdkv: decoded .* ([\d.]+) % of the cells of all ",
-                                          r"^mdkv: decoded .* ([\d.]+) % of those of the \d+ served")]
+        shares = [said(p, both) for p in (r"mdkv: decoded .* ([\d.]+) % of the cells of all ",
+                                          r"mdkv: decoded .* ([\d.]+) % of those of the \d+ served")]
         return [*(shares if row.ours else [own, own]), said(r"^Mean PPL\(Q\) +: +([\d.]+)", both),
                 said(r"^Mean +KLD: +(\S+)", both), said(r"^Same top p: +([\d.]+)", both)]
 

@@ -139,7 +139,7 @@ inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive
 
 /// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::noise, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 4.0F, true, 1.0F,
+    quantisation_loss::noise, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 2.0F, true, 1.0F,
     0.0F, 8};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest

@@ -678,6 +678,19 @@ TEST_CASE("ggml: a limit is kept to while tail and limit grow with the sequence"
     }
 }
 
+TEST_CASE("ggml: the closing line says if nothing was compressed, and why")
+{
+    environment const settings{{{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "256"}, {"MDKV_VERBOSE", "1"}}};
+    std::string const said = said_by([&] {
+        engine with{{{}, {}}, true};
+        with.feed(100, 0);
+        for (int i = 100; i < 110; ++i) { with.feed(1, i); }
+    });
+    CAPTURE(said);
+    CHECK(said.find("no token was decoded from a compressed cache") != std::string::npos);
+    CHECK(said.find("passed through: 2 layers (20 nodes): it has fewer tokens than MDKV_MIN") != std::string::npos);
+}
+
 TEST_CASE("ggml: presets score differently, and where a prompt was not replayed, by its last queries")
 {
     auto const decoded = [](std::string const& preset, bool loads) {
