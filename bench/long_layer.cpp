@@ -76,7 +76,7 @@ std::vector<half> made_rows(index_t tokens, std::uint32_t seed)
     return all;
 }
 
-struct prompt
+struct long_prompt
 {
     index_t tokens;
     std::vector<half> keys   = made_rows(tokens, 1);
@@ -148,7 +148,7 @@ std::vector<float> pooled_losses(stage_runner& run, preset const& chosen, layer_
     return pooled;
 }
 
-taken compress_layer(prompt const& of, preset const& chosen, int threads)
+taken compress_layer(long_prompt const& of, preset const& chosen, int threads)
 {
     std::int64_t const before = runner::memory_of_this_process().peak;
     cpu::thread_pool pool{threads};
@@ -194,7 +194,7 @@ int run_all(int count, char** arguments)
     index_t const tokens = count > 1 ? number(arguments[1]) : index_t{1} << 20;
     auto const threads   = count > 2 ? static_cast<int>(number(arguments[2]))
                                      : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    prompt const layer{tokens};
+    long_prompt const layer{tokens};
     double const input = 2.0 * static_cast<double>(heads * tokens * dim) * sizeof(half);
     std::printf("%lld tokens, %lld KV heads, %lld query heads, D = %lld: keys and values %.1f MB; %s, %d threads\n",
         static_cast<long long>(tokens), static_cast<long long>(heads), static_cast<long long>(heads * group),

@@ -120,6 +120,7 @@ public:
         work_.layer(shape.tokens).expects_valid("prompt");
         work_.take_state(on, memory_);
         if (memory_.ready()) { work_.begin(on); }
+        tokens_ = shape.tokens;
     }
 
     prompt(prompt const&)            = delete;
@@ -262,6 +263,14 @@ public:
         return total;
     }
 
+    /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced, too, if
+    /// the preset has `one_budget`. N is the largest possible number of tokens until a layer is finished.
+    [[nodiscard]] in_view<float, 3, B> losses_of(index_t layer) const
+    {
+        progress_.expects_layer("prompt::losses_of", layer, work_.shape.layers);
+        return work_.losses_of(layer, work_.layer(tokens_).tokens);
+    }
+
     /// [H, N - W]  the rungs that `allocate` chose for a layer's tokens; the window has none.
     [[nodiscard]] in_view<std::uint8_t, 2, B> rungs_of(index_t layer) const
     {
@@ -355,7 +364,7 @@ private:
     workspace::frame memory_; // of the state
     detail::prompt_progress progress_;
     detail::prompt_choice choice_; // budget -1 until rungs are chosen
-    index_t tokens_ = 0;           // of the prompt, once a layer is finished
+    index_t tokens_ = 0;           // of the prompt; the largest possible number until a layer is finished
     bool balanced_  = false;       // losses of all layers
 };
 
