@@ -112,11 +112,11 @@ std::vector<float> joined_losses(
     std::vector<float> losses(static_cast<std::size_t>(heads * rungs * tokens));
     auto const all = out(on, losses.data(), heads, rungs, tokens);
     row_source source{4};
-    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.chunk * dim));
-    for (index_t first = 0; first < tokens; first += chosen.chunk)
+    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.replayed->chunk * dim));
+    for (index_t first = 0; first < tokens; first += chosen.replayed->chunk)
     {
-        index_t const count = std::min(chosen.chunk, tokens - first);
-        index_t const seen  = std::min(first, chosen.sinks);
+        index_t const count = std::min(chosen.replayed->chunk, tokens - first);
+        index_t const seen  = std::min(first, chosen.replayed->sinks);
         source.fill(queries);
         run([&](host const& with) {
             replay(with, in(with, std::as_const(queries).data(), heads * group, count, dim),
@@ -125,7 +125,7 @@ std::vector<float> joined_losses(
         });
     }
     run([&](host const& with) {
-        join(with, as_input(all), in(on, window_losses.data(), heads, rungs, tokens), chosen.join, all);
+        join(with, as_input(all), in(on, window_losses.data(), heads, rungs, tokens), chosen.replayed->join, all);
     });
     return losses;
 }
@@ -164,7 +164,7 @@ taken compress_layer(long_prompt const& of, preset const& chosen, int threads)
     compress_report report;
     found.seconds = bench::seconds([&] {
         std::vector<float> losses;
-        if (chosen.replays)
+        if (chosen.replayed)
         {
             losses = joined_losses(run, chosen, layer, pooled_losses(run, chosen, layer));
             options.losses =

@@ -237,24 +237,25 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         {
             support::run([&](host const& on) { fit_channels(on, queries, keys, channels.back().out()); });
         }
-        if (p.odd > 0)
+        if (p.odd() > 0)
         {
             support::run([&](host const& on) { add_leverage(on, all.keys, leverages.out()); });
         }
         tensor<float, 3> replayed{{H, R, N}}, scored{{H, R, N}}, pooled{{H, R, N}};
-        for (index_t begin = 0; p.replays && begin < N; begin += part)
+        for (index_t begin = 0; p.replayed && begin < N; begin += part)
         {
-            for (index_t first = begin; first < std::min(begin + part, N); first += p.chunk)
+            for (index_t first = begin; first < std::min(begin + part, N); first += p.replayed->chunk)
             {
-                index_t const n  = std::min({p.chunk, begin + part - first, N - first});
+                index_t const n  = std::min({p.replayed->chunk, begin + part - first, N - first});
                 rows const chunk = x.part(l, first, n);
                 support::run([&](host const& on) {
-                    replay(on, chunk.queries, chunk.keys, chunk.values, slice<1>(all.keys, 0, std::min(first, p.sinks)),
-                        p.ratios, p.replay<host>({}), slice<2>(replayed.out(), first, n));
+                    replay(on, chunk.queries, chunk.keys, chunk.values,
+                        slice<1>(all.keys, 0, std::min(first, p.replayed->sinks)), p.ratios, p.replay<host>({}),
+                        slice<2>(replayed.out(), first, n));
                 });
             }
         }
-        if (p.replays && p.join == 0)
+        if (!p.last_queries_score())
         {
             support::run([&](host const& on) { pool(on, replayed.in(), p.pooling, of(l)); });
             continue;
@@ -271,10 +272,10 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                     .even_queries  = p.even_queries(Q)},
                 scored.out());
         });
-        support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replays ? pooled.out() : of(l)); });
-        if (p.replays)
+        support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : of(l)); });
+        if (p.replayed)
         {
-            support::run([&](host const& on) { join(on, replayed.in(), pooled.in(), p.join, of(l)); });
+            support::run([&](host const& on) { join(on, replayed.in(), pooled.in(), p.replayed->join, of(l)); });
         }
     }
     tensor<std::uint8_t, 2> rungs{{L * H, N}};
@@ -288,12 +289,12 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
     }
     else
     {
-        if (p.one_budget)
+        if (p.shared)
         {
             support::run(
                 [&](host const& on) { balance(on, losses.out(), p.balance<host>(slice<0>(leverages.in(), 0, N))); });
         }
-        index_t const parts = p.one_budget ? 1 : L;
+        index_t const parts = p.shared ? 1 : L;
         for (index_t i = 0; i < parts; ++i)
         {
             index_t const heads = L / parts * H;
@@ -372,8 +373,8 @@ std::vector<preset> all_presets()
     for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
     {
         all.push_back(p);
-        if (!p.replays) { continue; }
-        p.chunk = 50;
+        if (!p.replayed) { continue; }
+        p.replayed->chunk = 50;
         all.push_back(p);
     }
     return all;
@@ -396,7 +397,7 @@ TEST_CASE("a prompt is its stages one after another, bit for bit, whatever its l
                     layer_shape const whole{2, 2, tokens, 0, {32, 48}, 2};
                     if (limit.in_bytes(whole) < shape.window_bytes()) { continue; }
                     CAPTURE(p.name);
-                    CAPTURE(p.chunk);
+                    CAPTURE(p.replayed.value_or(replay_part{}).chunk);
                     CAPTURE(tokens);
                     CAPTURE(layers);
                     CHECK(by_prompt(x, p, limit) == by_hand(x, p, limit));
@@ -423,16 +424,16 @@ TEST_CASE(
     "presets of one's own: one budget with projections, stand-ins with a budget for each layer, a scale, no window")
 {
     text const x{2, 250};
-    preset shared       = presets::paper;
-    shared.one_budget   = true;
-    preset own          = presets::by_window;
-    own.stand_ins       = 3;
-    preset scaled       = presets::best;
-    scaled.scale        = 0.1F;
-    scaled.window       = 0;
-    scaled.sinks        = 0;
-    preset replayed     = presets::any_question;
-    replayed.one_budget = false;
+    preset shared          = presets::paper;
+    shared.shared          = sharing_part{};
+    preset own             = presets::by_window;
+    own.stand_ins          = 3;
+    preset scaled          = presets::best;
+    scaled.scale           = 0.1F;
+    scaled.window          = 0;
+    scaled.replayed->sinks = 0;
+    preset replayed        = presets::any_question;
+    replayed.shared        = std::nullopt;
     for (preset const& p : {shared, own, scaled, replayed})
     {
         CAPTURE(p.name);
@@ -449,7 +450,7 @@ TEST_CASE("threads, a length that is not known before, and parts of the same chu
     for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
     {
         CAPTURE(p.name);
-        p.chunk         = 64;
+        if (p.replayed) { p.replayed->chunk = 64; }
         auto const want = by_prompt(x, p, budget::fraction(1, 4));
         CHECK(by_prompt(x, p, budget::fraction(1, 4), three) == want);
         CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.beyond = 77}) == want);
@@ -530,9 +531,9 @@ TEST_CASE("a place that the caller has made is filled with the bytes of an owner
 TEST_CASE("losses of rows that the caller chose take the place of replayed ones, and queries may be of another element")
 {
     text const x{1, 200};
-    preset p        = presets::best;
-    p.ahead         = 0; // turned queries are then no numbers that half would round
-    index_t const n = 200 - p.window;
+    preset p          = presets::best;
+    p.replayed->ahead = 0; // turned queries are then no numbers that half would round
+    index_t const n   = 200 - p.window;
     tensor<float, 3> replayed{{2, 4, n}};
     rows const part = x.part(0, 0, n);
     support::run([&](host const& on) {
@@ -564,8 +565,8 @@ TEST_CASE("losses of rows that the caller chose take the place of replayed ones,
 TEST_CASE("a chunk may be read anew from an earlier token on")
 {
     text const x{1, 300};
-    preset p = presets::any_question;
-    p.chunk  = 64;
+    preset p          = presets::any_question;
+    p.replayed->chunk = 64;
     text const other{1, 128};
     auto caches = room_for(x);
     support::run([&](host const& on) {
@@ -595,11 +596,13 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     };
     CHECK(of_preset([](preset& o) { o.window = -1; }) == "prompt: preset.window is -1; it must not be negative");
     CHECK(of_preset([](preset& o) { o.queries = 0; }) == "prompt: preset.queries is 0; it must be at least 1");
-    CHECK(of_preset([](preset& o) { o.chunk = 0; }) == "prompt: preset.chunk is 0; it must be at least 1");
-    CHECK(of_preset([](preset& o) { o.sinks = -2; }) == "prompt: preset.sinks is -2; it must not be negative");
+    CHECK(of_preset([](preset& o) { o.replayed->chunk = 0; })
+          == "prompt: preset.replayed.chunk is 0; it must be at least 1");
+    CHECK(of_preset([](preset& o) { o.replayed->sinks = -2; })
+          == "prompt: preset.replayed.sinks is -2; it must not be negative");
     CHECK(
         of_preset([](preset& o) { o.stand_ins = 129; }) == "prompt: preset.stand_ins is 129; it must be from 0 to 128");
-    CHECK(of_preset([](preset& o) { o.join = -1; }).find("prompt: preset.join is -1") == 0);
+    CHECK(of_preset([](preset& o) { o.replayed->join = -1; }).find("prompt: preset.replayed.join is -1") == 0);
     CHECK(of_preset([](preset& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }).find("prompt: preset.scale")
           == 0);
     CHECK(

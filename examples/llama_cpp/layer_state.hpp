@@ -121,7 +121,7 @@ public:
                     {
                         prompt_.queries.add(node, i, before + i, of_.cells[before + i]);
                     }
-                    if (with.chosen.preset.replays && !decoding)
+                    if (with.chosen.preset.replayed && !decoding)
                     {
                         prompt_.replayed.add(node, of_.cells, before, with);
                         prompt_.node.keep(node);
@@ -212,7 +212,7 @@ private:
         share_                = 1;
         memory_plan const now{node, before, share_, with};
         auto const past = static_cast<std::size_t>(node.heads() * std::max<index_t>(0, before - p.window));
-        if (p.one_budget && !now.whole && prompt_.rungs.size() != past)
+        if (p.shared && !now.whole && prompt_.rungs.size() != past)
         {
             prompt_.rungs.clear();
             shared_budget{layers(), of_.cells, before, with}.share();
@@ -253,7 +253,7 @@ private:
         auto const of_tokens = [&](auto const& on) { return mdkv::in(on, rungs.data(), node.heads(), past); };
         last_queries const by{node, prompt_.queries, tokens, p.queries, p};
         std::vector<float> fitted(static_cast<std::size_t>(node.heads() * 3 * node.dims().keys));
-        cache_               = {layout, with.lend([&](mdkv::cpu::backend on) {
+        cache_ = {layout, with.lend([&](mdkv::cpu::backend on) {
                       return mdkv::packed_bytes<mdkv::half>(on, of_tokens(on), layout);
                   })};
         with.lend([&](mdkv::cpu::backend on) {

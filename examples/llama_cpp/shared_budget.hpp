@@ -35,7 +35,7 @@
 namespace mdkv_ggml
 {
 
-/// One budget for the layers of a sequence, as presets with `one_budget` have it.
+/// One budget for the layers of a sequence, as presets that are `shared` have it.
 class shared_budget
 {
 public:
@@ -115,7 +115,7 @@ private:
         last_queries const by{node, layer.queries, tokens_, p.queries, p};
         std::vector<float> replayed(static_cast<std::size_t>(H * R * past_));
         layer.replayed.write(past_, replayed.data());
-        std::vector<float> window(p.join > 0 ? replayed.size() : 0);
+        std::vector<float> window(p.last_queries_score() ? replayed.size() : 0);
         with_.lend([&](mdkv::cpu::backend on) {
             using mdkv::in;
             using mdkv::out;
@@ -123,14 +123,14 @@ private:
             auto const keys = all.keys(on);
             auto const to   = out(on, losses, H, R, past_);
             auto const read = in(on, std::as_const(replayed).data(), H, R, past_);
-            if (p.odd > 0) { mdkv::add_leverage(on, slice<1>(keys, 0, past_), out(on, leverages.data(), past_)); }
-            if (p.join == 0) { return mdkv::pool(on, read, p.pooling, to); }
+            if (p.odd() > 0) { mdkv::add_leverage(on, slice<1>(keys, 0, past_), out(on, leverages.data(), past_)); }
+            if (!p.last_queries_score()) { return mdkv::pool(on, read, p.pooling, to); }
             auto const none   = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
             auto const pooled = out(on, window.data(), H, R, past_);
             mdkv::score(on, by.queries(on), slice<1>(keys, 0, past_), slice<1>(all.values(on), 0, past_),
                 slice<1>(keys, past_, tokens_ - past_), none, none, p.ratios, by.options(on), to);
             mdkv::pool(on, mdkv::as_input(to), p.pooling, pooled);
-            mdkv::join(on, read, mdkv::as_input(pooled), p.join, to);
+            mdkv::join(on, read, mdkv::as_input(pooled), p.replayed->join, to);
         });
     }
 

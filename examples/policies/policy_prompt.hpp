@@ -36,26 +36,24 @@ static_assert(detail::chunk_tokens == prefill_chunk);
 [[nodiscard]] inline mdkv::preset preset_of(policy const& p, std::int64_t window, std::int64_t question)
 {
     std::int64_t const most = std::max(question, window);
-    return {.name     = "mdkv_run",
-        .ratios       = p.ratios,
-        .pooling      = p.pooling,
-        .charge       = p.charge,
-        .quantisation = p.quantisation,
-        .window       = window,
-        .queries      = std::max<std::int64_t>({most, p.queries, 1}),
-        .question     = most,
-        .early_weight = static_cast<float>(p.early),
-        .even         = static_cast<float>(p.even),
-        .replays      = p.rows != scoring_rows::window,
-        .over         = p.over,
-        .chunk        = p.chunk,
-        .ahead        = p.ahead,
-        .own          = p.own,
-        .join         = p.joins() ? static_cast<float>(p.join) : 0.0F,
-        .one_budget   = p.one_budget(),
-        .depth        = static_cast<float>(p.depth),
-        .odd          = static_cast<float>(p.odd),
-        .stand_ins    = p.stand_ins};
+    mdkv::preset made{.name = "mdkv_run",
+        .ratios             = p.ratios,
+        .pooling            = p.pooling,
+        .charge             = p.charge,
+        .quantisation       = p.quantisation,
+        .window             = window,
+        .queries            = std::max<std::int64_t>({most, p.queries, 1}),
+        .question           = most,
+        .early_weight       = static_cast<float>(p.early),
+        .even               = static_cast<float>(p.even),
+        .stand_ins          = p.stand_ins};
+    if (p.rows != scoring_rows::window)
+    {
+        float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
+        made.replayed    = {.over = p.over, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
+    }
+    if (p.one_budget()) { made.shared = {.depth = static_cast<float>(p.depth), .odd = static_cast<float>(p.odd)}; }
+    return made;
 }
 
 [[nodiscard]] inline mdkv::rotary_encoding<mdkv::cpu::backend> encoding_of(rotary const& rotation)

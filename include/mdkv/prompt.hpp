@@ -128,13 +128,13 @@ public:
     ~prompt()                        = default;
 
     /// Scores a part of a layer's tokens by their own queries, turned to later positions: `replay`, in chunks of
-    /// `preset::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are the
+    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are the
     /// window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param first  token of the prompt that is the first of `rows`
-    /// \param rows   Q = N: of these tokens alone, at most `preset::chunk` of them or a multiple of it; `lse` is not read
+    /// \param rows   Q = N: of these tokens alone, at most `replay_part::chunk` of them or a multiple of it; `lse` is not read
     /// \cost   that of `replay`
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  bitwise reproducible for equal inputs and equal parts, for any number of threads
@@ -152,10 +152,10 @@ public:
             "; the chunk has ", count, " tokens");
         expects(first >= 0 && first <= work_.shape.tokens - count, stage, ": tokens ", first, " to ", first + count,
             " leave the prompt of at most ", work_.shape.tokens);
-        if (!work_.settings.replays) { return; }
+        if (!work_.settings.replayed) { return; }
         progress_.expects_next(stage, layer, first);
         expects_same(on, stage);
-        detail::staged(on, stage, [&](B const& stages) { work_.replay_part(stages, layer, first, rows); });
+        detail::staged(on, stage, [&](B const& stages) { work_.score_part(stages, layer, first, rows); });
         if (advances(on)) { progress_.of(layer) = first + count; }
     }
 
@@ -174,7 +174,7 @@ public:
         progress_.expects_layer(stage, layer, work_.shape.layers);
         progress_.expects_open(stage, layer);
         index_t const n = losses.extent(2);
-        expects(work_.settings.replays, stage, ": preset \"", work_.settings.name, "\" does not replay");
+        expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
         detail::check{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
         expects_same(on, stage);
@@ -209,7 +209,7 @@ public:
         expects(progress_.finished == 0 || tokens == tokens_, stage, ": layer ", layer, " has ", tokens,
             " tokens; the layers before have ", tokens_);
         layer_shape const one = work_.layer(tokens);
-        if (work_.settings.replays) { progress_.expects_read(stage, layer, one.tokens); }
+        if (work_.settings.replayed) { progress_.expects_read(stage, layer, one.tokens); }
         expects_same(on, stage);
         detail::staged(on, stage, [&](B const& stages) {
             if (work_.shape.on_non_finite == non_finite::error)
@@ -225,8 +225,8 @@ public:
         progress_.finish(layer);
     }
 
-    /// Chooses every token's rung within a budget: of all layers at once, their losses balanced, if the preset has
-    /// `one_budget`, otherwise layer by layer. Room for stand-ins is set aside if tokens are dropped. May be called again with
+    /// Chooses every token's rung within a budget: of all layers at once, their losses balanced, if the preset is
+    /// `shared`, otherwise layer by layer. Room for stand-ins is set aside if tokens are dropped. May be called again with
     /// another budget.
     ///
     /// \param on     backend: threads, scratch
@@ -253,7 +253,7 @@ public:
             on, stage, [&](B const& stages) { return work_.choose_rungs(stages, next, one, !balanced_); });
         if (!advances(on)) { return total; }
         choice_         = {};
-        balanced_       = balanced_ || (!next.whole && work_.settings.one_budget);
+        balanced_       = balanced_ || (!next.whole && work_.settings.shared);
         next.multiplier = total.multiplier;
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
             ": a loss is NaN or infinite; keys, values or queries are not finite, or too large to multiply");
@@ -264,7 +264,7 @@ public:
     }
 
     /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced, too, if
-    /// the preset has `one_budget`. N is the largest possible number of tokens until a layer is finished.
+    /// the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
     [[nodiscard]] in_view<float, 3, B> losses_of(index_t layer) const
     {
         progress_.expects_layer("prompt::losses_of", layer, work_.shape.layers);

@@ -133,16 +133,17 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects(p.window >= 0, "prompt: preset.window is ", p.window, "; it must not be negative");
     expects(p.queries >= 1, "prompt: preset.queries is ", p.queries, "; it must be at least 1");
     expects(p.question >= 0, "prompt: preset.question is ", p.question, "; it must not be negative");
-    expects(p.chunk >= 1, "prompt: preset.chunk is ", p.chunk, "; it must be at least 1");
-    expects(p.sinks >= 0, "prompt: preset.sinks is ", p.sinks, "; it must not be negative");
+    replay_part const how = p.replayed.value_or(replay_part{});
+    expects(how.chunk >= 1, "prompt: preset.replayed.chunk is ", how.chunk, "; it must be at least 1");
+    expects(how.sinks >= 0, "prompt: preset.replayed.sinks is ", how.sinks, "; it must not be negative");
     expects(p.stand_ins >= 0 && p.stand_ins <= most_stand_ins, "prompt: preset.stand_ins is ", p.stand_ins,
         "; it must be from 0 to ", most_stand_ins);
-    expects(!p.replays || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
-                                                     "known before the prompt's end; such a preset cannot replay");
+    expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
+                                                      "known before the prompt's end; such a preset cannot replay");
     expects_not_negative("prompt", "preset.early_weight", p.early_weight);
     expects_not_negative("prompt", "preset.even", p.even);
-    expects_not_negative("prompt", "preset.join", p.join);
-    expects_not_negative("prompt", "preset.odd", p.odd);
+    expects_not_negative("prompt", "preset.replayed.join", how.join);
+    expects_not_negative("prompt", "preset.shared.odd", p.odd());
     expects_not_negative("prompt", "preset.scale", p.scale);
 }
 

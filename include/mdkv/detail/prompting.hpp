@@ -49,7 +49,7 @@ struct prompt_work
     out_view<float, 4, B> key_bases{};    ///< [L, H, D, D]; L = 0 without projected rungs
     out_view<float, 4, B> value_bases{};  ///< [L, H, Dv, Dv]; L = 0 without projected rungs
     out_view<float, 4, B> channels{};     ///< [L, H, 3, D]; L = 0 without rotated rungs
-    out_view<T, 4, B> sinks{};            ///< [L, H, preset::sinks, D]; keys
+    out_view<T, 4, B> sinks{};            ///< [L, H, replay_part::sinks, D]; keys
     out_view<float, 1, B> leverages{};    ///< [tokens]; 0 of them unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{}; ///< [L, H, M]
     out_view<index_t, 1, B> limit{};      ///< [1]
@@ -74,8 +74,8 @@ struct prompt_work
         key_bases           = room<float>(on, memory, bases, H, D, D);
         value_bases         = room<float>(on, memory, bases, H, Dv, Dv);
         channels            = room<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
-        sinks               = room<T>(on, memory, L, H, settings.replays ? settings.sinks : 0, D);
-        leverages           = room<float>(on, memory, settings.odd > 0 ? shape.tokens : 0);
+        sinks               = room<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
+        leverages           = room<float>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
         rungs               = room<std::uint8_t>(on, memory, L, H, M);
         limit               = room<index_t>(on, memory, 1);
         report              = room<allocation>(on, memory, 1);
@@ -99,20 +99,21 @@ struct prompt_work
         return all.extent(0) > 0 ? as_input(item_of(all, l)) : in_view<float, 3, B>{};
     }
 
-    void replay_part(B const& on, index_t l, index_t first, rows_of_layer const& rows) const
+    void score_part(B const& on, index_t l, index_t first, rows_of_layer const& rows) const
     {
+        replay_part const how = *settings.replayed;
         index_t const count   = rows.keys.extent(1);
         index_t const end     = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
-        index_t const kept    = (std::min)(settings.sinks - first, count);           // sinks among the part's tokens
+        index_t const kept    = (std::min)(how.sinks - first, count);                // sinks among the part's tokens
         auto const first_keys = item_of(sinks, l);
         if (kept > 0) { run(on, copy_rows<B, T>{slice<1>(rows.keys, 0, kept), slice<1>(first_keys, first, kept)}); }
-        for (index_t at = 0; at < end; at += settings.chunk)
+        for (index_t at = 0; at < end; at += how.chunk)
         {
-            index_t const n = (std::min)(settings.chunk, end - at);
+            index_t const n = (std::min)(how.chunk, end - at);
             auto options    = settings.replay(shape.encoding);
             if (rows.lse_elsewhere) { options.lse_elsewhere = slice<1>(*rows.lse_elsewhere, at, n); }
             mdkv::replay(on, slice<1>(rows.queries, at, n), slice<1>(rows.keys, at, n), slice<1>(rows.values, at, n),
-                as_input(slice<1>(first_keys, 0, (std::min)(first + at, settings.sinks))), settings.ratios, options,
+                as_input(slice<1>(first_keys, 0, (std::min)(first + at, how.sinks))), settings.ratios, options,
                 slice<2>(item_of(losses, l), first + at, n));
         }
     }
@@ -125,7 +126,7 @@ struct prompt_work
         auto const [D, Dv] = one.dims;
         index_t const Q    = (std::min)(p.queries, rows.queries.extent(1));
         index_t const R    = rung_count();
-        bool const scores  = !p.replays || p.join > 0;
+        bool const scores  = p.last_queries_score();
         auto const keys    = slice<1>(rows.keys, 0, N);
         auto const values  = slice<1>(rows.values, 0, N);
         auto const queries = last<1>(rows.queries, Q);
@@ -135,7 +136,7 @@ struct prompt_work
         auto const energy  = room<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
         auto const weights = room<float>(on, frame, scores ? Q : 0);
         auto const scored  = room<float>(on, frame, scores ? H : 0, R, N);
-        auto const pooled  = room<float>(on, frame, p.replays ? H : 0, R, N);
+        auto const pooled  = room<float>(on, frame, p.replayed ? H : 0, R, N);
         static_cast<void>(frame.ready());
         if (bases)
         {
@@ -143,7 +144,7 @@ struct prompt_work
             fit_basis(on, values, item_of(value_bases, l), slice<1>(energy, 0, Dv));
         }
         if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, item_of(channels, l)); }
-        if (p.odd > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+        if (p.odd() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
         if (!scores)
         {
             mdkv::pool(on, as_input(found), p.pooling, pooled);
@@ -162,8 +163,8 @@ struct prompt_work
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), part_of(key_bases, l),
             part_of(value_bases, l), p.ratios, options, scored);
-        mdkv::pool(on, as_input(scored), p.pooling, p.replays ? pooled : found);
-        if (p.replays) { join(on, as_input(found), as_input(pooled), p.join, found); }
+        mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
+        if (p.replayed) { join(on, as_input(found), as_input(pooled), p.replayed->join, found); }
     }
 
     /// Whether everything fits, and room for stand-ins.
@@ -194,14 +195,14 @@ struct prompt_work
             total.tokens[best] = L * H * N;
             return total;
         }
-        if (settings.one_budget && balances)
+        if (settings.shared && balances)
         {
-            auto const weighed = slice<0>(leverages, 0, settings.odd > 0 ? N : 0);
+            auto const weighed = slice<0>(leverages, 0, settings.odd() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
         index_t const aside = one.bytes_of(next.stand_ins);
-        index_t const parts = settings.one_budget ? 1 : L; // each with a limit of its own
-        array<allocation, 2> sum{};                        // the parts so far, and the next one
+        index_t const parts = settings.shared ? 1 : L; // each with a limit of its own
+        array<allocation, 2> sum{};                    // the parts so far, and the next one
         for (index_t i = 0; i < parts; ++i)
         {
             index_t const each  = L / parts; // layers
