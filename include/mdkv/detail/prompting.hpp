@@ -36,7 +36,7 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// M is the largest number of tokens before the window, N the prompt's. No function changes anything but the views' elements.
+/// M is the largest number of tokens before the window, N the prompt's. Only take_state changes members; the others change elements of the views.
 template <backend B, element T, element U>
 struct prompt_work
 {
