@@ -76,7 +76,7 @@ std::vector<half> made_rows(index_t tokens, std::uint32_t seed)
     return all;
 }
 
-struct prompt
+struct long_prompt
 {
     index_t tokens;
     std::vector<half> keys   = made_rows(tokens, 1);
@@ -112,11 +112,11 @@ std::vector<float> joined_losses(
     std::vector<float> losses(static_cast<std::size_t>(heads * rungs * tokens));
     auto const all = out(on, losses.data(), heads, rungs, tokens);
     row_source source{4};
-    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.chunk * dim));
-    for (index_t first = 0; first < tokens; first += chosen.chunk)
+    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.replayed->chunk * dim));
+    for (index_t first = 0; first < tokens; first += chosen.replayed->chunk)
     {
-        index_t const count = std::min(chosen.chunk, tokens - first);
-        index_t const seen  = std::min(first, chosen.sinks);
+        index_t const count = std::min(chosen.replayed->chunk, tokens - first);
+        index_t const seen  = std::min(first, chosen.replayed->sinks);
         source.fill(queries);
         run([&](host const& with) {
             replay(with, in(with, std::as_const(queries).data(), heads * group, count, dim),
@@ -125,7 +125,7 @@ std::vector<float> joined_losses(
         });
     }
     run([&](host const& with) {
-        join(with, as_input(all), in(on, window_losses.data(), heads, rungs, tokens), chosen.join, all);
+        join(with, as_input(all), in(on, window_losses.data(), heads, rungs, tokens), chosen.replayed->join, all);
     });
     return losses;
 }
@@ -148,7 +148,7 @@ std::vector<float> pooled_losses(stage_runner& run, preset const& chosen, layer_
     return pooled;
 }
 
-taken compress_layer(prompt const& of, preset const& chosen, int threads)
+taken compress_layer(long_prompt const& of, preset const& chosen, int threads)
 {
     std::int64_t const before = runner::memory_of_this_process().peak;
     cpu::thread_pool pool{threads};
@@ -164,7 +164,7 @@ taken compress_layer(prompt const& of, preset const& chosen, int threads)
     compress_report report;
     found.seconds = bench::seconds([&] {
         std::vector<float> losses;
-        if (chosen.replays)
+        if (chosen.replayed)
         {
             losses = joined_losses(run, chosen, layer, pooled_losses(run, chosen, layer));
             options.losses =
@@ -194,7 +194,7 @@ int run_all(int count, char** arguments)
     index_t const tokens = count > 1 ? number(arguments[1]) : index_t{1} << 20;
     auto const threads   = count > 2 ? static_cast<int>(number(arguments[2]))
                                      : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    prompt const layer{tokens};
+    long_prompt const layer{tokens};
     double const input = 2.0 * static_cast<double>(heads * tokens * dim) * sizeof(half);
     std::printf("%lld tokens, %lld KV heads, %lld query heads, D = %lld: keys and values %.1f MB; %s, %d threads\n",
         static_cast<long long>(tokens), static_cast<long long>(heads), static_cast<long long>(heads * group),

@@ -30,14 +30,14 @@ TEST_CASE("presets differ from the paper's in what their names say")
     {
         CHECK(!presets::by_window.ratios[r].projected());
     }
-    CHECK(!presets::by_window.replays);
-    CHECK(presets::best.replays);
-    CHECK(presets::best.join > 0);
+    CHECK(!presets::by_window.replayed);
+    CHECK(presets::best.replayed);
+    CHECK(presets::best.replayed->join > 0);
     CHECK(presets::best.ratios.size() == presets::by_window.ratios.size());
-    CHECK(presets::any_question.replays);
-    CHECK(presets::any_question.join == 0);
-    CHECK(presets::any_question.odd > 0);
-    CHECK(presets::best.odd == 0);
+    CHECK(presets::any_question.replayed);
+    CHECK(presets::any_question.replayed->join == 0);
+    CHECK(presets::any_question.odd() > 0);
+    CHECK(presets::best.odd() == 0);
 }
 
 TEST_CASE("a preset's options reach compress")
@@ -82,12 +82,12 @@ TEST_CASE("a preset's weights reach balance: those of odd tokens less where toke
         return p.balance<cpu::backend>(in(cpu::backend{}, leverages.data(), tokens));
     };
     auto const& any = presets::any_question;
-    CHECK(options(any, 4096).odd == any.odd);
-    CHECK(options(any, 2048).odd == any.odd);
-    CHECK(options(any, 512).odd == any.odd / 4);
+    CHECK(options(any, 4096).odd == any.odd());
+    CHECK(options(any, 2048).odd == any.odd());
+    CHECK(options(any, 512).odd == any.odd() / 4);
     CHECK(options(any, 0).odd == 0);
     CHECK(options(any, 512).leverages->extent(0) == 512);
-    CHECK(options(any, 512).depth == any.depth);
+    CHECK(options(any, 512).depth == any.shared->depth);
     CHECK(options(presets::best, 512).odd == 0);
     CHECK(!options(presets::best, 512).leverages);
 }

@@ -184,7 +184,7 @@ TEST_CASE("the presets' options are those of replay")
     CHECK(best.encoding.base == 7);
     CHECK_FALSE(best.own);
     CHECK(any.own);
-    CHECK(any.ahead == presets::any_question.ahead);
+    CHECK(any.ahead == presets::any_question.replayed->ahead);
     CHECK(any.over == row_norm::euclidean);
     CHECK(any.quantisation == quantisation_loss::noise);
 }

@@ -121,7 +121,7 @@ public:
                     {
                         prompt_.queries.add(node, i, before + i, of_.cells[before + i]);
                     }
-                    if (with.chosen.preset.replays && !decoding)
+                    if (with.chosen.preset.replayed && !decoding)
                     {
                         prompt_.replayed.add(node, of_.cells, before, with);
                         prompt_.node.keep(node);
@@ -217,7 +217,7 @@ private:
         share_                = 1;
         memory_plan const now{node, before, share_, with};
         auto const past = static_cast<std::size_t>(node.heads() * std::max<index_t>(0, before - p.window));
-        if (p.one_budget && !now.whole && prompt_.rungs.size() != past)
+        if (p.shared && !now.whole && prompt_.rungs.size() != past)
         {
             prompt_.rungs.clear();
             shared_budget{layers(), of_.cells, before, with}.share();

@@ -37,12 +37,12 @@ public:
         mdkv::preset const& p        = with.chosen.preset;
         rows_                        = node.heads() * static_cast<index_t>(p.ratios.size());
         node_rotation const rotation = rotation_of(node);
-        for (index_t i = 0; i < node.tokens(); i += p.chunk)
+        for (index_t i = 0; i < node.tokens(); i += p.replayed->chunk)
         {
             index_t const place = before + i;
-            index_t const count = std::min(p.chunk, node.tokens() - i);
+            index_t const count = std::min(p.replayed->chunk, node.tokens() - i);
             gathered_cells const chunk{with.threads, node, cells, place, count};
-            gathered_cells const sinks{with.threads, node, cells, 0, std::min(place, p.sinks)};
+            gathered_cells const sinks{with.threads, node, cells, 0, std::min(place, p.replayed->sinks)};
             std::vector<float> const logits = sink_logits(node, count);
             chunk_.resize(static_cast<std::size_t>(rows_ * count));
             with.lend([&](mdkv::cpu::backend on) {

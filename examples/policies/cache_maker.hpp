@@ -15,11 +15,13 @@
 
 #include "../runner/device_layers.hpp"
 #include "../runner/policies.hpp"
+#include "../runner/prefill.hpp"
 #include "../runner/scratch_memory.hpp"
 #include "fold_plan.hpp"
 #include "head_scores.hpp"
+#include "held_layers.hpp"
 #include "layer_cache.hpp"
-#include "model_budget.hpp"
+#include "policy_prompt.hpp"
 #include "prompt_layer.hpp"
 
 namespace runner
@@ -44,6 +46,11 @@ public:
     /// \param ledger   must outlive the caches
     cache_maker(policy chosen, fold_plan const& plan, fold_ledger& ledger);
 
+    /// Takes one chunk of a layer from prefill, before the layer itself, of a policy that replays.
+    /// \param layer   without its rows, which need not be there yet
+    void read(prompt_layer<T> const& layer, layer_chunk<T> const& chunk, mdkv::cpu::executor_ref executor,
+        scratch_memory& scratch);
+
     /// \param shape   of the model's own cache, which budgets refer to; the layer's heads may be query heads
     /// \param rungs   [heads, past] receives the tokens' rungs, or null; lives until its cache is made
     /// \return the layer's cache. With one budget for all layers none until the last layer, then those of all, in order
@@ -65,8 +72,12 @@ private:
     }
     [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
-    [[nodiscard]] std::vector<float> losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
-        mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
+    /// The prompt that a layer is read into: of all layers if they share one budget, otherwise of this layer alone.
+    [[nodiscard]] policy_prompt<T>& prompt_of(prompt_layer<T> const& layer);
+    [[nodiscard]] std::int64_t place_of(prompt_layer<T> const& layer) const noexcept
+    {
+        return policy_.one_budget() ? layer.layer : 0;
+    }
     void share_among_heads(prompt_layer<T> const& layer, std::int64_t bytes);
     /// [heads, past] 1 for what stays of `size` tokens a head, the window among them.
     [[nodiscard]] std::vector<std::uint8_t> chosen_tokens(prompt_layer<T> const& layer, std::int64_t size,
@@ -81,11 +92,12 @@ private:
     mdkv::budget limit_;
     std::unique_ptr<device_layers<T>> device_; // where the policy runs on one; its caches must go before it
     fold_plan plan_{};
-    fold_ledger* ledger_ = nullptr;     // of caches that fold
-    std::optional<head_scores> scores_; // where heads share by them
-    std::vector<mdkv::index_t> quotas_; // [layers, heads] bytes, of mixed caches that do
-    model_budget<T> held_;              // of policies with one budget for all layers
-    std::vector<std::uint8_t*> asked_;  // [layers held] where their rungs are to go, or null
+    fold_ledger* ledger_ = nullptr;            // of caches that fold
+    std::optional<head_scores> scores_;        // where heads share by them
+    std::vector<mdkv::index_t> quotas_;        // [layers, heads] bytes, of mixed caches that do
+    std::unique_ptr<policy_prompt<T>> prompt_; // of policies that replay, or have one budget for all layers
+    held_layers<T> held_;                      // of policies with one budget for all layers
+    std::vector<std::uint8_t*> asked_;         // [layers held] where their rungs are to go, or null
 };
 
 } // namespace runner

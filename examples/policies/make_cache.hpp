@@ -1,7 +1,6 @@
 /// \file make_cache.hpp: the definitions of cache_maker: which parts each kind of policy is put together from
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
@@ -14,9 +13,6 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/finite.hpp>
-#include <mdkv/join.hpp>
-#include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
 
@@ -49,11 +45,11 @@
 #include "layer_cache.hpp"
 #include "low_rank.hpp"
 #include "packed_cache.hpp"
+#include "policy_prompt.hpp"
 #include "prompt_layer.hpp"
 #include "pyramid.hpp"
 #include "random.hpp"
 #include "snapkv.hpp"
-#include "stand_in_tokens.hpp"
 #include "streaming.hpp"
 #include "think.hpp"
 #include "tova.hpp"
@@ -94,15 +90,8 @@ std::vector<made_cache> cache_maker<T>::make(prompt_layer<T> const& layer, mdkv:
     mdkv::expects(limit_.in_bytes(shape) >= shape.window_bytes(), "policy ", policy_.label, ": ",
         limit_.in_bytes(shape), " bytes a layer do not hold the window of ", shape.window_bytes());
     if (interrupt_requested()) { throw interrupted{}; }
-    scratch.run(executor, [&](mdkv::cpu::backend on) {
-        mdkv::expects_finite(
-            on, "keys", mdkv::in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim), layer.layer);
-        mdkv::expects_finite(
-            on, "values", mdkv::in(on, layer.values, layer.heads, layer.tokens, layer.value_dim), layer.layer);
-        return 0;
-    });
-    held_.hold(layer, losses_at_hand(layer, query_weights(layer), executor, scratch));
-    if (policy_.odd > 0) { held_.compare_keys(layer, executor, scratch); }
+    prompt_of(layer).finish(place_of(layer), layer, executor, scratch);
+    held_.add(layer);
     asked_.push_back(rungs);
     if (layer.layer + 1 == layer.layers) { made = all_layers(shape, tail_tokens, executor, scratch); }
     return made;
@@ -112,48 +101,52 @@ template <mdkv::element T>
 std::vector<made_cache> cache_maker<T>::all_layers(
     mdkv::layer_shape const& shape, std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
 {
-    auto const layers         = std::ssize(held_.layers());
-    std::int64_t const beside = limit_.in_bytes(shape) - shape.window_bytes();
-    std::int64_t const most =
-        policy_.ratios.can_drop() ? mdkv::stand_ins_within(policy_.stand_ins, limit_.in_bytes(shape), shape) : 0;
-    std::int64_t const stand_ins  = shape.bytes_of(most) <= beside ? most : 0;
-    mdkv::allocation const chosen = held_.allocate(executor, scratch, policy_.ratios,
-        mdkv::rung_costs{policy_.ratios, shape.dims, shape.element_bytes}, layers * beside, policy_.depth, policy_.odd,
-        layers * shape.bytes_of(stand_ins));
-    mdkv::expects(chosen.status != mdkv::allocation_status::non_finite_loss, "policy ", policy_.label,
-        ": a loss is NaN or infinite");
-    mdkv::expects(chosen.status != mdkv::allocation_status::over_limit, "policy ", policy_.label, ": ",
-        limit_.in_bytes(shape), " bytes a layer do not hold every token at its cheapest rung");
+    auto const layers = std::ssize(held_.all());
+    auto& prompt      = **prompt_;
+    auto const limit  = mdkv::budget::bytes(limit_.in_bytes(shape)); // of the model's own cache
+    auto const chosen = scratch.run(executor, [&](mdkv::cpu::backend on) { return prompt.allocate(on, limit); });
     std::vector<made_cache> made(static_cast<std::size_t>(layers));
     for (std::size_t i = 0; i < made.size(); ++i)
     {
         if (interrupt_requested()) { throw interrupted{}; }
-        prompt_layer<T> const& layer = held_.layers()[i];
-        auto const rungs             = held_.rungs(i);
-        stand_in_tokens const extra{executor, scratch, layer, rungs, chosen.tokens[0] > 0 ? stand_ins : 0};
-        if (device_ != nullptr) { made[i].cache = device_->pack(layer, policy_.ratios, rungs, extra, tail_tokens); }
-        else
+        prompt_layer<T> const& layer = held_.all()[i];
+        auto const place             = static_cast<std::int64_t>(i);
+        mdkv::cpu::cache<T> packed;
+        made[i].report = scratch.run(executor, [&](mdkv::cpu::backend on) {
+            return prompt.pack(on, place, policy_prompt<T>::rows_of(on, layer), packed);
+        });
+        packed.reserve_tail(packed.appended() + tail_tokens);
+        if (device_ != nullptr) { made[i].cache = device_->copy(packed, layer.group); }
+        else { made[i].cache = std::make_unique<packed_cache<T>>(std::move(packed), layer.group); }
+        auto const rungs = prompt.rungs_of(place);
+        for (std::int64_t h = 0; h < layer.heads && asked_[i] != nullptr; ++h)
         {
-            auto packed =
-                std::make_unique<packed_cache<T>>(pack_layer(executor, scratch, layer, policy_.ratios, {}, rungs),
-                    layer.group, extra.count + tail_tokens);
-            packed->add(executor, scratch, extra);
-            made[i].cache = std::move(packed);
+            std::copy_n(rungs.row(h), layer.past(), asked_[i] + h * layer.past());
         }
-        made[i].report.shape             = shape;
-        made[i].report.budget_bytes      = limit_.in_bytes(shape);
-        made[i].report.window_bytes      = shape.window_bytes();
-        made[i].report.resident_bytes    = made[i].cache->resident_bytes();
-        made[i].report.full_bytes        = shape.full_bytes();
-        made[i].report.chosen.multiplier = chosen.multiplier;
-        count_rungs(rungs, made[i].report);
-        if (asked_[i] != nullptr) { std::copy(rungs.begin(), rungs.end(), asked_[i]); }
     }
     made.back().report.chosen.loss = chosen.loss; // reports of layers are added up
     made.back().report.chosen.dual = chosen.dual;
     held_                          = {};
+    prompt_.reset();
     asked_.clear();
     return made;
+}
+
+template <mdkv::element T>
+void cache_maker<T>::read(prompt_layer<T> const& layer, layer_chunk<T> const& chunk, mdkv::cpu::executor_ref executor,
+    scratch_memory& scratch)
+{
+    prompt_of(layer).read(place_of(layer), layer, chunk, executor, scratch);
+}
+
+template <mdkv::element T>
+policy_prompt<T>& cache_maker<T>::prompt_of(prompt_layer<T> const& layer)
+{
+    if (prompt_ == nullptr)
+    {
+        prompt_ = std::make_unique<policy_prompt<T>>(policy_, layer, policy_.one_budget() ? layer.layers : 1);
+    }
+    return *prompt_;
 }
 
 template <mdkv::element T>
@@ -187,7 +180,7 @@ made_cache cache_maker<T>::one_layer(prompt_layer<T> const& layer, mdkv::layer_s
         bytes / whole, " tokens of each cached head, fewer than the window of ", layer.window);
     std::int64_t const channels = layer.heads * mdkv::rung_costs{kept_or_not, shape.dims, shape.element_bytes}.channels;
     std::int64_t const beyond   = std::max<std::int64_t>(bytes - layer.window * whole - channels, 0);
-    std::int64_t const size   = std::min(layer.window + beyond / stored, layer.tokens); // T
+    std::int64_t const size     = std::min(layer.window + beyond / stored, layer.tokens); // T
     switch (policy_.kind)
     {
         case cache_kind::selected:
@@ -267,9 +260,8 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             made.report);
         return made;
     }
-    std::vector<float> const losses = policy_.rows != scoring_rows::window && layer.past() > 0
-                                          ? losses_at_hand(layer, weights, executor, scratch)
-                                          : std::vector<float>{};
+    bool const replays = policy_.rows != scoring_rows::window && layer.past() > 0;
+    if (replays) { prompt_of(layer).finish(0, layer, executor, scratch); }
     mdkv::cpu::cache<T> cache;
     if (ledger_ != nullptr) { cache = mdkv::cpu::cache<T>{mdkv::cache_layout{}, 0, 0, &ledger_->memory}; }
     made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
@@ -291,67 +283,22 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             .layer   = layer.layer,
         };
         options.allocation.charge = policy_.charge;
-        if (!losses.empty())
+        if (replays)
         {
-            options.losses  = in(on, losses.data(), H, static_cast<mdkv::index_t>(policy_.ratios.size()), layer.past());
+            options.losses  = (*prompt_)->losses_of(0);
             options.pooling = {1}; // done
         }
         if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
         if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
         return mdkv::compress(on, view, policy_.ratios, options, cache);
     });
+    prompt_.reset();
     if (ledger_ != nullptr)
     {
         made.cache = std::make_unique<folding_cache<T>>(std::move(cache), layer.group, policy_, plan_, *ledger_);
     }
     else { made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens); }
     return made;
-}
-
-/// Losses [heads, R, past], pooled: the window's, those of policies that replay, or both, joined. Of two kinds
-/// only the window's are pooled: its few rows point beside what they need, the replayed ones are many.
-template <mdkv::element T>
-std::vector<float> cache_maker<T>::losses_at_hand(prompt_layer<T> const& layer, std::span<float const> weights,
-    mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
-{
-    bool const replays = policy_.rows != scoring_rows::window;
-    mdkv::expects(!replays || layer.replayed != nullptr || layer.past() == 0, "policy ", policy_.label,
-        ": nothing has been replayed for it");
-    auto const H    = layer.heads;
-    auto const R    = static_cast<std::int64_t>(policy_.ratios.size());
-    auto const past = layer.past();
-    auto const rows = std::ssize(weights);
-    std::vector<float> scored(static_cast<std::size_t>(H * R * past));
-    std::vector<float> pooled(scored.size());
-    scratch.run(executor, [&](mdkv::cpu::backend on) {
-        using mdkv::in;
-        using mdkv::out;
-        using mdkv::slice;
-        auto const replayed = in(on, layer.replayed, H, R, past);
-        auto const shared   = out(on, pooled.data(), H, R, past);
-        if (replays && !policy_.joins())
-        {
-            mdkv::pool(on, replayed, policy_.pooling, shared);
-            return;
-        }
-        auto const all    = layer.query_tokens;
-        auto const keys   = in(on, layer.keys, H, layer.tokens, layer.key_dim);
-        auto const values = in(on, layer.values, H, layer.tokens, layer.value_dim);
-        auto const none   = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-        auto const window = out(on, scored.data(), H, R, past);
-        mdkv::score(on, slice<1>(in(on, layer.queries, H * layer.group, all, layer.key_dim), all - rows, rows),
-            slice<1>(keys, 0, past), slice<1>(values, 0, past), slice<1>(keys, past, layer.window), none, none,
-            policy_.ratios,
-            {.lse              = slice<1>(in(on, layer.lse, H * layer.group, all), all - rows, rows),
-                .query_weights = in(on, weights.data(), rows),
-                .quantisation  = policy_.quantisation,
-                .even_queries  = even_queries(weights)},
-            window);
-        mdkv::pool(on, mdkv::as_input(window), policy_.pooling, shared);
-        if (!replays) { return; }
-        mdkv::join(on, replayed, mdkv::as_input(shared), static_cast<float>(policy_.join), window);
-    });
-    return policy_.joins() ? scored : pooled;
 }
 
 /// Bytes of every head of the model, decided once: at the first layer, when the prompt's length is known.

@@ -26,7 +26,6 @@
 #include "../runner/scratch_memory.hpp"
 #include "layer_cache.hpp"
 #include "prompt_layer.hpp"
-#include "stand_in_tokens.hpp"
 
 namespace runner
 {
@@ -99,12 +98,15 @@ template <mdkv::element T>
 class packed_cache : public layer_cache
 {
 public:
+    /// \param finished      its tail may have tokens that stand for dropped ones
     /// \param group         query heads that share each cached head
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
     packed_cache(mdkv::cpu::cache<T> finished, std::int64_t group, std::int64_t tail_tokens = 0)
         : cache_{std::move(finished)}
         , query_heads_{cache_.layout().heads * group}
         , lse_(static_cast<std::size_t>(query_heads_))
+        , beside_{cache_.layout().heads * cache_.appended() * (cache_.layout().dims.keys + cache_.layout().dims.values)
+                  * std::int64_t{sizeof(T)}}
     {
         cache_.reserve_tail(tail_tokens);
     }
@@ -133,19 +135,6 @@ public:
         });
     }
 
-    /// Appends tokens that stand for dropped ones, before any other is appended.
-    void add(mdkv::cpu::executor_ref executor, scratch_memory& scratch, stand_in_tokens const& made)
-    {
-        mdkv::cache_layout const& layout = cache_.layout();
-        cache_.reserve_tail(std::max(cache_.tail_capacity(), made.count));
-        scratch.run(executor, [&](mdkv::cpu::backend on) {
-            mdkv::append(on, mdkv::in(on, made.keys.data(), layout.heads, made.count, layout.dims.keys),
-                mdkv::in(on, made.values.data(), layout.heads, made.count, layout.dims.values), cache_.view());
-            return 0;
-        });
-        beside_ = layout.heads * made.count * (layout.dims.keys + layout.dims.values) * std::int64_t{sizeof(T)};
-    }
-
     /// Window, tokens, projections and stand-ins.
     [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes() + beside_; }
 
@@ -156,8 +145,8 @@ protected:
     std::int64_t query_heads_;
 
 private:
-    std::vector<float> lse_;  // [query_heads], needed by attend alone
-    std::int64_t beside_ = 0; // bytes of stand-ins, which are in the tail
+    std::vector<float> lse_; // [query_heads], needed by attend alone
+    std::int64_t beside_;    // bytes of stand-ins, which are in the tail
 };
 
 } // namespace runner

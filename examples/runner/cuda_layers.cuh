@@ -13,6 +13,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/finite.hpp>
 #include <mdkv/gpu/attend.cuh>
@@ -202,50 +203,10 @@ public:
             fitted(cache, report.resident_bytes, request.tail_tokens), layer.group, scratch_);
     }
 
-    [[nodiscard]] std::unique_ptr<layer_cache> pack(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
-        std::span<std::uint8_t const> rungs, stand_in_tokens const& extra, std::int64_t tail_tokens) override
+    [[nodiscard]] std::unique_ptr<layer_cache> copy(mdkv::cpu::cache<T> const& made, std::int64_t group) override
     {
-        std::int64_t const H = layer.heads;
-        auto const keys      = scratch_.copied(layer.keys, H * layer.tokens * layer.key_dim);
-        auto const values    = scratch_.copied(layer.values, H * layer.tokens * layer.value_dim);
-        auto const queries   = scratch_.copied(layer.queries, H * layer.group * layer.query_tokens * layer.key_dim);
-        auto const fitted    = scratch_.allocated(H * 3 * layer.key_dim * mdkv::index_t{sizeof(float)});
-        auto const chosen    = scratch_.copied(rungs.data(), std::ssize(rungs));
-        auto const rungs_of  = [&](mdkv::gpu::backend const& on) {
-            return mdkv::in(on, reinterpret_cast<std::uint8_t const*>(chosen.data()), H, layer.past());
-        };
-        mdkv::cache_layout const layout{ratios, H, layer.window, {layer.key_dim, layer.value_dim}};
-        mdkv::index_t arena = 0;
-        scratch_.run([&](mdkv::gpu::backend const& on) { arena = mdkv::packed_bytes<T>(on, rungs_of(on), layout); });
-        packed cache{layout, arena, extra.count + tail_tokens, scratch_.backend().stream, scratch_.memory()};
-        scratch_.run([&](mdkv::gpu::backend const& on) {
-            auto const all = [&](bytes const& of, std::int64_t dim) {
-                return mdkv::in(on, reinterpret_cast<T const*>(of.data()), H, layer.tokens, dim);
-            };
-            auto const cut  = mdkv::split_window(on, mdkv::in(on, static_cast<T const*>(nullptr), H, 0, layer.key_dim),
-                 all(keys, layer.key_dim), all(values, layer.value_dim), layer.window);
-            auto const none = mdkv::in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-            auto const last  = std::min(layer.query_tokens, fitting_queries);
-            auto const asked = mdkv::in(
-                on, reinterpret_cast<T const*>(queries.data()), H * layer.group, layer.query_tokens, layer.key_dim);
-            auto const channels = mdkv::out(on, reinterpret_cast<float*>(fitted.data()), H, 3, layer.key_dim);
-            mdkv::fit_channels(on, mdkv::slice<1>(asked, layer.query_tokens - last, last), cut.keys, channels);
-            mdkv::pack(on, cut.keys, cut.values, cut.window_keys, cut.window_values, none, none, rungs_of(on),
-                cache.view(), mdkv::as_input(channels));
-        });
-        if (extra.count == 0)
-        {
-            return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_);
-        }
-        auto const extra_keys   = scratch_.copied(extra.keys.data(), std::ssize(extra.keys));
-        auto const extra_values = scratch_.copied(extra.values.data(), std::ssize(extra.values));
-        scratch_.run([&](mdkv::gpu::backend const& on) {
-            auto const all = [&](bytes const& of, std::int64_t dim) {
-                return mdkv::in(on, reinterpret_cast<float const*>(of.data()), H, extra.count, dim);
-            };
-            mdkv::append(on, all(extra_keys, layer.key_dim), all(extra_values, layer.value_dim), cache.view());
-        });
-        return std::make_unique<cuda_cache<T, Resource>>(std::move(cache), layer.group, scratch_, extra.count);
+        auto there = mdkv::gpu::to_device(made, scratch_.backend().stream, scratch_.memory());
+        return std::make_unique<cuda_cache<T, Resource>>(std::move(there), group, scratch_, made.appended());
     }
 
 private:

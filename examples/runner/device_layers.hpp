@@ -5,6 +5,7 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/score.hpp>
 
@@ -14,7 +15,6 @@
 
 #include "../policies/layer_cache.hpp"
 #include "../policies/prompt_layer.hpp"
-#include "../policies/stand_in_tokens.hpp"
 
 namespace runner
 {
@@ -47,11 +47,9 @@ public:
     [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer,
         mdkv::ratio_set const& ratios, device_request const& request, mdkv::compress_report& report) = 0;
 
-    /// The layer with its tokens at rungs chosen elsewhere; returns when it is made.
-    /// \param rungs   [heads, past], in host memory
-    /// \param extra   appended to its tail, before anything else
-    [[nodiscard]] virtual std::unique_ptr<layer_cache> pack(prompt_layer<T> const& layer, mdkv::ratio_set const& ratios,
-        std::span<std::uint8_t const> rungs, stand_in_tokens const& extra, std::int64_t tail_tokens) = 0;
+    /// The same cache on the device; its tail may have tokens that stand for dropped ones.
+    /// \param group   query heads that share each cached head
+    [[nodiscard]] virtual std::unique_ptr<layer_cache> copy(mdkv::cpu::cache<T> const& made, std::int64_t group) = 0;
 };
 
 /// \throws mdkv::error   this program was built without CUDA, or no GPU answers

@@ -109,7 +109,7 @@ struct policy
     bool own                             = false; // rows of a replay see its own tokens, too: those before them
     double join                          = 1;     // weight of the window's losses beside replayed ones
     double depth                         = 0;     // e^depth is the weight of the last layer in one budget
-    double odd                           = 0;     // losses in one budget count by how odd tokens are: preset::odd
+    double odd                           = 0;     // losses in one budget count by how odd tokens are: sharing_part::odd
     std::int64_t stand_ins               = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
     mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
     double beta                          = 0;                    // how uneven pyramid and head_scores are
@@ -168,16 +168,22 @@ inline void take(policy& p, mdkv::preset const& from)
     p.queries      = from.queries > from.question ? from.queries : 0;
     p.early        = double{from.early_weight};
     p.even         = double{from.even};
-    p.over         = from.over;
-    p.chunk        = from.chunk;
-    p.ahead        = from.ahead;
-    p.own          = from.own;
-    p.depth        = double{from.depth};
-    p.odd          = double{from.odd};
     p.stand_ins    = from.stand_ins;
-    if (from.replays) { p.rows = from.join > 0 ? scoring_rows::both : scoring_rows::replay; }
-    if (from.join > 0) { p.join = double{from.join}; }
-    if (from.one_budget) { p.share = sharing::losses; }
+    if (from.replayed)
+    {
+        p.rows  = from.last_queries_score() ? scoring_rows::both : scoring_rows::replay;
+        p.over  = from.replayed->over;
+        p.chunk = from.replayed->chunk;
+        p.ahead = from.replayed->ahead;
+        p.own   = from.replayed->own;
+        if (from.last_queries_score()) { p.join = double{from.replayed->join}; }
+    }
+    if (from.shared)
+    {
+        p.share = sharing::losses;
+        p.depth = double{from.shared->depth};
+        p.odd   = double{from.shared->odd};
+    }
 }
 
 [[nodiscard]] inline std::vector<policy> all_policies()

@@ -88,12 +88,8 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         .lse                     = kv.lse,
         .query_tokens            = kv.window,
         .embedding               = shape.embedding,
-        .rotation                = &model_->rotation(),
-        .replayed                = replayed_.all().data()};
-    if (!really_replayed_.empty())
-    {
-        layer.replayed = really_replayed_[static_cast<std::size_t>(kv.layer)].all().data();
-    }
+        .rotation                = &model_->rotation()};
+    if (!really_replayed_.empty()) { layer.replayed = really_replayed_[static_cast<std::size_t>(kv.layer)].data(); }
     if (policy_.per_query_head && layer.group > 1)
     {
         auto const rows = static_cast<std::size_t>(shape.query_heads * kv.tokens);
@@ -122,8 +118,11 @@ void sequence_cache<T>::score_chunk(
 {
     if (!policy_.replays()) { return; }
     auto const start = std::chrono::steady_clock::now();
-    replayed_.add(
-        policy_, model_->shape(), model_->rotation(), chunk, tokens - std::min(window(), tokens), executor, scratch);
+    layer_kv<T> unread{};
+    unread.layer  = chunk.layer;
+    unread.tokens = tokens;
+    layer_memory none;
+    maker_.read(layer_of(unread, none), chunk, executor, scratch);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -133,8 +132,8 @@ void sequence_cache<T>::score_replay(
 {
     if (!policy_.replays_really()) { return; }
     really_replayed_.resize(layers_.size());
-    really_replayed_[static_cast<std::size_t>(kv.layer)].add_real(
-        policy_, model_->shape(), kv, tokens - std::min(window(), tokens), executor, scratch);
+    really_replayed_[static_cast<std::size_t>(kv.layer)] =
+        really_replayed_losses(policy_, model_->shape(), kv, tokens - std::min(window(), tokens), executor, scratch);
 }
 
 template <mdkv::element T>

@@ -91,8 +91,7 @@ private:
     std::int64_t tail_tokens_;
     std::vector<std::unique_ptr<layer_cache>> layers_; // [layers]
     std::vector<mdkv::compress_report> reports_;
-    replayed_losses<T> replayed_;                     // of the layer that prefill is at
-    std::vector<replayed_losses<T>> really_replayed_; // [layers], if there was a second prefill
+    std::vector<std::vector<float>> really_replayed_; // [layers] losses, if there was a second prefill
     std::vector<float> repeated_;                     // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
     std::int64_t full_bytes_ = 0;

@@ -32,6 +32,7 @@
 #include <mdkv/pack.hpp>
 #include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
 #include <mdkv/replay.hpp>
 #include <mdkv/score.hpp>

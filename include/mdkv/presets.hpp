@@ -12,6 +12,8 @@
 #include <mdkv/score.hpp>
 #include <mdkv/stand_in.hpp>
 
+#include <optional>
+
 namespace mdkv::inline MDKV_MACHINE
 {
 
@@ -34,9 +36,26 @@ namespace mdkv::inline MDKV_MACHINE
 /// dropped, where later ones have theirs in the window or the tail (docs/quality.md).
 inline constexpr index_t stand_in_queries = 16;
 
-/// Arguments of compress, and the caller's cut of a prompt: `window` goes to split_window, and the last `queries`
-/// queries to the layer. The members from `replays` on are the caller's work, because compress sees one layer of a whole
-/// prompt: replay, balance, allocate and stand_in (docs/pipeline.md shows how). A starting point: every member may be changed.
+/// How a prompt's own queries score it while it is read: `replay`.
+struct replay_part
+{
+    row_norm over = row_norm::euclidean; ///< replay_options::over
+    index_t chunk = 256;                 ///< length: a replayed query attends to all keys of its chunk
+    index_t sinks = 4;                   ///< first tokens of a prompt to whose keys it attends, too
+    index_t ahead = 256;                 ///< replay_options::ahead
+    bool own      = false;               ///< replay_options::own
+    float join    = 0.0F; ///< weight of the last queries' losses beside the replayed ones: `join`. 0: none
+};
+
+/// How all layers of a prompt share one budget: `balance`.
+struct sharing_part
+{
+    float depth = 0.0F; ///< balance_options::depth
+    float odd   = 0.0F; ///< balance_options::odd of 2,048 tokens or more: odd_power
+};
+
+/// All options of `prompt`. `compress`, which sees one layer of a whole prompt, has those up to `even`. A starting point: every
+/// member may be changed, and presets of one's own are made in the same way as those below.
 struct preset
 {
     char const* name;
@@ -50,21 +69,18 @@ struct preset
     float early_weight             = 1.0F; ///< weight of the earlier ones: score_options::query_weights
     float even                     = 0.0F; ///< score_options::even_queries, in parts of the weights of all of them
 
-    bool replays      = false;               ///< the prompt's own queries score, too: replay
-    row_norm over     = row_norm::euclidean; ///< of replayed rows: replay_options::over
-    index_t chunk     = 256;                 ///< tokens of which all replayed rows see each other's keys
-    index_t sinks     = 4;                   ///< first tokens of a prompt whose keys they see, too
-    index_t ahead     = 256;                 ///< replay_options::ahead
-    bool own          = false;               ///< replay_options::own
-    float join        = 0.0F;                ///< weight of the window's losses beside theirs: join. 0: they score alone
-    bool one_budget   = false;               ///< allocate serves all layers at once, their losses balanced: balance
-    float depth       = 0.0F;                ///< balance_options::depth
-    float odd         = 0.0F;                ///< balance_options::odd of 2,048 tokens or more: odd_power
-    index_t stand_ins = 0; ///< of each head, where a layer's limit has room for them: stand_in, stand_ins_within
+    std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
+    std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
+    index_t stand_ins                   = 0;            ///< of each head, as far as stand_ins_within allows: `stand_in`
 
     /// The model's factor of q.k, in all options that the functions below give; 0 means 1/sqrt(D). A model that has one of its
     /// own: `preset p = presets::best; p.scale = ...`.
     float scale = 0.0F;
+
+    /// Whether the last queries score: they do unless replayed ones score alone.
+    [[nodiscard]] constexpr bool last_queries_score() const noexcept { return !replayed || replayed->join > 0; }
+    /// sharing_part::odd; 0 without a shared budget.
+    [[nodiscard]] constexpr float odd() const noexcept { return shared ? shared->odd : 0.0F; }
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -94,23 +110,25 @@ struct preset
     template <backend B>
     [[nodiscard]] replay_options<B> replay(rotary_encoding<B> const& encoding) const
     {
-        return {.ahead    = ahead,
-            .own          = own,
+        replay_part const how = replayed.value_or(replay_part{});
+        return {.ahead    = how.ahead,
+            .own          = how.own,
             .encoding     = encoding,
             .scale        = scale,
             .quantisation = quantisation,
-            .over         = over};
+            .over         = how.over};
     }
     /// The options of stand_in.
     [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }
-    /// The options of balance for the leverages of a prompt, [N], which are read only where `odd` is above 0.
+    /// The options of balance for the leverages of a prompt, [N], which are read only if `odd()` is above 0.
     template <backend B>
     [[nodiscard]] balance_options<B> balance(in_view<float, 1, B> leverages) const
     {
-        balance_options<B> options{.depth = depth};
-        if (odd > 0)
+        balance_options<B> options;
+        if (shared) { options.depth = shared->depth; }
+        if (odd() > 0)
         {
-            options.odd       = odd_power(odd, leverages.extent(0));
+            options.odd       = odd_power(odd(), leverages.extent(0));
             options.leverages = leverages;
         }
         return options;
@@ -121,33 +139,58 @@ namespace presets
 {
 
 /// MixedDimKV, its losses pooled over 7 neighbours and projections charged to the heads that use them.
-inline constexpr preset paper{
-    "paper", paper_ratios, {7, pooling::max}, projection_charge::by_use, quantisation_loss::bound};
+inline constexpr preset paper{.name = "paper",
+    .ratios                         = paper_ratios,
+    .pooling                        = {.width = 7, .kind = pooling::max},
+    .quantisation                   = quantisation_loss::bound};
 
 /// MixedDimKV by its printed algorithm.
-inline constexpr preset paper_literal{
-    "paper_literal", paper_ratios, {1, pooling::max}, projection_charge::always, quantisation_loss::bound};
+inline constexpr preset paper_literal{.name = "paper_literal",
+    .ratios                                 = paper_ratios,
+    .pooling                                = {.width = 1},
+    .charge                                 = projection_charge::always,
+    .quantisation                           = quantisation_loss::bound};
 
 /// Token eviction by MixedDimKV's scores.
 inline constexpr preset evict{
-    "evict", evict_ratios, {1, pooling::max}, projection_charge::by_use, quantisation_loss::bound};
+    .name = "evict", .ratios = evict_ratios, .pooling = {.width = 1}, .quantisation = quantisation_loss::bound};
 
 /// The best that one call of compress can do (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
 /// more queries than the question's.
-inline constexpr preset by_window{"by_window", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::noise, 8, 64, 32, 0.2F, 0.1F};
+inline constexpr preset by_window{.name = "by_window",
+    .ratios                             = bit_ratios,
+    .pooling                            = {.width = 7, .kind = pooling::adaptive},
+    .window                             = 8,
+    .queries                            = 64,
+    .question                           = 32,
+    .early_weight                       = 0.2F,
+    .even                               = 0.1F};
 
 /// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
-inline constexpr preset best{"best", bit_ratios, {7, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::noise, 8, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 1024, false, 2.0F, true, 1.0F,
-    0.0F, 8};
+inline constexpr preset best{.name = "best",
+    .ratios                        = bit_ratios,
+    .pooling                       = {.width = 7, .kind = pooling::adaptive},
+    .window                        = 8,
+    .queries                       = 64,
+    .question                      = 32,
+    .early_weight                  = 0.2F,
+    .replayed                      = replay_part{.ahead = 1024, .join = 2.0F},
+    .shared                        = sharing_part{.depth = 1.0F},
+    .stand_ins                     = 8};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
 /// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
-inline constexpr preset any_question{"any_question", bit_ratios, {3, pooling::adaptive}, projection_charge::by_use,
-    quantisation_loss::noise, 4, 64, 32, 0.2F, 0.0F, true, row_norm::euclidean, 256, 4, 256, true, 0.0F, true, 1.0F,
-    16.0F, 8};
+inline constexpr preset any_question{.name = "any_question",
+    .ratios                                = bit_ratios,
+    .pooling                               = {.width = 3, .kind = pooling::adaptive},
+    .window                                = 4,
+    .queries                               = 64,
+    .question                              = 32,
+    .early_weight                          = 0.2F,
+    .replayed                              = replay_part{.own = true},
+    .shared                                = sharing_part{.depth = 1.0F, .odd = 16.0F},
+    .stand_ins                             = 8};
 
 } // namespace presets
 

@@ -1,6 +1,7 @@
 #include "examples/runner/cuda_layers.cuh"
 
 #include <mdkv/allocate.hpp>
+#include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -17,7 +18,6 @@
 #include "examples/policies/layer_cache.hpp"
 #include "examples/policies/packed_cache.hpp"
 #include "examples/policies/prompt_layer.hpp"
-#include "examples/policies/stand_in_tokens.hpp"
 #include "examples/runner/device_layers.hpp"
 #include "examples/runner/scratch_memory.hpp"
 #include "gpu/support/device_packed.hpp"
@@ -256,7 +256,7 @@ TEST_CASE("the runner's layers on the device attend as its packed caches do, und
     expects_same<half>(presets::paper, {.group = 3}, 8, budget::fraction(1, 3));
 }
 
-TEST_CASE("a layer whose rungs were chosen elsewhere attends on the device as on the host, with stand-ins or without")
+TEST_CASE("a layer that was made on the host attends on the device as there, with stand-ins or without")
 {
     prompt<half> x{{.key_dim = 64, .value_dim = 72}};
     std::vector<std::uint8_t> rungs(static_cast<std::size_t>(x.layer.heads * x.layer.past()));
@@ -267,13 +267,18 @@ TEST_CASE("a layer whose rungs were chosen elsewhere attends on the device as on
         CAPTURE(count);
         layers_on_device<half> layers{nullptr, memory};
         runner::scratch_memory scratch;
-        runner::stand_in_tokens const extra{cpu::executor_ref{}, scratch, x.layer, rungs, count};
+        auto made         = runner::pack_layer(cpu::executor_ref{}, scratch, x.layer, bit_ratios, {}, rungs);
+        auto const keys   = x.floats(x.layer.heads * count * x.layer.key_dim);
+        auto const values = x.floats(x.layer.heads * count * x.layer.value_dim);
+        made.reserve_tail(count + 2);
+        scratch.run(cpu::executor_ref{}, [&](cpu::backend on) {
+            append(on, in(on, keys.data(), x.layer.heads, count, x.layer.key_dim),
+                in(on, values.data(), x.layer.heads, count, x.layer.value_dim), made.view());
+            return 0;
+        });
         outcome got, want;
-        got.cache   = layers.pack(x.layer, bit_ratios, rungs, extra, 2);
-        auto packed = std::make_unique<runner::packed_cache<half>>(
-            runner::pack_layer(cpu::executor_ref{}, scratch, x.layer, bit_ratios, {}, rungs), x.layer.group, 2);
-        packed->add(cpu::executor_ref{}, scratch, extra);
-        want.cache = std::move(packed);
+        got.cache  = layers.copy(made, x.layer.group);
+        want.cache = std::make_unique<runner::packed_cache<half>>(std::move(made), x.layer.group);
         CHECK(got.cache->resident_bytes() == want.cache->resident_bytes());
         auto const error      = difference(x, got, want, 20);
         double const integers = support::integer_rounding(cache_layout{bit_ratios, 1, 0, {64, 64}});

@@ -1,7 +1,5 @@
 #include "policies/packed_cache.hpp"
 
-#include "policies/stand_in_tokens.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -9,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include <mdkv/append.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
 
 #include "support/host.hpp"
 #include "support/prompt.hpp"
@@ -54,16 +55,24 @@ TEST_CASE_TEMPLATE("stand-ins are attended like tokens, and their bytes count", 
     auto const& layer = prompt.layer;
     auto const kept   = prompt.some_tokens(0.3);
     runner::scratch_memory scratch;
-    runner::packed_cache<T> cache{{}, scratch, layer, kept};
-    std::int64_t const before = cache.resident_bytes();
-    runner::stand_in_tokens const made{{}, scratch, layer, kept, 3};
-    cache.add({}, scratch, made);
+    std::int64_t const count = 3;
+    auto const keys          = support::random_rows<float>(prompt.random, layer.heads * count * layer.key_dim);
+    auto const values        = support::random_rows<float>(prompt.random, layer.heads * count * layer.value_dim);
+    auto packed              = runner::pack_layer({}, scratch, layer, runner::keep_or_drop(), {}, kept);
+    packed.reserve_tail(count);
+    scratch.run({}, [&](mdkv::cpu::backend on) {
+        mdkv::append(on, mdkv::in(on, keys.data(), layer.heads, count, layer.key_dim),
+            mdkv::in(on, values.data(), layer.heads, count, layer.value_dim), packed.view());
+        return 0;
+    });
+    std::int64_t const before = packed.arena_bytes();
+    runner::packed_cache<T> cache{std::move(packed), layer.group};
     CHECK(cache.resident_bytes()
-          == before + 3 * layer.heads * (layer.key_dim + layer.value_dim) * std::int64_t{sizeof(T)});
+          == before + count * layer.heads * (layer.key_dim + layer.value_dim) * std::int64_t{sizeof(T)});
     auto tokens        = kept_tokens(layer, kept);
-    auto const rounded = [](std::vector<float> const& rows, std::int64_t first, std::int64_t count) {
+    auto const rounded = [](std::vector<float> const& rows, std::int64_t first, std::int64_t n) {
         std::vector<double> row;
-        for (std::int64_t d = 0; d < count; ++d)
+        for (std::int64_t d = 0; d < n; ++d)
         {
             row.push_back(double{mdkv::widen(mdkv::narrow<T>(rows[static_cast<std::size_t>(first + d)]))});
         }
@@ -71,16 +80,14 @@ TEST_CASE_TEMPLATE("stand-ins are attended like tokens, and their bytes count", 
     };
     for (std::int64_t h = 0; h < layer.heads; ++h)
     {
-        for (std::int64_t i = 0; i < made.count; ++i)
+        for (std::int64_t i = 0; i < count; ++i)
         {
-            std::int64_t const at = h * made.count + i;
-            tokens[static_cast<std::size_t>(h)].push_back({rounded(made.keys, at * layer.key_dim, layer.key_dim),
-                rounded(made.values, at * layer.value_dim, layer.value_dim)});
+            std::int64_t const at = h * count + i;
+            tokens[static_cast<std::size_t>(h)].push_back({rounded(keys, at * layer.key_dim, layer.key_dim),
+                rounded(values, at * layer.value_dim, layer.value_dim)});
         }
     }
     support::check_appended(cache, scratch, prompt, tokens, 5);
-    runner::stand_in_tokens const none{{}, scratch, layer, kept, 0};
-    CHECK(none.keys.empty());
 }
 
 TEST_CASE("a packed cache's bytes are those of kept tokens and window, whatever is appended")

@@ -1,4 +1,4 @@
-#include "policies/replayed_losses.hpp"
+#include "policies/policy_prompt.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,6 +12,7 @@
 
 #include <mdkv/core/types.hpp>
 
+#include "policies/prompt_layer.hpp"
 #include "runner/language_model.hpp"
 #include "runner/layers.hpp"
 #include "runner/policies.hpp"
@@ -90,12 +91,20 @@ struct prompt
     /// Losses, prefill's chunks being of this length.
     [[nodiscard]] std::vector<float> scored(runner::policy const& chosen, std::int64_t chunk) const
     {
-        runner::replayed_losses<float> losses;
+        runner::prompt_layer<float> layer;
+        layer.heads     = shape.kv_heads;
+        layer.group     = shape.query_heads / shape.kv_heads;
+        layer.tokens    = tokens;
+        layer.window    = tokens - past;
+        layer.key_dim   = shape.key_dim;
+        layer.value_dim = shape.value_dim;
+        layer.rotation  = &rotation;
+        runner::policy_prompt<float> read{chosen, layer, 1};
         runner::scratch_memory scratch;
         for (std::int64_t first = 0; first < tokens; first += chunk)
         {
             std::int64_t const count = std::min(chunk, tokens - first);
-            losses.add(chosen, shape, rotation,
+            read.read(0, layer,
                 {.layer      = 0,
                     .first   = first,
                     .count   = count,
@@ -103,9 +112,10 @@ struct prompt
                     .keys    = keys.data(),
                     .values  = values.data(),
                     .queries = queries.data() + first * shape.query_heads * 8},
-                past, {}, scratch);
+                {}, scratch);
         }
-        return losses.all();
+        auto const losses = read->losses_of(0); // [H, R, past]
+        return {losses.data_handle(), losses.data_handle() + losses.required_span_size()};
     }
 };
 

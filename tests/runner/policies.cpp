@@ -54,7 +54,7 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(!by_window.one_budget());
     runner::policy const best = runner::find_policy("best");
     CHECK(best.rows == runner::scoring_rows::both);
-    CHECK(best.join == double{mdkv::presets::best.join});
+    CHECK(best.join == double{mdkv::presets::best.replayed->join});
     CHECK(best.over == mdkv::row_norm::euclidean);
     CHECK(best.one_budget());
     runner::policy const any = runner::find_policy("any_question");
@@ -62,7 +62,7 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(any.own);
     CHECK(any.one_budget());
     CHECK(any.depth == 1);
-    CHECK(any.odd == double{mdkv::presets::any_question.odd});
+    CHECK(any.odd == double{mdkv::presets::any_question.odd()});
     CHECK(any.stand_ins == mdkv::presets::any_question.stand_ins);
     CHECK(runner::parse_policy("best[stand_ins=3]").stand_ins == 3);
     CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);

@@ -1,0 +1,121 @@
+/// \file best.cpp: a whole prompt by the preset `best`: chunks are replayed as they are read, and all layers share one budget
+#include <mdkv/mdkv.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <span>
+#include <vector>
+
+using namespace mdkv;
+using host = cpu::backend;
+
+namespace
+{
+constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, part = 256, last = 64; // last queries that score
+
+/// One layer of a model, after position encoding: [H*G, N, D], [H, N, D], [H, N, D], [H*G, last].
+struct layer
+{
+    std::vector<float> queries, keys, values, lse;
+    cpu::cache<float> cache;
+};
+
+/// Rows as prefill leaves them, and as `finish_layer` and `pack` take them.
+prompt_rows<host, float> chunk(host const& on, layer const& x, index_t first, index_t count)
+{
+    return {slice<1>(in(on, x.queries.data(), H * G, N, D), first, count),
+        slice<1>(in(on, x.keys.data(), H, N, D), first, count),
+        slice<1>(in(on, x.values.data(), H, N, D), first, count)};
+}
+prompt_rows<host, float> all(host const& on, layer const& x)
+{
+    return {chunk(on, x, N - last, last).queries, in(on, x.keys.data(), H, N, D), in(on, x.values.data(), H, N, D),
+        in(on, x.lse.data(), H * G, last)};
+}
+
+void compress(host const& on, std::vector<layer>& model)
+{
+    prompt<host, float> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
+    for (index_t first = 0; first < N; first += part) // while prefill reads the prompt
+    {
+        for (index_t l = 0; l < L; ++l) { p.read_chunk(on, l, first, chunk(on, model[l], first, part)); }
+    }
+    for (index_t l = 0; l < L; ++l) { p.finish_layer(on, l, all(on, model[l])); }
+    p.allocate(on, budget::fraction(1, 4));
+    for (index_t l = 0; l < L; ++l) { p.pack(on, l, all(on, model[l]), model[l].cache); }
+}
+
+/// Full attention of query head h to the first n tokens; returns the log-sum-exp.
+float attend_fully(layer const& x, index_t h, float const* query, index_t n, float* output)
+{
+    double sum = 0, weighted[D] = {};
+    for (index_t i = h / G * N * D; i < (h / G * N + n) * D; i += D)
+    {
+        double dot = 0;
+        for (index_t d = 0; d < D; ++d) { dot += double{query[d]} * double{x.keys[i + d]}; }
+        sum += dot = std::exp(dot / std::sqrt(double{D}));
+        for (index_t d = 0; d < D; ++d) { weighted[d] += dot * double{x.values[i + d]}; }
+    }
+    for (index_t d = 0; d < D; ++d) { output[d] = static_cast<float>(weighted[d] / sum); }
+    return static_cast<float>(std::log(sum));
+}
+
+std::vector<float> rows(std::size_t count, float mean) // most energy in few directions
+{
+    static unsigned state = 7;
+    std::vector<float> x(count * D);
+    for (std::size_t i = 0; i < x.size(); ++i)
+    {
+        state = state * 1664525U + 1013904223U;
+        x[i]  = (mean + 10.0F * (float(state >> 8) * 0x1p-24F - 0.5F)) * std::pow(0.9F, float(i % D));
+    }
+    return x;
+}
+} // namespace
+
+int main()
+{
+    std::vector<layer> model(L);
+    std::vector<float> got(H * G * D), want(H * G * D), lse(H * G);
+    for (layer& x : model)
+    {
+        x = {rows(H * G * N, 3), rows(H * N, 0), rows(H * N, 0), std::vector<float>(H * G * last), {}};
+        for (index_t i = 0; i < H * G * last; ++i) // an engine's prefill has log-sum-exps at hand
+        {
+            index_t const h = i / last, t = N - last + i % last;
+            x.lse[i] = attend_fully(x, h, &x.queries[(h * N + t) * D], t + 1, want.data());
+        }
+    }
+
+    cpu::thread_pool threads{2};
+    workspace counting; // makes a dry run, which says how much memory all of it takes
+    compress(host{&counting, threads}, model);
+    struct alignas(workspace::alignment) line
+    {
+        std::byte bytes[workspace::alignment];
+    };
+    std::vector<line> memory(counting.bytes() / sizeof(line));
+    workspace scratch{std::as_writable_bytes(std::span{memory})};
+    host const on{&scratch, threads};
+    compress(on, model);
+
+    index_t resident = 0;
+    double error = 0, size = 0;
+    for (layer const& x : model) // one decode step
+    {
+        auto const query = rows(H * G, 3);
+        attend(on, in(on, query.data(), H * G, D), x.cache.view(), {}, out(on, got.data(), H * G, D),
+            out(on, lse.data(), H * G));
+        for (index_t h = 0; h < H * G; ++h) { attend_fully(x, h, &query[h * D], N, &want[h * D]); }
+        for (std::size_t i = 0; i < got.size(); ++i)
+        {
+            error += std::pow(double{got[i] - want[i]}, 2);
+            size += std::pow(double{want[i]}, 2);
+        }
+        resident += x.cache.arena_bytes() + x.cache.tail_bytes();
+    }
+    index_t const full = L * H * N * (D + D) * index_t{sizeof(float)};
+    std::printf("%td of %td bytes; outputs off by %.3f of their size\n", resident, full, std::sqrt(error / size));
+    return resident <= full / 4 && std::sqrt(error / size) < 0.05 ? 0 : 1;
+}

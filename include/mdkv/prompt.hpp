@@ -1,0 +1,373 @@
+/// \file prompt.hpp: prompt: all layers of one prompt by one preset, from its chunks as they are read to the packed caches (arXiv 2603.20616, sections 4, 5).
+#pragma once
+
+#include <mdkv/advance.hpp>
+#include <mdkv/allocate.hpp>
+#include <mdkv/append.hpp>
+#include <mdkv/balance.hpp>
+#include <mdkv/basis.hpp>
+#include <mdkv/cache.hpp>
+#include <mdkv/channels.hpp>
+#include <mdkv/compress.hpp>
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/prompt_state.hpp>
+#include <mdkv/finite.hpp>
+#include <mdkv/join.hpp>
+#include <mdkv/leverage.hpp>
+#include <mdkv/pack.hpp>
+#include <mdkv/pool.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/replay.hpp>
+#include <mdkv/score.hpp>
+#include <mdkv/stand_in.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace mdkv::inline MDKV_MACHINE
+{
+
+/// Sizes of a prompt and of the model that reads it; all layers are alike.
+template <backend B>
+struct prompt_shape
+{
+    index_t layers = 0; ///< L, from 1 to 256
+    index_t heads  = 0; ///< H, KV heads
+    index_t group  = 1; ///< G, query heads per KV head
+    head_dims dims;     ///< D, Dv
+    index_t tokens = 0; ///< length of the prompt, or the largest possible one if it is not known yet
+
+    rotary_encoding<B> encoding{}; ///< the model's; needed by presets that replay. Its frequencies outlive the prompt
+    non_finite on_non_finite = non_finite::error;
+};
+
+/// Queries, keys and values of one layer, after position encoding.
+template <backend B, element T, element U = T>
+struct prompt_rows
+{
+    in_view<U, 3, B> queries; // [H*G, Q, D]  of the last Q of the tokens
+    in_view<T, 3, B> keys;    // [H, N, D]
+    in_view<T, 3, B> values;  // [H, N, Dv]
+
+    std::optional<in_view<float, 2, B>> lse           = std::nullopt; ///< [H*G, Q]  as in score_options
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt; ///< [H*G, Q]  as in score_options
+};
+
+namespace detail
+{
+
+/// The state of a prompt and the stages' calls, behind its checks: detail/prompting.hpp.
+template <backend B, element T, element U>
+struct prompt_work;
+
+} // namespace detail
+
+/// One prompt of L layers, compressed by a preset. The same calls serve every preset; those that a preset does not need return
+/// at once:
+///
+///   prompt<B, T> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
+///   p.read_chunk(on, layer, first, {q, k, v});              // each chunk of each layer, while prefill has its queries
+///   p.finish_layer(on, layer, {last_q, keys, values, lse}); // each layer, with the keys and values of all tokens
+///   p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
+///   p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
+///
+/// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of the
+/// object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another. A
+/// prompt made on a counting workspace is a dry run: the same calls on a counting workspace need no data, compute nothing,
+/// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
+///
+/// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
+/// insufficient_workspace has changed nothing. After an exception of an executor or a device only the destructor may be
+/// called; `pack` never changes the prompt.
+///
+/// \see    tests/prompt.cpp, examples/best.cpp, docs/pipeline.md
+template <backend B, element T, element U = T>
+class prompt
+{
+    static constexpr space S = B::memory_space;
+
+public:
+    using rows_of_layer = prompt_rows<B, T, U>;
+
+    /// \param on      backend: its workspace holds the state, and outlives the prompt
+    /// \param chosen  preset; copied
+    /// \param shape   sizes, position encoding
+    /// \cost   state: L*H*R*M floats and L*H*M bytes for M = tokens - window, and if the preset needs them L*H*(D*D + Dv*Dv)
+    ///         floats (projected rungs), 3*L*H*D floats (codes), L*H*sinks keys, a float a token
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
+    /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs that
+    ///                                 are projected
+    /// \throws insufficient_workspace  naming the size needed
+    prompt(B const& on, preset const& chosen, prompt_shape<B> const& shape)
+        : work_{chosen, shape, {chosen.ratios, shape.dims, index_t{sizeof(T)}}}
+        , dry_{detail::dry_run(on)}
+        , memory_{*on.scratch, "prompt"}
+    {
+        detail::expects_prompt_preset(chosen);
+        expects(shape.layers >= 1 && shape.layers <= detail::prompt_progress::most_layers, "prompt: layers is ",
+            shape.layers, "; it must be from 1 to ", detail::prompt_progress::most_layers);
+        work_.layer(shape.tokens).expects_valid("prompt");
+        work_.take_state(on, memory_);
+        if (memory_.ready()) { work_.begin(on); }
+        tokens_ = shape.tokens;
+    }
+
+    prompt(prompt const&)            = delete;
+    prompt& operator=(prompt const&) = delete;
+    ~prompt()                        = default;
+
+    /// Scores a part of a layer's tokens by their own queries, turned to later positions: `replay`, in chunks of
+    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are the
+    /// window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
+    ///
+    /// \param on     backend: threads, scratch
+    /// \param layer  0 to L - 1
+    /// \param first  token of the prompt that is the first of `rows`
+    /// \param rows   Q = N: of these tokens alone, at most `replay_part::chunk` of them or a multiple of it; `lse` is not read
+    /// \cost   that of `replay`
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
+    /// \order  bitwise reproducible for equal inputs and equal parts, for any number of threads
+    /// \throws invalid_argument        a shape disagrees, tokens before `first` were not read, the prompt is longer than
+    ///                                 `prompt_shape::tokens`, or the layer is finished
+    /// \throws insufficient_workspace  naming the size needed
+    void read_chunk(B const& on, index_t layer, index_t first, rows_of_layer const& rows)
+    {
+        constexpr char const* stage = "prompt::read_chunk";
+        index_t const count         = rows.keys.extent(1);
+        progress_.expects_layer(stage, layer, work_.shape.layers);
+        progress_.expects_open(stage, layer);
+        expects_rows(on, stage, rows, count);
+        expects(rows.queries.extent(1) == count, stage, ": queries [H*G, Q, D] has Q = ", rows.queries.extent(1),
+            "; the chunk has ", count, " tokens");
+        expects(first >= 0 && first <= work_.shape.tokens - count, stage, ": tokens ", first, " to ", first + count,
+            " leave the prompt of at most ", work_.shape.tokens);
+        if (!work_.settings.replayed) { return; }
+        progress_.expects_next(stage, layer, first);
+        expects_same(on, stage);
+        detail::staged(on, stage, [&](B const& stages) { work_.score_part(stages, layer, first, rows); });
+        if (advances(on)) { progress_.of(layer) = first + count; }
+    }
+
+    /// Takes a layer's losses by rows that the caller chose, in the place of all its chunks: e.g. those of a second prefill.
+    ///
+    /// \param on      backend: threads
+    /// \param layer   0 to L - 1
+    /// \param losses  [H, R, n]  not pooled; of the prompt's first n tokens, as many as it has before its window
+    /// \cost   copies the losses
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
+    /// \order  deterministic
+    /// \throws invalid_argument   a shape disagrees, the preset does not replay, or the layer is finished
+    void take_losses(B const& on, index_t layer, in_view<float, 3, B> losses)
+    {
+        constexpr char const* stage = "prompt::take_losses";
+        progress_.expects_layer(stage, layer, work_.shape.layers);
+        progress_.expects_open(stage, layer);
+        index_t const n = losses.extent(2);
+        expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
+        expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
+        detail::check{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
+        expects_same(on, stage);
+        run(on, detail::copy_rows<B, float>{losses, work_.losses_of(layer, n)});
+        if (advances(on)) { progress_.of(layer) = n; }
+    }
+
+    /// Finds a layer's losses after the prompt was read: those of the last queries (`score`, `pool`), of the replayed ones, or
+    /// both (`join`). Fits the bases and channels that packing needs.
+    ///
+    /// \param on     backend: threads, scratch
+    /// \param layer  0 to L - 1
+    /// \param rows   N tokens, window included, the same number in every layer; Q >= 1 last queries, of which the last
+    ///               `preset::queries` score. `lse` saves work
+    /// \cost   that of the stages: fit_basis or fit_channels, score unless the preset only replays, pool, join, add_leverage;
+    ///         scratch O(H*R*N) and that of score
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu), but for the search for NaNs and infinities, which waits
+    /// \order  bitwise reproducible for equal inputs, for any number of threads
+    /// \throws invalid_argument        a shape disagrees, the layer is finished, or the preset replays and tokens before the
+    ///                                 window were not read
+    /// \throws non_finite_input        naming layer, head and row, unless `prompt_shape::on_non_finite` is unchecked
+    /// \throws insufficient_workspace  naming the size needed
+    void finish_layer(B const& on, index_t layer, rows_of_layer const& rows)
+    {
+        constexpr char const* stage = "prompt::finish_layer";
+        index_t const tokens        = rows.keys.extent(1);
+        progress_.expects_layer(stage, layer, work_.shape.layers);
+        progress_.expects_open(stage, layer);
+        expects_rows(on, stage, rows, tokens);
+        expects(tokens <= work_.shape.tokens, stage, ": keys are of ", tokens, " tokens, above the prompt's ",
+            work_.shape.tokens);
+        expects(progress_.finished == 0 || tokens == tokens_, stage, ": layer ", layer, " has ", tokens,
+            " tokens; the layers before have ", tokens_);
+        layer_shape const one = work_.layer(tokens);
+        if (work_.settings.replayed) { progress_.expects_read(stage, layer, one.tokens); }
+        expects_same(on, stage);
+        detail::staged(on, stage, [&](B const& stages) {
+            if (work_.shape.on_non_finite == non_finite::error)
+            {
+                expects_finite(stages, "queries", rows.queries, layer);
+                expects_finite(stages, "keys", rows.keys, layer);
+                expects_finite(stages, "values", rows.values, layer);
+            }
+            if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one); }
+        });
+        if (!advances(on)) { return; }
+        tokens_ = tokens;
+        progress_.finish(layer);
+    }
+
+    /// Chooses every token's rung within a budget: of all layers at once, their losses balanced, if the preset is
+    /// `shared`, otherwise layer by layer. Room for stand-ins is set aside if tokens are dropped. May be called again with
+    /// another budget.
+    ///
+    /// \param on     backend: threads, scratch
+    /// \param limit  of an average layer: window, tokens, projections, channels and stand-ins
+    /// \return the choice, summed over all layers
+    /// \cost   those of balance and allocate, the latter twice if stand-ins need room
+    /// \sync   returns when done, on a GPU too: it waits for the device
+    /// \order  bitwise reproducible for equal inputs, for any number of threads
+    /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs
+    /// \throws non_finite_input        a loss is NaN or infinite; no rungs are chosen then, as for too small a budget
+    /// \throws insufficient_workspace  naming the size needed
+    allocation allocate(B const& on, budget limit)
+    {
+        constexpr char const* stage = "prompt::allocate";
+        progress_.expects_all_finished(stage, work_.shape.layers);
+        layer_shape const one = work_.layer(tokens_);
+        detail::prompt_choice next{.budget = limit.in_bytes(one)};
+        index_t const spend = next.budget - one.window_bytes();
+        expects(spend >= 0, stage, ": a budget of ", next.budget, " bytes a layer cannot hold the window of ",
+            one.window, " tokens; at least ", one.window_bytes(), " bytes are needed");
+        expects_same(on, stage);
+        work_.plan(next, one);
+        allocation const total = detail::staged(
+            on, stage, [&](B const& stages) { return work_.choose_rungs(stages, next, one, !balanced_); });
+        if (!advances(on)) { return total; }
+        choice_         = {};
+        balanced_       = balanced_ || (!next.whole && work_.settings.shared);
+        next.multiplier = total.multiplier;
+        expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
+            ": a loss is NaN or infinite; keys, values or queries are not finite, or too large to multiply");
+        expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
+            " bytes a layer cannot hold every token at its cheapest rung");
+        choice_ = next;
+        return total;
+    }
+
+    /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced, too, if
+    /// the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
+    [[nodiscard]] in_view<float, 3, B> losses_of(index_t layer) const
+    {
+        progress_.expects_layer("prompt::losses_of", layer, work_.shape.layers);
+        return work_.losses_of(layer, work_.layer(tokens_).tokens);
+    }
+
+    /// [H, N - W]  the rungs that `allocate` chose for a layer's tokens; the window has none.
+    [[nodiscard]] in_view<std::uint8_t, 2, B> rungs_of(index_t layer) const
+    {
+        progress_.expects_layer("prompt::rungs_of", layer, work_.shape.layers);
+        return work_.rungs_of(layer, work_.layer(tokens_).tokens);
+    }
+
+    /// Tokens of each head that stand for dropped ones in a layer's tail. A dry run returns the most.
+    /// \cost, \sync   those of fewest_dropped, which waits on a GPU
+    [[nodiscard]] index_t stand_ins(B const& on, index_t layer) const
+    {
+        return work_.stand_ins(on, rungs_of(layer), choice_);
+    }
+
+    /// Bytes of a layer's arena, without stand-ins. A dry run returns 0.
+    /// \cost, \sync   those of packed_bytes, which waits on a GPU
+    [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
+    {
+        return packed_bytes<T>(on, rungs_of(layer), layout());
+    }
+
+    /// The layout of all layers' caches.
+    [[nodiscard]] cache_layout layout() const
+    {
+        return {work_.settings.ratios, work_.shape.heads, work_.layer(tokens_).window, work_.shape.dims,
+            work_.settings.scale};
+    }
+
+    /// Packs a layer at its rungs, and appends its stand-ins to the cache's tail.
+    ///
+    /// \param on     backend: threads, scratch
+    /// \param layer  0 to L - 1
+    /// \param rows   those that `finish_layer` had; `lse` is needed if there are stand-ins
+    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail is full of
+    ///               stand-ins: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either backend,
+    ///               whose arena holds `arena_bytes` and whose tail `stand_ins`; its report is not written
+    /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
+    ///         counts stand-ins
+    /// \cost   that of pack, stand_in and append; allocates the new cache of an owner, and on a GPU host memory for rungs
+    /// \sync   returns when done (cpu); on a GPU the rungs are waited for, and the rest is enqueued
+    /// \order  bitwise reproducible for equal inputs, for any number of threads
+    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
+    /// \throws insufficient_workspace  naming the size needed
+    /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
+    template <class Destination>
+    compress_report pack(B const& on, index_t layer, rows_of_layer const& rows, Destination& to)
+    {
+        constexpr char const* stage = "prompt::pack";
+        constexpr bool owner        = requires { to.view(); };
+        static_assert(!owner || S == space::host,
+            "prompt::pack: on a GPU the destination is a compressed_layer, whose memory the caller has made");
+        progress_.expects_layer(stage, layer, work_.shape.layers);
+        expects(choice_.budget >= 0, stage, ": no rungs were chosen; call allocate first");
+        expects_rows(on, stage, rows, tokens_);
+        expects(choice_.stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
+            "\" makes up to ", choice_.stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
+        expects_same(on, stage);
+        cache_layout const form = layout();
+        if constexpr (!owner)
+        {
+            expects(to.cache.layout == form, stage, ": to.cache.layout is not that of the preset and the layers");
+        }
+        return detail::staged(
+            on, stage, [&](B const& stages) { return work_.pack_layer(stages, layer, rows, form, choice_, to); });
+    }
+
+private:
+    /// Whether a call changes the state: a dry run does so only if the prompt was made by one.
+    [[nodiscard]] bool advances(B const& on) const { return detail::dry_run(on) == dry_; }
+    void expects_same(B const& on, char const* stage) const
+    {
+        expects(!dry_ || detail::dry_run(on), stage, ": the prompt was made on a workspace that only counts");
+    }
+
+    void expects_rows(B const& on, char const* stage, rows_of_layer const& rows, index_t tokens) const
+    {
+        index_t const query_heads = checked_multiply(work_.shape.heads, work_.shape.group);
+        index_t const count       = rows.queries.extent(1);
+        expects(count >= (tokens > 0 ? 1 : 0) && count <= tokens, stage, ": queries [H*G, Q, D] has Q = ", count,
+            "; it must be from 1 to the ", tokens, " tokens");
+        detail::check{on, stage}
+            .rows("queries", rows.queries, {query_heads, count, work_.shape.dims.keys}, "H*G,Q,D")
+            .rows("keys", rows.keys, {work_.shape.heads, tokens, work_.shape.dims.keys}, "H,N,D")
+            .rows("values", rows.values, {work_.shape.heads, tokens, work_.shape.dims.values}, "H,N,Dv")
+            .in("lse", rows.lse, {{query_heads, count}}, "H*G,Q")
+            .in("lse_elsewhere", rows.lse_elsewhere, {{query_heads, count}}, "H*G,Q");
+    }
+
+    detail::prompt_work<B, T, U> work_;
+    bool dry_;                // made on a workspace that only counts
+    workspace::frame memory_; // of the state
+    detail::prompt_progress progress_;
+    detail::prompt_choice choice_; // budget -1 until rungs are chosen
+    index_t tokens_ = 0;           // of the prompt; the largest possible number until a layer is finished
+    bool balanced_  = false;       // losses of all layers
+};
+
+} // namespace mdkv::inline MDKV_MACHINE
+
+#include <mdkv/detail/prompting.hpp>

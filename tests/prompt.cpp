@@ -1,0 +1,702 @@
+#include <mdkv/prompt.hpp>
+
+#include <mdkv/advance.hpp>
+#include <mdkv/allocate.hpp>
+#include <mdkv/append.hpp>
+#include <mdkv/balance.hpp>
+#include <mdkv/basis.hpp>
+#include <mdkv/cache.hpp>
+#include <mdkv/channels.hpp>
+#include <mdkv/compress.hpp>
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/join.hpp>
+#include <mdkv/leverage.hpp>
+#include <mdkv/pack.hpp>
+#include <mdkv/pool.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/replay.hpp>
+#include <mdkv/stand_in.hpp>
+
+#include "support/host.hpp"
+#include "support/layer.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::tensor;
+using host  = cpu::backend;
+using rows  = prompt_rows<host, half>;
+using store = std::vector<std::byte>;
+
+/// Queries, keys and values of all tokens of all layers, and the log-sum-exps of the last queries.
+struct text
+{
+    static constexpr index_t heads = 2, group = 2, dim = 32, value_dim = 48, last = 70;
+
+    index_t layers, tokens;
+    std::vector<support::layer<half>> all;
+    std::vector<tensor<float, 2>> lse; // [H*G, Q]
+
+    text(index_t layers_, index_t tokens_)
+        : layers{layers_}
+        , tokens{tokens_}
+    {
+        for (index_t l = 0; l < layers; ++l)
+        {
+            all.emplace_back(support::layer_sizes{.heads = heads,
+                .group                                   = group,
+                .queries                                 = tokens,
+                .tokens                                  = tokens,
+                .window                                  = 0,
+                .dim                                     = dim,
+                .value_dim                               = value_dim,
+                .first_query                             = 0,
+                .salt                                    = l + 1});
+            lse.emplace_back(std::array<index_t, 2>{heads * group, count()});
+            for (index_t q = 0; q < heads * group; ++q)
+            {
+                for (index_t i = 0; i < count(); ++i) { lse.back().set(log_sum(all.back(), q, i), q, i); }
+            }
+        }
+    }
+
+    /// Last queries at hand.
+    [[nodiscard]] index_t count() const { return std::min(last, tokens); }
+
+    [[nodiscard]] rows part(index_t l, index_t first, index_t n) const
+    {
+        auto const& x = all[static_cast<std::size_t>(l)];
+        return {slice<1>(x.queries.in(), first, n), slice<1>(x.keys.in(), first, n), slice<1>(x.values.in(), first, n)};
+    }
+    [[nodiscard]] rows whole(index_t l) const
+    {
+        auto const& x = all[static_cast<std::size_t>(l)];
+        return {slice<1>(x.queries.in(), tokens - count(), count()), x.keys.in(), x.values.in(),
+            lse[static_cast<std::size_t>(l)].in()};
+    }
+    [[nodiscard]] prompt_shape<host> shape() const
+    {
+        return {.layers = layers, .heads = heads, .group = group, .dims = {dim, value_dim}, .tokens = tokens};
+    }
+
+private:
+    [[nodiscard]] float log_sum(support::layer<half> const& x, index_t q, index_t i) const
+    {
+        double sum = 0;
+        for (index_t t = 0; t <= tokens - count() + i; ++t)
+        {
+            double logit = 0;
+            for (index_t d = 0; d < dim; ++d)
+            {
+                logit += double{widen(x.queries.get(q, tokens - count() + i, d))}
+                         * double{widen(x.keys.get(q / group, t, d))};
+            }
+            sum += std::exp(logit * x.scale());
+        }
+        return static_cast<float>(std::log(sum));
+    }
+};
+
+/// Everything that can be read from a cache.
+struct contents
+{
+    store arena, tail;
+    std::vector<head_entry> heads;
+    cache_layout layout;
+    index_t appended = 0;
+
+    explicit contents(cpu::cache<half> const& cache)
+        : layout{cache.layout()}
+        , appended{cache.appended()}
+    {
+        auto const v = cache.view();
+        arena.assign(v.arena, v.arena + v.arena_bytes);
+        tail.assign(v.tail, v.tail + cache.tail_bytes());
+        heads.assign(v.heads, v.heads + v.layout.heads);
+    }
+    friend bool operator==(contents const&, contents const&) = default;
+};
+
+template <class Caches>
+std::vector<contents> contents_of(Caches const& caches)
+{
+    std::vector<contents> all;
+    for (auto const& one : caches) { all.emplace_back(one); }
+    return all;
+}
+
+/// How a test feeds a prompt.
+struct feeding
+{
+    index_t part   = 128; ///< tokens of read_chunk
+    index_t beyond = 0;   ///< tokens that the prompt could have had more
+};
+
+template <class Prompt>
+std::vector<compress_report> feed(Prompt& p, host const& on, text const& x, preset const& chosen, budget limit,
+    std::vector<cpu::cache<half>>& caches, feeding const& how = {})
+{
+    // The window's tokens are left out by the caller where the prompt cannot know them.
+    index_t const end = how.beyond > 0 ? std::max<index_t>(x.tokens - chosen.window, 0) : x.tokens;
+    for (index_t first = 0; first < end; first += how.part)
+    {
+        for (index_t l = 0; l < x.layers; ++l)
+        {
+            p.read_chunk(on, l, first, x.part(l, first, std::min(how.part, end - first)));
+        }
+    }
+    for (index_t l = x.layers; l-- > 0;) { p.finish_layer(on, l, x.whole(l)); }
+    p.allocate(on, limit);
+    std::vector<compress_report> reports;
+    for (index_t l = 0; l < x.layers; ++l)
+    {
+        reports.push_back(p.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]));
+    }
+    return reports;
+}
+
+std::vector<cpu::cache<half>> room_for(text const& x)
+{
+    return std::vector<cpu::cache<half>>(static_cast<std::size_t>(x.layers));
+}
+
+/// By one workspace for everything, of exactly the bytes that a dry run of all calls counts.
+std::vector<contents> by_prompt(
+    text const& x, preset const& chosen, budget limit, cpu::executor_ref threads = {}, feeding const& how = {})
+{
+    auto caches = room_for(x);
+    auto shape  = x.shape();
+    shape.tokens += how.beyond;
+    support::run(
+        [&](host const& on) {
+            prompt<host, half> p{on, chosen, shape};
+            feed(p, on, x, chosen, limit, caches, how);
+        },
+        threads);
+    return contents_of(caches);
+}
+
+/// The stages one after another, as docs/pipeline.md describes them.
+std::vector<contents> by_hand(text const& x, preset const& p, budget limit, index_t part = 128)
+{
+    index_t const L = x.layers, H = text::heads, D = text::dim, Dv = text::value_dim;
+    auto const R         = static_cast<index_t>(p.ratios.size());
+    index_t const window = std::min(p.window, x.tokens);
+    index_t const N      = x.tokens - window;
+    index_t const Q      = std::min(p.queries, x.count());
+    layer_shape const shape{H, text::group, N, window, {D, Dv}, 2};
+    tensor<float, 4> losses{{L, H, R, N}};
+    tensor<float, 1> leverages{{x.tokens}};
+    leverages.assign(std::vector<float>(static_cast<std::size_t>(x.tokens)));
+    std::vector<tensor<float, 3>> key_bases, value_bases, channels;
+    auto const of = [&](index_t l) { return detail::item_of(losses.out(), l); };
+    for (index_t l = 0; l < L; ++l)
+    {
+        rows const all     = x.whole(l);
+        auto const queries = slice<1>(all.queries, x.count() - Q, Q);
+        auto const keys = slice<1>(all.keys, 0, N), values = slice<1>(all.values, 0, N);
+        key_bases.emplace_back(std::array<index_t, 3>{p.ratios.any_projected() ? H : 0, D, D});
+        value_bases.emplace_back(std::array<index_t, 3>{p.ratios.any_projected() ? H : 0, Dv, Dv});
+        channels.emplace_back(std::array<index_t, 3>{p.ratios.any_rotated() ? H : 0, 3, D});
+        if (N == 0) { continue; }
+        if (p.ratios.any_projected())
+        {
+            tensor<float, 2> energy{{H, D}}, value_energy{{H, Dv}};
+            support::run([&](host const& on) { fit_basis(on, keys, key_bases.back().out(), energy.out()); });
+            support::run([&](host const& on) { fit_basis(on, values, value_bases.back().out(), value_energy.out()); });
+        }
+        if (p.ratios.any_rotated())
+        {
+            support::run([&](host const& on) { fit_channels(on, queries, keys, channels.back().out()); });
+        }
+        if (p.odd() > 0)
+        {
+            support::run([&](host const& on) { add_leverage(on, all.keys, leverages.out()); });
+        }
+        tensor<float, 3> replayed{{H, R, N}}, scored{{H, R, N}}, pooled{{H, R, N}};
+        for (index_t begin = 0; p.replayed && begin < N; begin += part)
+        {
+            for (index_t first = begin; first < std::min(begin + part, N); first += p.replayed->chunk)
+            {
+                index_t const n  = std::min({p.replayed->chunk, begin + part - first, N - first});
+                rows const chunk = x.part(l, first, n);
+                support::run([&](host const& on) {
+                    replay(on, chunk.queries, chunk.keys, chunk.values,
+                        slice<1>(all.keys, 0, std::min(first, p.replayed->sinks)), p.ratios, p.replay<host>({}),
+                        slice<2>(replayed.out(), first, n));
+                });
+            }
+        }
+        if (!p.last_queries_score())
+        {
+            support::run([&](host const& on) { pool(on, replayed.in(), p.pooling, of(l)); });
+            continue;
+        }
+        tensor<float, 1> weights{{Q}};
+        for (index_t q = 0; q < Q; ++q) { weights.set(p.query_weight(q, Q), q); }
+        support::run([&](host const& on) {
+            score(on, queries, keys, values, slice<1>(all.keys, N, window), key_bases.back().in(),
+                value_bases.back().in(), p.ratios,
+                {.scale            = p.scale,
+                    .lse           = slice<1>(*all.lse, x.count() - Q, Q),
+                    .query_weights = weights.in(),
+                    .quantisation  = p.quantisation,
+                    .even_queries  = p.even_queries(Q)},
+                scored.out());
+        });
+        support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : of(l)); });
+        if (p.replayed)
+        {
+            support::run([&](host const& on) { join(on, replayed.in(), pooled.in(), p.replayed->join, of(l)); });
+        }
+    }
+    tensor<std::uint8_t, 2> rungs{{L * H, N}};
+    index_t const bytes = limit.in_bytes(shape);
+    index_t const spend = bytes - shape.window_bytes();
+    index_t extra       = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, shape) : 0;
+    extra               = shape.bytes_of(extra) <= spend ? extra : 0;
+    if (N == 0 || spend >= shape.bytes_of(N))
+    {
+        rungs.assign(std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
+    }
+    else
+    {
+        if (p.shared)
+        {
+            support::run(
+                [&](host const& on) { balance(on, losses.out(), p.balance<host>(slice<0>(leverages.in(), 0, N))); });
+        }
+        index_t const parts = p.shared ? 1 : L;
+        for (index_t i = 0; i < parts; ++i)
+        {
+            index_t const heads = L / parts * H;
+            auto const choose   = [&](index_t each) {
+                tensor<index_t, 1> most{{1}};
+                tensor<allocation, 1> report{{1}};
+                most.set(L / parts * each, 0);
+                support::run([&](host const& on) {
+                    allocate(on, in(on, std::as_const(losses).data() + i * heads * R * N, heads, R, N),
+                          rung_costs{p.ratios, {D, Dv}, 2}, most.in(), {.charge = p.charge},
+                          slice<0>(rungs.out(), i * heads, heads), report.out());
+                });
+                return report.get(0).tokens[0];
+            };
+            if (choose(spend) > 0 && extra > 0) { choose(spend - shape.bytes_of(extra)); }
+        }
+    }
+    std::vector<cpu::cache<half>> caches;
+    for (index_t l = 0; l < L; ++l)
+    {
+        rows const all    = x.whole(l);
+        auto const i      = static_cast<std::size_t>(l);
+        auto const chosen = slice<0>(rungs.in(), l * H, H);
+        auto const keys = slice<1>(all.keys, 0, N), values = slice<1>(all.values, 0, N);
+        cache_layout const layout{p.ratios, H, window, {D, Dv}, p.scale};
+        index_t size = 0, n = 0;
+        support::run([&](host const& on) {
+            size = packed_bytes<half>(on, chosen, layout);
+            n    = std::min(extra, fewest_dropped(on, chosen));
+        });
+        caches.emplace_back(layout, size, n);
+        support::run([&](host const& on) {
+            pack(on, keys, values, slice<1>(all.keys, N, window), slice<1>(all.values, N, window), key_bases[i].in(),
+                value_bases[i].in(), chosen, caches.back().view(),
+                N == 0 ? in_view<float, 3, host>{} : channels[i].in());
+        });
+        if (n == 0) { continue; }
+        tensor<float, 3> made_keys{{H, n, D}}, made_values{{H, n, Dv}};
+        index_t const by = std::min(stand_in_queries, x.count());
+        support::run([&](host const& on) {
+            stand_in(on, slice<1>(all.queries, x.count() - by, by), keys, values, chosen,
+                slice<1>(*all.lse, x.count() - by, by), x.tokens, p.stand_in(), made_keys.out(), made_values.out());
+        });
+        support::run([&](host const& on) { append(on, made_keys.in(), made_values.in(), caches.back().view()); });
+    }
+    return contents_of(caches);
+}
+
+/// Each layer by one call.
+std::vector<contents> by_compress(text const& x, preset const& p, budget limit)
+{
+    index_t const Q = std::min(p.queries, x.count());
+    std::vector<cpu::cache<half>> caches(static_cast<std::size_t>(x.layers));
+    tensor<float, 1> weights{{Q}};
+    for (index_t q = 0; q < Q; ++q) { weights.set(p.query_weight(q, Q), q); }
+    for (index_t l = 0; l < x.layers; ++l)
+    {
+        rows const all                = x.whole(l);
+        auto options                  = p.options<host>(limit);
+        options.scoring.lse           = slice<1>(*all.lse, x.count() - Q, Q);
+        options.scoring.query_weights = weights.in();
+        options.scoring.even_queries  = p.even_queries(Q);
+        support::run([&](host const& on) {
+            auto const layer =
+                split_window(on, slice<1>(all.queries, x.count() - Q, Q), all.keys, all.values, p.window);
+            compress(on, layer, p.ratios, options, caches[static_cast<std::size_t>(l)]);
+        });
+    }
+    return contents_of(caches);
+}
+
+/// The presets as they are, and with chunks so short that these prompts have several.
+std::vector<preset> all_presets()
+{
+    std::vector<preset> all;
+    for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
+    {
+        all.push_back(p);
+        if (!p.replayed) { continue; }
+        p.replayed->chunk = 50;
+        all.push_back(p);
+    }
+    return all;
+}
+
+} // namespace
+
+TEST_CASE("a prompt is its stages one after another, bit for bit, whatever its length, layers and budget")
+{
+    for (index_t const tokens : {3, 20, 300})
+    {
+        for (index_t const layers : {1, 3})
+        {
+            text const x{layers, tokens};
+            for (preset const& p : all_presets())
+            {
+                for (budget const limit : {budget::fraction(1, 3), budget::fraction(1, 1)})
+                {
+                    layer_shape const shape{2, 2, 0, std::min(p.window, tokens), {32, 48}, 2};
+                    layer_shape const whole{2, 2, tokens, 0, {32, 48}, 2};
+                    if (limit.in_bytes(whole) < shape.window_bytes()) { continue; }
+                    CAPTURE(p.name);
+                    CAPTURE(p.replayed.value_or(replay_part{}).chunk);
+                    CAPTURE(tokens);
+                    CAPTURE(layers);
+                    CHECK(by_prompt(x, p, limit) == by_hand(x, p, limit));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("with a budget for each layer a prompt is compress of each layer, bit for bit")
+{
+    text const x{2, 250};
+    for (preset const& p : {presets::by_window, presets::paper, presets::paper_literal, presets::evict})
+    {
+        for (budget const limit : {budget::fraction(1, 4), budget::kv_size(100), budget::fraction(1, 1)})
+        {
+            CAPTURE(p.name);
+            CHECK(by_prompt(x, p, limit) == by_compress(x, p, limit));
+        }
+    }
+}
+
+TEST_CASE(
+    "presets of one's own: one budget with projections, stand-ins with a budget for each layer, a scale, no window")
+{
+    text const x{2, 250};
+    preset shared          = presets::paper;
+    shared.shared          = sharing_part{};
+    preset own             = presets::by_window;
+    own.stand_ins          = 3;
+    preset scaled          = presets::best;
+    scaled.scale           = 0.1F;
+    scaled.window          = 0;
+    scaled.replayed->sinks = 0;
+    preset replayed        = presets::any_question;
+    replayed.shared        = std::nullopt;
+    for (preset const& p : {shared, own, scaled, replayed})
+    {
+        CAPTURE(p.name);
+        auto const got = by_prompt(x, p, budget::fraction(1, 4));
+        CHECK(got == by_hand(x, p, budget::fraction(1, 4)));
+        CHECK((got[0].appended > 0) == (p.stand_ins > 0));
+    }
+}
+
+TEST_CASE("threads, a length that is not known before, and parts of the same chunks change no bit")
+{
+    text const x{2, 300};
+    cpu::thread_pool three{3};
+    for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
+    {
+        CAPTURE(p.name);
+        if (p.replayed) { p.replayed->chunk = 64; }
+        auto const want = by_prompt(x, p, budget::fraction(1, 4));
+        CHECK(by_prompt(x, p, budget::fraction(1, 4), three) == want);
+        CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.beyond = 77}) == want);
+        CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.part = 64}) == want);
+        CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.part = 1024}) == want);
+    }
+}
+
+TEST_CASE("the state may have memory of its own, every call then counts its own scratch, and another budget may follow")
+{
+    text const x{2, 300};
+    for (preset const& p : {presets::best, presets::paper})
+    {
+        CAPTURE(p.name);
+        workspace counting;
+        static_cast<void>(prompt<host, half>{host{&counting}, p, x.shape()});
+        support::scratch_memory memory{counting.bytes()};
+        workspace state{memory.span()};
+        auto caches = room_for(x);
+        prompt<host, half> one{host{&state}, p, x.shape()};
+        for (index_t l = 0; l < 2; ++l)
+        {
+            support::run([&](host const& on) { one.read_chunk(on, l, 0, x.part(l, 0, 300)); });
+        }
+        for (index_t l = 0; l < 2; ++l)
+        {
+            support::run([&](host const& on) { one.finish_layer(on, l, x.whole(l)); });
+        }
+        for (budget const limit : {budget::fraction(1, 8), budget::fraction(1, 1), budget::fraction(1, 4)})
+        {
+            allocation total;
+            support::run([&](host const& on) { total = one.allocate(on, limit); });
+            std::vector<compress_report> reports(2);
+            for (index_t l = 0; l < 2; ++l)
+            {
+                support::run([&](host const& on) {
+                    reports[static_cast<std::size_t>(l)] =
+                        one.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]);
+                });
+            }
+            CHECK(contents_of(caches) == by_prompt(x, p, limit, {}, {.part = 300}));
+            index_t resident = 0;
+            for (std::size_t l = 0; l < 2; ++l)
+            {
+                index_t const stored = caches[l].arena_bytes() + caches[l].appended() * 2 * (32 + 48) * 2;
+                CHECK(reports[l].resident_bytes == stored);
+                CHECK(reports[l].chosen.multiplier == total.multiplier);
+                resident += stored;
+                for (std::size_t r = 0; r < p.ratios.size(); ++r) { total.tokens[r] -= reports[l].chosen.tokens[r]; }
+            }
+            CHECK(total.tokens == allocation{}.tokens);
+            CHECK(resident <= 2 * reports[0].budget_bytes);
+        }
+    }
+}
+
+TEST_CASE("a place that the caller has made is filled with the bytes of an owner's cache")
+{
+    text const x{2, 300};
+    preset const& p = presets::best;
+    auto caches     = room_for(x);
+    std::vector<cpu::cache<half>> places;
+    support::run([&](host const& on) {
+        prompt<host, half> one{on, p, x.shape()};
+        feed(one, on, x, p, budget::fraction(1, 4), caches);
+        places.clear();
+        for (index_t l = 0; l < 2; ++l)
+        {
+            auto& place = places.emplace_back(one.layout(), one.arena_bytes(on, l), one.stand_ins(on, l));
+            compressed_layer<half, space::host> to{place.view()};
+            compress_report const report = one.pack(on, l, x.whole(l), to);
+            CHECK(report.resident_bytes == -1);
+        }
+    });
+    CHECK(contents_of(places) == contents_of(caches));
+}
+
+TEST_CASE("losses of rows that the caller chose take the place of replayed ones, and queries may be of another element")
+{
+    text const x{1, 200};
+    preset p          = presets::best;
+    p.replayed->ahead = 0; // turned queries are then no numbers that half would round
+    index_t const n   = 200 - p.window;
+    tensor<float, 3> replayed{{2, 4, n}};
+    rows const part = x.part(0, 0, n);
+    support::run([&](host const& on) {
+        replay(on, part.queries, part.keys, part.values, slice<1>(part.keys, 0, 0), p.ratios, p.replay<host>({}),
+            replayed.out());
+    });
+    auto const queries = support::converted<float>(x.all[0].queries);
+    rows const same    = x.whole(0);
+    prompt_rows<host, half, float> const all{
+        slice<1>(queries.in(), 200 - x.count(), x.count()), same.keys, same.values, same.lse};
+    auto const call = [&](auto const& read) {
+        auto caches = room_for(x);
+        support::run([&](host const& on) {
+            prompt<host, half, float> one{on, p, x.shape()};
+            read(one, on);
+            one.finish_layer(on, 0, all);
+            one.allocate(on, budget::fraction(1, 4));
+            one.pack(on, 0, all, caches[0]);
+        });
+        return contents_of(caches);
+    };
+    auto const want = by_prompt(x, p, budget::fraction(1, 4), {}, {.part = 200});
+    CHECK(call([&](auto& one, host const& on) { one.take_losses(on, 0, replayed.in()); }) == want);
+    CHECK(call([&](auto& one, host const& on) {
+        one.read_chunk(on, 0, 0, {queries.in(), same.keys, same.values});
+    }) == want);
+}
+
+TEST_CASE("a chunk may be read anew from an earlier token on")
+{
+    text const x{1, 300};
+    preset p          = presets::any_question;
+    p.replayed->chunk = 64;
+    text const other{1, 128};
+    auto caches = room_for(x);
+    support::run([&](host const& on) {
+        prompt<host, half> one{on, p, x.shape()};
+        one.read_chunk(on, 0, 0, other.part(0, 0, 128)); // another text, which is taken back
+        feed(one, on, x, p, budget::fraction(1, 4), caches);
+    });
+    CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 4)));
+}
+
+TEST_CASE("bad arguments of a prompt are named with their value and limit, and calls in a wrong order, before anything "
+          "changes")
+{
+    text const x{2, 100};
+    preset const& p = presets::best;
+    auto caches     = room_for(x);
+    std::vector<std::byte> memory(std::size_t{1} << 24);
+    void* at         = memory.data();
+    std::size_t left = memory.size();
+    std::align(workspace::alignment, std::size_t{1}, at, left);
+    workspace scratch{std::span{static_cast<std::byte*>(at), left / 64 * 64}};
+    host const on{&scratch};
+    auto const of_preset = [&](auto const& change) {
+        preset own = p;
+        change(own);
+        return error_text<invalid_argument>([&] { prompt<host, half>{on, own, x.shape()}; });
+    };
+    CHECK(of_preset([](preset& o) { o.window = -1; }) == "prompt: preset.window is -1; it must not be negative");
+    CHECK(of_preset([](preset& o) { o.queries = 0; }) == "prompt: preset.queries is 0; it must be at least 1");
+    CHECK(of_preset([](preset& o) { o.replayed->chunk = 0; })
+          == "prompt: preset.replayed.chunk is 0; it must be at least 1");
+    CHECK(of_preset([](preset& o) { o.replayed->sinks = -2; })
+          == "prompt: preset.replayed.sinks is -2; it must not be negative");
+    CHECK(
+        of_preset([](preset& o) { o.stand_ins = 129; }) == "prompt: preset.stand_ins is 129; it must be from 0 to 128");
+    CHECK(of_preset([](preset& o) { o.replayed->join = -1; }).find("prompt: preset.replayed.join is -1") == 0);
+    CHECK(of_preset([](preset& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }).find("prompt: preset.scale")
+          == 0);
+    CHECK(
+        of_preset([](preset& o) { o.ratios = paper_ratios; }).find("prompt: preset.ratios has a projected rung") == 0);
+    auto const of_shape = [&](auto const& change) {
+        auto own = x.shape();
+        change(own);
+        return error_text<invalid_argument>([&] { prompt<host, half>{on, p, own}; });
+    };
+    CHECK(of_shape([](auto& s) { s.layers = 0; }) == "prompt: layers is 0; it must be from 1 to 256");
+    CHECK(of_shape([](auto& s) { s.layers = 257; }) == "prompt: layers is 257; it must be from 1 to 256");
+    CHECK(of_shape([](auto& s) { s.heads = -1; }) == "prompt: heads is -1; it must not be negative");
+    CHECK(of_shape([](auto& s) { s.group = 0; }) == "prompt: group is 0; it must be at least 1");
+    CHECK(of_shape([](auto& s) { s.tokens = -1; }).find("-1; it must not be negative") != std::string::npos);
+
+    prompt<host, half> one{on, p, x.shape()};
+    auto const text_of = [](auto const& call) { return error_text<invalid_argument>(call); };
+    CHECK(text_of([&] { one.read_chunk(on, 2, 0, x.part(0, 0, 50)); })
+          == "prompt::read_chunk: layer is 2; it must be from 0 to 1");
+    CHECK(text_of([&] { one.read_chunk(on, 0, 10, x.part(0, 10, 50)); })
+          == "prompt::read_chunk: first is 10; of layer 0 only 0 tokens were read");
+    CHECK(text_of([&] { one.read_chunk(on, 0, 51, x.part(0, 0, 50)); })
+          == "prompt::read_chunk: tokens 51 to 101 leave the prompt of at most 100");
+    CHECK(text_of([&] { one.read_chunk(on, 0, 0, x.whole(0)); })
+          == "prompt::read_chunk: queries [H*G, Q, D] has Q = 70; the chunk has 100 tokens");
+    auto narrow_keys = x.part(0, 0, 50);
+    narrow_keys.keys = slice<0>(narrow_keys.keys, 0, 1);
+    CHECK(
+        text_of([&] { one.read_chunk(on, 0, 0, narrow_keys); }).find("prompt::read_chunk: keys must be [H,N,D]") == 0);
+    CHECK(text_of([&] { one.finish_layer(on, 1, x.whole(1)); })
+          == "prompt::finish_layer: of layer 1 only 0 tokens were read, not all 92 before the window (read_chunk)");
+    tensor<float, 3> too_many{{2, 4, 93}};
+    CHECK(text_of([&] { one.take_losses(on, 0, too_many.in()); })
+          == "prompt::take_losses: losses are of 93 tokens, above 92");
+    CHECK(text_of([&] { one.allocate(on, budget::fraction(1, 4)); }) == "prompt::allocate: layer 0 is not finished");
+    CHECK(text_of([&] { one.pack(on, 0, x.whole(0), caches[0]); })
+          == "prompt::pack: no rungs were chosen; call allocate first");
+    for (index_t l = 0; l < 2; ++l) { one.read_chunk(on, l, 0, x.part(l, 0, 100)); }
+    auto spoilt = text{1, 100};
+    spoilt.all[0].keys.set(narrow<half>(std::numeric_limits<float>::infinity()), 1, 7, 3);
+    CHECK(error_text<non_finite_input>([&] { one.finish_layer(on, 0, spoilt.whole(0)); })
+          == "keys: NaN or infinity in layer 0, head 1, row 7");
+    one.finish_layer(on, 0, x.whole(0));
+    CHECK(text_of([&] { one.finish_layer(on, 0, x.whole(0)); }) == "prompt::finish_layer: layer 0 is finished");
+    CHECK(text_of([&] { one.read_chunk(on, 0, 0, x.part(0, 0, 50)); }) == "prompt::read_chunk: layer 0 is finished");
+    text const shorter{1, 90};
+    CHECK(text_of([&] { one.finish_layer(on, 1, shorter.whole(0)); })
+          == "prompt::finish_layer: layer 1 has 90 tokens; the layers before have 100");
+    one.finish_layer(on, 1, x.whole(1));
+    CHECK(text_of([&] { one.allocate(on, budget::kv_size(3)); })
+          == "prompt::allocate: a budget of 960 bytes a layer cannot hold the window of 8 tokens; at least 2560 bytes "
+             "are needed");
+    workspace small{std::span{static_cast<std::byte*>(at), 64}};
+    CHECK(error_text<insufficient_workspace>([&] {
+        prompt<host, half>{host{&small}, p, x.shape()};
+    }).find("prompt: the workspace holds 64 bytes")
+          == 0);
+    CHECK(error_text<insufficient_workspace>([&] {
+        one.allocate(host{&small}, budget::fraction(1, 4));
+    }).find("prompt::allocate: the workspace holds 64 bytes")
+          == 0);
+    one.allocate(on, budget::fraction(1, 3));
+    auto without = x.whole(0);
+    without.lse  = std::nullopt;
+    CHECK(
+        text_of([&] { one.pack(on, 0, without, caches[0]); })
+        == "prompt::pack: lse is missing; preset \"best\" makes up to 2 stand-ins, which need it (stand_ins = 0 makes "
+           "none)");
+    CHECK(text_of([&] { one.pack(on, 0, shorter.whole(0), caches[0]); }).find("prompt::pack: keys must be") == 0);
+    compressed_layer<half, space::host> nowhere;
+    CHECK(text_of([&] { one.pack(on, 0, x.whole(0), nowhere); })
+          == "prompt::pack: to.cache.layout is not that of the preset and the layers");
+    CHECK(caches[0].arena_bytes() == 0);
+    for (index_t l = 0; l < 2; ++l) { one.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]); }
+    CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 3)));
+
+    workspace counting;
+    prompt<host, half> dry{host{&counting}, p, x.shape()};
+    CHECK(text_of([&] { dry.read_chunk(on, 0, 0, x.part(0, 0, 50)); })
+          == "prompt::read_chunk: the prompt was made on a workspace that only counts");
+}
+
+TEST_CASE("losses that are not finite are refused if nobody looked for NaNs before")
+{
+    text x{1, 100};
+    x.all[0].values.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 7, 3);
+    auto shape          = x.shape();
+    shape.on_non_finite = non_finite::unchecked;
+    auto caches         = room_for(x);
+    CHECK(error_text<non_finite_input>([&] {
+        support::run([&](host const& on) {
+            prompt<host, half> one{on, presets::best, shape};
+            feed(one, on, x, presets::best, budget::fraction(1, 4), caches);
+        });
+    }).find("prompt::allocate: a loss is NaN or infinite")
+          == 0);
+}
