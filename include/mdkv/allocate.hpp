@@ -25,7 +25,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// head has its own (MixedDimKV-H).
 ///
 /// Where a rung needs channels of keys, they are set aside for every head first: a limit that holds every token at the costliest rung,
-/// but not these beside them, lowers some. A caller who has such a limit stores all tokens as they are and need not call this.
+/// but not these beside them, lowers some. If the limit holds every token uncompressed, skip allocate.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung

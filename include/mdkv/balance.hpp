@@ -23,7 +23,7 @@ struct balance_options
     float depth = 0.0F;
 
     /// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
-    /// all layers alike: later questions are about the odd passages of a prompt more often than its own queries tell. Other
+    /// all layers alike: questions target unusual passages more often than the prompt's own attention predicts. Other
     /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
     /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
     /// count alike.
@@ -32,8 +32,8 @@ struct balance_options
     /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, where odd is above 0. >= 0.
     std::optional<in_view<float, 1, B>> leverages = std::nullopt;
 
-    /// A token's surroundings are the mean leverage of itself and as many tokens to each side, or as many as there are, in
-    /// units of the mean of all; 1 where all are 0.
+    /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of the
+    /// mean of all tokens; 1 if all leverages are 0.
     index_t reach = 8;
 };
 

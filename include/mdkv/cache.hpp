@@ -30,7 +30,7 @@ namespace mdkv::inline MDKV_MACHINE
 // and beside the arena the tail: per head one exact run with room for tail_capacity appended tokens.
 //
 // A run of n tokens with r coordinates each is stored in tiles. A tile is 16 tokens; the last one of a run of n tokens
-// (n the capacity, for a tail) has n mod 16 tokens and is as much narrower. With w the width of a tile:
+// (n the capacity, for a tail) holds the remaining n mod 16 tokens, unpadded. With w the width of a tile:
 //
 //   plain keys    tile by tile, each [r, w]: coordinate by coordinate, so that 16 logits grow side by side
 //   plain values  [n, r] token by token, so that a weighted sum reads them once in order
@@ -159,8 +159,8 @@ struct head_entry
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
 
-/// One layer's cache, which kernels take by value. `cpu::cache` and `gpu::cache` own the memory. For reading only where T is
-/// const: attend takes either, pack, append and compress one to write.
+/// One layer's cache, which kernels take by value. `cpu::cache` and `gpu::cache` own the memory.
+/// `cache_view<T const>` is read-only: attend accepts both; pack, append and compress need a writable one.
 template <class T, space S>
     requires element<std::remove_const_t<T>>
 struct cache_view

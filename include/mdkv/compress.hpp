@@ -64,7 +64,7 @@ struct compress_options
     allocate_options allocation{};
     score_options<B> scoring{}; ///< its scale and its channels are those of the cache that is made, too
 
-    /// [H, R, N]  losses at hand, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
+    /// [H, R, N]  precomputed losses, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
     /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens. `pooling` applies to them, too.
     std::optional<in_view<float, 3, B>> losses = std::nullopt;
 

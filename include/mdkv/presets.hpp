@@ -32,8 +32,8 @@ namespace mdkv::inline MDKV_MACHINE
     return room < most ? room : most;
 }
 
-/// Queries by whose attention stand-ins are made, a prompt's last ones: earlier ones look at neighbours that will be
-/// dropped, where later ones have theirs in the window or the tail (docs/quality.md).
+/// Number of last queries that `stand_in` uses. Earlier queries attend to close neighbours that will be dropped; later
+/// queries find such neighbours in the window or the tail (docs/quality.md).
 inline constexpr index_t stand_in_queries = 16;
 
 /// How a prompt's own queries score it while it is read: `replay`.

@@ -56,7 +56,7 @@ struct recompress_report
     index_t window_bytes   = 0;
     index_t resident_bytes = 0; ///< of the new arena, measured; never above limit_bytes
     index_t released       = 0; ///< tokens that left the window or the tail
-    index_t kept           = 0; ///< of these and the stored ones: unchanged
+    index_t kept           = 0; ///< released or stored tokens that keep their bytes
     index_t lowered        = 0; ///< stored in fewer bytes
     index_t dropped        = 0;
     allocation chosen; ///< everything_kept: all stay as they are, losses were not read
@@ -95,7 +95,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 /// all from the stored values: no originals are needed, and no projections are made, so that a head's rungs are limited
 /// to its stored projections. The recent queries measure a stored token's loss against its stored value, over the
 /// head's stored tokens. A token that keeps its rung keeps every stored bit, in any number of calls. If the limit holds
-/// all tokens unchanged, they stay unchanged. The tokens of a run leave the order of the text.
+/// all tokens unchanged, they stay unchanged. Afterwards tokens inside a run are not in text order.
 ///
 /// \param on              backend: threads, scratch
 /// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding, of any element type; Q <= W +

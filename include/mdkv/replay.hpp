@@ -23,8 +23,8 @@ struct replay_options
     /// length need not be known (docs/quality.md compares distances).
     index_t ahead = 256;
 
-    /// Whether the rows see the tokens of that reading as well, which draw their part of every softmax: the sinks, and of the
-    /// chunk those up to their own. Better for questions, worse for text that goes on.
+    /// If true, replayed queries also attend, causally, to the replayed copies of sinks and chunk. Better for questions, worse
+    /// for text that goes on.
     bool own = false;
 
     rotary_encoding<B> encoding{}; ///< the model's

@@ -17,8 +17,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// The loss of quantised rungs that keep all coordinates. Other rungs, the paper's among them, have the bound whatever this says.
 enum class quantisation_loss : std::uint8_t
 {
-    bound, ///< as that of every rung, the paper's bound: ||P' - P|| |v| + ||P|| |v - v'|; k' of codes of whole keys, while
-           ///< pack's lack the means of their channels and lose less
+    bound, ///< the paper's bound, which other rungs have, too: ||P' - P|| |v| + ||P|| |v - v'|. Codes of uncentred keys are scored;
+           ///< pack centres keys before coding, so real losses are smaller
     noise ///< ||P|| sqrt(|v - v'|^2 + key_noise^2 e^x (e^x - 1) |v|^2): x is the variance of a logit whose key is off by half a
     ///< step of its codes at most, evenly, and e^x (e^x - 1) that of its weight; saves the products with k'
 };
@@ -32,7 +32,7 @@ enum class row_norm : std::uint8_t
 {
     sum,       ///< the paper's: sum x
     euclidean, ///< sqrt(sum x^2), which is sqrt(G*Q) times the root mean square
-    maximum    ///< max x: a token counts as much as the one row that needs it most
+    maximum    ///< max x: the largest row decides
 };
 
 template <backend B>
@@ -52,7 +52,7 @@ struct score_options
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
     /// [H*G, Q]  the same over keys that each query sees beside those of this call, e.g. tokens kept elsewhere, or a
-    /// replay's own: they stay as they are, and draw their part of every softmax. -infinity stands for none; a value that
+    /// replay's own: they are never compressed and take part in every softmax. -infinity stands for none; a value that
     /// is a NaN or above 1e30 makes its head's losses NaN. `lse`, if given, has them in it.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
@@ -67,8 +67,8 @@ struct score_options
 
     row_norm over = row_norm::sum;
 
-    /// So many queries more in each query head, of weight 1, whose attention is even: their P is 1/(N+W) for every token, and
-    /// their P' is the same. They stand for later queries, whose attention lies elsewhere; a large budget would otherwise
+    /// Number of additional queries of weight 1 in each query head with uniform attention: P = P' = 1/(N+W) for every
+    /// token. They stand for later queries, whose attention lies elsewhere; a large budget would otherwise
     /// store tokens of little attention in few bits. Finite, >= 0; for `maximum` any number above 0 is as good as one.
     float even_queries = 0.0F;
 };

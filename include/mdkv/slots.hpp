@@ -15,8 +15,8 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
-/// An item is a head. Each of some workers counts the rungs of its own piece of neighbouring tokens; the counts of those
-/// before it give the places of its tokens. A token whose rung is R or more is neither counted nor listed.
+/// An item is a head. Counting sort: each worker counts a contiguous piece of tokens; prefix sums of the counts give
+/// the places of its tokens. A token whose rung is R or more is neither counted nor listed.
 template <backend B>
 struct sort_slots
 {

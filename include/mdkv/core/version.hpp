@@ -1,4 +1,4 @@
-/// \file version.hpp: the version of mdkv, said here and nowhere else: CMake, pkg-config and the packages read this file.
+/// \file version.hpp: the only definition of the version of mdkv: CMake, pkg-config and the packages read this file.
 #pragma once
 
 #define MDKV_VERSION_MAJOR 0

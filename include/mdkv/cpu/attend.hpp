@@ -278,7 +278,7 @@ struct attend_job
         }
     }
 
-    /// Asks for a head's key projection and looks up the pages where its runs begin.
+    /// Prefetches a head's key projection, and one line of each page where a run begins.
     [[gnu::always_inline]] void ask_for_beginnings(index_t h) const noexcept
     {
         head_entry const& entry = cache.heads[h];

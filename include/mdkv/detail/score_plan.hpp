@@ -28,7 +28,7 @@ struct score_rung
     bool projected;  ///< its coordinates are those in the basis
     bool leaves_out; ///< it leaves out coordinates, and not only rounds them
     bool noisy;      ///< quantisation_loss::noise
-    int kept_from;   ///< the coordinates before are those of the rung before it, or there are none
+    int kept_from;   ///< first coordinate that is not already in the previous rung
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
     /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
-// Where everything lies is run_of_head.hpp's.
+// Offsets: see run_of_head.hpp.
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {

@@ -60,7 +60,7 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     constexpr index_t shared_by_default = 48 * 1024; // more must be requested
     if (shared > shared_by_default)
     {
-        // Always the most there is, so that no other thread lowers it between this call and the start.
+        // Request the maximum, so that a concurrent caller cannot lower it before the launch.
         index_t const most = most_shared_memory();
         expects(shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ",
             most);

@@ -161,9 +161,9 @@ struct curve_reader
     {
         index_t edge = -1;                   ///< the lowest that fits; negative where none does
         index_t room = 0;                    ///< bytes left with the thresholds above the bin below that edge
-        double least = 0;                    ///< it loses no less,
-        double lost  = __builtin_huge_val(); ///< about so much,
-        double most  = __builtin_huge_val(); ///< and no more
+        double least = 0;                    ///< lower bound of the loss
+        double lost  = __builtin_huge_val(); ///< estimate of the loss
+        double most  = __builtin_huge_val(); ///< upper bound of the loss
     };
 
     work const& w;
@@ -266,8 +266,8 @@ struct curve_reader
 
 /// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for
 /// every head, as far as their curves do not show that they lose more than another, and the best combination found:
-/// from the heads' own choices on both sides of the edge where the limit binds, the one change of one head that lowers
-/// the loss at the limit most is made as long as there is one. That takes a time that grows with the cube of the heads, so
+/// from the heads' own choices on both sides of the edge where the limit binds, steepest descent over single-head
+/// changes of the loss at the limit. It takes a time that grows with the cube of the heads, so
 /// that of more than `most_changing` the own choices are taken as they are.
 struct choose
 {

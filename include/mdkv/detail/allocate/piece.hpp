@@ -105,8 +105,8 @@ struct neighbours
     using floats                          = lane_floats<Lanes>;
     static constexpr std::size_t capacity = token_thresholds<Lanes, Count>::capacity;
 
-    floats loss[capacity]; ///< of the open rungs; 0 past the end, and for tokens with a loss that is not finite,
-    floats silence;        ///< whose silence is not 0
+    floats loss[capacity]; ///< of the open rungs; 0 past the end, and for tokens with a loss that is not finite
+    floats silence;        ///< non-zero for tokens with a NaN or infinite loss
     token_thresholds<Lanes, Count> steps;
 
     [[gnu::always_inline]] MDKV_HD void read(open_piece const& from, index_t first)

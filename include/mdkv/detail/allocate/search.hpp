@@ -16,7 +16,7 @@
 //
 // so one histogram of thresholds, weighted with s_j, gives the bytes at every edge between bins: a bisection that tries
 // two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a bin
-// takes longer than finding a threshold: a sample finds the range of these bins. Where it misled, the passes that follow
+// takes longer than finding a threshold: a sample finds the range of these bins. If the sample was wrong, later passes
 // search all multipliers.
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
@@ -78,7 +78,7 @@ MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, se
         });
         std::uint64_t const hits = lane_word<lanes>(any);
         if (hits == 0) { continue; }
-        // All steps of a token with a hit: to look which is one would take longer. (A last bin is for the others.)
+        // Add every step of a hit token. Steps outside the interval go to a dummy bin, which is cheaper than a test.
         std::int32_t bin[neighbours<lanes, Count>::capacity][std::size_t{lanes}];
         for_rungs<Count>(1, count, [&](std::size_t j) {
             ints const bits  = bits_as<ints>(group.steps.theta[j]);

@@ -65,8 +65,8 @@ struct problem
     std::uint32_t multiplier;
     int shift;
     index_t bins;
-    bool guessed;   ///< they may lie elsewhere, and `room` is all there is; else
-    index_t room;   ///< bytes left by the thresholds above the bins, at last by ties as well
+    bool guessed;   ///< the bins come from a sample and may miss the multiplier
+    index_t room;   ///< bytes still to spend below the bins; all of them if `guessed`
     index_t found;  ///< the bin of the last search that they are; negative where pieces have not noted theirs
     index_t piece;  ///< ties before this piece, and
     index_t token;  ///< before this token of it, are given the costlier rung

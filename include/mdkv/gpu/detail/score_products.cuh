@@ -35,7 +35,7 @@ inline constexpr int score_depth       = 16; ///< coordinates of one tensor core
 
 /// Every GPU since compute capability 8.0 has as much for a block; a tile of one warp's tokens may take more.
 inline constexpr index_t score_most_shared = 96 * 1024;
-/// Blocks that sweep one is cut into: enough for every multiprocessor to have several, few enough for their states to be small.
+/// Blocks of the first sweep: about eight on each multiprocessor; bounds the scratch.
 inline constexpr index_t score_parts = 1056;
 
 /// Size of a tile, and its contents.
