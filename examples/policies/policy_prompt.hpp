@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/advance.hpp>
+#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "../runner/layers.hpp"
@@ -76,6 +78,8 @@ public:
     /// \param layer    the sizes of all layers, the prompt's length, position encoding
     /// \param layers   of the prompt
     policy_prompt(policy const& chosen, prompt_layer<T> const& layer, std::int64_t layers)
+        : label_{chosen.label}
+        , unread_{chosen.rows != scoring_rows::window}
     {
         mdkv::prompt_shape<host> shape{.layers = layers,
             .heads                             = layer.heads,
@@ -102,6 +106,7 @@ public:
     {
         std::int64_t const count = std::min(chunk.count, layer.tokens - chunk.first);
         if (count <= 0) { return; }
+        unread_                        = false;
         std::int64_t const query_heads = layer.heads * layer.group;
         scratch.run(executor, [&](host const& on) {
             using mdkv::in;
@@ -116,9 +121,12 @@ public:
     }
 
     /// Finds the losses of a layer that was read; those of a second prefill take the place of replayed ones.
+    /// \throws mdkv::invalid_argument   the policy replays, and nothing was read
     void finish(
         std::int64_t place, prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
+        mdkv::expects(!unread_ || layer.replayed != nullptr || layer.past() == 0, "policy ", label_,
+            ": nothing has been replayed for it");
         if (layer.replayed != nullptr && layer.past() > 0)
         {
             scratch.run(executor, [&](host const& on) {
@@ -147,6 +155,8 @@ private:
     {
         std::byte bytes[mdkv::workspace::alignment];
     };
+    std::string label_;
+    bool unread_; // what the policy replays
     std::vector<line> memory_;
     std::optional<mdkv::workspace> state_;
     std::optional<mdkv::prompt<host, T>> prompt_; // in the memory of the state

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Counts what CONTRIBUTING.md's rule on words forbids, as far as a script can see it, and compares with the most that is allowed.
+
+    word_check.py [--list]
+
+Fragments: comments of include/, and sentences in them, that begin with of, as, so, those, what or whatever. Wide: lines of docs/
+and README.md over 130 columns that are no table, link or code. --list prints each place. A count may fall, and MOST with it; it must
+not grow. Exit status 1 if one did.
+"""
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MOST = {"fragments": 999, "wide": 999}
+COMMENT = re.compile(r"//[/!]?<?\s?(.*)$")
+FORBIDDEN = r"(?:of|as|so|those|what|whatever)\b"
+BEGINS = re.compile(FORBIDDEN, re.IGNORECASE)
+SENTENCE = re.compile(r"\. (?=[A-Z])" + FORBIDDEN, re.IGNORECASE)
+
+
+def fragments():
+    """Comments that begin so, a comment of several lines once, and later sentences of a line that do."""
+    for path in sorted((ROOT / "include").rglob("*.[hc]*")):
+        goes_on = False  # the comment of the line before
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            found = COMMENT.search(line)
+            alone = found is not None and not line[: found.start()].strip()
+            if found:
+                text = found[1].strip()
+                if (not (alone and goes_on) and BEGINS.match(text)) or SENTENCE.search(text):
+                    yield f"{path.relative_to(ROOT)}:{number}: {text}"
+            goes_on = found is not None
+
+
+def wide():
+    """Lines of prose that no screen shows beside a file."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        code = False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.startswith("```"):
+                code = not code
+            elif len(line) > 130 and not code and not line.lstrip().startswith("|") and "](" not in line:
+                yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
+
+
+def main():
+    failed = False
+    for name, places in (("fragments", list(fragments())), ("wide", list(wide()))):
+        if "--list" in sys.argv:
+            print("\n".join(places))
+        print(f"words: {name}: {len(places)}, at most {MOST[name]}")
+        failed |= len(places) > MOST[name]
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
