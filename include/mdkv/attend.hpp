@@ -26,7 +26,7 @@ template <element T, space S>
 struct sequence_view
 {
     cache_view<T const, S> cache;
-    index_t queries = 1; ///< of its last appended tokens; 0: it takes no part
+    index_t queries = 1; ///< queries of its last appended tokens; 0: the sequence takes no part
 };
 
 namespace detail
@@ -90,8 +90,8 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 /// \param[in]  queries  [H*G, D]   after position encoding, of any element type U; rows of one KV head are neighbours
 /// \param[in]  cache    read only
 /// \param[in]  options  scale, if not the cache's
-/// \param[out] output   [H*G, Dv]  weighted mean of the values; zeros where the cache is empty
-/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity where the cache is empty. Merge
+/// \param[out] output   [H*G, Dv]  weighted mean of the values; zeros if the cache is empty
+/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity if the cache is empty. Merge
 ///                                 further segments with `merge_attention`
 /// \cost   reads every stored byte once, for any G; O(D*r) per query head for the projections; scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
@@ -117,10 +117,10 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
 /// \param[in]  cache    whose last n tokens these are (`append` comes first)
 /// \param[out] output   [H*G, n, Dv]
 /// \param[out] lse      [H*G, n]
-/// \cost   as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a KV
-///         head, or G if G is larger, whatever n is; gpu: grows with G*n
+/// \cost   the same as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a
+///         KV head, or G if G is larger, whatever n is; gpu: grows with G*n
 /// \throws invalid_argument   as above; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
-///                            were appended; where they are fewer, the first of the queries see all that is not in the tail
+///                            were appended; if they are fewer, the first of the queries see all that is not in the tail
 template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 3, B> output, out_view<float, 2, B> lse)
@@ -139,8 +139,8 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// \param[in]  sequences  with the same query heads and head dimensions; numbers of tokens and rungs may differ
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
-/// \cost   as that of the calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours whose
-///         caches are laid out alike (`cache_layout`, with any window); no copies to the device
+/// \cost   the same as of separate calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours
+///         whose caches are laid out alike (`cache_layout`, with any window); no copies to the device
 /// \throws invalid_argument   as above, naming the sequence; or n is not the sum of the sequences' queries
 template <backend B, class Sequence, element U>
     requires std::same_as<std::remove_const_t<Sequence>,

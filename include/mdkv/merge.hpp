@@ -26,7 +26,7 @@ struct merge_rows
     out_view<U, 2, B> output;
     out_view<float, 1, B> lse;
 
-    /// Of an item. On the CPU as many as take longer to merge than to wake another thread, 1 MiB; a block takes one.
+    /// Rows of an item: 1 MiB on the CPU, which takes longer to merge than to wake another thread; a block takes one row.
     [[nodiscard]] MDKV_HD index_t rows_each() const noexcept
     {
         index_t const bytes = 2 * output.extent(1) * index_t{sizeof(U)} + 1;
@@ -68,7 +68,7 @@ struct merge_rows
 ///
 /// \param on             backend: threads
 /// \param[in]  output_a  [rows, Dv]  attention over A, of any element type U
-/// \param[in]  lse_a     [rows]      natural logarithm of A's sum of exponentials; -infinity where A is empty
+/// \param[in]  lse_a     [rows]      natural logarithm of A's sum of exponentials; -infinity if A is empty
 /// \param[in]  output_b  [rows, Dv]  likewise over B
 /// \param[in]  lse_b     [rows]
 /// \param[out] output    [rows, Dv]  may be output_a itself (same memory, same strides): the merge is then in place

@@ -59,7 +59,7 @@ class budget
 public:
     [[nodiscard]] static constexpr budget bytes(index_t n) { return {unit::byte, n, 1}; }
 
-    /// T uncompressed tokens per KV head. (G * T where a cache that repeats KV heads would count T per query head.)
+    /// T uncompressed tokens per KV head. (G * T if a cache that repeats KV heads would count T per query head.)
     [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::token, tokens, 1}; }
 
     /// num/den of the uncompressed cache, rounded down to a byte.
@@ -78,7 +78,7 @@ private:
     enum class unit : std::uint8_t
     {
         byte,
-        token, ///< of every KV head
+        token, ///< a token of every KV head
         layer
     };
 

@@ -53,7 +53,7 @@
 #    else
 #        define MDKV_DETAIL_LEVEL x86_v1
 #    endif
-// Each level's parts, where the level is not reached: -mavx2 -mfma, say.
+// The parts of a level that is not reached, e.g. -mavx2 -mfma.
 #    if !defined(MDKV_DETAIL_SSE)
 #        define MDKV_DETAIL_SSE                                                                                        \
             MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__SSE3__, _sse3), MDKV_DETAIL_IF(__SSSE3__, _ssse3),                       \

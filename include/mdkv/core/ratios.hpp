@@ -16,8 +16,8 @@ namespace mdkv::inline MDKV_MACHINE
 enum class storage : std::uint8_t
 {
     plain, ///< in the cache's element type
-    int8,  ///< as 8-bit codes between a minimum and a maximum of their group
-    int4   ///< as 4-bit codes likewise, two to a byte
+    int8,  ///< 8-bit codes between a minimum and a maximum of their group
+    int4   ///< 4-bit codes, two to a byte, between a minimum and a maximum of their group
 };
 
 /// Number of consecutive coordinates of one token whose codes share a minimum and a scale, both half. The last group of
@@ -86,7 +86,7 @@ struct head_dims
 /// Limit on the rungs of a ratio set; the size of the small tables that kernels take by value.
 inline constexpr std::size_t max_rungs = 16;
 
-/// A set of rungs, cheapest first: `ratio_set{drop, part(1, 8), part(1, 4), full}`, checked by the compiler where it is
+/// A set of rungs, cheapest first: `ratio_set{drop, part(1, 8), part(1, 4), full}`, checked by the compiler if it is
 /// constexpr, or `ratio_set{rungs}` from a span. The cheaper of two rungs of different storages depends on dimension and
 /// element type; `expects_ascending` checks the order for a layer.
 class ratio_set

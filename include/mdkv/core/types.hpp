@@ -2,7 +2,7 @@
 #pragma once
 
 #include <mdkv/core/machine.hpp>
-#include <mdkv/core/version.hpp> // so that every header brings it: an undefined MDKV_VERSION would be 0 in an #if
+#include <mdkv/core/version.hpp> // included by every header: an undefined MDKV_VERSION would be 0 in an #if
 
 #include <concepts>
 #include <cstddef>

@@ -24,7 +24,7 @@ struct eigenvectors
     static constexpr char const* name     = "eigenbasis";
     static constexpr index_t sweeps_a_row = 30; // two happen
     static constexpr double least_unit    = 1e-300;
-    static constexpr double rounding      = 0x1p-48;  // of a float, squared: the most that is left beside the diagonal
+    static constexpr double rounding      = 0x1p-48;  // a float's, squared: the most that is left beside the diagonal
     static constexpr double negligible    = 0x1p-100; // a length whose square is still far from double's least
     static constexpr float not_a_number   = std::numeric_limits<float>::quiet_NaN();
     static constexpr double infinite      = std::numeric_limits<double>::infinity();
@@ -58,7 +58,7 @@ struct eigenvectors
     [[nodiscard]] index_t scratch_bytes() const { return bytes_of<work>(gram.extent(2)); }
 
     /// Writes the matrix over the largest entry of its diagonal to `a`. Returns that entry, 0 for a matrix of zeros,
-    /// infinity where not all is finite.
+    /// infinity if an entry is non-finite.
     template <team Team>
     [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head, square_matrix const& a) const
     {

@@ -23,7 +23,8 @@ namespace mdkv::inline MDKV_MACHINE::detail
     return n == 2 ? factor * 0.70710678118654752F : factor;
 }
 
-/// The steps from `half` on of a block of n coordinates in hadamard below, as many as combine `Count` coordinates, and the last one's product.
+/// The steps of hadamard below that combine `Count` coordinates, from `half` on, in a block of n coordinates; and the
+/// product of the last step.
 template <int Count, int Lanes>
 MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) noexcept
 {
@@ -59,8 +60,8 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
 
 /// x := H x / sqrt(n) for each block of n coordinates, H the Hadamard matrix of order n with H(i, j) = -1 to the number of bits
 /// that i and j share: n log n sums, then one product each, for `Lanes` vectors side by side whose coordinates are `stride`
-/// apart. Orthonormal and its own inverse: products of two rotated vectors are those of the originals, and a second rotation
-/// gives the original back.
+/// apart. Orthonormal and its own inverse: products of two rotated vectors equal the originals' products, and a second
+/// rotation gives the original back.
 template <int Lanes = 1>
 MDKV_HD void hadamard(float* x, index_t group, index_t stride = Lanes) noexcept
 {

@@ -30,7 +30,7 @@ struct softmax_state
 
     [[nodiscard]] MDKV_HD bool empty() const noexcept { return sum == 0.0F; }
 
-    /// log(sum of exp): natural logarithm; -infinity where nothing was seen.
+    /// log(sum of exp): natural logarithm; -infinity if nothing was seen.
     [[nodiscard]] MDKV_HD float lse() const noexcept { return empty() ? empty_lse : ln_2 * (largest + log2f(sum)); }
 
     /// Takes in another state and says how the weighted sums that belong to the two are to be scaled. An empty side
