@@ -32,9 +32,9 @@ struct replay_options
     /// [H*G, C]  see score_options: sink logits, or keys kept elsewhere.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    float scale                    = 0.0F;                          ///< see score_options
-    quantisation_loss quantisation = quantisation_loss::noise;      ///< see score_options
-    row_norm over                  = row_norm::euclidean;           ///< see score_options
+    float scale                    = 0.0F;                     ///< see score_options
+    quantisation_loss quantisation = quantisation_loss::noise; ///< see score_options
+    row_norm over                  = row_norm::euclidean;      ///< see score_options
 };
 
 /// Losses of a chunk of a prompt's tokens by the queries of a second reading, which stand for any later question. The
@@ -87,7 +87,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         auto const none = in(stages, static_cast<float const*>(nullptr), 0, 0, 0);
         score(stages, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios,
             {.scale            = options.scale,
-                .first_query   = chunk + first, // rows see all of the chunk and the sinks, and own keys up to their place
+                .first_query   = chunk + first, // rows see chunk and sinks, and own keys up to their place
                 .lse_elsewhere = options.lse_elsewhere,
                 .quantisation  = options.quantisation,
                 .over          = options.over},

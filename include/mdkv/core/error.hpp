@@ -122,7 +122,7 @@ template <class Piece>
     if constexpr (std::is_class_v<Piece>) { return text_piece{piece.data(), piece.size()}; }
     else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
     else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
-    else if constexpr (std::is_floating_point_v<Piece>) { return static_cast<double>(piece); } // not a float: variadic
+    else if constexpr (std::is_floating_point_v<Piece>) { return static_cast<double>(piece); } // variadic calls take doubles
     else { return piece; }
 }
 

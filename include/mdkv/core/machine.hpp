@@ -18,8 +18,8 @@
 #    define MDKV_IN_ORDER
 #endif
 
-// A program and its shared libraries may hold sources that are compiled for different processors. Of two functions with one
-// name the linker keeps either, and a processor may then meet instructions that it does not have. Everything of mdkv
+// A program and its shared libraries may hold sources that are compiled for different processors. The linker keeps either of
+// two functions with one name, and a processor may then meet instructions that it does not have. Everything of mdkv
 // therefore stands in a namespace named after the instructions that the compiler may use: mdkv::x86_v3 (the levels of
 // x86-64's ABI), mdkv::x86_v4_vnni, mdkv::arm64_dotprod. Objects with different names share no function and no type;
 // a call from one to the other by mdkv's types is an error of the linker.

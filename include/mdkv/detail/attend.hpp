@@ -24,8 +24,8 @@ struct attend_sizes
     int key_latents   = 0; ///< widest projected rung of the layout
     int value_latents = 0;
     bool rotated      = false; ///< a rung of the layout is
-    int key_bytes   = 0; ///< bytes of the longest stored key: few coordinates may take more bytes as codes than as elements
-    int value_bytes = 0;
+    int key_bytes     = 0; ///< bytes of the longest stored key: few coordinates may take more as codes than as elements
+    int value_bytes   = 0;
 
     /// For elements of `unit` bytes.
     attend_sizes(cache_layout const& layout, index_t unit)

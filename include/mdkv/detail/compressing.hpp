@@ -114,7 +114,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     }
 
     cache_layout layout{ratios, H, shape.window, shape.dims, options.scoring.scale};
-    bool const no_rung       = whole && layout.full_rung == layout.rungs; ///< no rung of the set holds tokens uncompressed
+    bool const no_rung       = whole && layout.full_rung == layout.rungs; ///< no rung of the set is uncompressed
     allocation* given_report = nullptr;
     cache_view<T, S> to;
     if constexpr (owner)

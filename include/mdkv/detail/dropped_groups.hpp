@@ -15,7 +15,7 @@ namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 inline constexpr std::uint8_t no_group = 255; ///< group of a kept token
-inline constexpr int most_stand_ins    = 128; ///< most stand-ins of a head: products with seeds and with rows share memory
+inline constexpr int most_stand_ins    = 128; ///< most stand-ins of a head: products with seeds and rows share memory
 
 /// Rows of stand_in: the queries of a head, times the logits' factor, and behind each its log-sum-exp; both in base 2. An
 /// item is a head.

@@ -90,8 +90,8 @@ struct eigenvectors
         return fabs(x) <= negligible || x * x <= rounding * (fabs(w.diagonal[i]) + fabs(w.diagonal[i + 1]));
     }
 
-    /// The rotations of the next sweep: of the first block that is not diagonal. Its first row and its last, which are the
-    /// same where all is diagonal.
+    /// Finds the rotations of the next sweep, for the first block that is not diagonal. Returns its first and last row,
+    /// which are equal if the whole matrix is diagonal.
     [[nodiscard]] MDKV_HD static sweep rotate(work const& w, index_t n)
     {
         double* const d = w.diagonal;

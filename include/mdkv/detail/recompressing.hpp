@@ -95,7 +95,7 @@ struct recompressing
     out_view<std::uint8_t, 2, B> carried =
         room<std::uint8_t>(on, frame, H, M);                             ///< 1 for tokens whose stored bytes are copied
     index_t* counts = frame.template take<index_t>(H * (rungs + 1) + 1); ///< `first`, then the tokens that stay
-    out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);             ///< where each rung's slots begin
+    out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);       ///< where each rung's slots begin
     bool real                     = frame.ready();
 
     /// Returns the report; `cache` is replaced last.

@@ -70,7 +70,7 @@ struct score_head
     float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, likewise
     float* key_basis;   // [dim, key_columns]             transposed, zero-padded
     float* value_basis; // [value_dim, value_columns]
-    float* lse;         // [softmaxes, rows]              log2, weights of the queries folded in; the exact softmax first
+    float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
     float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
     float* more;        // operands of the backend's own
 };
@@ -80,7 +80,7 @@ struct score_head
 struct score_plan
 {
     score_rung rungs[max_rungs];
-    score_logits logits[max_rungs + 1]; ///< logits of every softmax: the exact one, then one for each rung that needs P'
+    score_logits logits[max_rungs + 1]; ///< logits of every softmax: the exact one, then one for each rung with P'
     int count     = 0;
     int softmaxes = 1;
     int dropped   = -1; ///< index in the ratio set, or none
@@ -131,7 +131,7 @@ struct score_plan
             even             = over == row_norm::maximum ? each : all * each * (over == row_norm::sum ? 1.0F : each);
         }
         logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
-        for (bool const quantised : {false, true}) // plain rungs ascend among themselves, with quantised ones between them
+        for (bool const quantised : {false, true}) // plain rungs ascend among themselves; quantised ones lie between
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
             {

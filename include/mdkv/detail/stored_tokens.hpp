@@ -90,7 +90,7 @@ struct carry_over
     view<std::int32_t const, 2, S> positions; // [H, M]    from list_slots
     view<index_t const, 2, S> first;          // [H, R+1]
     view<std::uint8_t const, 2, S> carried;   // [H, M]    by old slot
-    view<std::int32_t, 2, S> sources; // [H, S]    the old slot of every new slot, or -1; or empty
+    view<std::int32_t, 2, S> sources;         // [H, S]    the old slot of every new slot, or -1; or empty
 
     [[nodiscard]] MDKV_HD index_t each() const
     {

@@ -354,7 +354,7 @@ private:
             }
             double const best = -t.largest(-least);
             if (!(best < lost)) { break; }
-            where = changes - t.largest(least == best ? changes - where : index_t{0}); // the first of several equal changes
+            where = changes - t.largest(least == best ? changes - where : index_t{0}); // first of equal changes
             if (t.rank() == 0) { own.sets[where / w.sets] = static_cast<std::uint8_t>(where % w.sets); }
             lost = best;
             t.sync();

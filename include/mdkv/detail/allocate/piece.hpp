@@ -25,7 +25,7 @@ struct seen_bins
     MDKV_HD seen_bins(work const& w, part const& block, index_t first) noexcept
         : of{w.rungs_of(block) + first}
         , count{block.count - first < piece_tokens ? block.count - first : piece_tokens}
-        , mask{count == piece_tokens ? piece_tokens - 1 : 0} // a shorter piece only notes that it has thresholds in some bin
+        , mask{count == piece_tokens ? piece_tokens - 1 : 0} // a shorter piece only notes that it has some bin
     {}
     [[nodiscard]] MDKV_HD bool has(index_t bin) const noexcept { return bin < 0 || of[bin & mask] != 0; }
     MDKV_HD void note(index_t bin) const noexcept { of[bin & mask] = 1; }
