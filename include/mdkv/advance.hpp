@@ -1,4 +1,4 @@
-/// \file advance.hpp: advance: queries turned to later positions, e.g. to their positions in a replay of the prompt.
+/// \file advance.hpp: advance: queries rotated to later positions, e.g. to their positions in a replay of the prompt.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -25,7 +25,7 @@ enum class rotary_pairs : std::uint8_t
     neighbours ///< 2 i and 2 i + 1, as llama.cpp stores models of the llama architecture
 };
 
-/// A model's rotary position encoding: at position p, pair i is turned by p * frequency(i).
+/// A model's rotary position encoding: at position p, pair i is rotated by p * frequency(i).
 template <backend B>
 struct rotary_encoding
 {
@@ -41,7 +41,7 @@ struct rotary_encoding
 namespace detail
 {
 
-/// Every pair's turn, once for all rows. One item.
+/// Finds cosine and sine of every pair's rotation, once for all rows. One item.
 template <backend B>
 struct find_turns
 {
@@ -68,7 +68,7 @@ struct find_turns
     }
 };
 
-/// An item is some rows of one head.
+/// Rotates rows. An item is some rows of one head.
 template <backend B, element T>
 struct advance_rows
 {
@@ -78,7 +78,7 @@ struct advance_rows
 
     in_view<T, 3, B> queries;
     out_view<T, 3, B> advanced;
-    float const* turns; // [rotating]  of find_turns
+    float const* turns; // [rotating]  from find_turns
     index_t rotating;
     bool neighbours;
 

@@ -32,8 +32,8 @@ struct balance_options
     /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, if odd is above 0. >= 0.
     std::optional<in_view<float, 1, B>> leverages = std::nullopt;
 
-    /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of the
-    /// mean of all tokens; 1 if all leverages are 0.
+    /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of
+    /// the mean of all tokens; 1 if all leverages are 0.
     index_t reach = 8;
 };
 

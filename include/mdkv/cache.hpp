@@ -70,8 +70,8 @@ struct cache_layout
 
     cache_layout() = default;
 
-    /// \throws invalid_argument   a rung is no whole number of coordinates, a size is negative, a dimension of some heads is 0,
-    ///                            or the scale is negative or not finite
+    /// \throws invalid_argument   a rung is no whole number of coordinates, a size is negative, a dimension of some heads is
+    ///                            0, or the scale is negative or not finite
     MDKV_OUTLINE constexpr cache_layout(
         ratio_set const& ratios, index_t heads_, index_t window_, head_dims dims_, float scale_ = 0.0F)
         : heads{heads_}

@@ -11,10 +11,10 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// Mean and scale of every channel of a head's keys, one of their D coordinates over all tokens. Codes of whole vectors store
-/// (k - mean) / scale, rotated; queries are multiplied by the scale, and their product with the mean is added to the logits. The
-/// scale is sqrt(rms(k - mean) / rms(q)): of all scales it leaves the least error of q.k after a rotation, which spreads the
-/// error of all channels evenly.
+/// Mean and scale of every channel of a head's keys, one of their D coordinates over all tokens. Codes of whole vectors
+/// store (k - mean) / scale, rotated; queries are multiplied by the scale, and their product with the mean is added to the
+/// logits. The scale is sqrt(rms(k - mean) / rms(q)): of all scales it leaves the least error of q.k after a rotation, which
+/// spreads the error of all channels evenly.
 ///
 /// Both come from up to 128 keys and 128 queries, evenly spaced. They need not be exact: attend applies the same mean and
 /// scale to queries. A scale lies in [2^-10, 2^10], and is 1 if all keys are equal in a channel, but for the rounding of

@@ -65,7 +65,7 @@ private:
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, the weight is negative or not finite, the output overlaps anything but `first`
+/// \throws invalid_argument        a shape disagrees, the weight is negative or not finite, the output overlaps more than `first`
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/join.cpp; docs/quality.md compares other ways to join
 template <backend B>
@@ -75,7 +75,7 @@ void join(
     detail::expects_not_negative("join", "weight", weight);
     array<index_t, 3> const shape = first.extents();
     detail::check arguments{on, "join"};
-    // If `first` is also the output, the check of `joined` covers it.
+    // In place, `first` is also the output, whose check covers it.
     if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
     {
         arguments.in("first", first, shape, "H,R,N");

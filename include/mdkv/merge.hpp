@@ -1,4 +1,4 @@
-/// \file merge.hpp: merge_attention: joins the attention over two sets of keys into that over both (arXiv 2603.20616, section 5).
+/// \file merge.hpp: merge_attention: joins the attention over two sets of keys into the attention over both (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -86,7 +86,7 @@ void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B
     detail::check arguments{on, "merge_attention"};
     index_t const rows = output_a.extent(0);
     index_t const dim  = output_a.extent(1);
-    // In place an input is its output, which is checked.
+    // In place, an input is also an output, whose check covers it.
     if (output.data_handle() != output_a.data_handle() || output.stride(0) != output_a.stride(0))
     {
         arguments.in("output_a", output_a, {rows, dim}, "rows,Dv");

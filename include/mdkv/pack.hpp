@@ -75,8 +75,8 @@ template <element T, backend B>
 ///         projected token; scratch: a list of all positions, a tile
 /// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis is
-///                                  missing (gpu: see above), memory overlaps, or on a GPU rows are not aligned to elements
+/// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis
+///                                  is missing (gpu: see above), memory overlaps, or (gpu) rows are not aligned to elements
 /// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above), or the workspace is; nothing
 ///                                  was changed
 /// \see    tests/pack.cpp

@@ -82,9 +82,9 @@ struct prompt_work;
 ///   p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
 ///   p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
 ///
-/// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of the
-/// object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another. A
-/// prompt made on a counting workspace is a dry run: the same calls on a counting workspace need no data, compute nothing,
+/// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of
+/// the object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another.
+/// A prompt made on a counting workspace is a dry run: the same calls on a counting workspace need no data, compute nothing,
 /// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
 ///
 /// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
@@ -106,8 +106,8 @@ public:
     /// \cost   state: L*H*R*M floats and L*H*M bytes for M = tokens - window, and if the preset needs them L*H*(D*D + Dv*Dv)
     ///         floats (projected rungs), 3*L*H*D floats (codes), L*H*sinks keys, a float a token
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-    /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs that
-    ///                                 are projected
+    /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs
+    ///                                 that are projected
     /// \throws insufficient_workspace  naming the size needed
     prompt(B const& on, preset const& chosen, prompt_shape<B> const& shape)
         : work_{chosen, shape, {chosen.ratios, shape.dims, index_t{sizeof(T)}}}
@@ -128,8 +128,8 @@ public:
     ~prompt()                        = default;
 
     /// Scores a part of a layer's tokens by their own queries, rotated to later positions: `replay`, in chunks of
-    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are the
-    /// window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
+    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are
+    /// the window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
@@ -191,7 +191,7 @@ public:
     ///               `preset::queries` score. `lse` saves work
     /// \cost   the sum of the stages: fit_basis or fit_channels, score unless the preset only replays, pool, join,
     ///         add_leverage; scratch O(H*R*N) and score's scratch
-    /// \sync   returns when done (cpu); enqueued on the stream (gpu), but for the search for NaNs and infinities, which waits
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu), but the search for NaNs and infinities waits
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a shape disagrees, the layer is finished, or the preset replays and tokens before the
     ///                                 window were not read
@@ -263,8 +263,8 @@ public:
         return total;
     }
 
-    /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced, too, if
-    /// the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
+    /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced,
+    /// too, if the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
     [[nodiscard]] in_view<float, 3, B> losses_of(index_t layer) const
     {
         progress_.expects_layer("prompt::losses_of", layer, work_.shape.layers);
@@ -304,15 +304,16 @@ public:
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param rows   the rows that `finish_layer` had; `lse` is needed if there are stand-ins
-    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail is full of
-    ///               stand-ins: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either backend,
-    ///               whose arena holds `arena_bytes` and whose tail `stand_ins`; its report is not written
+    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail is full
+    ///               of stand-ins: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either
+    ///               backend, whose arena holds `arena_bytes` and whose tail `stand_ins`; its report is not written
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins
     /// \cost   pack, stand_in and append; allocates the new cache of an owner, and on a GPU host memory for rungs
     /// \sync   returns when done (cpu); on a GPU the rungs are waited for, and the rest is enqueued
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
+    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination has
+    ///                                 another layout or is too small
     /// \throws insufficient_workspace  naming the size needed
     /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
     template <class Destination>

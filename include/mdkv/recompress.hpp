@@ -118,8 +118,8 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
 ///                                 cannot drop; an option is negative or not finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
-/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot), or
-///                                 a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
+/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
+///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
 ///                                 gpu: also if query weights are negative or non-finite, which the host cannot see before
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.

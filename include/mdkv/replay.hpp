@@ -23,8 +23,8 @@ struct replay_options
     /// The prompt's length need not be known (docs/quality.md compares distances).
     index_t ahead = 256;
 
-    /// If true, replayed queries also attend, causally, to the replayed copies of sinks and chunk. Better for questions, worse
-    /// for text that goes on.
+    /// If true, replayed queries also attend, causally, to the replayed copies of sinks and chunk. Better for questions,
+    /// worse for text that goes on.
     bool own = false;
 
     rotary_encoding<B> encoding{}; ///< the model's encoding
@@ -46,8 +46,8 @@ struct replay_options
 /// \param[in]  queries  [H*G, C, D]  queries of the chunk, after position encoding, of any element type U
 /// \param[in]  keys     [H, C, D]    same encoding
 /// \param[in]  values   [H, C, Dv]
-/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first chunk,
-///                      which has them
+/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first
+///                      chunk, which has them
 /// \param[in]  ratios   the rungs, none of them projected: bases are fitted to a whole prompt
 /// \param[in]  options  how far ahead, position encoding, norm
 /// \param[out] loss     [H, R, C]  the chunk's slice of the prompt's losses

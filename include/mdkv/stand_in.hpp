@@ -88,8 +88,8 @@ template <backend B>
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a group's sums of 256 tokens in
 ///         float, all others in double
-/// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has dropped
-///                                 fewer than M tokens (gpu: only the device knows, and that head's stand-ins are NaN)
+/// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has
+///                                 dropped fewer than M tokens (gpu: only the device knows: that head's stand-ins are NaN)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/stand_in.cpp, docs/pipeline.md, docs/quality.md
 template <backend B, element T, element U>

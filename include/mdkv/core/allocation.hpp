@@ -83,7 +83,7 @@ struct allocate_options
     projection_charge charge = projection_charge::by_use;
 };
 
-/// Where several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
+/// The outcome of allocate. If several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
 enum class allocation_status : std::uint8_t
 {
     optimal,          ///< the dual optimum, leftover spent

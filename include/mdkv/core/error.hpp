@@ -106,7 +106,7 @@ struct text_piece
     std::size_t size;
 };
 
-/// A letter for the type of each piece: std::string or std::string_view, a real number, one without a sign, one with, a text.
+/// A letter for the type of each piece: std::string or std::string_view, real, unsigned or signed number, text.
 template <class... P>
 inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
                               : std::is_floating_point_v<P> ? 'f'
@@ -115,7 +115,7 @@ inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
                                                             : 't' ...,
     '\0'};
 
-/// A piece as a variadic function takes it.
+/// A piece in the type that a variadic function takes.
 template <class Piece>
 [[nodiscard]] constexpr auto argument(Piece const& piece)
 {

@@ -71,7 +71,7 @@
                 MDKV_DETAIL_IF(__AVX512CD__, _avx512cd), MDKV_DETAIL_IF(__AVX512DQ__, _avx512dq),                      \
                 MDKV_DETAIL_IF(__AVX512VL__, _avx512vl), , , )
 #    endif
-// Instructions of no level that compilers use unasked, or mdkv does.
+// Instructions outside the levels that compilers use unasked, or that mdkv uses.
 #    define MDKV_DETAIL_MORE                                                                                           \
         MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX512VNNI__, _vnni), MDKV_DETAIL_IF(__AVX512VBMI__, _vbmi),     \
             MDKV_DETAIL_IF(__AVX512VBMI2__, _vbmi2), MDKV_DETAIL_IF(__AVX512BITALG__, _bitalg),            \
@@ -99,7 +99,7 @@
 #    define MDKV_DETAIL_MACHINE portable
 #endif
 
-/// The namespace's name. Sources without exceptions end the program where others throw, so they have a name of their own.
+/// The namespace's name. Sources without exceptions end the program instead of throwing, so they have a name of their own.
 #if defined(__cpp_exceptions)
 #    define MDKV_MACHINE MDKV_DETAIL_MACHINE
 #else

@@ -17,7 +17,7 @@
 #    define MDKV_HD
 #endif
 
-/// For parts of stages and jobs that are called from several places, so that they are compiled once. Kernels inline them.
+/// Marks parts of stages and jobs that are called from several places: they are compiled once. Kernels inline them.
 #if defined(__CUDACC__)
 #    define MDKV_OUTLINE
 #elif defined(__clang__)

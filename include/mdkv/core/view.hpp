@@ -254,7 +254,7 @@ template <std::size_t Dim, class T, std::size_t Rank, space S>
 namespace detail
 {
 
-/// [H, D] as [H, 1, D].
+/// A view [H, D] as [H, 1, D].
 template <class T, space S>
 [[nodiscard]] constexpr view<T, 3, S> of_one(view<T, 2, S> const& x) noexcept
 {

@@ -90,8 +90,8 @@ struct eigenvectors
         return fabs(x) <= negligible || x * x <= rounding * (fabs(w.diagonal[i]) + fabs(w.diagonal[i + 1]));
     }
 
-    /// Finds the rotations of the next sweep, for the first block that is not diagonal. Returns its first and last row,
-    /// which are equal if the whole matrix is diagonal.
+    /// Finds the rotations of the next sweep, for the first block that is not diagonal. Returns the first and last row
+    /// that they span, which are equal if the whole matrix is diagonal.
     [[nodiscard]] MDKV_HD static sweep rotate(work const& w, index_t n)
     {
         double* const d = w.diagonal;
@@ -135,7 +135,7 @@ struct eigenvectors
         return {first, last};
     }
 
-    /// Makes the tridiagonal matrix diagonal and turns the rows of `a` with it. False if it did not converge.
+    /// Makes the tridiagonal matrix diagonal and rotates the rows of `a` alike. False if it did not converge.
     template <team Team>
     [[nodiscard]] MDKV_OUTLINE MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
     {
@@ -167,7 +167,7 @@ struct eigenvectors
         return false;
     }
 
-    /// Writes the basis with the largest first, and energies at the matrix's scale.
+    /// Writes the basis, directions of the largest energy first, and energies at the matrix's scale.
     template <team Team>
     MDKV_OUTLINE MDKV_HD void sort(
         Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const

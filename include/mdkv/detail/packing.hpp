@@ -105,8 +105,8 @@ struct write_channels
 };
 
 /// Bytes of an arena with these rungs, which the host can read.
-/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that lacks
-///                            a basis
+/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that
+///                            lacks a basis
 template <element T, backend B>
 [[nodiscard]] index_t bytes_of_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung,
     std::uint8_t const* rungs, cache_layout const& layout, bool bases)

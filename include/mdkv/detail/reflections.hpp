@@ -32,7 +32,7 @@ struct square_matrix
 class reflections
 {
 public:
-    /// `size` is the matrix's, D.
+    /// \param size  D, the rows of the matrix
     MDKV_HD reflections(carver& cut, index_t size)
         : padded_{square_matrix::padded(size)}
         , partial_{cut.take<double>(sums)}
@@ -47,7 +47,7 @@ public:
     MDKV_OUTLINE MDKV_HD void tridiagonalise(
         Team const& t, square_matrix const& a, double* diagonal, double* beside) const
     {
-        clear(t, u_, 0, 4 * padded_); // and q_
+        clear(t, u_, 0, 4 * padded_); // clears q_, too
         t.sync();
         for (index_t i = a.size - 1; i > 0; --i)
         {
@@ -92,7 +92,7 @@ public:
     MDKV_HD void multiply(Team const& t, square_matrix const& a) const
     {
         index_t const n = a.size;
-        clear(t, u_, 0, 4 * padded_); // and q_
+        clear(t, u_, 0, 4 * padded_); // clears q_, too
         t.sync();
         for (index_t i = 0; i < n; ++i)
         {

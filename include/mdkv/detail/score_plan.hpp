@@ -75,8 +75,8 @@ struct score_head
     float* more;        // operands of the backend's own
 };
 
-/// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token that
-/// each query sees; and where operands lie.
+/// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token
+/// that each query sees; and where operands lie.
 struct score_plan
 {
     score_rung rungs[max_rungs];

@@ -27,7 +27,7 @@ namespace mdkv::inline MDKV_MACHINE::detail
 struct rung_table
 {
     std::size_t count = 0;
-    mdkv::array<std::uint8_t, max_rungs> index{};                    ///< in the caller's ratio set
+    mdkv::array<std::uint8_t, max_rungs> index{};                    ///< rung in the caller's ratio set
     mdkv::array<index_t, max_rungs> cost{};                          ///< bytes per token
     mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
 
