@@ -50,7 +50,7 @@ struct find_turns
 
     double positions;
     double base;
-    in_view<double, 1, B> frequencies; // or empty
+    in_view<double, 1, B> frequencies; // may be empty
     index_t rotating;
     float* turns; // [rotating]  cosines, then sines
 

@@ -111,7 +111,7 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
 
 /// Attention of the queries of the last n appended tokens at once, each over the whole cache but the tokens appended after
 /// it: the answer's first tokens, a second prompt, drafts of speculative decoding. Equals n calls for one token each, but
-/// for rounding, and reads every stored byte once for all of them (cpu: for each panel of 32 rows, G of a token).
+/// for rounding, and reads every stored byte once for all of them (cpu: once for each panel of 32 rows; a token has G rows).
 ///
 /// \param[in]  queries  [H*G, n, D]
 /// \param[in]  cache    its last n tokens are the queries' tokens (`append` comes first)

@@ -68,7 +68,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
-    index_t const tokens = options.odd > 0 ? shape[3] : 0; // to weigh
+    index_t const tokens = options.odd > 0 ? shape[3] : 0; // tokens with a factor
     auto const leverages = options.leverages.value_or(in_view<float, 1, B>{});
     detail::sum_pieces<B> of_layers{
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};

@@ -69,7 +69,7 @@ struct merge_rows
 /// \param on             backend: threads
 /// \param[in]  output_a  [rows, Dv]  attention over A, of any element type U
 /// \param[in]  lse_a     [rows]      natural logarithm of A's sum of exponentials; -infinity if A is empty
-/// \param[in]  output_b  [rows, Dv]  likewise over B
+/// \param[in]  output_b  [rows, Dv]  attention over B
 /// \param[in]  lse_b     [rows]
 /// \param[out] output    [rows, Dv]  may be output_a itself (same memory, same strides): the merge is then in place
 /// \param[out] lse       [rows]      may be lse_a itself. Two empty sides give zeros and -infinity

@@ -54,8 +54,8 @@ struct sharing_part
     float odd   = 0.0F; ///< balance_options::odd for 2,048 tokens or more: see odd_power
 };
 
-/// All options of `prompt`. `compress`, which sees one layer of a whole prompt, has those up to `even`. A starting point:
-/// every member may be changed, and further presets are made like the ones below.
+/// All options of `prompt`. `compress`, which sees one layer of a whole prompt, has the members up to `even`. A starting
+/// point: every member may be changed, and further presets are made like the ones below.
 struct preset
 {
     char const* name;

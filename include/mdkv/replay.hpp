@@ -1,4 +1,4 @@
-/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to their positions in a later reading.
+/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, rotated to their positions in a later reading.
 #pragma once
 
 #include <mdkv/advance.hpp>

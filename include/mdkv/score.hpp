@@ -20,7 +20,7 @@ enum class quantisation_loss : std::uint8_t
     bound, ///< the paper's bound, which other rungs have, too: ||P' - P|| |v| + ||P|| |v - v'|. Codes are scored
     ///< of uncentred keys; pack centres keys before coding, so real losses are smaller
     noise ///< ||P|| sqrt(|v - v'|^2 + key_noise^2 e^x (e^x - 1) |v|^2): x is the variance of a logit whose key is off by up
-    ///< to half a step of its codes, uniformly, and e^x (e^x - 1) that of its weight; saves the products with k'
+    ///< to half a step of its codes, uniformly, and e^x (e^x - 1) its weight's variance; saves the products with k'
 };
 
 /// Factor of the error by a key's codes (the spread of the token's weight) beside the error of its value. Less than 1:
@@ -96,7 +96,7 @@ struct score_options
 /// \param[in]  options      scale, place and weights of the queries, known log-sum-exps, rule for quantised rungs
 /// \param[out] loss         [H, R, N]    >= 0, in units of |v|; exactly 0 at the full rung
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
-/// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (once of them less with lse given), r the widest plain projected
+/// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (the D of them once with lse given), r the widest plain projected
 ///         rung, s the coordinates of all quantised rungs whose loss has a first term; keys read twice, values once;
 ///         scratch O(H*G*Q*D + threads*R*D); G*Q*N only for heads whose logits take
 ///         at most 1 MiB each (cpu)

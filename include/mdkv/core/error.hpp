@@ -58,8 +58,8 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. Not
-// in a std::string, which every file that includes this would compile anew.
+// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. It is
+// no std::string, which every file that includes this would compile anew.
 
 /// A message that is being put together. Text beyond its end is left out.
 struct message
@@ -80,7 +80,7 @@ struct message
         std::to_chars(digits, digits + sizeof digits - 1, number);
         add(digits);
     }
-    // Not by to_chars, which for whole numbers is a template: its code would have one name for all processors.
+    // Does not use to_chars, which for whole numbers is a template: its code would have one name for all processors.
     [[gnu::cold]] MDKV_OUTLINE void add_number(std::uint64_t number) noexcept
     {
         char digits[20];

@@ -313,7 +313,7 @@ private:
             floats const minimum = load_lanes<floats>(mine.minimum + i % tile);
             floats const inverse = load_lanes<floats>(mine.inverse + i % tile);
             floats code          = quantiser::codes(load_lanes<floats>(mine.x + i), minimum, inverse, most);
-            int const other      = i + group.bytes * tile; // in 4 bits, the code in the upper half of the byte
+            int const other      = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
             if (kind == storage::int4 && other < n * tile)
             {
                 code += 16.0F * quantiser::codes(load_lanes<floats>(mine.x + other), minimum, inverse, most);

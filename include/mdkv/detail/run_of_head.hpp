@@ -71,7 +71,7 @@ private:
 /// The keys of a run, or its values. Offsets are bytes from `begin`.
 struct run_rows
 {
-    std::byte* begin = nullptr; ///< at any address
+    std::byte* begin = nullptr; ///< first byte, at any address
     index_t stored   = 0;       ///< tokens that its tiles are laid out for: the run's tokens, or a tail's capacity
     int coordinates  = 0;       ///< an int, like all counts inside a tile
     int token_bytes  = 0;

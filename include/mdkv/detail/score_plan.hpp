@@ -21,9 +21,9 @@ namespace mdkv::inline MDKV_MACHINE::detail
 /// A rung that is neither dropped nor full.
 struct score_rung
 {
-    int index;   ///< in the ratio set
+    int index;   ///< number in the ratio set
     int values;  ///< coordinates of a value that it stores
-    int softmax; ///< which of the softmaxes is its P'; 0: its loss has no first term
+    int softmax; ///< number of the softmax that is its P'; 0: its loss has no first term
     storage kind;
     bool projected;  ///< its coordinates are in the basis
     bool leaves_out; ///< it leaves out coordinates, and not only rounds them
@@ -67,7 +67,7 @@ struct score_logits
 struct score_head
 {
     float* queries;     // [rows / panel, dim, panel]     scaled, in units of log2
-    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, likewise
+    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, scaled alike
     float* key_basis;   // [dim, key_columns]             transposed, zero-padded
     float* value_basis; // [value_dim, value_columns]
     float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first

@@ -168,7 +168,7 @@ struct curve_reader
 
     work const& w;
     index_t item;                 ///< number of the limit
-    index_t limit;                ///< its bytes
+    index_t limit;                ///< bytes of the limit
     std::uint32_t affordable = 0; ///< bit k: a head can have set k
 
     MDKV_HD curve_reader(work const& all, index_t number)
