@@ -96,7 +96,7 @@ struct score_options
 /// \param[in]  options      scale, place and weights of the queries, known log-sum-exps, rule for quantised rungs
 /// \param[out] loss         [H, R, N]    >= 0, in units of |v|; exactly 0 at the full rung
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
-/// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (the D of them once with lse given), r the widest plain projected
+/// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (D once if lse is given), r the widest plain projected
 ///         rung, s the coordinates of all quantised rungs whose loss has a first term; keys read twice, values once;
 ///         scratch O(H*G*Q*D + threads*R*D); G*Q*N only for heads whose logits take
 ///         at most 1 MiB each (cpu)

@@ -1,8 +1,8 @@
 /// \file machine.hpp: the inline namespace that all of mdkv stands in, named after what a source is compiled for, and the flags it refuses.
 #pragma once
 
-// Results need IEEE arithmetic in the order in which it is written: a sum with a large constant rounds to a whole number, and
-// -infinity is the log-sum-exp of no tokens. (clang has no macro for -fassociative-math alone; see MDKV_IN_ORDER.)
+// Results need IEEE arithmetic in the order in which it is written: a sum with a large constant rounds to a whole number,
+// and -infinity is the log-sum-exp of no tokens. (clang has no macro for -fassociative-math alone; see MDKV_IN_ORDER.)
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)                            \
     || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #    error "mdkv computes wrong results with -ffast-math, -Ofast, -funsafe-math-optimizations, -fassociative-math, " \
@@ -24,8 +24,8 @@
 // x86-64's ABI), mdkv::x86_v4_vnni, mdkv::arm64_dotprod. Objects with different names share no function and no type;
 // a call from one to the other by mdkv's types is an error of the linker.
 
-// MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, and nothing if there is no such macro: MDKV_DETAIL_COMMA_1 is a
-// comma, which moves the word to second place.
+// MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, and nothing if there is no such macro: MDKV_DETAIL_COMMA_1 is
+// a comma, which moves the word to second place.
 #define MDKV_DETAIL_COMMA_1 ,
 #define MDKV_DETAIL_SECOND(first, second, ...) second
 #define MDKV_DETAIL_PICK(...) MDKV_DETAIL_SECOND(__VA_ARGS__)
