@@ -65,7 +65,7 @@ private:
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, the output overlaps more than `first`
+/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/join.cpp; docs/quality.md compares other ways to join
 template <backend B>
