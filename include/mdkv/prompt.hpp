@@ -312,8 +312,8 @@ public:
     /// \cost   pack, stand_in and append; allocates the new cache of an owner, and on a GPU host memory for rungs
     /// \sync   returns when done (cpu); on a GPU the rungs are waited for, and the rest is enqueued
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination has
-    ///                                 another layout or is too small
+    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does
+    ///                                 not fit
     /// \throws insufficient_workspace  naming the size needed
     /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
     template <class Destination>
