@@ -1,4 +1,4 @@
-/// \file advance.hpp: advance: queries turned to later positions, e.g. to their positions in a replay of the prompt.
+/// \file advance.hpp: advance: queries rotated to later positions, e.g. to their positions in a replay of the prompt.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -22,10 +22,10 @@ namespace mdkv::inline MDKV_MACHINE
 enum class rotary_pairs : std::uint8_t
 {
     halves,    ///< i and i + n/2, as Hugging Face's models and vLLM store them
-    neighbours ///< 2 i and 2 i + 1, as llama.cpp stores those of the llama architecture
+    neighbours ///< 2 i and 2 i + 1, as llama.cpp stores models of the llama architecture
 };
 
-/// A model's rotary position encoding: at position p, pair i is turned by p * frequency(i).
+/// A model's rotary position encoding: at position p, pair i is rotated by p * frequency(i).
 template <backend B>
 struct rotary_encoding
 {
@@ -33,7 +33,7 @@ struct rotary_encoding
     index_t rotating   = 0;                    ///< n, the first coordinates of a head, even; 0: all
     rotary_pairs pairs = rotary_pairs::halves; ///< which coordinates make a pair
 
-    /// [n/2]  frequencies instead of the base's, in radians: for scaled ones (Llama 3, YaRN), or exactly those of a
+    /// [n/2]  frequencies instead of the base's, in radians: scaled ones (Llama 3, YaRN), or the exact ones of a
     /// model that has rounded them.
     std::optional<in_view<double, 1, B>> frequencies = std::nullopt;
 };
@@ -41,7 +41,7 @@ struct rotary_encoding
 namespace detail
 {
 
-/// Every pair's turn, once for all rows. One item.
+/// Finds cosine and sine of every pair's rotation, once for all rows. One item.
 template <backend B>
 struct find_turns
 {
@@ -50,7 +50,7 @@ struct find_turns
 
     double positions;
     double base;
-    in_view<double, 1, B> frequencies; // or empty
+    in_view<double, 1, B> frequencies; // may be empty
     index_t rotating;
     float* turns; // [rotating]  cosines, then sines
 
@@ -68,7 +68,7 @@ struct find_turns
     }
 };
 
-/// An item is some rows of one head.
+/// Rotates rows. An item is some rows of one head.
 template <backend B, element T>
 struct advance_rows
 {
@@ -78,7 +78,7 @@ struct advance_rows
 
     in_view<T, 3, B> queries;
     out_view<T, 3, B> advanced;
-    float const* turns; // [rotating]  of find_turns
+    float const* turns; // [rotating]  from find_turns
     index_t rotating;
     bool neighbours;
 
@@ -111,7 +111,7 @@ struct advance_rows
     }
 
 private:
-    /// So many pairs at a time, from pair i on: compilers vectorise a thread's work where a pair's distance is known.
+    /// Rotates `Pairs` pairs at a time, from pair i on: compilers vectorise a thread's work if a pair's distance is known.
     template <int Pairs, team Team>
     MDKV_HD void rotate_pairs(Team const& t, T const* from, T* to, index_t i) const
     {
@@ -150,17 +150,17 @@ private:
 
 } // namespace detail
 
-/// Turns position-encoded rows ahead by the same number of positions: they become those of the same tokens that many
-/// positions later, because rotations add up. A prompt's queries N positions ahead are nearly those of a second reading
-/// of it; scored without a mask they stand for any later question (`score_options::over`).
+/// Rotates position-encoded rows ahead by the same number of positions: they become the rows of the same tokens at later
+/// positions, because rotations add up. A prompt's queries N positions ahead approximate the queries of a second reading;
+/// scored without a mask they stand for any later question (`score_options::over`).
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]  queries   [H*G, Q, D]  after position encoding; keys will do as well
-/// \param[in]  positions to turn by; a negative number turns back
-/// \param[in]  encoding  the model's; a factor in its cosines and sines (YaRN's) is in the rows already
+/// \param[in]  positions number of positions; a negative number rotates back
+/// \param[in]  encoding  the model's encoding; a factor in its cosines and sines (YaRN's) is in the rows already
 /// \param[out] advanced  [H*G, Q, D]  the same view as `queries`, or memory apart from them
-/// \pre    positions * frequency at most 2^28: angles are taken in double, so that the result is that of encoding the
-///         rows anew, to the rounding of T
+/// \pre    positions * frequency at most 2^28: angles are taken in double, so that the result equals encoding the rows
+///         anew, to the rounding of T
 /// \cost   reads and writes the rows once; scratch of n floats
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads

@@ -19,13 +19,13 @@ namespace mdkv::inline MDKV_MACHINE
 /// several, and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally
 /// good costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of
 /// rungs, to the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the
-/// widest projections it may use, and pays for them: the heads' own choices at the multiplier, of up to 64 heads changed
-/// head by head as long as that helps, and the same choice for every head are candidates, of which the best is taken. The loss
-/// is then never above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV); with H limits each
-/// head has its own (MixedDimKV-H).
+/// widest projections it may use, and pays for them: candidates are the heads' own choices at the multiplier, improved
+/// head by head if there are at most 64, and the same choice for every head; the best is taken. The loss is then never
+/// above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV);
+/// with H limits each head has its own (MixedDimKV-H).
 ///
-/// Where a rung needs channels of keys, they are set aside for every head first: a limit that holds every token at the costliest rung,
-/// but not these beside them, lowers some. If the limit holds every token uncompressed, skip allocate.
+/// If a rung needs channels of keys, their bytes are set aside for every head first: a limit that holds every token at the
+/// costliest rung, but not the channels, lowers some tokens. If the limit holds every token uncompressed, skip allocate.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
@@ -33,12 +33,12 @@ namespace mdkv::inline MDKV_MACHINE
 /// \param[in]  limits   [1] or [H]  bytes for tokens, projections and channels of keys (the window not included)
 /// \param[in]  options  leftover and charge
 /// \param[out] rung     [H, N]     index of the chosen rung
-/// \param[out] report   [1] or [H], as many as limits
+/// \param[out] report   [1] or [H], one for each limit
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   two passes over the losses, one more where a sample of them misleads, and some over the few pieces that may
+/// \cost   two passes over the losses, one more if a sample of them misleads, and some over the few pieces that may
 ///         hold the multiplier and its ties, O(R^2) a token; `rung` serves as working memory; scratch 18 KiB a limit, 128
 ///         bytes a head, and 16 bytes for 2,048 tokens; charged by use: a pass more, all others once for each candidate
-///         that may be best (at most one more than there are widths, none included), and scratch as many times, 16 KiB a
+///         that may be best (at most the number of widths, 0 among them, plus one), and scratch as many times, 16 KiB a
 ///         head and width, and a byte a token and width
 /// \sync   returns when done (cpu); enqueued on the stream, 15 launches (gpu)
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend

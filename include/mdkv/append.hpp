@@ -1,4 +1,4 @@
-/// \file append.hpp: append: new tokens into the cache's tail, uncompressed, and truncate_tail: out of it again (arXiv 2603.20616, section 5).
+/// \file append.hpp: append puts new tokens into the cache's tail, uncompressed, and truncate_tail takes them out again (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -146,7 +146,7 @@ void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_v
     run(on, detail::append_token<B, T, U>{keys, values, cache}, 1);
 }
 
-/// Adds one token: as above with n = 1.
+/// Adds one token: append with n = 1.
 ///
 /// \param[in] keys    [H, D]
 /// \param[in] values  [H, Dv]
@@ -157,11 +157,11 @@ void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_v
 }
 
 /// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. The
-/// compressed part stays as it is.
+/// compressed part stays unchanged.
 ///
 /// \param on      backend
-/// \param tokens  that may stay, counted from the first token appended since `compress`, `pack` or `recompress`
-/// \param cache   loses the others
+/// \param tokens  tokens that may stay, counted from the first one appended since `compress`, `pack` or `recompress`
+/// \param cache   loses its other appended tokens
 /// \cost   constant; no scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic

@@ -17,7 +17,7 @@ namespace mdkv::inline MDKV_MACHINE
 
 struct attend_options
 {
-    /// Factor of q.k in the place of the cache's; 0 means the cache's, cache_layout::scale, which is what tokens were scored with.
+    /// Factor of q.k for this call; 0 means cache_layout::scale, with which the cache's tokens were scored.
     float scale = 0.0F;
 };
 
@@ -26,13 +26,13 @@ template <element T, space S>
 struct sequence_view
 {
     cache_view<T const, S> cache;
-    index_t queries = 1; ///< of its last appended tokens; 0: it takes no part
+    index_t queries = 1; ///< queries of its last appended tokens; 0: the sequence takes no part
 };
 
 namespace detail
 {
 
-/// How messages call sequence i.
+/// Name of sequence i in messages.
 [[nodiscard]] MDKV_OUTLINE inline message attend_name(index_t i, bool of_batch)
 {
     message name;
@@ -90,8 +90,8 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 /// \param[in]  queries  [H*G, D]   after position encoding, of any element type U; rows of one KV head are neighbours
 /// \param[in]  cache    read only
 /// \param[in]  options  scale, if not the cache's
-/// \param[out] output   [H*G, Dv]  weighted mean of the values; zeros where the cache is empty
-/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity where the cache is empty. Merge
+/// \param[out] output   [H*G, Dv]  weighted mean of the values; zeros if the cache is empty
+/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity if the cache is empty. Merge
 ///                                 further segments with `merge_attention`
 /// \cost   reads every stored byte once, for any G; O(D*r) per query head for the projections; scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
@@ -111,16 +111,16 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
 
 /// Attention of the queries of the last n appended tokens at once, each over the whole cache but the tokens appended after
 /// it: the answer's first tokens, a second prompt, drafts of speculative decoding. Equals n calls for one token each, but
-/// for rounding, and reads every stored byte once for all of them (cpu: for each panel of 32 rows, G of a token).
+/// for rounding, and reads every stored byte once for all of them (cpu: once for each panel of 32 rows; a token has G rows).
 ///
 /// \param[in]  queries  [H*G, n, D]
-/// \param[in]  cache    whose last n tokens these are (`append` comes first)
+/// \param[in]  cache    its last n tokens are the queries' tokens (`append` comes first)
 /// \param[out] output   [H*G, n, Dv]
 /// \param[out] lse      [H*G, n]
-/// \cost   as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a KV
-///         head, or G if G is larger, whatever n is; gpu: grows with G*n
-/// \throws invalid_argument   as above; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
-///                            were appended; where they are fewer, the first of the queries see all that is not in the tail
+/// \cost   the same as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a
+///         KV head, or G if G is larger, whatever n is; gpu: grows with G*n
+/// \throws invalid_argument   see above; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
+///                            were appended; if they are fewer, the first of the queries see all that is not in the tail
 template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 3, B> output, out_view<float, 2, B> lse)
@@ -134,14 +134,14 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// Attention of a batch: several sequences at once, each over its own cache, as engines with continuous batching decode.
 /// Gives the bits of a call for each sequence with its part of the queries, without their barriers and launches.
 ///
-/// \param[in]  queries    [H*G, n, D]   one sequence's after the other, n all their tokens. An engine's [n, H*G, D] is a
+/// \param[in]  queries    [H*G, n, D]   queries of one sequence after another, n in all. An engine's [n, H*G, D] is a
 ///                                     choice of strides
-/// \param[in]  sequences  with the same query heads and head dimensions; numbers of tokens and rungs may differ
+/// \param[in]  sequences  all with the same query heads and head dimensions; numbers of tokens and rungs may differ
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
-/// \cost   as that of the calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours whose
-///         caches are laid out alike (`cache_layout`, with any window); no copies to the device
-/// \throws invalid_argument   as above, naming the sequence; or n is not the sum of the sequences' queries
+/// \cost   the same as of separate calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours
+///         whose caches are laid out alike (`cache_layout`, with any window); no copies to the device
+/// \throws invalid_argument   see above, naming the sequence; or n is not the sum of the sequences' queries
 template <backend B, class Sequence, element U>
     requires std::same_as<std::remove_const_t<Sequence>,
         sequence_view<typename decltype(Sequence::cache)::element_type, B::memory_space>>

@@ -19,7 +19,7 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B>
 struct balance_options
 {
-    /// Losses of layer l of L count e^(depth * l / L) times: those of late layers more, if it is above 0. Within +-40.
+    /// Losses of layer l of L are multiplied by e^(depth * l / L): if it is above 0, late layers count more. Within +-40.
     float depth = 0.0F;
 
     /// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
@@ -29,24 +29,24 @@ struct balance_options
     /// count alike.
     float odd = 0.0F;
 
-    /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, where odd is above 0. >= 0.
+    /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, if odd is above 0. >= 0.
     std::optional<in_view<float, 1, B>> leverages = std::nullopt;
 
-    /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of the
-    /// mean of all tokens; 1 if all leverages are 0.
+    /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of
+    /// the mean of all tokens; 1 if all leverages are 0.
     index_t reach = 8;
 };
 
 /// Makes the losses of different layers comparable, so that one call of allocate over [L*H, R, N] shares one budget among
-/// all layers of a model: each layer's in units of their mean at rung 0 over its heads and tokens, times the two factors
-/// of the options.
+/// all layers of a model: each layer's losses are divided by their mean at rung 0 over its heads and tokens, and
+/// multiplied by the two factors of the options.
 ///
 /// \param on               backend: threads, scratch
 /// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; a loss that is
 ///                         not finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
-/// \cost   reads every loss once, those at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)
+/// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages, an
@@ -68,7 +68,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
-    index_t const tokens = options.odd > 0 ? shape[3] : 0; // to weigh
+    index_t const tokens = options.odd > 0 ? shape[3] : 0; // tokens with a factor
     auto const leverages = options.leverages.value_or(in_view<float, 1, B>{});
     detail::sum_pieces<B> of_layers{
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};

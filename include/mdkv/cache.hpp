@@ -20,9 +20,9 @@ namespace mdkv::inline MDKV_MACHINE
 //   key projection    [Dk, columns]   element type   brings queries to the leading coordinates of keys; only if a
 //                                                    projected rung is in use
 //   value projection  [columns, Dv]   element type   leading rows of the value basis
-//   key channels      [2, Dk]         element type   means, which are subtracted from keys before they are rotated, and scales,
-//                                                    by which they are divided then; only if a rotated rung is in use
-//   rung 1            keys, values    of the tokens at that rung, positions ascending; the full rung is not among these
+//   key channels      [2, Dk]         element type   means, subtracted from keys before rotation, and scales, which divide
+//                                                    the centred keys; only if a rotated rung is in use
+//   rung 1            keys, values    tokens at that rung, positions ascending; the full rung is not among these
 //   rung 2            keys, values
 //   ...
 //   exact run         keys, values    tokens at the full rung, then the window: original vectors
@@ -35,18 +35,17 @@ namespace mdkv::inline MDKV_MACHINE
 //   plain keys    tile by tile, each [r, w]: coordinate by coordinate, so that 16 logits grow side by side
 //   plain values  [n, r] token by token, so that a weighted sum reads them once in order
 //
-//   quantised     tile by tile, inside a tile group by group (64 coordinates, the last group fewer), and of a group with
-//                 g coordinates:  scales [w] half, minima [w] half, then the codes
-//                 of keys [g / 4, w, 4] bytes, four neighbours of a token together, and of values [w / 4, g, 4], the same
+//   quantised     tile by tile, inside a tile group by group (64 coordinates, the last group fewer), and a group with
+//                 g coordinates as scales [w] half, minima [w] half, then the codes:
+//                 keys [g / 4, w, 4] bytes, four neighbours of a token together, and values [w / 4, g, 4], the same
 //                 coordinate of four tokens together: instructions multiply such fours and add their products. The g % 4
-//                 or w % 4 that are left follow as [g % 4, w] and [w % 4, g]. Of int4, g' = (g + 1) / 2 bytes stand for g:
-//                 byte j holds coordinate j of the group in its low half and g' + j in its high half (0 where there is
+//                 or w % 4 that are left follow as [g % 4, w] and [w % 4, g]. In int4, g' = (g + 1) / 2 bytes stand for g:
+//                 byte j holds coordinate j of the group in its low half and g' + j in its high half (0 if there is
 //                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
-//                 vector's own coordinates, of a key less its channels' means and divided by their scales, is rotated
-//                 first (detail/hadamard.hpp):
-//                 multiplied with the Hadamard matrix of its size over the root of that size, block by block where the size is
-//                 no power of two.
+//                 vector's own coordinates (keys centred and scaled by channel) is rotated first (detail/hadamard.hpp):
+//                 multiplied with the Hadamard matrix of its size over the root of that size, block by block if the size
+//                 is no power of two.
 //
 // Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
@@ -60,20 +59,19 @@ struct cache_layout
     head_dims dims;
     std::size_t rungs     = 0;
     std::size_t full_rung = 0;                           // == rungs when no rung keeps the original vector
-    mdkv::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 where dropped
+    mdkv::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 if dropped
     mdkv::array<index_t, max_rungs> value_coordinates{}; // by rung
     mdkv::array<storage, max_rungs> kinds{};             // by rung
     mdkv::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
 
-    /// The model's factor of q.k, of all logits by which tokens are scored and attended; 0 means 1/sqrt(D), D the original
-    /// dimension. Told to compress, it is that of the cache it makes; attend and recompress read it here unless they are told
-    /// another.
+    /// The model's factor of q.k, in all logits by which tokens are scored and attended; 0 means 1/sqrt(D), D the original
+    /// dimension. compress copies it from score_options::scale; attend and recompress use it unless told another.
     float scale = 0.0F;
 
     cache_layout() = default;
 
-    /// \throws invalid_argument   a rung is no whole number of coordinates, a size is negative, a dimension of some heads is 0,
-    ///                            or the scale is negative or not finite
+    /// \throws invalid_argument   a rung is no whole number of coordinates, a size is negative, a dimension of some heads is
+    ///                            0, or the scale is negative or not finite
     MDKV_OUTLINE constexpr cache_layout(
         ratio_set const& ratios, index_t heads_, index_t window_, head_dims dims_, float scale_ = 0.0F)
         : heads{heads_}
@@ -99,22 +97,22 @@ struct cache_layout
         }
     }
 
-    /// Stored through the head's projections.
+    /// Whether rung r is stored through the head's projections.
     [[nodiscard]] MDKV_HD constexpr bool projected(std::size_t r) const noexcept { return in_basis[r]; }
-    /// Its tokens have a run of their own: neither dropped nor in the exact run.
+    /// Whether tokens at rung r have a run of their own: neither dropped nor in the exact run.
     [[nodiscard]] MDKV_HD constexpr bool own_run(std::size_t r) const noexcept
     {
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
-    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp). Keys are centred and scaled
-    /// channel by channel first.
+    /// Whether coordinates at rung r are rotated, group by group, before they become codes (detail/hadamard.hpp). Keys are
+    /// centred and scaled channel by channel first.
     [[nodiscard]] MDKV_HD constexpr bool rotated(std::size_t r) const noexcept
     {
         return own_run(r) && kinds[r] != storage::plain && !in_basis[r];
     }
 
-    /// Some rung is rotated.
+    /// Whether some rung is rotated.
     [[nodiscard]] MDKV_HD constexpr bool any_rotated() const noexcept
     {
         bool any = false;
@@ -154,7 +152,7 @@ struct head_entry
     index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
     index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
-    index_t key_channels     = 0; ///< byte offset of [2, Dk], means and scales, where a rotated rung is in use
+    index_t key_channels     = 0; ///< byte offset of [2, Dk], means and scales, if a rotated rung is in use
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
@@ -197,7 +195,7 @@ struct cache_view
 namespace detail
 {
 
-/// Jobs that only read are written for the view to write, too; the contract before them has either.
+/// The view with write access that jobs take, also jobs that only read; the public calls before them accept both views.
 template <class T, space S>
 [[nodiscard]] constexpr cache_view<std::remove_const_t<T>, S> without_const(cache_view<T, S> const& cache) noexcept
 {

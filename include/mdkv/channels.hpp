@@ -11,20 +11,20 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// Mean and scale of every channel of a head's keys, one of their D coordinates over all tokens. Codes of whole vectors store
-/// (k - mean) / scale, rotated; queries are multiplied by the scale, and their product with the mean is added to the logits. The
-/// scale is sqrt(rms(k - mean) / rms(q)): of all scales it leaves the least error of q.k after a rotation, which spreads the
-/// error of all channels evenly.
+/// Mean and scale of every channel of a head's keys, one of their D coordinates over all tokens. Codes of whole vectors
+/// store (k - mean) / scale, rotated; queries are multiplied by the scale, and their product with the mean is added to the
+/// logits. The scale is sqrt(rms(k - mean) / rms(q)): of all scales it leaves the least error of q.k after a rotation, which
+/// spreads the error of all channels evenly.
 ///
-/// Both are of up to 128 keys and 128 queries, evenly spaced: they need not be exact, because whatever is taken from keys,
-/// queries give back. A scale lies in [2^-10, 2^10], and is 1 where all keys are alike in a channel, but for the rounding of
+/// Both come from up to 128 keys and 128 queries, evenly spaced. They need not be exact: attend applies the same mean and
+/// scale to queries. A scale lies in [2^-10, 2^10], and is 1 if all keys are equal in a channel, but for the rounding of
 /// float. NaNs and infinities count as 0, and so does a mean whose sum leaves float's range.
 ///
 /// \param on             backend
-/// \param[in]  queries   [H*G, Q, D]  after position encoding, of any element type U; Q = 0: scales are those of queries of
-///                       ones
+/// \param[in]  queries   [H*G, Q, D]  after position encoding, of any element type U; if Q = 0, every query coordinate
+///                       counts as 1
 /// \param[in]  keys      [H, N, D]    same encoding
-/// \param[out] channels  [H, 3, D]    means, scales, and root mean squares of the queries (of ones where Q = 0)
+/// \param[out] channels  [H, 3, D]    means, scales, and root mean squares of the queries (1 if Q = 0)
 /// \cost   reads up to 128 keys of a head three times and 128 queries; no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads

@@ -62,10 +62,10 @@ struct compress_options
 
     pool_options pooling{};
     allocate_options allocation{};
-    score_options<B> scoring{}; ///< its scale and its channels are those of the cache that is made, too
+    score_options<B> scoring{}; ///< its scale and its channels are also used for the new cache
 
-    /// [H, R, N]  precomputed losses, e.g. scored chunk by chunk during prefill or joined, instead of those by the layer's
-    /// queries; those of projected rungs by the bases that fit_basis finds for the N tokens. `pooling` applies to them, too.
+    /// [H, R, N]  precomputed losses, e.g. scored chunk by chunk during prefill or joined, instead of losses by the layer's
+    /// queries; for projected rungs, scored with the bases that fit_basis finds for the N tokens. `pooling` applies to them.
     std::optional<in_view<float, 3, B>> losses = std::nullopt;
 
     non_finite on_non_finite = non_finite::error;
@@ -88,9 +88,9 @@ struct compress_report
     layer_shape shape;
     index_t budget_bytes   = 0;
     index_t window_bytes   = 0;
-    index_t resident_bytes = 0; ///< of the cache that was made, measured; never above budget_bytes
-    index_t full_bytes     = 0; ///< of the uncompressed layer
-    allocation chosen;          ///< summed over the heads where each had its own limit
+    index_t resident_bytes = 0; ///< bytes of the new cache, measured; never above budget_bytes
+    index_t full_bytes     = 0; ///< bytes of the uncompressed layer
+    allocation chosen;          ///< summed over the heads if each had its own limit
 };
 
 /// A place for a compressed layer that the caller has made: nothing is allocated and nothing waits, so that on a GPU the
@@ -112,7 +112,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 
 } // namespace detail
 
-/// Compresses one layer: fits both bases, scores, pools, allocates and packs. Where the budget holds the whole layer it is
+/// Compresses one layer: fits both bases, scores, pools, allocates and packs. If the budget holds the whole layer, it is
 /// stored uncompressed.
 ///
 /// \param on           backend: threads or stream, scratch
@@ -130,8 +130,8 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 ///                                 least budget that works); quotas exceed the budget. A compressed_layer's layout or
 ///                                 arena does not fit; options.on_non_finite is not unchecked on a GPU, where looking for
 ///                                 NaNs would wait: call expects_finite before. Errors that only the device's data show
-///                                 are in `destination.report` (allocation_status): losses that are not finite, a limit
-///                                 below the cheapest rungs; where quotas exceed the arena, pack stores no token
+///                                 are in `destination.report` (allocation_status): non-finite losses, a limit
+///                                 below the cheapest rungs; if quotas exceed the arena, pack stores no token
 /// \throws non_finite_input        naming layer, head and row
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the executor's exceptions. Nothing was changed in any case

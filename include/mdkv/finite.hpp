@@ -70,7 +70,7 @@ struct find_not_finite
 /// One NaN would spoil a head's Gram matrix and every softmax; this search comes first.
 ///
 /// \param on         backend: threads
-/// \param[in] name   of the view, for the message
+/// \param[in] name   name of the view, for the message
 /// \param[in] rows   [H, N, D]
 /// \cost   reads the view once
 /// \sync   returns when done, on a GPU too: it waits for the device

@@ -16,7 +16,7 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
-/// An item is a token.
+/// Copies tokens out of their pages. An item is a token.
 template <backend B, element T>
 struct gather_page_rows
 {

@@ -15,7 +15,7 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
-/// Both sets in units of their means, added. An item is one row.
+/// Adds both sets, each in units of its mean. An item is one row.
 template <backend B>
 struct add_losses
 {
@@ -23,7 +23,7 @@ struct add_losses
 
     in_view<float, 3, B> first;
     in_view<float, 3, B> second;
-    sum_pieces<B> of_first; // at rung 0
+    sum_pieces<B> of_first; // sums at rung 0
     sum_pieces<B> of_second;
     float weight;
     out_view<float, 3, B> joined;
@@ -33,7 +33,7 @@ struct add_losses
     {
         index_t const h = item / joined.extent(1);
         index_t const r = item % joined.extent(1);
-        double const a  = unit(of_first.total(t, 0)); // beyond float's range where losses are below its normal numbers
+        double const a  = unit(of_first.total(t, 0)); // leaves float's range if losses are below its normal numbers
         double const b  = unit(of_second.total(t, 0)) * double{weight};
         for (index_t i = t.rank(); i < joined.extent(2); i += t.size())
         {
@@ -42,7 +42,7 @@ struct add_losses
     }
 
 private:
-    /// One over the mean; 0 where no token would lose anything.
+    /// One over the mean; 0 if no token would lose anything.
     [[nodiscard]] MDKV_HD double unit(double total) const
     {
         return total == 0 ? 0.0 : static_cast<double>(joined.extent(0) * joined.extent(2)) / total;
@@ -51,21 +51,21 @@ private:
 
 } // namespace detail
 
-/// Joins losses by two sets of rows. Rows of one set may be many and of one kind (all of a prompt's queries, replayed),
-/// those of the other few (the last ones, which are most like the next), so each set is measured by its own mean:
+/// Joins losses by two sets of rows. One set may have many rows of one kind (all of a prompt's queries, replayed), the
+/// other few rows (the last ones, which are most like the next), so each set is measured by its own mean:
 ///   joined = first / mean(first) + weight * second / mean(second)
-/// with the means over all heads and tokens of the losses at rung 0, which is the dropped one wherever there is one.
+/// with the means over all heads and tokens of the losses at rung 0, which drops tokens if any rung does.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  first    [H, R, N]
-/// \param[in]  second   [H, R, N]  of the same rungs
-/// \param[in]  weight   of the second; >= 0
+/// \param[in]  second   [H, R, N]  losses at the same rungs
+/// \param[in]  weight   factor of the second set; >= 0
 /// \param[out] joined   [H, R, N]  may be `first` itself (same memory, same strides). A set whose mean is 0 adds
 ///                      nothing; a NaN at rung 0 makes all losses NaN
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, the weight is negative or not finite, the output overlaps anything but `first`
+/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/join.cpp; docs/quality.md compares other ways to join
 template <backend B>
@@ -75,7 +75,7 @@ void join(
     detail::expects_not_negative("join", "weight", weight);
     array<index_t, 3> const shape = first.extents();
     detail::check arguments{on, "join"};
-    // In place an input is its output, which is checked.
+    // In place, `first` is also the output, whose check covers it.
     if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
     {
         arguments.in("first", first, shape, "H,R,N");

@@ -14,14 +14,14 @@ namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
-/// near 1 where a key has a direction for itself, little where it shares its directions with many. lambda is a thousandth
+/// near 1 if a key has a direction for itself, small if it shares its directions with many. lambda is a thousandth
 /// of the mean energy of a direction. Summed over all layers, it is large for tokens unlike the rest of a prompt:
 /// `balance_options::leverages`.
 ///
 /// \param on             backend: threads, scratch
-/// \param[in]     keys   [H, N, D]  of one layer, as they are cached (after position encoding)
+/// \param[in]     keys   [H, N, D]  keys of one layer, as cached (after position encoding)
 /// \param[in,out] sums   [N]        start from zeros
-/// \pre    keys are finite and their squares in float's range; others make all sums NaN
+/// \pre    keys are finite and their squares in float's range; other keys make all sums NaN
 /// \cost   O(H*N*D*D + H*D^3), keys read twice; scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, sums in double

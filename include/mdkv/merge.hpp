@@ -1,4 +1,4 @@
-/// \file merge.hpp: merge_attention: joins the attention over two sets of keys into that over both (arXiv 2603.20616, section 5).
+/// \file merge.hpp: merge_attention: joins the attention over two sets of keys into the attention over both (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -26,7 +26,7 @@ struct merge_rows
     out_view<U, 2, B> output;
     out_view<float, 1, B> lse;
 
-    /// Of an item. On the CPU as many as take longer to merge than to wake another thread, 1 MiB; a block takes one.
+    /// Rows of an item: 1 MiB on the CPU, which takes longer to merge than to wake another thread; a block takes one row.
     [[nodiscard]] MDKV_HD index_t rows_each() const noexcept
     {
         index_t const bytes = 2 * output.extent(1) * index_t{sizeof(U)} + 1;
@@ -68,8 +68,8 @@ struct merge_rows
 ///
 /// \param on             backend: threads
 /// \param[in]  output_a  [rows, Dv]  attention over A, of any element type U
-/// \param[in]  lse_a     [rows]      natural logarithm of A's sum of exponentials; -infinity where A is empty
-/// \param[in]  output_b  [rows, Dv]  likewise over B
+/// \param[in]  lse_a     [rows]      natural logarithm of A's sum of exponentials; -infinity if A is empty
+/// \param[in]  output_b  [rows, Dv]  attention over B
 /// \param[in]  lse_b     [rows]
 /// \param[out] output    [rows, Dv]  may be output_a itself (same memory, same strides): the merge is then in place
 /// \param[out] lse       [rows]      may be lse_a itself. Two empty sides give zeros and -infinity
@@ -86,7 +86,7 @@ void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B
     detail::check arguments{on, "merge_attention"};
     index_t const rows = output_a.extent(0);
     index_t const dim  = output_a.extent(1);
-    // In place an input is its output, which is checked.
+    // In place, an input is also an output, whose check covers it.
     if (output.data_handle() != output_a.data_handle() || output.stride(0) != output_a.stride(0))
     {
         arguments.in("output_a", output_a, {rows, dim}, "rows,Dv");

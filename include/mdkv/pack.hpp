@@ -21,7 +21,7 @@ namespace mdkv::inline MDKV_MACHINE
 ///
 /// \param on          backend
 /// \param[in] rung    [H, N]
-/// \param[in] layout  of the cache, in element type T
+/// \param[in] layout  layout of the cache, in element type T
 /// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory
 ///         that this call allocates
 /// \sync   returns when done, on a GPU too: it waits for the device
@@ -49,34 +49,34 @@ template <element T, backend B>
 
 /// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes (those of original coordinates rotated before, of keys less their channels' means and over their scales: see cache.hpp
-/// and fit_channels). A group of coordinates that holds a NaN or an infinity is stored as NaN where its storage has codes.
+/// codes. Original coordinates are rotated before they become codes, keys centred and scaled by channel before that: see
+/// cache.hpp and fit_channels. A coded group that has a NaN or an infinity among its coordinates is stored as NaN.
 ///
-/// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. Then
-/// nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend reads nothing,
-/// and `needed` is above cache.arena_bytes, as in no other case. (compress never comes to this: its budget is the arena's
-/// size.)
+/// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. In
+/// both cases nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend
+/// reads nothing, and `needed` is above cache.arena_bytes, as in no other case. (compress never gets there: its budget is
+/// the arena's size.)
 ///
 /// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]
 /// \param[in]  values        [H, N, Dv]
-/// \param[in]  window_keys   [H, W, D]   kept as they are; W = layout.window
+/// \param[in]  window_keys   [H, W, D]   never compressed; W = layout.window
 /// \param[in]  window_values [H, W, Dv]
 /// \param[in]  key_basis     [H, D, D]   orthonormal rows; may be [0, 0, 0] when no projected rung is in use
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
 /// \param      cache         arena of at least packed_bytes(rung, layout); directory [H]
-/// \param[in]  channels      [H, 3, D]   as fit_channels writes them for the queries at hand; or empty: those of the kept keys alone,
-///                           whose codes are worse where queries are unlike from channel to channel
-/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t where a basis is
+/// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone,
+///                           with worse codes if queries differ much from channel to channel
+/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is
 ///                           missing
 /// \pre    N < 2^31
 /// \cost   kept rows are read once; without `channels`, fit_channels; O(D*r) multiply-adds per
 ///         projected token; scratch: a list of all positions, a tile
 /// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis is
-///                                  missing (gpu: see above), memory overlaps, or on a GPU rows are not aligned to elements
+/// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis
+///                                  is missing (gpu: see above), memory overlaps, or (gpu) rows are not aligned to elements
 /// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above), or the workspace is; nothing
 ///                                  was changed
 /// \see    tests/pack.cpp

@@ -27,11 +27,11 @@ struct pool_options
                        ///< adaptive: 1 leaves a quarter from token to token
     pooling kind = pooling::max;
 
-    /// Pooling with these options would change nothing.
+    /// Whether pooling with these options would change nothing.
     [[nodiscard]] constexpr bool copies() const noexcept { return width == 1 && kind != pooling::adaptive; }
 };
 
-/// Replaces each loss by that of its neighbourhood, each rung and head apart.
+/// Replaces each loss by its neighbourhood's loss, each rung and head apart.
 ///
 /// \param on           backend: threads
 /// \param[in]  loss    [H, R, N]

@@ -17,14 +17,14 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// balance_options::odd of a prompt of `tokens`: `largest` of 2,048 or more, and less in proportion below, because leverages
-/// say less where keys are few (docs/quality.md).
+/// balance_options::odd for a prompt of `tokens`: `largest` from 2,048 tokens on, and less in proportion below, because
+/// leverages mean less if keys are few (docs/quality.md).
 [[nodiscard]] constexpr float odd_power(float largest, index_t tokens) noexcept
 {
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
 }
 
-/// Tokens that `stand_in` may make of each head: `most`, or as many as take a sixteenth of the layer's limit.
+/// Number of tokens that `stand_in` may make of each head: `most`, but in at most a sixteenth of the limit.
 [[nodiscard]] constexpr index_t stand_ins_within(index_t most, index_t limit, layer_shape const& shape) noexcept
 {
     index_t const each = 16 * shape.heads * shape.token_bytes();
@@ -41,7 +41,7 @@ struct replay_part
 {
     row_norm over = row_norm::euclidean; ///< replay_options::over
     index_t chunk = 256;                 ///< length: a replayed query attends to all keys of its chunk
-    index_t sinks = 4;                   ///< first tokens of a prompt to whose keys it attends, too
+    index_t sinks = 4;                   ///< first tokens of a prompt; a replayed query attends to their keys, too
     index_t ahead = 256;                 ///< replay_options::ahead
     bool own      = false;               ///< replay_options::own
     float join    = 0.0F; ///< weight of the last queries' losses beside the replayed ones: `join`. 0: none
@@ -51,11 +51,11 @@ struct replay_part
 struct sharing_part
 {
     float depth = 0.0F; ///< balance_options::depth
-    float odd   = 0.0F; ///< balance_options::odd of 2,048 tokens or more: odd_power
+    float odd   = 0.0F; ///< balance_options::odd for 2,048 tokens or more: see odd_power
 };
 
-/// All options of `prompt`. `compress`, which sees one layer of a whole prompt, has those up to `even`. A starting point: every
-/// member may be changed, and presets of one's own are made in the same way as those below.
+/// All options of `prompt`. `compress`, which sees one layer of a whole prompt, has the members up to `even`. A starting
+/// point: every member may be changed, and further presets are made like the ones below.
 struct preset
 {
     char const* name;
@@ -65,16 +65,16 @@ struct preset
     quantisation_loss quantisation = quantisation_loss::noise;
     index_t window                 = 32;   ///< last tokens of the prompt, stored uncompressed
     index_t queries                = 32;   ///< last queries to score with
-    index_t question               = 32;   ///< the last of them, of weight 1
-    float early_weight             = 1.0F; ///< weight of the earlier ones: score_options::query_weights
-    float even                     = 0.0F; ///< score_options::even_queries, in parts of the weights of all of them
+    index_t question               = 32;   ///< the last queries, which have weight 1
+    float early_weight             = 1.0F; ///< weight of the queries before the question: score_options::query_weights
+    float even                     = 0.0F; ///< score_options::even_queries as a multiple of the queries' total weight
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
-    index_t stand_ins                   = 0;            ///< of each head, as far as stand_ins_within allows: `stand_in`
+    index_t stand_ins                   = 0; ///< stand-ins of each head, at most stand_ins_within: `stand_in`
 
-    /// The model's factor of q.k, in all options that the functions below give; 0 means 1/sqrt(D). A model that has one of its
-    /// own: `preset p = presets::best; p.scale = ...`.
+    /// The model's factor of q.k, in all options that the functions below give; 0 means 1/sqrt(D). For a model with another
+    /// factor: `preset p = presets::best; p.scale = ...`.
     float scale = 0.0F;
 
     /// Whether the last queries score: they do unless replayed ones score alone.
@@ -96,8 +96,7 @@ struct preset
         return even * weight;
     }
 
-    /// The options of compress at a budget, but for those that depend on the queries at hand: score_options::query_weights
-    /// and even_queries.
+    /// The options of compress at a budget, but for query_weights and even_queries of score_options: they depend on queries.
     template <backend B>
     [[nodiscard]] compress_options<B> options(budget limit) const
     {
@@ -166,7 +165,7 @@ inline constexpr preset by_window{.name = "by_window",
     .early_weight                       = 0.2F,
     .even                               = 0.1F};
 
-/// The best in the project's own evaluation: the same, joined with replayed rows, and one budget for all layers.
+/// The best in the project's own evaluation: by_window, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{.name = "best",
     .ratios                        = bit_ratios,
     .pooling                       = {.width = 7, .kind = pooling::adaptive},

@@ -48,7 +48,7 @@ struct prompt_shape
     head_dims dims;     ///< D, Dv
     index_t tokens = 0; ///< length of the prompt, or the largest possible one if it is not known yet
 
-    rotary_encoding<B> encoding{}; ///< the model's; needed by presets that replay. Its frequencies outlive the prompt
+    rotary_encoding<B> encoding{}; ///< the model's; presets that replay need it. Its frequencies outlive the prompt
     non_finite on_non_finite = non_finite::error;
 };
 
@@ -56,12 +56,12 @@ struct prompt_shape
 template <backend B, element T, element U = T>
 struct prompt_rows
 {
-    in_view<U, 3, B> queries; // [H*G, Q, D]  of the last Q of the tokens
+    in_view<U, 3, B> queries; // [H*G, Q, D]  queries of the last Q tokens
     in_view<T, 3, B> keys;    // [H, N, D]
     in_view<T, 3, B> values;  // [H, N, Dv]
 
-    std::optional<in_view<float, 2, B>> lse           = std::nullopt; ///< [H*G, Q]  as in score_options
-    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt; ///< [H*G, Q]  as in score_options
+    std::optional<in_view<float, 2, B>> lse           = std::nullopt; ///< [H*G, Q]  see score_options
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt; ///< [H*G, Q]  see score_options
 };
 
 namespace detail
@@ -73,8 +73,8 @@ struct prompt_work;
 
 } // namespace detail
 
-/// One prompt of L layers, compressed by a preset. The same calls serve every preset; those that a preset does not need return
-/// at once:
+/// One prompt of L layers, compressed by a preset. The same calls serve every preset; calls that a preset does not need
+/// return at once:
 ///
 ///   prompt<B, T> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
 ///   p.read_chunk(on, layer, first, {q, k, v});              // each chunk of each layer, while prefill has its queries
@@ -82,9 +82,9 @@ struct prompt_work;
 ///   p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
 ///   p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
 ///
-/// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of the
-/// object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another. A
-/// prompt made on a counting workspace is a dry run: the same calls on a counting workspace need no data, compute nothing,
+/// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of
+/// the object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another.
+/// A prompt made on a counting workspace is a dry run: the same calls on a counting workspace need no data, compute nothing,
 /// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
 ///
 /// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
@@ -106,8 +106,8 @@ public:
     /// \cost   state: L*H*R*M floats and L*H*M bytes for M = tokens - window, and if the preset needs them L*H*(D*D + Dv*Dv)
     ///         floats (projected rungs), 3*L*H*D floats (codes), L*H*sinks keys, a float a token
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-    /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs that
-    ///                                 are projected
+    /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs
+    ///                                 that are projected
     /// \throws insufficient_workspace  naming the size needed
     prompt(B const& on, preset const& chosen, prompt_shape<B> const& shape)
         : work_{chosen, shape, {chosen.ratios, shape.dims, index_t{sizeof(T)}}}
@@ -127,15 +127,15 @@ public:
     prompt& operator=(prompt const&) = delete;
     ~prompt()                        = default;
 
-    /// Scores a part of a layer's tokens by their own queries, turned to later positions: `replay`, in chunks of
-    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are the
-    /// window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
+    /// Scores a part of a layer's tokens by their own queries, rotated to later positions: `replay`, in chunks of
+    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are
+    /// the window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param first  token of the prompt that is the first of `rows`
-    /// \param rows   Q = N: of these tokens alone, at most `replay_part::chunk` of them or a multiple of it; `lse` is not read
-    /// \cost   that of `replay`
+    /// \param rows   Q = N: these tokens alone, at most `replay_part::chunk` of them or a multiple of it; `lse` is not read
+    /// \cost   the cost of `replay`
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  bitwise reproducible for equal inputs and equal parts, for any number of threads
     /// \throws invalid_argument        a shape disagrees, tokens before `first` were not read, the prompt is longer than
@@ -159,11 +159,11 @@ public:
         if (advances(on)) { progress_.of(layer) = first + count; }
     }
 
-    /// Takes a layer's losses by rows that the caller chose, in the place of all its chunks: e.g. those of a second prefill.
+    /// Takes a layer's losses by rows that the caller chose, in the place of all its chunks, e.g. rows of a second prefill.
     ///
     /// \param on      backend: threads
     /// \param layer   0 to L - 1
-    /// \param losses  [H, R, n]  not pooled; of the prompt's first n tokens, as many as it has before its window
+    /// \param losses  [H, R, n]  losses of the prompt's first n tokens, n its tokens before the window; not pooled
     /// \cost   copies the losses
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  deterministic
@@ -182,16 +182,16 @@ public:
         if (advances(on)) { progress_.of(layer) = n; }
     }
 
-    /// Finds a layer's losses after the prompt was read: those of the last queries (`score`, `pool`), of the replayed ones, or
+    /// Finds a layer's losses after the prompt was read: by the last queries (`score`, `pool`), by the replayed ones, or by
     /// both (`join`). Fits the bases and channels that packing needs.
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param rows   N tokens, window included, the same number in every layer; Q >= 1 last queries, of which the last
     ///               `preset::queries` score. `lse` saves work
-    /// \cost   that of the stages: fit_basis or fit_channels, score unless the preset only replays, pool, join, add_leverage;
-    ///         scratch O(H*R*N) and that of score
-    /// \sync   returns when done (cpu); enqueued on the stream (gpu), but for the search for NaNs and infinities, which waits
+    /// \cost   the sum of the stages: fit_basis or fit_channels, score unless the preset only replays, pool, join,
+    ///         add_leverage; scratch O(H*R*N) and score's scratch
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu), but the search for NaNs and infinities waits
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a shape disagrees, the layer is finished, or the preset replays and tokens before the
     ///                                 window were not read
@@ -225,14 +225,14 @@ public:
         progress_.finish(layer);
     }
 
-    /// Chooses every token's rung within a budget: of all layers at once, their losses balanced, if the preset is
+    /// Chooses every token's rung within a budget: for all layers at once, their losses balanced, if the preset is
     /// `shared`, otherwise layer by layer. Room for stand-ins is set aside if tokens are dropped. May be called again with
     /// another budget.
     ///
     /// \param on     backend: threads, scratch
-    /// \param limit  of an average layer: window, tokens, projections, channels and stand-ins
+    /// \param limit  budget of an average layer: window, tokens, projections, channels and stand-ins
     /// \return the choice, summed over all layers
-    /// \cost   those of balance and allocate, the latter twice if stand-ins need room
+    /// \cost   balance and allocate, the latter twice if stand-ins need room
     /// \sync   returns when done, on a GPU too: it waits for the device
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs
@@ -263,8 +263,8 @@ public:
         return total;
     }
 
-    /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced, too, if
-    /// the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
+    /// [H, R, N - W]  a layer's losses: by replayed rows; after finish_layer pooled and joined; after allocate balanced,
+    /// too, if the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
     [[nodiscard]] in_view<float, 3, B> losses_of(index_t layer) const
     {
         progress_.expects_layer("prompt::losses_of", layer, work_.shape.layers);
@@ -279,14 +279,14 @@ public:
     }
 
     /// Tokens of each head that stand for dropped ones in a layer's tail. A dry run returns the most.
-    /// \cost, \sync   those of fewest_dropped, which waits on a GPU
+    /// \cost, \sync   see fewest_dropped, which waits on a GPU
     [[nodiscard]] index_t stand_ins(B const& on, index_t layer) const
     {
         return work_.stand_ins(on, rungs_of(layer), choice_);
     }
 
     /// Bytes of a layer's arena, without stand-ins. A dry run returns 0.
-    /// \cost, \sync   those of packed_bytes, which waits on a GPU
+    /// \cost, \sync   see packed_bytes, which waits on a GPU
     [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
     {
         return packed_bytes<T>(on, rungs_of(layer), layout());
@@ -303,16 +303,17 @@ public:
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
-    /// \param rows   those that `finish_layer` had; `lse` is needed if there are stand-ins
-    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail is full of
-    ///               stand-ins: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either backend,
-    ///               whose arena holds `arena_bytes` and whose tail `stand_ins`; its report is not written
+    /// \param rows   the rows that `finish_layer` had; `lse` is needed if there are stand-ins
+    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail is full
+    ///               of stand-ins: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either
+    ///               backend, whose arena holds `arena_bytes` and whose tail `stand_ins`; its report is not written
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins
-    /// \cost   that of pack, stand_in and append; allocates the new cache of an owner, and on a GPU host memory for rungs
+    /// \cost   pack, stand_in and append; allocates the new cache of an owner, and on a GPU host memory for rungs
     /// \sync   returns when done (cpu); on a GPU the rungs are waited for, and the rest is enqueued
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
+    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does
+    ///                                 not fit
     /// \throws insufficient_workspace  naming the size needed
     /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
     template <class Destination>
@@ -361,11 +362,11 @@ private:
 
     detail::prompt_work<B, T, U> work_;
     bool dry_;                // made on a workspace that only counts
-    workspace::frame memory_; // of the state
+    workspace::frame memory_; // memory of the state
     detail::prompt_progress progress_;
     detail::prompt_choice choice_; // budget -1 until rungs are chosen
-    index_t tokens_ = 0;           // of the prompt; the largest possible number until a layer is finished
-    bool balanced_  = false;       // losses of all layers
+    index_t tokens_ = 0;           // tokens of the prompt; the largest possible number until a layer is finished
+    bool balanced_  = false;       // whether the losses of all layers are balanced
 };
 
 } // namespace mdkv::inline MDKV_MACHINE

@@ -25,23 +25,23 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B>
 struct recompress_options
 {
-    /// Limit of the arena: window, tokens and projections, without the tail. A fraction is one of the cache's present
-    /// tokens uncompressed, and so shrinks with them; prefer bytes or a KV size.
+    /// Limit of the arena: window, tokens and projections, without the tail. A fraction is one of the bytes that the
+    /// cache's present tokens take uncompressed, and shrinks with them; prefer bytes or a KV size.
     budget limit = budget::kv_size(128);
 
     pool_options pooling{};
     allocate_options allocation{};
 
-    float scale = 0.0F; ///< factor of q.k in the place of the cache's; 0 means the cache's, which stays what it is
+    float scale = 0.0F; ///< factor of q.k for this call; 0 means the cache's, which stays unchanged
 
-    /// [H*G, Q]  as score_options::lse_elsewhere: the part of each query's softmax that lies on none of the cache's tokens, as
-    /// sink logits or keys kept elsewhere
+    /// [H*G, Q]  see score_options::lse_elsewhere: the part of each query's softmax that lies on none of the cache's tokens,
+    /// e.g. sink logits or keys kept elsewhere
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    /// [Q]  as score_options::query_weights
+    /// [Q]  see score_options::query_weights
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
     quantisation_loss quantisation                    = quantisation_loss::noise;
-    float even_queries                                = 0.0F; ///< as score_options::even_queries
+    float even_queries                                = 0.0F; ///< see score_options::even_queries
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
     /// data kept beside the tokens; -1 beyond a head's last slot. Slots count a head's tokens in the order of the
@@ -49,17 +49,17 @@ struct recompress_options
     std::optional<out_view<std::int32_t, 2, B>> sources = std::nullopt;
 };
 
-/// Tokens are those of all heads.
+/// The report of recompress. Tokens are counted over all heads.
 struct recompress_report
 {
     index_t limit_bytes    = 0;
     index_t window_bytes   = 0;
-    index_t resident_bytes = 0; ///< of the new arena, measured; never above limit_bytes
+    index_t resident_bytes = 0; ///< bytes of the new arena, measured; never above limit_bytes
     index_t released       = 0; ///< tokens that left the window or the tail
     index_t kept           = 0; ///< released or stored tokens that keep their bytes
-    index_t lowered        = 0; ///< stored in fewer bytes
+    index_t lowered        = 0; ///< tokens now stored in fewer bytes
     index_t dropped        = 0;
-    allocation chosen; ///< everything_kept: all stay as they are, losses were not read
+    allocation chosen; ///< status everything_kept: all tokens stay unchanged, losses were not read
 };
 
 /// The most slots a head has: all its tokens, window and tail included. Only the directory is read.
@@ -74,7 +74,7 @@ template <class T>
     return most;
 }
 
-/// The same for a cache in any memory.
+/// The most slots a head has, for a cache in any memory.
 /// \sync   on a GPU waits for the backend's stream
 template <backend B, class T>
 [[nodiscard]] index_t most_slots(B const& on, cache_view<T, B::memory_space> const& cache)
@@ -90,15 +90,15 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 
 } // namespace detail
 
-/// Makes room in a grown cache. Of the window and the appended tokens after it the last W are the new window; the older
-/// ones, still exact, are released. Released tokens take any rung, stored ones keep theirs or take one of fewer bytes,
+/// Makes room in a grown cache. The last W tokens of the window and the appended ones after it are the new window; the
+/// older ones, still exact, are released. Released tokens take any rung, stored ones keep theirs or take one of fewer bytes,
 /// all from the stored values: no originals are needed, and no projections are made, so that a head's rungs are limited
 /// to its stored projections. The recent queries measure a stored token's loss against its stored value, over the
 /// head's stored tokens. A token that keeps its rung keeps every stored bit, in any number of calls. If the limit holds
 /// all tokens unchanged, they stay unchanged. Afterwards tokens inside a run are not in text order.
 ///
 /// \param on              backend: threads, scratch
-/// \param[in]  queries    [H*G, Q, D]  of the last Q tokens, after position encoding, of any element type; Q <= W +
+/// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
 ///                        appended tokens
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
@@ -107,7 +107,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///                        are freed. Shapes follow from its directory, which a dry run reads, too
 /// \return     the report
 /// \pre    Q >= 1
-/// \cost   that of score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores where
+/// \cost   score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores if
 ///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache, and a copy
 ///         of the directory and the counts of every rung in host memory
 /// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
@@ -118,9 +118,9 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
 ///                                 cannot drop; an option is negative or not finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
-/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot), or
-///                                 a loss is, as where `lse_elsewhere` holds a NaN or a value above 1e30; gpu: as it is where
-///                                 query weights are negative or not finite, which cannot be seen before
+/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
+///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
+///                                 gpu: also if query weights are negative or non-finite, which the host cannot see before
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
 ///                                 Nothing was changed in any case

@@ -1,4 +1,4 @@
-/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, turned to their positions in a later reading.
+/// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, rotated to their positions in a later reading.
 #pragma once
 
 #include <mdkv/advance.hpp>
@@ -19,40 +19,40 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B>
 struct replay_options
 {
-    /// Positions by which the chunk's queries are turned: its length if it were read again at once, more if later. The prompt's
-    /// length need not be known (docs/quality.md compares distances).
+    /// Positions by which the chunk's queries are rotated: the chunk's length if it were read again at once, more if later.
+    /// The prompt's length need not be known (docs/quality.md compares distances).
     index_t ahead = 256;
 
-    /// If true, replayed queries also attend, causally, to the replayed copies of sinks and chunk. Better for questions, worse
-    /// for text that goes on.
+    /// If true, replayed queries also attend, causally, to the replayed copies of sinks and chunk. Better for questions,
+    /// worse for text that goes on.
     bool own = false;
 
-    rotary_encoding<B> encoding{}; ///< the model's
+    rotary_encoding<B> encoding{}; ///< the model's encoding
 
-    /// [H*G, C]  as in score_options: sink logits, or keys elsewhere.
+    /// [H*G, C]  see score_options: sink logits, or keys kept elsewhere.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    float scale                    = 0.0F;                          ///< as in score_options
-    quantisation_loss quantisation = quantisation_loss::noise;      ///< as in score_options
-    row_norm over                  = row_norm::euclidean;           ///< as in score_options
+    float scale                    = 0.0F;                     ///< see score_options
+    quantisation_loss quantisation = quantisation_loss::noise; ///< see score_options
+    row_norm over                  = row_norm::euclidean;      ///< see score_options
 };
 
-/// Losses of a chunk of a prompt's tokens by the queries of a second reading of it, which stand for any later question. They
-/// are nearly at hand: the chunk's own, turned to later positions, each seeing all of the chunk's keys, those after it, too.
-/// Called during prefill for one chunk of 256 tokens or so after the other, while their queries are there: `advance`, then
-/// `score`.
+/// Losses of a chunk of a prompt's tokens by the queries of a second reading, which stand for any later question. The
+/// chunk's own queries, rotated to later positions, approximate the queries of that reading: each sees all of the chunk's
+/// keys, later ones, too. Call it during prefill, for one chunk of about 256 tokens after another, while their queries are
+/// in memory. It calls `advance`, then `score`.
 ///
 /// \param on            backend: threads, scratch
-/// \param[in]  queries  [H*G, C, D]  of the chunk, after position encoding, of any element type U
+/// \param[in]  queries  [H*G, C, D]  queries of the chunk, after position encoding, of any element type U
 /// \param[in]  keys     [H, C, D]    same encoding
 /// \param[in]  values   [H, C, Dv]
-/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first chunk,
-///                      which has them
-/// \param[in]  ratios   the rungs, none of them projected: bases are those of a whole prompt
+/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first
+///                      chunk, which has them
+/// \param[in]  ratios   the rungs, none of them projected: bases are fitted to a whole prompt
 /// \param[in]  options  how far ahead, position encoding, norm
 /// \param[out] loss     [H, R, C]  the chunk's slice of the prompt's losses
-/// \cost   that of score with C queries of C tokens, and with `own` of its first sweep twice; scratch of score, the turned
-///         queries, and with `own` keys of S + C tokens
+/// \cost   score with C queries of C tokens, with `own` its first sweep twice; scratch of score, the rotated queries, and
+///         with `own` keys of S + C tokens
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a rung is projected, or an argument of advance or score is refused
@@ -87,7 +87,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         auto const none = in(stages, static_cast<float const*>(nullptr), 0, 0, 0);
         score(stages, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios,
             {.scale            = options.scale,
-                .first_query   = chunk + first, // all of the chunk and the sinks; of the own ones those up to the row's
+                .first_query   = chunk + first, // rows see chunk and sinks, and own keys up to their place
                 .lse_elsewhere = options.lse_elsewhere,
                 .quantisation  = options.quantisation,
                 .over          = options.over},

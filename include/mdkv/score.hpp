@@ -14,17 +14,17 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// The loss of quantised rungs that keep all coordinates. Other rungs, the paper's among them, have the bound whatever this says.
+/// The loss of quantised rungs that keep all coordinates. Other rungs, the paper's among them, always have the bound.
 enum class quantisation_loss : std::uint8_t
 {
-    bound, ///< the paper's bound, which other rungs have, too: ||P' - P|| |v| + ||P|| |v - v'|. Codes of uncentred keys are scored;
-           ///< pack centres keys before coding, so real losses are smaller
-    noise ///< ||P|| sqrt(|v - v'|^2 + key_noise^2 e^x (e^x - 1) |v|^2): x is the variance of a logit whose key is off by half a
-    ///< step of its codes at most, evenly, and e^x (e^x - 1) that of its weight; saves the products with k'
+    bound, ///< the paper's bound, which other rungs have, too: ||P' - P|| |v| + ||P|| |v - v'|. Codes are scored
+    ///< of uncentred keys; pack centres keys before coding, so real losses are smaller
+    noise ///< ||P|| sqrt(|v - v'|^2 + key_noise^2 e^x (e^x - 1) |v|^2): x is the variance of a logit whose key is off by up
+    ///< to half a step of its codes, uniformly, and e^x (e^x - 1) its weight's variance; saves the products with k'
 };
 
-/// How much the spread of a token's weight by its key's codes counts beside the error of its value. Less than 1: errors of many
-/// tokens add up as squares, while losses add up as norms (docs/quality.md).
+/// Factor of the error by a key's codes (the spread of the token's weight) beside the error of its value. Less than 1:
+/// the errors of many tokens add up as squares, while losses add up as norms (docs/quality.md).
 inline constexpr float key_noise = 0.25F;
 
 /// How the rows of a head, its G*Q queries, become one loss: a norm of their magnitudes x.
@@ -51,9 +51,9 @@ struct score_options
     /// which `allocate` reports as non_finite_loss; other wrong values are not noticed. Unset: computed.
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
-    /// [H*G, Q]  the same over keys that each query sees beside those of this call, e.g. tokens kept elsewhere, or a
-    /// replay's own: they are never compressed and take part in every softmax. -infinity stands for none; a value that
-    /// is a NaN or above 1e30 makes its head's losses NaN. `lse`, if given, has them in it.
+    /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over further keys that each query sees, e.g. tokens kept elsewhere,
+    /// or a replay's own: these keys are never compressed and take part in every softmax. -infinity stands for none; a value
+    /// that is a NaN or above 1e30 makes its head's losses NaN. `lse`, if given, must include them.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
     /// [Q]  how much each query counts, the same for every query head: its P and |P' - P| are multiplied by it. >= 0.
@@ -62,7 +62,7 @@ struct score_options
 
     quantisation_loss quantisation = quantisation_loss::noise;
 
-    /// [H, 3, D]  as fit_channels writes them, for the noise of codes. Unset: those of the keys and queries of this call.
+    /// [H, 3, D]  channels from fit_channels, for the noise of codes. Unset: fitted to the keys and queries of this call.
     std::optional<in_view<float, 3, B>> channels = std::nullopt;
 
     row_norm over = row_norm::sum;
@@ -80,7 +80,7 @@ struct score_options
 ///   projected, quantised  ||P' - P|| |v| + ||P|| |v - v'|, k' and v' as read back
 ///   codes of whole vectors  see quantisation_loss
 ///   full                  0
-/// By the triangle inequality that is at least the norm of the rows' own losses, and equal to it for `sum`.
+/// By the triangle inequality a loss is at least the norm of the rows' own losses, and equal to it for `sum`.
 ///
 /// Prefill can score chunk by chunk while it has the queries: `keys` and `values` are a chunk's, `window_keys` keys
 /// that every row sees beside them (a prompt's first few), `first_query` N + W, `loss` the chunk's slice of a prompt's.
@@ -89,16 +89,16 @@ struct score_options
 /// \param[in]  queries      [H*G, Q, D]  after position encoding, of any element type U; rows of one KV head are neighbours
 /// \param[in]  keys         [H, N, D]    the tokens that may be compressed, same encoding
 /// \param[in]  values       [H, N, Dv]
-/// \param[in]  window_keys  [H, W, D]    kept as they are; follow the N tokens; W may be 0
+/// \param[in]  window_keys  [H, W, D]    never compressed; follow the N tokens; W may be 0
 /// \param[in]  key_basis    [H, D, D]    orthonormal rows, as fit_basis writes them; not read without projected rungs
 /// \param[in]  value_basis  [H, Dv, Dv]  orthonormal rows
 /// \param[in]  ratios       the rungs
 /// \param[in]  options      scale, place and weights of the queries, known log-sum-exps, rule for quantised rungs
 /// \param[out] loss         [H, R, N]    >= 0, in units of |v|; exactly 0 at the full rung
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
-/// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (once of them less with lse given), r the widest plain projected
+/// \cost   O(H*G*Q*N*(D + r + s)) multiply-adds twice (D once if lse is given), r the widest plain projected
 ///         rung, s the coordinates of all quantised rungs whose loss has a first term; keys read twice, values once;
-///         scratch O(H*G*Q*D + threads*R*D); G*Q x N only of heads whose logits take
+///         scratch O(H*G*Q*D + threads*R*D); G*Q*N only for heads whose logits take
 ///         at most 1 MiB each (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads

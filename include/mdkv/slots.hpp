@@ -22,7 +22,7 @@ struct sort_slots
 {
     static constexpr char const* name = "list_slots";
     static constexpr int threads      = 256;
-    static constexpr index_t counters = 8192; ///< of all workers
+    static constexpr index_t counters = 8192; ///< counters of all workers
 
     in_view<std::uint8_t, 2, B> rung;
     out_view<std::int32_t, 2, B> positions;
@@ -84,8 +84,8 @@ struct sort_slots
 /// Sorts every head's positions by rung, ascending inside a rung: the order in which pack stores them.
 ///
 /// \param on              backend: threads
-/// \param[in]  rung       [H, N]    as allocate writes it
-/// \param[out] positions  [H, N]    of head h at rung r: positions[h, first[h, r] ... first[h, r + 1])
+/// \param[in]  rung       [H, N]    from allocate
+/// \param[out] positions  [H, N]    tokens of head h at rung r: positions[h, first[h, r] ... first[h, r + 1])
 /// \param[out] first      [H, R+1]  where each rung's list begins; first[h, R] = N
 /// \pre    every rung < R; N < 2^31
 /// \cost   reads rung twice (cpu: once more, to refuse), writes positions once; scratch (cpu): 4*R bytes a thread

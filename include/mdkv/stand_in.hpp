@@ -23,14 +23,14 @@ struct stand_in_options
 {
     float scale = 0.0F; ///< factor of q.k; 0 means 1/sqrt(D)
 
-    /// As in score_options: query i sees the tokens up to first_query + i. Unset: the queries are the last ones of `tokens`.
+    /// See score_options: query i sees the tokens up to first_query + i. Unset: the queries are the last ones of `tokens`.
     std::optional<index_t> first_query = std::nullopt;
 };
 
-/// The fewest dropped tokens, those of rung 0, of any head: so many stand-ins each head may have. A dry run returns N.
+/// The fewest dropped tokens (rung 0) of any head, and so the most stand-ins that each head may have. A dry run returns N.
 ///
 /// \param on         backend
-/// \param[in] rungs  [H, N]  0 where a token is dropped, if the ratio set can drop
+/// \param[in] rungs  [H, N]  0 for dropped tokens, if the ratio set can drop
 /// \return     0 without heads
 /// \cost   reads rungs once, on the host; no scratch. On a GPU the rungs are copied to host memory that this call allocates
 /// \sync   returns when done, on a GPU too: it waits for the device
@@ -62,25 +62,24 @@ template <backend B>
     return fewest;
 }
 
-/// Tokens that stand for those of rung 0, which `attend` would otherwise treat as if they had never been: M of each head,
-/// to be appended to its cache, whose limit has room for them. Each head has dropped M tokens or more (`fewest_dropped`): a
-/// token that stands for none would draw attention from what was kept. They form M groups, each around one of M of them,
-/// evenly spaced: a token belongs to the nearest by its key. Of a group, with a_ti the attention that row t pays to token i
-/// and s_t the sum of a_ti over the group:
-///   value  mean of the tokens' values, weighted by sum over t of a_ti, or evenly where that is 0 for all of them
-///   key    the same mean of their keys, plus b g, where g = sum over t of s_t x_t q_t, x_t the logit that would give row t
-///          the attention s_t, less that of the mean key, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
-/// Appended, they are tokens of the tail like any other: docs/pipeline.md says what the calls that count or fold the tail make
-/// of them.
+/// M extra tokens per head that approximate the joint attention of the dropped tokens (rung 0), which `attend` otherwise
+/// ignores. The caller appends them to the cache, whose limit must have room for them. Each head has dropped M tokens or
+/// more (`fewest_dropped`): a token that stands for none would draw attention from kept tokens. The dropped tokens form M
+/// groups, each around a seed: M of these tokens, evenly spaced, are seeds, and each token joins the seed with the nearest
+/// key. For a group, with a_ti the attention that row t pays to token i, and s_t the sum of a_ti over the group:
+///   value  mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
+///   key    the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
+///          attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
+/// Appended, they are ordinary tokens of the tail: see docs/pipeline.md for the calls that count or fold the tail.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;
 ///                      few are better than many (`stand_in_queries`)
 /// \param[in]  keys     [H, N, D]    the tokens that may be dropped, same encoding
 /// \param[in]  values   [H, N, Dv]
-/// \param[in]  rungs    [H, N]       0 where a token is dropped, if the ratio set can drop: as of `allocate`
-/// \param[in]  lse      [H*G, Q]     as in score_options: over all keys that each query sees, those elsewhere, too
-/// \param[in]  tokens   of the prompt: N and those after them that are kept as they are, N + W
+/// \param[in]  rungs    [H, N]       from `allocate`: 0 for dropped tokens, if the ratio set can drop
+/// \param[in]  lse      [H*G, Q]     see score_options: over all keys that each query sees, keys kept elsewhere included
+/// \param[in]  tokens   number of the prompt's tokens, N + W: the N, and the W after them, which are never compressed
 /// \param[in]  options  scale, place of the queries
 /// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128, and to fewest_dropped(on, rungs)
 /// \param[out] stand_in_values  [H, M, Dv]
@@ -89,8 +88,8 @@ template <backend B>
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a group's sums of 256 tokens in
 ///         float, all others in double
-/// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has dropped
-///                                 fewer than M tokens (gpu: only the device knows, and that head's stand-ins are NaN)
+/// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has
+///                                 dropped fewer than M tokens (gpu: only the device knows: that head's stand-ins are NaN)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/stand_in.cpp, docs/pipeline.md, docs/quality.md
 template <backend B, element T, element U>

@@ -20,7 +20,7 @@ struct rung_costs
     mdkv::array<bool, max_rungs> projected{};     ///< needs the head's projections
     mdkv::array<index_t, max_rungs> projection{}; ///< bytes of the projections; 0 for a rung that needs none
     mdkv::array<bool, max_rungs> rotated{};       ///< needs the channels of the head's keys
-    index_t channels  = 0; ///< bytes of these, set aside for every head; 0 where no rung needs them
+    index_t channels  = 0; ///< bytes of a head's channels, set aside for every head; 0 if no rung needs them
     std::size_t rungs = 0;
 
     rung_costs() = default;
@@ -77,13 +77,13 @@ enum class projection_charge : std::uint8_t
 struct allocate_options
 {
     /// Spend the leftover, first on ties, then on upgrades. If false, the dual's own choice is reported: no allocation
-    /// of as many bytes loses less, but heads that change their projections may leave much of the limit.
+    /// of the same bytes loses less, but heads that change their projections may leave much of the limit.
     bool spend_leftover = true;
 
     projection_charge charge = projection_charge::by_use;
 };
 
-/// Where several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
+/// The outcome of allocate. If several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
 enum class allocation_status : std::uint8_t
 {
     optimal,          ///< the dual optimum, leftover spent

@@ -17,7 +17,7 @@ struct layer_shape
     index_t heads  = 0; ///< H, KV heads
     index_t group  = 1; ///< G, query heads per KV head
     index_t tokens = 0; ///< N, prompt tokens that may be compressed (the window excluded)
-    index_t window = 0; ///< W, prompt tokens kept as they are
+    index_t window = 0; ///< W, prompt tokens kept uncompressed
     head_dims dims;     ///< D, Dv
     index_t element_bytes = 0;
 
@@ -53,20 +53,20 @@ struct layer_shape
     }
 };
 
-/// Limit of one layer: window, kept tokens, projections and channels of keys together. The tail of decoded tokens is outside it.
+/// Limit of one layer: window, kept tokens, projections and channels of keys together, without the tail of decoded tokens.
 class budget
 {
 public:
     [[nodiscard]] static constexpr budget bytes(index_t n) { return {unit::byte, n, 1}; }
 
-    /// T uncompressed tokens per KV head. (G * T where a cache that repeats KV heads would count T per query head.)
+    /// T uncompressed tokens per KV head. (G * T if a cache that repeats KV heads would count T per query head.)
     [[nodiscard]] static constexpr budget kv_size(index_t tokens) { return {unit::token, tokens, 1}; }
 
     /// num/den of the uncompressed cache, rounded down to a byte.
     [[nodiscard]] static constexpr budget fraction(index_t num, index_t den) { return {unit::layer, num, den}; }
 
     /// The budget of one layer, in bytes.
-    /// \throws size_overflow   it leaves 64 bits
+    /// \throws size_overflow   the budget leaves 64 bits
     [[nodiscard]] MDKV_OUTLINE constexpr index_t in_bytes(layer_shape const& shape) const
     {
         index_t const one = unit_ == unit::byte ? 1 : unit_ == unit::token ? shape.bytes_of(1) : shape.full_bytes();
@@ -78,7 +78,7 @@ private:
     enum class unit : std::uint8_t
     {
         byte,
-        token, ///< of every KV head
+        token, ///< a token of every KV head
         layer
     };
 

@@ -58,8 +58,8 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. Not
-// in a std::string, which every file that includes this would compile anew.
+// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. It is
+// no std::string, which every file that includes this would compile anew.
 
 /// A message that is being put together. Text beyond its end is left out.
 struct message
@@ -80,7 +80,7 @@ struct message
         std::to_chars(digits, digits + sizeof digits - 1, number);
         add(digits);
     }
-    // Not by to_chars, which for whole numbers is a template: its code would have one name for all processors.
+    // Does not use to_chars, which for whole numbers is a template: its code would have one name for all processors.
     [[gnu::cold]] MDKV_OUTLINE void add_number(std::uint64_t number) noexcept
     {
         char digits[20];
@@ -106,7 +106,7 @@ struct text_piece
     std::size_t size;
 };
 
-/// A letter for the type of each piece: std::string or std::string_view, a real number, one without a sign, one with, a text.
+/// A letter for the type of each piece: std::string or std::string_view, real, unsigned or signed number, text.
 template <class... P>
 inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
                               : std::is_floating_point_v<P> ? 'f'
@@ -115,14 +115,14 @@ inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
                                                             : 't' ...,
     '\0'};
 
-/// A piece as a variadic function takes it.
+/// A piece in the type that a variadic function takes.
 template <class Piece>
 [[nodiscard]] constexpr auto argument(Piece const& piece)
 {
     if constexpr (std::is_class_v<Piece>) { return text_piece{piece.data(), piece.size()}; }
     else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
     else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
-    else if constexpr (std::is_floating_point_v<Piece>) { return static_cast<double>(piece); } // as a variadic function takes it
+    else if constexpr (std::is_floating_point_v<Piece>) { return static_cast<double>(piece); } // variadic calls take doubles
     else { return piece; }
 }
 

@@ -1,4 +1,4 @@
-/// \file float_environment.hpp: the floating-point environment that results are computed in, whatever the calling thread's own is.
+/// \file float_environment.hpp: the floating-point environment in which results are computed, regardless of the calling thread's own.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -6,8 +6,8 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// While one lives, its thread rounds to nearest, takes subnormal numbers as they are and traps no exception; afterwards it
-/// has its own environment and its own exception flags again. A library that was linked with -ffast-math makes every
+/// While an object lives, its thread rounds to nearest, keeps subnormal numbers and traps no exception; afterwards the
+/// thread has its own environment and its own exception flags again. A library that was linked with -ffast-math makes every
 /// thread take subnormal numbers for 0 once it is loaded; a host may do the same, round otherwise, or trap exceptions.
 /// x86-64 and aarch64; on other processors the environment stays the caller's.
 class float_environment

@@ -1,8 +1,8 @@
 /// \file machine.hpp: the inline namespace that all of mdkv stands in, named after what a source is compiled for, and the flags it refuses.
 #pragma once
 
-// Results need IEEE arithmetic in the order in which it is written: a sum with a large constant rounds to a whole number, and
-// -infinity is the log-sum-exp of no tokens. (clang has no macro for -fassociative-math alone; see MDKV_IN_ORDER.)
+// Results need IEEE arithmetic in the order in which it is written: a sum with a large constant rounds to a whole number,
+// and -infinity is the log-sum-exp of no tokens. (clang has no macro for -fassociative-math alone; see MDKV_IN_ORDER.)
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)                            \
     || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #    error "mdkv computes wrong results with -ffast-math, -Ofast, -funsafe-math-optimizations, -fassociative-math, " \
@@ -18,14 +18,14 @@
 #    define MDKV_IN_ORDER
 #endif
 
-// A program and its shared libraries may hold sources that are compiled for different processors. Of two functions with one
-// name the linker keeps either, and a processor may then meet instructions that it does not have. Everything of mdkv
+// A program and its shared libraries may hold sources that are compiled for different processors. The linker keeps either of
+// two functions with one name, and a processor may then meet instructions that it does not have. Everything of mdkv
 // therefore stands in a namespace named after the instructions that the compiler may use: mdkv::x86_v3 (the levels of
 // x86-64's ABI), mdkv::x86_v4_vnni, mdkv::arm64_dotprod. Objects with different names share no function and no type;
 // a call from one to the other by mdkv's types is an error of the linker.
 
-// MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, and nothing if there is no such macro: MDKV_DETAIL_COMMA_1 is a
-// comma, which moves the word to second place.
+// MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, and nothing if there is no such macro: MDKV_DETAIL_COMMA_1 is
+// a comma, which moves the word to second place.
 #define MDKV_DETAIL_COMMA_1 ,
 #define MDKV_DETAIL_SECOND(first, second, ...) second
 #define MDKV_DETAIL_PICK(...) MDKV_DETAIL_SECOND(__VA_ARGS__)
@@ -53,7 +53,7 @@
 #    else
 #        define MDKV_DETAIL_LEVEL x86_v1
 #    endif
-// Each level's parts, where the level is not reached: -mavx2 -mfma, say.
+// The parts of a level that is not reached, e.g. -mavx2 -mfma.
 #    if !defined(MDKV_DETAIL_SSE)
 #        define MDKV_DETAIL_SSE                                                                                        \
             MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__SSE3__, _sse3), MDKV_DETAIL_IF(__SSSE3__, _ssse3),                       \
@@ -71,7 +71,7 @@
                 MDKV_DETAIL_IF(__AVX512CD__, _avx512cd), MDKV_DETAIL_IF(__AVX512DQ__, _avx512dq),                      \
                 MDKV_DETAIL_IF(__AVX512VL__, _avx512vl), , , )
 #    endif
-// Instructions of no level that compilers use unasked, or mdkv does.
+// Instructions outside the levels that compilers use unasked, or that mdkv uses.
 #    define MDKV_DETAIL_MORE                                                                                           \
         MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX512VNNI__, _vnni), MDKV_DETAIL_IF(__AVX512VBMI__, _vbmi),     \
             MDKV_DETAIL_IF(__AVX512VBMI2__, _vbmi2), MDKV_DETAIL_IF(__AVX512BITALG__, _bitalg),            \
@@ -99,7 +99,7 @@
 #    define MDKV_DETAIL_MACHINE portable
 #endif
 
-/// The namespace's name. Sources without exceptions end the program where others throw, so they have a name of their own.
+/// The namespace's name. Sources without exceptions end the program instead of throwing, so they have a name of their own.
 #if defined(__cpp_exceptions)
 #    define MDKV_MACHINE MDKV_DETAIL_MACHINE
 #else

@@ -15,9 +15,9 @@ namespace mdkv::inline MDKV_MACHINE
 /// Format of a stored coordinate.
 enum class storage : std::uint8_t
 {
-    plain, ///< in the cache's element type
-    int8,  ///< as 8-bit codes between a minimum and a maximum of their group
-    int4   ///< as 4-bit codes likewise, two to a byte
+    plain, ///< elements of the cache's type
+    int8,  ///< 8-bit codes between a minimum and a maximum of their group
+    int4   ///< 4-bit codes, two to a byte, between a minimum and a maximum of their group
 };
 
 /// Number of consecutive coordinates of one token whose codes share a minimum and a scale, both half. The last group of
@@ -42,12 +42,12 @@ struct rung
     storage kind     = storage::plain;
 
     [[nodiscard]] constexpr bool dropped() const noexcept { return num == 0; }
-    /// Keeps the original vector, bit for bit.
+    /// Whether the rung keeps the original vector, bit for bit.
     [[nodiscard]] constexpr bool full() const noexcept { return num == den && kind == storage::plain; }
-    /// Stored in the head's basis: the head stores a projection, too.
+    /// Whether the token is stored in the head's basis: the head stores a projection, too.
     [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && num < den; }
     [[nodiscard]] constexpr bool quantised() const noexcept { return !dropped() && kind != storage::plain; }
-    /// Stored as codes of the vector's own coordinates, rotated: the head stores the channels of its keys, too.
+    /// Whether it is stored as codes of its own coordinates, rotated: the head stores the channels of its keys, too.
     [[nodiscard]] constexpr bool rotated() const noexcept { return quantised() && !projected(); }
 
     /// The same coordinates in another storage.
@@ -86,13 +86,13 @@ struct head_dims
 /// Limit on the rungs of a ratio set; the size of the small tables that kernels take by value.
 inline constexpr std::size_t max_rungs = 16;
 
-/// A set of rungs, cheapest first: `ratio_set{drop, part(1, 8), part(1, 4), full}`, checked by the compiler where it is
+/// A set of rungs, cheapest first: `ratio_set{drop, part(1, 8), part(1, 4), full}`, checked by the compiler if it is
 /// constexpr, or `ratio_set{rungs}` from a span. The cheaper of two rungs of different storages depends on dimension and
 /// element type; `expects_ascending` checks the order for a layer.
 class ratio_set
 {
 public:
-    /// \throws invalid_argument   out of order, twice the same, or a rung outside [0, 1]
+    /// \throws invalid_argument   rungs are out of order or equal, or a rung is outside [0, 1]
     template <std::same_as<rung>... Rungs>
         requires(sizeof...(Rungs) > 0)
     constexpr ratio_set(Rungs... rungs) // implicit: a braced list of rungs is a ratio set
@@ -103,7 +103,7 @@ public:
         validate();
     }
 
-    /// \throws invalid_argument   empty, too many, out of order, twice the same, or a rung outside [0, 1]
+    /// \throws invalid_argument   there is no rung or too many, rungs are out of order or equal, or a rung is outside [0, 1]
     constexpr explicit ratio_set(std::span<rung const> rungs, rounding round = rounding::exact)
         : size_{rungs.size()}
         , round_{round}

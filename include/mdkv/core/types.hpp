@@ -2,7 +2,7 @@
 #pragma once
 
 #include <mdkv/core/machine.hpp>
-#include <mdkv/core/version.hpp> // so that every header brings it: an undefined MDKV_VERSION would be 0 in an #if
+#include <mdkv/core/version.hpp> // included by every header: an undefined MDKV_VERSION would be 0 in an #if
 
 #include <concepts>
 #include <cstddef>
@@ -17,7 +17,7 @@
 #    define MDKV_HD
 #endif
 
-/// For parts of stages and jobs that are called from several places, so that they are compiled once. Kernels inline them.
+/// Marks parts of stages and jobs that are called from several places: they are compiled once. Kernels inline them.
 #if defined(__CUDACC__)
 #    define MDKV_OUTLINE
 #elif defined(__clang__)

@@ -123,7 +123,7 @@ concept strided_tensor = requires(V const& v, std::size_t r) {
 namespace detail
 {
 
-/// Checks extents and strides; where no strides are given they are those of contiguous rows. (For views of any type and
+/// Checks extents and strides; if no strides are given, they are the strides of contiguous rows. (For views of any type and
 /// rank, so that it is compiled once.)
 MDKV_OUTLINE constexpr void fill_strides(
     index_t const* extents, index_t const* given, index_t* strides, std::size_t rank, index_t element_bytes)
@@ -254,7 +254,7 @@ template <std::size_t Dim, class T, std::size_t Rank, space S>
 namespace detail
 {
 
-/// [H, D] as [H, 1, D].
+/// A view [H, D] as [H, 1, D].
 template <class T, space S>
 [[nodiscard]] constexpr view<T, 3, S> of_one(view<T, 2, S> const& x) noexcept
 {

@@ -15,19 +15,19 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// A query stands in every basis that a run of the layout may be in, and so do the sums of values: first in the
-/// original one, then projected, then rotated. In floats.
+/// Sizes in floats. A query is kept in every basis that a run of the layout may have, and so are the sums of values: first
+/// in the original basis, then projected, then rotated.
 struct attend_sizes
 {
     int keys          = 0; ///< D
     int values        = 0; ///< Dv
     int key_latents   = 0; ///< widest projected rung of the layout
     int value_latents = 0;
-    bool rotated      = false; ///< a rung of the layout is
-    int key_bytes   = 0; ///< of the longest stored key: one of few coordinates may take more as codes than as elements
+    bool rotated      = false; ///< a rung of the layout is rotated
+    int key_bytes   = 0; ///< bytes of the longest stored key: a few coordinates may take more as codes than as elements
     int value_bytes = 0;
 
-    /// For elements of `unit` bytes.
+    /// Sizes for elements of `unit` bytes.
     attend_sizes(cache_layout const& layout, index_t unit)
         : keys{static_cast<int>(layout.dims.keys)}
         , values{static_cast<int>(layout.dims.values)}
@@ -50,7 +50,7 @@ struct attend_sizes
     [[nodiscard]] MDKV_HD int queries_of(run_basis basis) const noexcept { return begin(basis, keys, key_latents); }
     [[nodiscard]] MDKV_HD int sums() const noexcept { return values + value_latents + (rotated ? values : 0); }
     [[nodiscard]] MDKV_HD int sums_of(run_basis basis) const noexcept { return begin(basis, values, value_latents); }
-    /// With the softmax state before the sums.
+    /// Size of the softmax state and the sums behind it.
     [[nodiscard]] MDKV_HD int state() const noexcept { return 2 + sums(); }
 
 private:
@@ -66,7 +66,7 @@ private:
     return scale_in_base_two(options.scale > 0.0F ? options.scale : layout.scale, layout.dims.keys);
 }
 
-/// All bytes stored of head h; `cache` as in run_of_head.
+/// All bytes stored of head h. `cache`: see run_of_head.
 template <element T, class Cache>
 [[nodiscard]] MDKV_HD index_t bytes_of_head(cache_layout const& layout, Cache const& cache, index_t h) noexcept
 {

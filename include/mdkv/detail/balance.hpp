@@ -22,7 +22,7 @@ struct weigh_surroundings
     sum_pieces<B> of_all;
     index_t reach;
     double power;
-    double largest;  // factor
+    double largest;  // largest factor
     double* factors; // [N]
 
     [[nodiscard]] index_t items() const noexcept { return (leverages.extent(0) + piece - 1) / piece; }
@@ -34,7 +34,7 @@ struct weigh_surroundings
         index_t const begin = item * piece;
         index_t const end   = n - begin < piece ? n : begin + piece;
         double const total  = of_all.total(t, 0);
-        // 0 * total makes every factor NaN where a leverage is NaN or infinite.
+        // 0 * total makes every factor NaN if a leverage is NaN or infinite.
         double const unit = total == 0 ? 0.0 : static_cast<double>(n) / total + 0 * total;
         for (index_t i = begin + t.rank(); i < end; i += t.size())
         {
@@ -49,14 +49,14 @@ struct weigh_surroundings
     }
 };
 
-/// An item is a row of a layer.
+/// Multiplies every loss by the factors of its layer and token. An item is a row of a layer.
 template <backend B>
 struct balance_rows
 {
     static constexpr char const* name = "balance";
 
     out_view<float, 4, B> losses;
-    sum_pieces<B> of_layers; // at rung 0
+    sum_pieces<B> of_layers; // sums at rung 0
     double const* factors;   // [N], or null
     double depth;
 

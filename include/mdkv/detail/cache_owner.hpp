@@ -17,8 +17,8 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// Appended tokens into a tail of another capacity, whose last tile may have another width: one item a token of a head.
-/// Where more tokens were appended than the old tail holds, the count falls to its capacity.
+/// Moves appended tokens into a tail of another capacity, whose last tile may have another width: one item a token of a
+/// head. If more tokens were appended than the old tail holds, the count falls to its capacity.
 template <element T, space S>
 struct move_tail
 {
@@ -89,9 +89,9 @@ public:
     cache_owner& operator=(cache_owner const&) = delete;
     ~cache_owner()                             = default;
 
-    /// For the stages that write.
+    /// The view for stages that write.
     [[nodiscard]] cache_view<T, S> view() noexcept { return view_; }
-    /// For reading only.
+    /// The view for reading only.
     [[nodiscard]] cache_view<T const, S> view() const noexcept { return view_; }
 
     [[nodiscard]] cache_layout const& layout() const noexcept { return view_.layout; }
@@ -101,7 +101,7 @@ public:
     [[nodiscard]] index_t tail_bytes() const noexcept { return tail_.size(); }
     [[nodiscard]] index_t tail_capacity() const noexcept { return view_.tail_capacity; }
 
-    /// Makes room for at least `tokens` appended tokens in all, keeping those that are there; on a GPU without waiting, on
+    /// Makes room for at least `tokens` appended tokens in all, keeping the present ones; on a GPU without waiting, on
     /// the cache's stream. Views made before are stale afterwards. If it throws, nothing has changed.
     /// \throws invalid_argument, size_overflow   tokens is negative or too large, or the cache has no heads
     /// \throws the memory's exceptions
@@ -119,7 +119,7 @@ public:
         view_ = grown;
     }
 
-    /// On a GPU waits for the cache's stream: work on other streams may then use it. Nothing on a CPU.
+    /// On a GPU waits for the cache's stream: work on other streams may then use the cache. On a CPU does nothing.
     void wait() const { memory_.wait(); }
 
     /// Calls copy(from, to, bytes) for each piece of memory; `other` has the same sizes.
@@ -153,7 +153,7 @@ private:
     owned_bytes<Memory> arena_;
     owned_bytes<Memory> directory_; // [H] entries, then the number of appended tokens
     owned_bytes<Memory> tail_;
-    cache_view<T, S> view_; // of all of it
+    cache_view<T, S> view_; // arena, directory and tail
 };
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

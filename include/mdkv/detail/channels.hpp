@@ -1,4 +1,4 @@
-/// \file channels.hpp: the jobs of fit_channels: mean and scale of every channel of keys, and the mark that queries leave on them.
+/// \file channels.hpp: the jobs of fit_channels: mean and scale of every channel of keys, and the queries' rms.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -41,7 +41,7 @@ struct fit_key_channels
         fit(t, h, keys.extent(1), [](index_t i) { return i; });
     }
 
-    /// By the keys of `count` tokens, of which the i-th is token(i).
+    /// Fits the channels to the keys of `count` tokens; the i-th is token(i).
     template <team Team, class Token>
     MDKV_HD void fit(Team const& t, index_t h, index_t count, Token const& token) const
     {
@@ -79,7 +79,7 @@ struct fit_key_channels
     }
 
 private:
-    /// Mean of `of(x)` over up to `most_sampled` of `count` rows, n lanes of each; 0 where it leaves float's range.
+    /// Mean of `of(x)` over up to `most_sampled` of `count` rows, n lanes of each; 0 if the sum leaves float's range.
     template <team Team, class Row, class Of>
     [[nodiscard]] MDKV_HD static auto average(Team const& t, index_t count, int n, Row const& row, Of const& of)
     {
@@ -106,7 +106,7 @@ private:
     [[nodiscard]] MDKV_HD static float scale_of(float mean, float spread, float query)
     {
         constexpr float most = largest_channel_scale * largest_channel_scale;
-        if (!(spread > 0x1p-20F * fabsf(mean))) { return 1.0F; } // none, or what rounding makes
+        if (!(spread > 0x1p-20F * fabsf(mean))) { return 1.0F; } // no spread, or only that of rounding
         if (spread >= most * query) { return largest_channel_scale; }
         return query >= most * spread ? 1.0F / largest_channel_scale : sqrtf(spread / query);
     }

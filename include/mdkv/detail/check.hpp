@@ -26,7 +26,7 @@ template <backend B>
     else { return false; }
 }
 
-/// An option that is a real number, of a stage that messages call so.
+/// Checks an option that is a real number; `stage` and `option` are names for the message.
 /// \throws invalid_argument   it is negative, infinite or NaN
 MDKV_OUTLINE constexpr void expects_not_negative(char const* stage, char const* option, float x)
 {

@@ -14,7 +14,7 @@ namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
-/// tokens, which are neighbours where they go.
+/// tokens, whose coordinates are neighbours in the target.
 template <team Team, class Body>
 MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
 {
@@ -37,7 +37,7 @@ MDKV_HD void narrow_lanes(Team const&, float const (&x)[N], T* to)
     for (int l = 0; l < static_cast<int>(N); ++l) { store_at(to + l, narrow<T>(x[l])); }
 }
 
-/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where those of token i begin.
+/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins.
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
 {
@@ -58,7 +58,7 @@ MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const
     });
 }
 
-/// The way back: row(i)[c] = from[16 c + i], rounded to T, and cut to half's range where T is half.
+/// The inverse of widen_columns: row(i)[c] = from[16 c + i], rounded to T, and cut to half's range if T is half.
 template <element T, team Team, class Row>
 MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float const* from, Row const& row)
 {

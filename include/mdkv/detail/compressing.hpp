@@ -29,7 +29,7 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// Copies rungs to the caller's view of them.
+/// Copies rungs to the caller's view.
 template <space S>
 struct hand_over
 {
@@ -45,7 +45,7 @@ struct hand_over
     }
 };
 
-/// The report of a layer that is stored as it is, for every limit: an item.
+/// The report of a layer that is stored uncompressed. An item is a limit.
 template <space S>
 struct report_whole
 {
@@ -53,7 +53,7 @@ struct report_whole
     static constexpr int threads      = 32;
 
     view<allocation, 1, S> report;   // [limits]
-    allocation value;                ///< but for its limit
+    allocation value;                ///< report without its limit
     view<index_t const, 1, S> limit; // [limits]
 
     template <team Team>
@@ -83,7 +83,7 @@ struct report_whole
     return total;
 }
 
-/// A dry run only counts.
+/// One call of compress behind its checks. A dry run only counts memory.
 template <backend B, element T, element U, class Destination>
 compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
     rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination)
@@ -114,7 +114,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     }
 
     cache_layout layout{ratios, H, shape.window, shape.dims, options.scoring.scale};
-    bool const no_rung       = whole && layout.full_rung == layout.rungs; ///< of the set holds the tokens as they are
+    bool const no_rung       = whole && layout.full_rung == layout.rungs; ///< no rung of the set is uncompressed
     allocation* given_report = nullptr;
     cache_view<T, S> to;
     if constexpr (owner)

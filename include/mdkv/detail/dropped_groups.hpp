@@ -14,8 +14,8 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-inline constexpr std::uint8_t no_group = 255; ///< of a token that is kept
-inline constexpr int most_stand_ins    = 128; ///< of a head: seeds' products lie where the rows' will be
+inline constexpr std::uint8_t no_group = 255; ///< group of a kept token
+inline constexpr int most_stand_ins    = 128; ///< most stand-ins of a head: products with seeds and rows share memory
 
 /// Rows of stand_in: the queries of a head, times the logits' factor, and behind each its log-sum-exp; both in base 2. An
 /// item is a head.
@@ -48,8 +48,8 @@ struct scale_queries
     }
 };
 
-/// The keys around which groups form: of n dropped tokens the numbers floor((j + 1/2) n / M), which are M different ones where
-/// n is at least M. An item is a head.
+/// Chooses the keys around which groups form: of n dropped tokens the numbers floor((j + 1/2) n / M), which are M different
+/// ones if n is at least M. An item is a head.
 template <backend B, element T>
 struct choose_seeds
 {
@@ -57,8 +57,8 @@ struct choose_seeds
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    out_view<index_t, 2, B> places; // [H, M]  -1 where fewer than M are dropped
-    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros where there is none
+    out_view<index_t, 2, B> places; // [H, M]  -1 if fewer than M tokens are dropped
+    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros if there is none
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -101,24 +101,24 @@ struct choose_seeds
     }
 };
 
-/// The group of every dropped token, its own of a seed and that of the nearest seed of another, the attention that all rows would give the token, and each
-/// row's to each group. An item is a strip of a head.
+/// The group of every dropped token (a seed's own group, any other token's nearest seed), the attention that all rows would
+/// give the token, and the attention of each row to each group. An item is a strip of a head.
 template <backend B, element T>
 struct attend_dropped
 {
     static constexpr char const* name = "attend_dropped";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr index_t tiles    = 16;             ///< of a strip
+    static constexpr index_t tiles    = 16;             ///< tiles of a strip
     static constexpr int sums         = 8;              ///< products of rows at a time
-    static constexpr int block        = most_stand_ins; ///< rows whose attention is at hand
+    static constexpr int block        = most_stand_ins; ///< rows whose attention is in scratch at a time
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    in_view<index_t, 2, B> places;       // of choose_seeds, as are
-    in_view<float, 3, B> seeds;          // these
-    in_view<float, 3, B> queries;        // of scale_queries
-    index_t first_query, each;           // tokens that row r sees: up to first_query + r % each
+    in_view<index_t, 2, B> places;       // from choose_seeds
+    in_view<float, 3, B> seeds;          // from choose_seeds
+    in_view<float, 3, B> queries;        // from scale_queries
+    index_t first_query, each;           // row r sees tokens up to first_query + r % each
     out_view<std::uint8_t, 2, B> groups; // [H, N]
     out_view<float, 2, B> weights;       // [H, N]
     out_view<float, 4, B> shares;        // [H, strips, M, G * Q]
@@ -165,7 +165,7 @@ private:
     template <team Team>
     MDKV_HD void attend(Team const& t, scratch const& mine, index_t h, index_t strip, index_t first, int count) const
     {
-        constexpr int parts = tile / Team::lanes; // of a column
+        constexpr int parts = tile / Team::lanes; // parts of a column
         auto const dim      = static_cast<int>(keys.extent(2));
         index_t const rows  = shares.extent(3);
         t.sync();
@@ -199,7 +199,7 @@ private:
                 for (int k = 0; k < sums && r + k < here; ++k)
                 {
                     index_t const last = first_query + (from + r + k) % each;
-                    float const total  = row[k][dim]; // of all that it sees
+                    float const total  = row[k][dim]; // log-sum-exp of all keys that the row sees
                     float* const to    = mine.attention + (r + k) * tile + column;
                     float power[Team::lanes];
                     for (int l = 0; l < Team::lanes; ++l)
@@ -235,7 +235,7 @@ private:
         }
     }
 
-    /// products[j][i], of seed j and token i, for at most `most_stand_ins` seeds, where the attention will be.
+    /// Writes the products of seed j and token i to attention[j][i], for at most `most_stand_ins` seeds.
     template <team Team>
     MDKV_HD void compare(Team const& t, scratch const& mine, index_t h) const
     {
@@ -257,8 +257,8 @@ private:
         }
     }
 
-    /// By the token's products with the seeds, `tile` apart: the seed of the least distance, whose half square is
-    /// |k|^2 / 2 - k.s + |s|^2 / 2. A seed is its own, so that no group is empty even if keys are alike.
+    /// The seed nearest to a token, by the token's products with the seeds, `tile` apart: half the squared distance is
+    /// |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own group, so that no group is empty even if keys are equal.
     [[nodiscard]] MDKV_HD std::uint8_t group_of(index_t h, index_t token, float const* products) const
     {
         int best    = 0;

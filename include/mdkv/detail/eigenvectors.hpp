@@ -24,7 +24,7 @@ struct eigenvectors
     static constexpr char const* name     = "eigenbasis";
     static constexpr index_t sweeps_a_row = 30; // two happen
     static constexpr double least_unit    = 1e-300;
-    static constexpr double rounding      = 0x1p-48;  // of a float, squared: the most that is left beside the diagonal
+    static constexpr double rounding      = 0x1p-48;  // a float's, squared: the most that is left beside the diagonal
     static constexpr double negligible    = 0x1p-100; // a length whose square is still far from double's least
     static constexpr float not_a_number   = std::numeric_limits<float>::quiet_NaN();
     static constexpr double infinite      = std::numeric_limits<double>::infinity();
@@ -58,7 +58,7 @@ struct eigenvectors
     [[nodiscard]] index_t scratch_bytes() const { return bytes_of<work>(gram.extent(2)); }
 
     /// Writes the matrix over the largest entry of its diagonal to `a`. Returns that entry, 0 for a matrix of zeros,
-    /// infinity where not all is finite.
+    /// infinity if an entry is non-finite.
     template <team Team>
     [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head, square_matrix const& a) const
     {
@@ -90,8 +90,8 @@ struct eigenvectors
         return fabs(x) <= negligible || x * x <= rounding * (fabs(w.diagonal[i]) + fabs(w.diagonal[i + 1]));
     }
 
-    /// The rotations of the next sweep: of the first block that is not diagonal. Its first row and its last, which are the
-    /// same where all is diagonal.
+    /// Finds the rotations of the next sweep, for the first block that is not diagonal. Returns the first and last row
+    /// that they span, which are equal if the whole matrix is diagonal.
     [[nodiscard]] MDKV_HD static sweep rotate(work const& w, index_t n)
     {
         double* const d = w.diagonal;
@@ -135,7 +135,7 @@ struct eigenvectors
         return {first, last};
     }
 
-    /// Makes the tridiagonal matrix diagonal and turns the rows of `a` with it. False if it did not converge.
+    /// Makes the tridiagonal matrix diagonal and rotates the rows of `a` alike. False if it did not converge.
     template <team Team>
     [[nodiscard]] MDKV_OUTLINE MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
     {
@@ -167,7 +167,7 @@ struct eigenvectors
         return false;
     }
 
-    /// Writes the basis with the largest first, and energies at the matrix's scale.
+    /// Writes the basis, directions of the largest energy first, and energies at the matrix's scale.
     template <team Team>
     MDKV_OUTLINE MDKV_HD void sort(
         Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const

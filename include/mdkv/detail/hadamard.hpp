@@ -7,11 +7,11 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// Size of the next block of n > 0 coordinates: the largest power of two that is no larger. A group is rotated block by block,
-/// from its first coordinate on: 64 at once, 48 as 32 and 16, 7 as 4, 2 and 1.
+/// Size of the next block of n > 0 coordinates: the largest power of two that is no larger. A group is rotated block by
+/// block, from its first coordinate on: 64 at once, 48 as 32 and 16, 7 as 4, 2 and 1.
 [[nodiscard]] MDKV_HD constexpr index_t hadamard_block(index_t n) noexcept
 {
-    while ((n & (n - 1)) != 0) { n &= n - 1; } // its highest bit alone
+    while ((n & (n - 1)) != 0) { n &= n - 1; } // only the highest bit stays
     return n;
 }
 
@@ -23,7 +23,8 @@ namespace mdkv::inline MDKV_MACHINE::detail
     return n == 2 ? factor * 0.70710678118654752F : factor;
 }
 
-/// The steps from `half` on of a block of n coordinates in hadamard below, as many as combine `Count` coordinates, and the last one's product.
+/// The steps of hadamard below that combine `Count` coordinates, from `half` on, in a block of n coordinates; and the
+/// product of the last step.
 template <int Count, int Lanes>
 MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) noexcept
 {
@@ -57,10 +58,10 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
     }
 }
 
-/// x := H x / sqrt(n) for each block of n coordinates, H the Hadamard matrix of order n with H(i, j) = -1 to the number of bits
-/// that i and j share: n log n sums, then one product each, for `Lanes` vectors side by side whose coordinates are `stride`
-/// apart. Orthonormal and its own inverse: products of two rotated vectors are those of the originals, and a second rotation
-/// gives the original back.
+/// x := H x / sqrt(n) for each block of n coordinates, H the Hadamard matrix of order n with H(i, j) = -1 to the number of
+/// bits that i and j share: n log n sums, then one product each, for `Lanes` vectors side by side whose coordinates are
+/// `stride` apart. Orthonormal and its own inverse: products of two rotated vectors equal the originals' products, and a
+/// second rotation gives the original back.
 template <int Lanes = 1>
 MDKV_HD void hadamard(float* x, index_t group, index_t stride = Lanes) noexcept
 {

@@ -35,7 +35,7 @@ struct lane_vector<V, 1>
     using type = V;
 };
 
-/// Neighbours in a register, no more than Team::register_lanes, or one number where Lanes is 1. Arithmetic, and
+/// Neighbours in a register, no more than Team::register_lanes, or one number if Lanes is 1. Arithmetic, and
 /// `a > b ? x : y`, are written alike for both.
 template <int Lanes>
 using lane_floats = typename lane_vector<float, Lanes>::type;

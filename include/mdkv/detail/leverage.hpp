@@ -28,7 +28,7 @@ struct whiten
         carver& cut;
         index_t dim;
         double* pivot = cut.take<double>(dim); // [D]
-        double* part  = cut.take<double>(dim); // [D]  of the pivot's row, taken from each later row
+        double* part  = cut.take<double>(dim); // [D]  multiples of the pivot's row to subtract from later rows
     };
 
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(gram.extent(2)); }
@@ -61,7 +61,7 @@ struct whiten
             {
                 double* const row = gram.row(h, i);
                 double const part = mine.part[i];
-                for (index_t j = share.column; j < dim; j += t.size()) // columns before k are those of W already
+                for (index_t j = share.column; j < dim; j += t.size()) // columns before k already belong to W
                 {
                     row[j] = j == k ? -part : row[j] - part * top[j];
                 }
@@ -71,7 +71,7 @@ struct whiten
         auto const share = share_rows(t, dim);
         for (index_t i = share.row; i < dim; i += share.rows)
         {
-            // 0 where all keys are 0; NaN where an energy is not finite.
+            // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.
             double const unit = lambda == 0 ? 0.0 : 1 / sqrt(mine.pivot[i]) + 0 * lambda;
             for (index_t j = share.column; j < dim; j += t.size())
             {
@@ -88,7 +88,7 @@ struct add_squares
     static constexpr char const* name = "add_leverage";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr int rows         = 8; ///< of W at a time
+    static constexpr int rows         = 8; ///< rows of W at a time
 
     in_view<T, 3, B> keys;
     in_view<float, 3, B> whitener;
@@ -99,7 +99,7 @@ struct add_squares
         carver& cut;
         index_t dim;
         float* columns  = cut.take<float>(dim * tile);                      // [D, 16]  keys
-        double* squares = cut.take<double>((dim + rows - 1) / rows * tile); // [D / 8, 16]  of rows of W, together
+        double* squares = cut.take<double>((dim + rows - 1) / rows * tile); // [D / 8, 16]  sums over eight rows of W
         double* totals  = cut.take<double>(tile);                           // [16]
     };
 
@@ -110,7 +110,7 @@ struct add_squares
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         constexpr int lanes = Team::lanes;
-        constexpr int parts = tile / lanes; // of a column
+        constexpr int parts = tile / lanes; // parts of a column
         index_t const first = item * tile;
         auto const count    = static_cast<int>(keys.extent(1) - first < tile ? keys.extent(1) - first : tile);
         auto const dim      = static_cast<int>(keys.extent(2));
@@ -118,7 +118,7 @@ struct add_squares
         carver cut          = t.scratch();
         scratch const mine{cut, dim};
         for (int i = member(t); i < tile; i += members(t)) { mine.totals[i] = 0; }
-        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; } // of tokens beyond the last
+        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; } // padding tokens are 0
         for (index_t h = 0; h < keys.extent(0); ++h)
         {
             t.sync();

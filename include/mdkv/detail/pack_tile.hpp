@@ -21,8 +21,8 @@ namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. The number of
-/// a run's strips stands in the directory, which the host may not read: there are as many items as there can be, and those
-/// beyond the last do nothing.
+/// a run's strips stands in the directory, which the host may not read: the number of items is the most there can be, and
+/// items beyond the last strip do nothing.
 template <element T, backend B>
 struct pack_tiles
 {
@@ -30,18 +30,18 @@ struct pack_tiles
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
     static constexpr int piece        = quantised_group; ///< coordinates at a time
-    static constexpr int sums         = 8;               ///< of products that grow side by side
+    static constexpr int sums         = 8;               ///< sums of products that grow side by side
 
     in_view<T, 3, B> keys;            // [H, N, D]
     in_view<T, 3, B> values;          // [H, N, Dv]
     in_view<T, 3, B> window_keys;     // [H, W, D]
     in_view<T, 3, B> window_values;   // [H, W, Dv]
-    in_view<float, 3, B> key_basis;   // [H, D, D]    both, or neither is read
+    in_view<float, 3, B> key_basis;   // [H, D, D]    read only if neither basis is empty
     in_view<float, 3, B> value_basis; // [H, Dv, Dv]
     cache_view<T, B::memory_space> cache;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
-    in_view<std::uint8_t, 2, B> carried;   // [H, N]    1: copied afterwards; or none
+    in_view<std::uint8_t, 2, B> carried;   // [H, N]    1 for tokens copied afterwards; or empty
 
     struct scratch
     {
@@ -53,7 +53,7 @@ struct pack_tiles
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
         float* minimum = cut.take<float>(tile);             // [16]
         float* inverse = cut.take<float>(tile);             // [16]
-        float* mean    = cut.take<float>(channels);         // [channels]  of every channel of keys
+        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
         float* factor  = cut.take<float>(channels);         // [channels]  1 / scale
     };
 
@@ -64,7 +64,7 @@ struct pack_tiles
         std::size_t r; ///< number of the run
         run_rows rows;
         run_basis basis;
-        index_t first; ///< token of the run
+        index_t first; ///< first token, counted in the run
         int width;
     };
 
@@ -79,7 +79,7 @@ struct pack_tiles
     }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
     [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return cache.layout.rungs + 1; }
-    /// Of a head.
+    /// The most strips of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
     {
         return most_strips(keys.extent(1) + cache.layout.window, runs());
@@ -204,7 +204,7 @@ private:
     MDKV_HD void project(Team const& t, scratch const& mine, place const& at, int c, int n, int dim) const
     {
         constexpr int lanes = Team::lanes;
-        constexpr int parts = tile / lanes; // of a column
+        constexpr int parts = tile / lanes; // parts of a column
         auto const& basis   = at.rows.by_token ? value_basis : key_basis;
         t.sync(); // x may still be read
         for (int i = member(t); i < (n + sums - 1) / sums * parts; i += members(t))
@@ -255,7 +255,7 @@ private:
     {
         constexpr int lanes = Team::lanes;
         std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, c);
-        int const apart     = at.rows.by_token ? at.rows.token_bytes : at.rows.unit; // tokens
+        int const apart     = at.rows.by_token ? at.rows.token_bytes : at.rows.unit; // bytes from token to token
         for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
         {
             cell const from{t, at, i, n};
@@ -287,7 +287,7 @@ private:
             if (at.basis == run_basis::rotated) { hadamard<lanes>(x, n, tile); }
             floats least   = load_lanes<floats>(x);
             floats largest = least;
-            floats spoilt  = least * 0.0F; // NaN where a coordinate is NaN or infinite: comparisons may miss it
+            floats spoilt  = least * 0.0F; // NaN if a coordinate is NaN or infinite: comparisons may miss it
             for (int j = 1; j < n; ++j)
             {
                 floats const value = load_lanes<floats>(x + j * tile);
@@ -313,7 +313,7 @@ private:
             floats const minimum = load_lanes<floats>(mine.minimum + i % tile);
             floats const inverse = load_lanes<floats>(mine.inverse + i % tile);
             floats code          = quantiser::codes(load_lanes<floats>(mine.x + i), minimum, inverse, most);
-            int const other      = i + group.bytes * tile; // of 4 bits, the code in the upper half of the byte
+            int const other      = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
             if (kind == storage::int4 && other < n * tile)
             {
                 code += 16.0F * quantiser::codes(load_lanes<floats>(mine.x + other), minimum, inverse, most);

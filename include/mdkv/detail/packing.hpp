@@ -18,16 +18,16 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// One item: every head's entry from the number of its tokens at each rung, the heads one after another.
+/// Lays out every head's entry from its number of tokens at each rung, one head after another. One item.
 template <element T, backend B>
 struct lay_out_heads
 {
     static constexpr char const* name = "pack_lay_out";
 
     cache_view<T, B::memory_space> cache;
-    bool bases;                   ///< neither is missing
+    bool bases;                   ///< neither basis is missing
     in_view<index_t, 2, B> first; // [H, R+1] where each rung's tokens begin
-    index_t* needed;              // [1]  bytes of the arena, or the largest index_t where a basis is missing
+    index_t* needed;              // [1]  bytes of the arena, or the largest index_t if a basis is missing
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t) const
@@ -58,7 +58,7 @@ struct lay_out_heads
     }
 };
 
-/// The channels of each head by its kept keys alone, where it has rotated tokens. An item is a head.
+/// Fits the channels of each head that has rotated tokens to its kept keys alone. An item is a head.
 template <element T, backend B>
 struct fit_kept_channels
 {
@@ -68,7 +68,7 @@ struct fit_kept_channels
     fit_key_channels<T, T, B> fitted;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
-    cache_view<T, B::memory_space> cache;  // its directory is written
+    cache_view<T, B::memory_space> cache;  // its directory is complete
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -88,7 +88,7 @@ struct write_channels
     static constexpr int threads      = 128;
 
     in_view<float, 3, B> channels;        // [H, 3, D]
-    cache_view<T, B::memory_space> cache; // its directory is written
+    cache_view<T, B::memory_space> cache; // its directory is complete
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -105,8 +105,8 @@ struct write_channels
 };
 
 /// Bytes of an arena with these rungs, which the host can read.
-/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that lacks
-///                            a basis
+/// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that
+///                            lacks a basis
 template <element T, backend B>
 [[nodiscard]] index_t bytes_of_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung,
     std::uint8_t const* rungs, cache_layout const& layout, bool bases)
@@ -133,9 +133,9 @@ template <element T, backend B>
     return bytes;
 }
 
-/// What pack does with checked arguments.
-/// \param channels  as fit_channels writes them, or none: then they are those of the kept keys alone
-/// \param carried   1 for tokens whose bytes are copied afterwards: tiles of no others are not written; or none
+/// The body of pack, for checked arguments.
+/// \param channels  from fit_channels; if empty, fitted to the kept keys alone
+/// \param carried   1 for tokens whose bytes are copied afterwards: tiles of only such tokens are not written; or empty
 template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,

@@ -77,8 +77,8 @@ private:
 
 /// Adaptive pooling goes over a row twice, rightwards and leftwards (which is rightwards over the reversed row). Within a
 /// block of 16 tokens losses fade in float, by doubled distances; from block to block they are carried in double, so that
-/// rounding does not grow with the distance. All factors are computed here, on the host. An item is a row, a member's part
-/// of it one block after another.
+/// rounding does not grow with the distance. All factors are computed here, on the host. An item is a row; a member works
+/// on its part block by block.
 template <backend B>
 struct pool_fading
 {
@@ -90,8 +90,8 @@ struct pool_fading
     in_view<float, 3, B> loss;
     out_view<float, 3, B> pooled;
     float steps[4];    // factors of 1, 2, 4, 8 tokens
-    float past[block]; // of a block's 1 to 16 tokens
-    double across;     // of a whole block, in double
+    float past[block]; // factors of 1 to 16 tokens
+    double across;     // factor of a whole block, in double
 
     pool_fading(in_view<float, 3, B> loss_, index_t width, out_view<float, 3, B> pooled_) noexcept
         : loss{loss_}
@@ -118,13 +118,13 @@ struct pool_fading
     template <team Team>
     MDKV_OUTLINE MDKV_HD void one_way(Team const& t, float const* x, float* to, bool leftwards) const
     {
-        constexpr int blocks = Team::lanes == 1 ? 1 : 8; // of a member at once
+        constexpr int blocks = Team::lanes == 1 ? 1 : 8; // blocks of a member at once
         constexpr int some   = blocks * block;
         // The loss faded to each block's last token, then the one that fades into the block.
         float* const border = t.scratch().template take<float>(t.size() * blocks);
         float* const mine   = border + t.rank() * blocks;
         index_t const n     = loss.extent(2);
-        double carried      = double{none}; // the first member's counts
+        double carried      = double{none}; // only the first member's value counts
         for (index_t first = 0; first < n; first += t.size() * some)
         {
             index_t const begin     = first + t.rank() * some;
@@ -171,7 +171,7 @@ struct pool_fading
         }
     }
 
-    /// One doubling: a token joins those that its predecessor at `step` has joined, where that is in the same block.
+    /// One doubling: a token joins the losses that the token `step` before it has joined, if both are in the same block.
     template <int Some>
     MDKV_OUTLINE MDKV_HD static void fade(float const* near, float* next, int step, float factor) noexcept
     {

@@ -74,13 +74,13 @@ template <std::size_t Dim, class V, std::size_t Rank, space S>
     return last<Dim>(*all, n);
 }
 
-/// How far the layers of a prompt are.
+/// The progress of a prompt's layers.
 struct prompt_progress
 {
     static constexpr index_t most_layers = 256;
 
     mdkv::array<index_t, std::size_t{most_layers}> read{}; ///< tokens of each layer that were replayed; -1: finished
-    index_t finished = 0;                                  ///< layers
+    index_t finished = 0;                                  ///< number of finished layers
 
     [[nodiscard]] index_t& of(index_t layer) noexcept { return read[static_cast<std::size_t>(layer)]; }
     [[nodiscard]] index_t of(index_t layer) const noexcept { return read[static_cast<std::size_t>(layer)]; }
@@ -122,9 +122,9 @@ struct prompt_progress
 struct prompt_choice
 {
     index_t budget    = -1;    ///< bytes of an average layer
-    index_t stand_ins = 0;     ///< most of each head
+    index_t stand_ins = 0;     ///< most stand-ins of each head
     bool whole        = false; ///< every token has the full rung
-    double multiplier = 0;     ///< as in allocation
+    double multiplier = 0;     ///< see allocation
 };
 
 /// \throws invalid_argument   a member is out of its range, or two do not go together

@@ -36,7 +36,8 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// M is the largest number of tokens before the window, N the prompt's. Only take_state changes members; the others change elements of the views.
+/// The stages' calls of a prompt. M is the largest possible number of tokens before the window, N the prompt's own. Only
+/// take_state changes members; the other functions change elements of the views.
 template <backend B, element T, element U>
 struct prompt_work
 {
@@ -50,14 +51,14 @@ struct prompt_work
     out_view<float, 4, B> value_bases{};  ///< [L, H, Dv, Dv]; L = 0 without projected rungs
     out_view<float, 4, B> channels{};     ///< [L, H, 3, D]; L = 0 without rotated rungs
     out_view<T, 4, B> sinks{};            ///< [L, H, replay_part::sinks, D]; keys
-    out_view<float, 1, B> leverages{};    ///< [tokens]; 0 of them unless the preset weighs leverages
+    out_view<float, 1, B> leverages{};    ///< [tokens]; empty unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{}; ///< [L, H, M]
     out_view<index_t, 1, B> limit{};      ///< [1]
     out_view<allocation, 1, B> report{};  ///< [1]
 
     [[nodiscard]] index_t rung_count() const noexcept { return static_cast<index_t>(settings.ratios.size()); }
 
-    /// A layer of a prompt of so many tokens.
+    /// The shape of a layer of a prompt of `tokens` tokens.
     [[nodiscard]] layer_shape layer(index_t tokens) const
     {
         index_t const window = (std::min)(settings.window, tokens);
@@ -93,7 +94,7 @@ struct prompt_work
     {
         return slice<1>(item_of(rungs, l), 0, n);
     }
-    /// A layer's part of a state that the preset may not need, or nothing.
+    /// A layer's part of a state, or an empty view if the preset does not need that state.
     [[nodiscard]] static in_view<float, 3, B> part_of(out_view<float, 4, B> const& all, index_t l)
     {
         return all.extent(0) > 0 ? as_input(item_of(all, l)) : in_view<float, 3, B>{};
@@ -118,7 +119,7 @@ struct prompt_work
         }
     }
 
-    /// The losses of a layer's N tokens by its last queries, by the replayed ones that are there, or by both.
+    /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
     void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one) const
     {
         preset const& p    = settings;
@@ -167,7 +168,7 @@ struct prompt_work
         if (p.replayed) { join(on, as_input(found), as_input(pooled), p.replayed->join, found); }
     }
 
-    /// Whether everything fits, and room for stand-ins.
+    /// Finds out whether everything fits, and plans the number of stand-ins.
     void plan(prompt_choice& next, layer_shape const& one) const
     {
         std::size_t const best = settings.ratios.size() - 1;
@@ -201,11 +202,11 @@ struct prompt_work
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
         index_t const aside = one.bytes_of(next.stand_ins);
-        index_t const parts = settings.shared ? 1 : L; // each with a limit of its own
-        array<allocation, 2> sum{};                    // the parts so far, and the next one
+        index_t const parts = settings.shared ? 1 : L; // parts that have a limit of their own
+        array<allocation, 2> sum{};                    // sum of the parts so far, and the next part
         for (index_t i = 0; i < parts; ++i)
         {
-            index_t const each  = L / parts; // layers
+            index_t const each  = L / parts; // layers of a part
             index_t const heads = each * H;
             index_t const first = i * heads;
             in_view<float, 3, B> const of_part{
@@ -223,7 +224,7 @@ struct prompt_work
         return sum[0];
     }
 
-    /// Tokens of each head that stand for the dropped ones of these rungs.
+    /// Number of each head's stand-ins for the tokens that these rungs drop.
     [[nodiscard]] static index_t stand_ins(B const& on, in_view<std::uint8_t, 2, B> chosen, prompt_choice const& choice)
     {
         return choice.stand_ins == 0 ? 0 : (std::min)(choice.stand_ins, fewest_dropped(on, chosen));

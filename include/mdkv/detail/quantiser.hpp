@@ -29,10 +29,10 @@ inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 /// A coordinate x is stored as the code nearest to (x - minimum) / scale and read as minimum + scale * code. Minimum and
 /// scale are halves, and codes are chosen for the rounded ones: a value read is at most half a step from the coordinate,
-/// but for the rounding of the minimum, which cuts coordinates below it, and of a scale that is no normal half (below 2^-14).
-/// Reading a group and writing it again gives the same group where the scale is a normal half and at least a thousandth of
-/// the minimum; elsewhere one that differs by no more than these roundings. Where the group is constant the scale is 0 and
-/// every code is 0.
+/// but for the rounding of the minimum, which cuts coordinates below it, and of a scale that is no normal half (below
+/// 2^-14). Reading a group and writing it again gives the same group if the scale is a normal half and at least a thousandth
+/// of the minimum; otherwise a group that differs by no more than these roundings. If the group is constant, the scale is 0
+/// and every code is 0.
 struct quantiser
 {
     float minimum = 0;

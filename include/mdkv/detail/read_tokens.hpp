@@ -20,9 +20,9 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// Tokens [H, M] before the new window as vectors of the original dimension, zeros where a head has fewer, and the window.
-/// Exact tokens come out bit for bit. An item is a strip of the keys, or of the values, of one run of a head; or the rows
-/// that pad a head.
+/// Reads tokens [H, M] before the new window as vectors of the original dimension, zero-padded in shorter heads, and the
+/// window. Exact tokens come out bit for bit. An item is a strip of the keys, or of the values, of one run of a head; or the
+/// rows that pad a head.
 template <element T, space S>
 struct read_tokens
 {
@@ -32,7 +32,7 @@ struct read_tokens
     static constexpr int piece        = quantised_group; ///< coordinates at a time
 
     stored_slots<T, S> slots;
-    view<float const, 3, S> key_basis;   // [H, D, D]    no heads where no rung is projected
+    view<float const, 3, S> key_basis;   // [H, D, D]    no heads if no rung is projected
     view<float const, 3, S> value_basis; // [H, Dv, Dv]
     view<T, 3, S> keys;                  // [H, M, D]
     view<T, 3, S> values;                // [H, M, Dv]
@@ -49,8 +49,8 @@ struct read_tokens
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]
-        float* mean    = cut.take<float>(channels);         // [channels]  of every channel of keys
-        float* factor  = cut.take<float>(channels);         // [channels]  scale
+        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
+        float* factor  = cut.take<float>(channels);         // [channels]  scales
     };
 
     /// The keys or the values of one tile.
@@ -60,13 +60,13 @@ struct read_tokens
         run_rows rows;
         run_basis basis;
         bool exact;
-        index_t first; ///< token of the run
-        int count;     ///< of tokens
-        index_t slot;  ///< of the first
+        index_t first; ///< first token, counted in the run
+        int count;     ///< number of tokens
+        index_t slot;  ///< slot of the first token
     };
 
     [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return most_runs(slots.cache.layout); }
-    /// Of a head.
+    /// The most strips of a head.
     [[nodiscard]] MDKV_HD index_t strips() const noexcept
     {
         return most_strips(slots.most + slots.layout.window, runs());
@@ -108,7 +108,7 @@ struct read_tokens
     }
 
 private:
-    /// Zeros behind the last token of a head.
+    /// Writes zeros behind the last token of a head.
     template <team Team>
     MDKV_HD void pad(Team const& t, index_t h) const
     {
@@ -123,7 +123,7 @@ private:
     [[nodiscard]] MDKV_HD T* row_of(place const& at, int i) const
     {
         index_t const slot   = at.slot + i;
-        index_t const window = slot - slots.tokens(at.h); // place in it
+        index_t const window = slot - slots.tokens(at.h); // place in the window
         if (window < 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
         return (at.rows.by_token ? window_values : window_keys).row(at.h, window);
     }
@@ -243,12 +243,12 @@ private:
         }
     }
 
-    /// Finite where the stored values are.
+    /// Writes coordinates c to c + n - 1 of every token: finite if the stored values are finite.
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void write(Team const& t, scratch const& mine, int count, int c, int n, float const* x)
     {
         narrow_columns<T>(t, count, n, x, [&](int i) { return mine.row[i] + c; });
-        t.sync(); // x is written anew
+        t.sync(); // x is overwritten next
     }
 };
 

@@ -59,7 +59,7 @@ struct wait_at_end
     }
 };
 
-/// A dry run only counts.
+/// One call of recompress. A dry run only counts memory.
 template <backend B, element T, element U>
 struct recompressing
 {
@@ -70,8 +70,8 @@ struct recompressing
     ratio_set const& ratios;
     recompress_options<B> const& options;
     layer_shape shape;
-    stored_slots<T, space::host> slots; // over the host's copy of the directory
-    stored_slots<T, S> there;           // the same where the cache lies
+    stored_slots<T, space::host> slots; // slots by the host's copy of the directory
+    stored_slots<T, S> there;           // slots by the cache's own directory
 
     index_t H     = shape.heads;
     index_t M     = shape.tokens;
@@ -79,8 +79,8 @@ struct recompressing
     index_t D     = shape.dims.keys;
     index_t Dv    = shape.dims.values;
     index_t rungs = static_cast<index_t>(ratios.size());
-    index_t bases = ratios.any_projected() ? H : 0; ///< no heads where no rung is projected
-    index_t coded = ratios.any_rotated() ? H : 0;   ///< no heads where no rung is rotated
+    index_t bases = ratios.any_projected() ? H : 0; ///< heads with bases: none if no rung is projected
+    index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
 
     workspace::frame frame{*on.scratch, "recompress"};
     out_view<T, 3, B> keys              = room<T>(on, frame, H, M, D);
@@ -93,9 +93,9 @@ struct recompressing
     out_view<std::uint8_t, 2, B> rung   = room<std::uint8_t>(on, frame, H, M);
     out_view<std::int32_t, 2, B> listed = room<std::int32_t>(on, frame, H, M); ///< slots by new rung
     out_view<std::uint8_t, 2, B> carried =
-        room<std::uint8_t>(on, frame, H, M);                             ///< 1 where stored bytes are copied
+        room<std::uint8_t>(on, frame, H, M);                             ///< 1 for tokens whose stored bytes are copied
     index_t* counts = frame.template take<index_t>(H * (rungs + 1) + 1); ///< `first`, then the tokens that stay
-    out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);             ///< where each rung's slots begin
+    out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);       ///< where each rung's slots begin
     bool real                     = frame.ready();
 
     /// Returns the report; `cache` is replaced last.
@@ -138,7 +138,7 @@ struct recompressing
     {
         workspace::frame losses{*on.scratch, "recompress"};
         auto const loss    = room<float>(on, losses, H, rungs, M);
-        auto const raw     = room<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // of one head
+        auto const raw     = room<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
         auto const limit   = room<index_t>(on, losses, 1);
         auto const reports = room<allocation>(on, losses, 1);
         static_cast<void>(losses.ready());
@@ -159,15 +159,15 @@ struct recompressing
         return chosen;
     }
 
-    /// Heads have different numbers of tokens, so they are scored one by one. Neighbours share losses within a run.
-    /// \param raw  [1, R, M]  room for losses before pooling; no heads where there is no pooling
+    /// Scores one head: heads have different numbers of tokens. Losses are pooled within a run.
+    /// \param raw  [1, R, M]  scratch for losses before pooling; no heads if losses are not pooled
     void score_head(index_t h, out_view<float, 3, B> raw, out_view<float, 3, B> loss) const
     {
         index_t const group = shape.group;
         index_t const n     = slots.tokens(h);
         bool const pooled   = raw.extent(0) > 0;
         auto const scored   = slice<2>(pooled ? raw : loss, 0, n);
-        auto const head     = [&](auto const& all) { // none of a basis that is not there
+        auto const head     = [&](auto const& all) { // no heads of a basis or of channels that are missing
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
         };
@@ -191,7 +191,8 @@ struct recompressing
         }
     }
 
-    /// Lists the tokens by new rung: as chosen, or as they are stored. Returns tokens and bytes of the new arena; waits.
+    /// Lists the tokens by new rung: the chosen one, or without `chosen` the present one. Returns tokens and bytes of the
+    /// new arena; waits.
     [[nodiscard]] recompress_report settle(allocation const* chosen)
     {
         recompress_report report;
@@ -206,7 +207,7 @@ struct recompressing
         fetch(on, counts, all.data(), H * (rungs + 1) + 1);
         report.released     = H * run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens;
         report.kept         = all.back();
-        report.lowered      = -report.kept; // kept tokens are not among them
+        report.lowered      = -report.kept; // kept tokens are not lowered
         report.chosen       = chosen != nullptr ? *chosen : allocation{};
         auto& tokens_at     = report.chosen.tokens;
         tokens_at           = {};

@@ -27,12 +27,12 @@ struct square_matrix
     [[nodiscard]] MDKV_HD float* row(index_t i) const { return data + i * stride; }
 };
 
-/// EISPACK's tred2, reading rows. All sums have an order of their own, so every team gives the same bits as far as its
+/// EISPACK's tred2, reading rows. All sums have an order of their own, so every team gives the same bits if its
 /// compiler contracts the same products.
 class reflections
 {
 public:
-    /// `size` is the matrix's, D.
+    /// \param size  D, the rows of the matrix
     MDKV_HD reflections(carver& cut, index_t size)
         : padded_{square_matrix::padded(size)}
         , partial_{cut.take<double>(sums)}
@@ -47,7 +47,7 @@ public:
     MDKV_OUTLINE MDKV_HD void tridiagonalise(
         Team const& t, square_matrix const& a, double* diagonal, double* beside) const
     {
-        clear(t, u_, 0, 4 * padded_); // and q_
+        clear(t, u_, 0, 4 * padded_); // clears q_, too
         t.sync();
         for (index_t i = a.size - 1; i > 0; --i)
         {
@@ -92,7 +92,7 @@ public:
     MDKV_HD void multiply(Team const& t, square_matrix const& a) const
     {
         index_t const n = a.size;
-        clear(t, u_, 0, 4 * padded_); // and q_
+        clear(t, u_, 0, 4 * padded_); // clears q_, too
         t.sync();
         for (index_t i = 0; i < n; ++i)
         {
@@ -137,7 +137,7 @@ public:
 private:
     static constexpr index_t sums = 16; // running sums of one dot product
 
-    /// Of two arrays that of row i, and of the row before and the row after the other.
+    /// The one of two arrays that belongs to row i; the rows before and after row i use the other.
     [[nodiscard]] MDKV_HD float* of(float* arrays, index_t i) const { return arrays + i % 2 * padded_; }
 
     template <team Team>
@@ -187,7 +187,7 @@ private:
         return all;
     }
 
-    /// Applies a reflection to rows and columns 0 to n - 1 of A, from both sides or from the left, where q is u'A, and
+    /// Applies a reflection to rows and columns 0 to n - 1 of A, from both sides or, with q = u'A, from the left, and
     /// multiplies them with another u, in one pass: product = u'A.
     template <bool BothSides, team Team>
     MDKV_HD static void reflect_and_multiply(Team const& t, square_matrix const& a, index_t n, float const* u_last,

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// The picture of cache.hpp in functions. All that writes or reads an arena or a tail finds its bytes here.
+// The picture of cache.hpp in functions. Every reader or writer of an arena or a tail finds its bytes here.
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
@@ -18,8 +18,8 @@ namespace mdkv::inline MDKV_MACHINE::detail
 /// One group of coordinates in one tile of codes. Offsets are bytes from the tile's beginning.
 struct coded_group
 {
-    int coordinates; ///< of the group
-    int bytes;       ///< of one token's codes
+    int coordinates; ///< number of coordinates in the group
+    int bytes;       ///< bytes of one token's codes
     int width;       ///< tokens of the tile
     int scales;      // [width] half
     int minima;      // [width] half
@@ -41,7 +41,7 @@ struct coded_group
 
     [[nodiscard]] MDKV_HD constexpr int scale(int token) const noexcept { return scales + token * int{sizeof(half)}; }
     [[nodiscard]] MDKV_HD constexpr int minimum(int token) const noexcept { return minima + token * int{sizeof(half)}; }
-    /// Byte b of a token's codes: of keys, four neighbours of a token lie together, of values the same byte of four tokens.
+    /// Place of byte b of a token's codes: in keys four neighbours of a token lie together, in values the same byte of four.
     [[nodiscard]] MDKV_HD constexpr int code(int token, int b) const noexcept
     {
         return codes + (by_token ? by_fours(token, width, b, bytes) : by_fours(b, bytes, token, width));
@@ -71,15 +71,15 @@ private:
 /// The keys of a run, or its values. Offsets are bytes from `begin`.
 struct run_rows
 {
-    std::byte* begin = nullptr; ///< at any address
-    index_t stored   = 0;       ///< tokens its tiles are laid out for: those of the run, or a tail's capacity
-    int coordinates  = 0;       ///< int, as all that is counted inside a tile
+    std::byte* begin = nullptr; ///< first byte, at any address
+    index_t stored   = 0;       ///< tokens that its tiles are laid out for: the run's tokens, or a tail's capacity
+    int coordinates  = 0;       ///< an int, like all counts inside a tile
     int token_bytes  = 0;
     int unit         = 0; ///< bytes of an element
     storage kind     = storage::plain;
-    bool by_token    = false; ///< values, token by token; keys are coordinate by coordinate inside a tile
+    bool by_token    = false; ///< true for values, token by token; keys are coordinate by coordinate inside a tile
 
-    /// First token of the tile of token t, and the number of the tile's tokens.
+    /// First token of the tile of token t. `width` is the number of the tile's tokens.
     [[nodiscard]] MDKV_HD static constexpr index_t tile_begin(index_t t) noexcept
     {
         return t / tile_tokens * tile_tokens;
@@ -98,7 +98,7 @@ struct run_rows
         return rounded < stored ? rounded : stored;
     }
 
-    /// Coordinate c of token t of a plain run.
+    /// Place of coordinate c of token t of a plain run.
     [[nodiscard]] MDKV_HD constexpr index_t coordinate(index_t t, int c) const noexcept
     {
         index_t const first = tile_begin(t);
@@ -118,7 +118,7 @@ struct run_rows
         return {coordinates, number, width(t), by_token, kind};
     }
 
-    /// Coordinate c of token t as it is stored: in the basis of its run.
+    /// Value of coordinate c of token t, in the basis of its run.
     template <element T>
     [[nodiscard]] MDKV_HD float value(index_t t, int c) const noexcept
     {
@@ -133,7 +133,7 @@ enum class run_basis : std::uint8_t
 {
     original,
     projected, ///< leading coordinates of the head's basis
-    rotated    ///< groups of the vector itself, of a key less its channels' means and over their scales, times a Hadamard matrix
+    rotated    ///< groups of the vector itself (a key centred and scaled by channel), times a Hadamard matrix
 };
 
 /// Tokens of one head stored alike.
@@ -160,8 +160,8 @@ struct stored_run
     return layout.rungs + 2;
 }
 
-/// Run i of head h; without tokens where there is none. Of a tail with more tokens appended than its capacity, the tokens it
-/// holds. `cache` is a cache_view, or has its pointers under the same names.
+/// Run i of head h; it has no tokens if the head has no such run. A tail to which more tokens were appended than its
+/// capacity counts the tokens it holds. `cache` is a cache_view, or has its pointers under the same names.
 template <element T, class Cache>
 [[nodiscard]] MDKV_HD constexpr stored_run run_of_head(
     cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept
@@ -196,11 +196,11 @@ template <element T, space S>
 struct stored_token
 {
     stored_run run;
-    index_t place    = 0; ///< in the run
+    index_t place    = 0; ///< number in the run
     std::size_t rung = 0; ///< number of the run: exact tokens are at layout.rungs and above
 };
 
-/// Token `slot` of head h, counted over the runs in their order, where it must be one.
+/// Token `slot` of head h, counted over the runs in their order; a slot beyond the runs before it counts as the tail's.
 template <element T, space S>
 [[nodiscard]] MDKV_HD constexpr stored_token token_at(cache_view<T, S> const& cache, index_t h, index_t slot) noexcept
 {
@@ -222,7 +222,7 @@ template <element T>
     return widen(load_at<T>(arena + begin + i * index_t{sizeof(T)}));
 }
 
-/// Whether head h has rotated tokens, and so stores its keys' channels; `cache` as in run_of_head.
+/// Whether head h has rotated tokens, and so stores its keys' channels. `cache`: see run_of_head.
 template <class Cache>
 [[nodiscard]] MDKV_HD constexpr bool has_channels(cache_layout const& layout, Cache const& cache, index_t h) noexcept
 {

@@ -10,13 +10,13 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The scale that an option or a cache says: 0 is 1/sqrt(D).
+/// The scale that an option or a cache gives; 0 means 1/sqrt(D).
 [[nodiscard]] inline float scale_or_default(float given, index_t dim) noexcept
 {
     float_environment const standard;
     return given > 0.0F ? given : 1.0F / std::sqrt(static_cast<float>(dim));
 }
-/// The same for logits in base 2.
+/// The scale for logits in base 2; 0 means the default.
 [[nodiscard]] inline float scale_in_base_two(float given, index_t dim) noexcept
 {
     float_environment const standard;

@@ -21,19 +21,19 @@ namespace mdkv::inline MDKV_MACHINE::detail
 /// A rung that is neither dropped nor full.
 struct score_rung
 {
-    int index;   ///< in the ratio set
+    int index;   ///< number in the ratio set
     int values;  ///< coordinates of a value that it stores
-    int softmax; ///< which of the softmaxes is its P'; 0: its loss has no first term
+    int softmax; ///< number of the softmax that is its P'; 0: its loss has no first term
     storage kind;
-    bool projected;  ///< its coordinates are those in the basis
+    bool projected;  ///< its coordinates are in the basis
     bool leaves_out; ///< it leaves out coordinates, and not only rounds them
-    bool noisy;      ///< quantisation_loss::noise
+    bool noisy;      ///< its loss is quantisation_loss::noise
     int kept_from;   ///< first coordinate that is not already in the previous rung
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
-    /// Its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
+    /// Whether its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
     [[nodiscard]] MDKV_HD bool rotated() const noexcept { return quantised() && !projected; }
-    /// |v'|^2 before rounding: from that of the rung before it, and the squares of the coordinates from kept_from on.
+    /// |v'|^2 before rounding: `before`, the previous rung's, plus the squares of the coordinates from kept_from on.
     [[nodiscard]] MDKV_HD float kept(float before, float squares) const noexcept
     {
         return (kept_from == 0 ? 0.0F : before) + squares;
@@ -43,21 +43,21 @@ struct score_rung
 /// Where the keys of a softmax are.
 enum class score_operand : std::uint8_t
 {
-    keys,    ///< as they are
-    latents, ///< in the basis
-    again    ///< read again from codes
+    keys,    ///< original keys
+    latents, ///< keys in the basis
+    again    ///< keys dequantised from codes
 };
 
 /// The products that are the logits of one softmax.
 struct score_logits
 {
     score_operand of;
-    int first; ///< coordinate of the operand
-    int count; ///< coordinates
+    int first; ///< first coordinate of the operand
+    int count; ///< number of coordinates
     bool in_basis;
-    storage kind; ///< of codes
+    storage kind; ///< storage of the codes
 
-    /// Because bases nest, a wider plain rung goes on from the sums of the softmax before.
+    /// Because bases nest, a wider plain rung goes on from the sums of the previous softmax.
     [[nodiscard]] MDKV_HD bool goes_on() const noexcept { return of == score_operand::latents && first > 0; }
     /// Coordinate of the queries that `first` is multiplied with.
     [[nodiscard]] MDKV_HD int first_of_query() const noexcept { return of == score_operand::latents ? first : 0; }
@@ -67,20 +67,20 @@ struct score_logits
 struct score_head
 {
     float* queries;     // [rows / panel, dim, panel]     scaled, in units of log2
-    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, likewise
+    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, scaled alike
     float* key_basis;   // [dim, key_columns]             transposed, zero-padded
     float* value_basis; // [value_dim, value_columns]
-    float* lse;         // [softmaxes, rows]              log2, weights of the queries folded in; the exact one first
-    float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, room; weights of squared ranges
-    float* more;        // a backend's own
+    float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
+    float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
+    float* more;        // operands of the backend's own
 };
 
-/// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token that
-/// each query sees; and where operands lie.
+/// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token
+/// that each query sees; and where operands lie.
 struct score_plan
 {
     score_rung rungs[max_rungs];
-    score_logits logits[max_rungs + 1]; ///< of every softmax: the exact one, then one of each rung that needs P'
+    score_logits logits[max_rungs + 1]; ///< logits of every softmax: the exact one, then one for each rung with P'
     int count     = 0;
     int softmaxes = 1;
     int dropped   = -1; ///< index in the ratio set, or none
@@ -92,23 +92,23 @@ struct score_plan
     int value_latent = 0;
     int again        = 0;     ///< coordinates of quantised keys, of all softmaxes together
     int value_again  = 0;     ///< the most coordinates of a quantised value
-    bool rotates     = false; ///< some values
+    bool rotates     = false; ///< some rung's values are rotated
     bool noisy       = false; ///< some rung's loss has the noise of its keys' codes
 
     int per_head   = 0; ///< Q
     int query_rows = 0; ///< G*Q
-    int rows       = 0; ///< the same in whole panels; those beyond weigh nothing
+    int rows       = 0; ///< G*Q rounded up to whole panels; rows that pad weigh nothing
     int panel      = 0; ///< rows that are multiplied together
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
     row_norm over  = row_norm::sum;
-    float even     = 0; ///< total of the rows whose attention is even, as `over` adds them up
+    float even     = 0; ///< total of the rows with uniform attention (even_queries), as `over` adds rows up
 
     index_t first_query = 0;       ///< place of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
     float* memory       = nullptr; ///< operands of all heads, one after another
 
-    /// Queries [G, Q] of a head; `tokens` with the window's.
+    /// A plan for the queries [group, queries] of each KV head; `tokens` includes the window.
     template <backend B>
     score_plan(ratio_set const& ratios, head_dims dims, index_t group, index_t queries, index_t tokens,
         score_options<B> const& options, int panel_, int unit_)
@@ -131,7 +131,7 @@ struct score_plan
             even             = over == row_norm::maximum ? each : all * each * (over == row_norm::sum ? 1.0F : each);
         }
         logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
-        for (bool const quantised : {false, true}) // plain rungs ascend among themselves, though others stand between them
+        for (bool const quantised : {false, true}) // plain rungs ascend among themselves; quantised ones lie between
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
             {
@@ -158,7 +158,7 @@ struct score_plan
     {
         return first_token >= end_of(per_head - 1);
     }
-    /// The same of the rows of panel p alone.
+    /// Whether no row of panel p sees tokens from first_token on.
     [[nodiscard]] MDKV_HD bool none_sees(index_t first_token, index_t p) const noexcept
     {
         index_t const row = p * panel % per_head;
@@ -223,7 +223,7 @@ private:
 struct score_states
 {
     float* memory;
-    index_t parts; // of a head
+    index_t parts; // parts of a head
     int softmaxes;
     int rows;
 
@@ -238,7 +238,7 @@ struct score_states
     }
 };
 
-/// The total of a token's rows with one row more. For `euclidean` its root is the norm. A NaN stays one.
+/// The total of a token's rows with one row more. For `euclidean` its root is the norm. A NaN stays a NaN.
 template <row_norm Over>
 [[nodiscard]] MDKV_HD float with_row(float total, float x) noexcept
 {
@@ -258,26 +258,26 @@ template <row_norm Over>
     return over == row_norm::euclidean ? sqrtf(total) : total;
 }
 
-/// ||P|| of a token, of the total of its rows.
+/// ||P|| of a token, from the total of its rows.
 [[nodiscard]] MDKV_HD inline float mass_of(score_plan const& plan, float total) noexcept
 {
     return norm_of(plan.over, joined_rows(plan.over, total, plan.even));
 }
 
-/// Loss of a dropped token: ||P||, and |v|.
+/// Loss of a dropped token, from ||P|| and |v|.
 [[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float norm) noexcept
 {
     return 2 * mass * norm;
 }
 
-/// Loss of a stored token: ||P' - P|| (0 where the rule leaves it out), ||P||, |v| and |v - v'|.
+/// Loss of a stored token, from ||P' - P|| (0 if the rule leaves it out), ||P||, |v| and |v - v'|.
 [[nodiscard]] MDKV_HD inline float stored_loss(float moved, float mass, float norm, float missing) noexcept
 {
     return moved * norm + mass * missing;
 }
 
-/// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. Beyond 20 x counts as 20: the loss is then far
-/// above that of dropping, and still a number.
+/// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. An x above 20 counts as 20: the loss is then
+/// far above the loss of dropping, and still finite.
 [[nodiscard]] MDKV_HD inline float variance_of_weight(float x) noexcept
 {
     if (x < 0.125F) { return x * (1 + x * (1.5F + x * (1.1666667F + x * (0.625F + x * 0.25833333F)))); }
@@ -285,7 +285,7 @@ template <row_norm Over>
     return e * (e - 1);
 }
 
-/// Loss of a token as codes: ||P||, |v|, |v - v'|^2, and `spread`, the variance of its logit for codes of a range's length.
+/// Loss of a token stored as codes, from ||P||, |v|, |v - v'|^2, and `spread`, its logit's variance at a step of one range.
 [[nodiscard]] MDKV_HD inline float noisy_loss(
     float mass, float norm, float missing, float spread, storage kind) noexcept
 {
@@ -294,8 +294,8 @@ template <row_norm Over>
     return mass * sqrtf(missing + key_noise * key_noise * variance_of_weight(x) * norm * norm);
 }
 
-/// |v - v'|^2 is |v|^2 - |v'|^2, because a basis is orthonormal; but where the two nearly cancel (a thousandth leaves four
-/// digits of float's seven) it must be found from the difference itself.
+/// Whether |v|^2 - |v'|^2, which is |v - v'|^2 because a basis is orthonormal, cancels too far (a thousandth leaves four
+/// digits of float's seven), so that |v - v'|^2 must be found from the difference itself.
 [[nodiscard]] MDKV_HD inline bool cancels(float missing, float squared) noexcept
 {
     return !(missing > 1e-3F * squared);

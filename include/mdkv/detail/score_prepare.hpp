@@ -60,7 +60,7 @@ struct score_queries
     }
 };
 
-/// Leading directions of every head's bases as columns, zero-padded. An item is a row of one of them.
+/// Leading directions of every head's bases as columns, zero-padded. An item is a row of one transposed basis.
 template <backend B>
 struct score_bases
 {
@@ -99,8 +99,8 @@ private:
     }
 };
 
-/// What the noise of codes needs of the channels of a head's keys, given or fitted here: means, 1 / scales, and for every group
-/// the variance of a logit, averaged over the queries, whose codes have the length of a range of 1. An item is a head.
+/// The channels of a head's keys for the noise of codes, given or fitted here: means, 1 / scales, and for every group the
+/// variance of a logit for codes with a step of 1, averaged over the queries. An item is a head.
 template <element T, element U, backend B>
 struct score_channels
 {
@@ -148,7 +148,7 @@ struct score_channels
     }
 };
 
-/// Joins the states of a head's parts into log-sum-exps, a query's weight in them: P times w is
+/// Joins the states of a head's parts into log-sum-exps that include the query's weight w: P times w is
 /// 2^(logit - (lse - log2 w)). An item is 256 rows of one head's softmaxes.
 template <backend B>
 struct score_join
@@ -182,14 +182,14 @@ struct score_join
 private:
     [[nodiscard]] MDKV_HD float joined(index_t head, int softmax, int row) const
     {
-        if (row >= plan.query_rows) { return -lowest_logit; } // weighs nothing
+        if (row >= plan.query_rows) { return -lowest_logit; } // a row that pads weighs nothing
         index_t const of   = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
         int const query    = row % plan.per_head;
         float const weight = weights.empty() ? 0.0F : log2f(weights(query));
         if (softmax == 0 && !lse.empty())
         {
             float const given = lse(of, query);
-            // An infinite one would make all probabilities 0, and every token free to drop.
+            // An infinite log-sum-exp would make all probabilities 0, and every token free to drop.
             return given > lowest_logit && given < -lowest_logit ? given * log2_e - weight : not_a_number;
         }
         float outside = elsewhere.empty() ? lowest_logit : elsewhere(of, query);

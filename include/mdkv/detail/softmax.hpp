@@ -1,4 +1,4 @@
-/// \file softmax.hpp: the state of a softmax that can be merged: of one set of keys with another (arXiv 2603.20616, section 5).
+/// \file softmax.hpp: the state of a softmax over a set of keys, which can be merged with another set's (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -30,10 +30,10 @@ struct softmax_state
 
     [[nodiscard]] MDKV_HD bool empty() const noexcept { return sum == 0.0F; }
 
-    /// log(sum of exp): natural logarithm; -infinity where nothing was seen.
+    /// log(sum of exp): natural logarithm; -infinity if nothing was seen.
     [[nodiscard]] MDKV_HD float lse() const noexcept { return empty() ? empty_lse : ln_2 * (largest + log2f(sum)); }
 
-    /// Takes in another state and says how the weighted sums that belong to the two are to be scaled. An empty side
+    /// Takes in another state and returns the factors of the weighted sums that belong to the two. An empty side
     /// contributes nothing, and two empty ones stay empty: no infinity is subtracted from another.
     MDKV_HD merge_factors merge(softmax_state const& other) noexcept
     {
@@ -54,7 +54,7 @@ struct lse_merge
     float lse    = empty_lse;
 };
 
-/// From natural log-sum-exps; -infinity is an empty segment, and two of them make one.
+/// Merges natural log-sum-exps; -infinity stands for an empty segment, and two empty segments make an empty one.
 [[nodiscard]] MDKV_HD inline lse_merge merge_lse(float a, float b) noexcept
 {
     if (b == empty_lse) { return {a == empty_lse ? 0.0F : 1.0F, 0.0F, a}; }

@@ -14,7 +14,7 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The token of each group; NaNs where a head has fewer dropped tokens than groups. An item is a group of a head.
+/// The stand-in of each group; NaNs if a head has fewer dropped tokens than groups. An item is a group of a head.
 template <backend B, element T>
 struct place_stand_in
 {
@@ -22,19 +22,19 @@ struct place_stand_in
     static constexpr int threads      = 128;
 
     in_view<T, 3, B> keys, values;
-    in_view<index_t, 2, B> places; // of choose_seeds
+    in_view<index_t, 2, B> places; // from choose_seeds
     in_view<std::uint8_t, 2, B> groups;
     in_view<float, 2, B> weights;
     in_view<float, 4, B> shares;
-    in_view<float, 3, B> queries; // of scale_queries
-    out_view<float, 4, B> rows;   // [H, M, 2, G*Q]  shares, and what logits lack
+    in_view<float, 3, B> queries; // from scale_queries
+    out_view<float, 4, B> rows;   // [H, M, 2, G*Q]  shares, and the differences that logits lack
     out_view<float, 3, B> stand_in_keys, stand_in_values;
 
     struct scratch
     {
         carver& cut;
         index_t dim;
-        double* sums = cut.take<double>(dim); // [D] of a mean, then the direction in which the key moves
+        double* sums = cut.take<double>(dim); // [D]  sums of a mean, then the direction in which the key moves
     };
 
     [[nodiscard]] index_t items() const noexcept { return stand_in_keys.extent(0) * stand_in_keys.extent(1); }
@@ -68,7 +68,7 @@ struct place_stand_in
         {
             double sum = 0;
             for (index_t s = 0; s < shares.extent(1); ++s) { sum += double{shares(h, s, j, r)}; }
-            double const least   = 0x1p-30; // of a group that no row looks at
+            double const least   = 0x1p-30; // share of a group that no row attends to
             share[r]             = static_cast<float>(sum > least ? sum : least);
             float const* const q = queries.row(h, r);
             lacks[r]             = static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim));
@@ -99,7 +99,7 @@ struct place_stand_in
     }
 
 private:
-    /// The mean of the group's rows by their attention; a plain one where they get none. Every member has its own coordinates.
+    /// The mean of a group's keys or values, weighted by attention, or uniformly if they get none. Members split the dims.
     template <team Team>
     MDKV_HD void mean(Team const& t, in_view<T, 3, B> const& of, index_t h, index_t j, double* sums, float* to) const
     {
@@ -125,7 +125,7 @@ private:
     template <class V>
     [[nodiscard]] MDKV_HD static double dot(float const* a, V const* b, index_t dim)
     {
-        constexpr int lanes = 8; // which compilers vectorise
+        constexpr int lanes = 8; // a number of sums that compilers vectorise
         double part[lanes]{};
         index_t d = 0;
         for (; d + lanes <= dim; d += lanes)

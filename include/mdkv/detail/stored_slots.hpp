@@ -17,7 +17,7 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The directory of a cache in host memory.
+/// A copy of a cache's directory in host memory.
 template <element T>
 struct host_directory
 {
@@ -32,7 +32,7 @@ struct host_directory
         , view{cache.layout, cache.arena, cache.arena_bytes, heads.data(), cache.tail, cache.tail_capacity, &appended}
     {
         if (heads.empty()) { return; }
-        workspace none{std::span<std::byte>{}}; // one that does not count
+        workspace none{std::span<std::byte>{}}; // a workspace that does not count
         B reading       = on;
         reading.scratch = &none;
         fetch(reading, cache.heads, heads.data(), cache.layout.heads);
@@ -51,7 +51,7 @@ template <element T, space S>
     return tokens;
 }
 
-/// For every rung of one cache the rung of another that is stored alike; the other's number of rungs where there is none.
+/// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
 [[nodiscard]] inline array<std::size_t, max_rungs> same_rungs(cache_layout const& from, cache_layout const& to) noexcept
 {
     array<std::size_t, max_rungs> same{};
@@ -71,10 +71,10 @@ template <element T, space S>
 template <element T, space S>
 struct stored_slots
 {
-    cache_view<T, S> cache;                 ///< that is there
-    cache_layout layout;                    ///< of the new one
+    cache_view<T, S> cache;                 ///< present cache
+    cache_layout layout;                    ///< layout of the new cache
     index_t most                       = 0; // M: tokens of the longest head before its new window
-    array<std::size_t, max_rungs> same = same_rungs(cache.layout, layout); ///< rungs of the new cache
+    array<std::size_t, max_rungs> same = same_rungs(cache.layout, layout); ///< rung of the new cache, by present rung
 
     /// Tokens of head h before its new window.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h) const noexcept
@@ -90,7 +90,7 @@ struct stored_slots
                    && layout.value_coordinates[r] <= cache.heads[h].value_columns);
     }
 
-    /// Of exact tokens: rung 1, or the costliest open one where the set has none.
+    /// The rung of exact tokens: the full rung, or the costliest open one if the set has no full rung.
     [[nodiscard]] MDKV_HD constexpr std::size_t exact_rung(index_t h) const noexcept
     {
         if (layout.full_rung < layout.rungs) { return layout.full_rung; }
@@ -102,10 +102,10 @@ struct stored_slots
     /// One slot of [H, M].
     struct place
     {
-        bool token      = false; ///< false where it pads a shorter head
+        bool token      = false; ///< false for a slot that pads a shorter head
         bool exact      = false;
-        std::size_t run = 0; ///< of the cache that is there
-        std::size_t own = 0; ///< its rung as it is stored now
+        std::size_t run = 0; ///< run in the present cache
+        std::size_t own = 0; ///< the token's present rung, by its number in the new cache
     };
     [[nodiscard]] MDKV_HD constexpr place at(index_t h, index_t slot) const noexcept
     {
@@ -121,7 +121,7 @@ struct stored_slots
         return p.token && r <= p.own && open(h, r);
     }
 
-    /// Whether a token at rung r is the same, bit for bit.
+    /// Whether a token keeps its values at rung r, bit for bit.
     [[nodiscard]] MDKV_HD constexpr bool stays(place const& p, std::size_t r) const noexcept
     {
         return p.token && r == p.own && (!p.exact || r == layout.full_rung);
@@ -138,8 +138,8 @@ struct stored_slots
     }
 };
 
-/// 0 where a token stays as it is, and at every rung of padding. A rung above a token's own, or one that its head
-/// stores no projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
+/// Sets the loss to 0 at rungs that keep a token's values, and at every rung of padding. A rung above a token's own, or one
+/// that its head stores no projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
 template <element T, space S>
 struct mask_losses
 {
@@ -165,8 +165,8 @@ struct mask_losses
     }
 };
 
-/// The rungs at which tokens are stored anew: all as they are, or as allocate has chosen. A rung that a token cannot reach
-/// stands for dropping it, as its loss does; padding is dropped. Counts the tokens that stay bit for bit, and marks those
+/// Sets the rungs at which tokens are stored anew: their present ones, or allocate's choice. A token whose rung is out of
+/// reach is dropped, as its loss assumes; padding is dropped. Counts the tokens that stay bit for bit, and marks the tokens
 /// whose bytes are copied. An item is a head.
 template <element T, space S>
 struct settle_rungs
@@ -177,7 +177,7 @@ struct settle_rungs
     view<std::uint8_t, 2, S> rung;    // [H, M]
     view<std::uint8_t, 2, S> carried; // [H, M]
     bool as_stored;
-    index_t* kept; // [1]  0 before
+    index_t* kept; // [1]  the caller sets it to 0
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const

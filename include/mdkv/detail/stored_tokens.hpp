@@ -1,4 +1,4 @@
-/// \file stored_tokens.hpp: jobs of recompress on stored bytes: projections read, tokens copied as they are.
+/// \file stored_tokens.hpp: jobs of recompress on stored bytes: projections read, tokens copied unchanged.
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -50,8 +50,8 @@ struct read_projections
     }
 };
 
-/// The channels of a head's keys: those that it stores, or, where it has no codes yet, those of its tokens. What the queries
-/// leave on them is those of now. An item is a head.
+/// The channels of a head's keys: the stored means and scales or, if the head has no rotated tokens yet, ones fitted to its
+/// tokens. The queries' root mean squares are always the present ones. An item is a head.
 template <element T, element U, backend B>
 struct stored_channels
 {
@@ -86,11 +86,11 @@ struct carry_over
     static constexpr int threads      = 64;
 
     stored_slots<T, S> slots;
-    cache_view<T, S> to;                      ///< packed
-    view<std::int32_t const, 2, S> positions; // [H, M]    as list_slots writes them
+    cache_view<T, S> to;                      ///< new cache, packed
+    view<std::int32_t const, 2, S> positions; // [H, M]    from list_slots
     view<index_t const, 2, S> first;          // [H, R+1]
     view<std::uint8_t const, 2, S> carried;   // [H, M]    by old slot
-    view<std::int32_t, 2, S> sources; // [H, S]    or none: the old slot of every new one, -1 where there is none
+    view<std::int32_t, 2, S> sources;         // [H, S]    the old slot of every new slot, or -1; or empty
 
     [[nodiscard]] MDKV_HD index_t each() const
     {

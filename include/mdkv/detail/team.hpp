@@ -11,9 +11,9 @@
 //   struct weigh
 //   {
 //       static constexpr char const* name = "allocate_weigh";
-//       static constexpr int threads      = 256;                        // of a block on a GPU; 256 where it is left out
+//       static constexpr int threads      = 256;                        // threads of a GPU's block; 256 if left out
 //       ...operands: views, pointers, numbers; trivially copyable...
-//       index_t scratch_bytes() const;                                  // of one team; left out where it needs none
+//       index_t scratch_bytes() const;                                  // scratch of one team; left out if it needs none
 //       template <team Team> MDKV_HD void operator()(Team const& t, index_t item) const;
 //   };
 //   run(on, weigh{...}, items); // one team an item; asynchronous on a GPU's stream, does nothing in a dry run
@@ -36,7 +36,7 @@ struct prefix_sum
     V total;
 };
 
-/// Cuts a team's scratch memory into arrays, each aligned to 16 bytes. Default-made it only counts, so that a job's
+/// Cuts a team's scratch memory into arrays, each aligned to 16 bytes. A default-made one only counts, so that a job's
 /// `scratch_bytes()` and its body share the code that cuts.
 class carver
 {
@@ -134,7 +134,7 @@ MDKV_HD void copy_words(Team const& t, std::byte const* from, std::byte* to, int
     for (int i = done + member(t); i < bytes; i += members(t)) { to[i] = from[i]; }
 }
 
-/// Copies bytes of any alignment, in words as wide as that allows.
+/// Copies bytes of any alignment, in words as wide as the alignment allows.
 template <team Team>
 MDKV_HD void copy_bytes(Team const& t, std::byte const* from, std::byte* to, int bytes)
 {

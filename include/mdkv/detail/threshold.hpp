@@ -27,7 +27,7 @@ namespace mdkv::inline MDKV_MACHINE::detail
 struct rung_table
 {
     std::size_t count = 0;
-    mdkv::array<std::uint8_t, max_rungs> index{};                    ///< in the caller's ratio set
+    mdkv::array<std::uint8_t, max_rungs> index{};                    ///< rung in the caller's ratio set
     mdkv::array<index_t, max_rungs> cost{};                          ///< bytes per token
     mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
 
@@ -52,7 +52,7 @@ struct rung_table
 /// Stands for a number of rungs that is known at run time only.
 inline constexpr std::size_t run_time = 0;
 
-/// Calls body(r) for first <= r < end; unrolled where the number of rungs is a constant, so that arrays become registers.
+/// Calls body(r) for first <= r < end; unrolled if the number of rungs is a constant, so that arrays become registers.
 template <std::size_t Count, class Body>
 [[gnu::always_inline]] MDKV_HD inline void for_rungs(std::size_t first, std::size_t end, Body const& body)
 {
@@ -68,9 +68,9 @@ template <std::size_t Count, class Body>
     }
 }
 
-/// The thresholds of as many neighbouring tokens as there are lanes. Count is the number of rungs, or run_time. Losses must
-/// be finite. A negative threshold counts as 0, since no multiplier is negative; one is infinite where a difference of
-/// losses leaves the range of float.
+/// The thresholds of neighbouring tokens, one token a lane. Count is the number of rungs, or run_time. Losses must
+/// be finite. A negative threshold counts as 0, since no multiplier is negative; a threshold is infinite if a difference
+/// of losses leaves the range of float.
 template <int Lanes, std::size_t Count = run_time>
 struct token_thresholds
 {

@@ -25,9 +25,9 @@ struct stored_strip
 
     stored_run run;
     std::size_t rung = 0; ///< number of the run
-    index_t first    = 0; ///< token of the run
-    index_t end      = 0; ///< one beyond the last; no more than the first where there is no such strip
-    index_t slot     = 0; ///< of the first token, counted over the runs
+    index_t first    = 0; ///< first token, counted in the run
+    index_t end      = 0; ///< one beyond the last token; at most `first` if there is no such strip
+    index_t slot     = 0; ///< slot of the first token, counted over the runs
 };
 
 /// Strips of a head with `slots` tokens in `runs` runs, at the most.
@@ -57,9 +57,9 @@ template <element T, space S>
     return {};
 }
 
-/// Goes over a group's codes in one tile, four neighbours at a time where they lie together: body(place, first, step, count)
-/// for the `count` bytes, an integral constant, that begin `place` behind the first code and are numbers first, first + step, ...
-/// of [bytes, tile_tokens].
+/// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(place, first, step, count)
+/// for `count` bytes, an integral constant, that begin `place` behind the first code. The bytes are numbers first, first +
+/// step, ... in [bytes, tile_tokens].
 template <team Team, class Body>
 MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body)
 {
@@ -114,7 +114,7 @@ MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const
     }
 }
 
-/// Copies a token's key or value as it is stored, as many coordinates as the run it goes to has.
+/// Copies a token's stored key or value, as elements or codes, with the number of coordinates of the target run.
 template <element T, team Team>
 MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run_rows const& to, index_t target)
 {

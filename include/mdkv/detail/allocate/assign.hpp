@@ -13,8 +13,8 @@
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// Gives every token its rung: at the multiplier, and at one just below where it is one of the ties that fit. Counts,
-/// and looks for the best upgrade of every pair of rungs.
+/// Gives every token its rung at the multiplier; ties that fit get their rung at a multiplier just below. Counts tokens by
+/// rung, and finds the best upgrade of every pair of rungs.
 struct assign
 {
     static constexpr char const* name = "allocate_assign";
@@ -98,7 +98,7 @@ private:
         note<Count>(t, here, rungs, reached, silent, best, left);
     }
 
-    /// Notes the most that one of these tokens saves by each pair of rungs that fits, where it is more than before.
+    /// Updates the best upgrade of each pair of rungs that fits into `left` bytes with these neighbouring tokens.
     template <std::size_t Count, int Lanes, std::size_t Rungs>
     [[gnu::always_inline]] MDKV_HD static void look(index_t first, lane_floats<Lanes> const (&loss)[Rungs],
         lane_ints<Lanes> const& rung, rung_table const& rungs, index_t left, upgrades<Rungs>& best)
@@ -129,7 +129,7 @@ private:
         });
     }
 
-    /// Ordered by the loss saved, then by the token.
+    /// An upgrade as a number: less for more loss saved, then for the earlier token.
     [[nodiscard]] MDKV_HD static std::uint64_t upgrade_of(float saved, index_t token)
     {
         return static_cast<std::uint64_t>(0x7fffffffU - bits_as<std::uint32_t>(saved)) << 33U
@@ -165,7 +165,7 @@ private:
             for (std::size_t a = 0; a < c; ++a)
             {
                 if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
-                // Of the complements: the most saved, by the first token.
+                // The largest complement stands for the most loss saved, by the first token.
                 index_t const token         = here.head * w.tokens + here.first + best.token[a][c];
                 std::uint64_t const largest = t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
                 if (t.rank() == 0 && largest != 0)
@@ -177,8 +177,8 @@ private:
     }
 };
 
-/// Buys the best upgrades that there are bytes for, one at most of each pair of rungs, and reports each limit's best
-/// problem.
+/// Applies the best upgrades that the leftover bytes pay for, at most one for each pair of rungs, and reports each limit's
+/// best problem.
 struct conclude
 {
     static constexpr char const* name = "allocate_conclude";
@@ -214,7 +214,7 @@ private:
         return w.counts + (number * w.heads + head) * index_t{max_rungs};
     }
 
-    /// Returns the loss that the upgrades save.
+    /// Applies upgrades within `left` bytes, and returns the loss that they save.
     MDKV_HD double buy(index_t number, index_t left) const
     {
         double saved              = 0;
@@ -269,7 +269,7 @@ private:
         if (p.over()) { return; }
         float const m     = bits_as<float>(p.multiplier == no_more ? no_more - 1 : p.multiplier);
         report.multiplier = double{m} / static_cast<double>(w.unit);
-        // With ties or without them, the rungs are of least loss + multiplier * bytes.
+        // With or without ties, the rungs minimise loss + multiplier * bytes.
         double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(p.room));
         double const bound =
             w.chooses() && p.status == allocation_status::optimal ? w.dual[number / w.candidates] : own;
@@ -277,7 +277,7 @@ private:
     }
 };
 
-/// Copies the rungs of each limit's best problem to the caller's.
+/// Copies the rungs of each limit's best problem to the caller's view.
 struct pick
 {
     static constexpr char const* name = "allocate_pick";

@@ -1,4 +1,4 @@
-/// \file choose.hpp: which projections each head pays for where they are charged by use: decided by the heads' curves of bytes and losses (arXiv 2603.20616, section 4.3).
+/// \file choose.hpp: which projections each head pays for if they are charged by use, chosen by the heads' curves of bytes and losses (arXiv 2603.20616, section 4.3).
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
@@ -14,8 +14,8 @@
 //
 //     loss(m) = least loss + sum_j s_j theta_j [theta_j <= m]
 //
-// so a histogram of thresholds that is weighted with s_j and with s_j theta_j gives bytes and loss of every head with
-// every set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
+// Histograms of thresholds, weighted with s_j and with s_j theta_j, therefore give bytes and loss of every head with every
+// set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
@@ -82,8 +82,8 @@ private:
     }
 };
 
-/// Makes curves of histograms. Entry e of a row is the edge below bin e: bytes of the thresholds from there on, and the
-/// loss without these, as the bits of a double.
+/// Turns histograms into curves. Entry e of a row belongs to the edge below bin e: bytes of the thresholds from that edge
+/// on, and the loss that remains once these bytes are spent, as the bits of a double.
 struct curves
 {
     static constexpr char const* name = "allocate_curves";
@@ -153,14 +153,14 @@ private:
     }
 };
 
-/// The heads of one limit by their curves.
+/// Reads bytes and losses of one limit's heads from their curves.
 struct curve_reader
 {
     /// A choice of sets at the limit.
     struct outcome
     {
-        index_t edge = -1;                   ///< the lowest that fits; negative where none does
-        index_t room = 0;                    ///< bytes left with the thresholds above the bin below that edge
+        index_t edge = -1;                   ///< the lowest edge that fits; negative if none does
+        index_t room = 0;                    ///< bytes left by the thresholds above bin `edge` - 1 (bin 0 at edge 0)
         double least = 0;                    ///< lower bound of the loss
         double lost  = __builtin_huge_val(); ///< estimate of the loss
         double most  = __builtin_huge_val(); ///< upper bound of the loss
@@ -168,7 +168,7 @@ struct curve_reader
 
     work const& w;
     index_t item;                 ///< number of the limit
-    index_t limit;                ///< its bytes
+    index_t limit;                ///< bytes of the limit
     std::uint32_t affordable = 0; ///< bit k: a head can have set k
 
     MDKV_HD curve_reader(work const& all, index_t number)
@@ -188,12 +188,12 @@ struct curve_reader
     {
         return __builtin_bit_cast(double, w.row(item * w.heads + h, k)[coarse_bins + e]);
     }
-    /// Of bytes at an edge, in loss.
+    /// Price of bytes at an edge, as a loss.
     [[nodiscard]] MDKV_HD double price(index_t bytes, index_t e) const
     {
         return rounded_product(curves::edge(e), static_cast<double>(bytes) / static_cast<double>(w.unit));
     }
-    /// The set of least loss + multiplier * bytes.
+    /// The set that minimises loss + multiplier * bytes.
     [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t best_set(index_t h, index_t e) const
     {
         index_t best  = -1;
@@ -209,7 +209,7 @@ struct curve_reader
         return best;
     }
 
-    /// The set of every head: the best one at the edge that is asked for, or these, with one head's changed.
+    /// The set of every head: without `sets` its best one at the given edge, else sets[h], but `set` for `head`.
     struct choice
     {
         std::uint8_t const* sets = nullptr; // [heads]
@@ -265,10 +265,10 @@ struct curve_reader
 };
 
 /// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for
-/// every head, as far as their curves do not show that they lose more than another, and the best combination found:
-/// from the heads' own choices on both sides of the edge where the limit binds, steepest descent over single-head
-/// changes of the loss at the limit. It takes a time that grows with the cube of the heads, so
-/// that of more than `most_changing` the own choices are taken as they are.
+/// every head, unless the curves show that it loses more than another candidate, and the best combination found: from
+/// the heads' own choices on both sides of the edge where the limit binds, steepest descent over single-head changes of
+/// the loss at the limit. Its time grows with the cube of the number of heads: with more than `most_changing` heads,
+/// their own choices stay unchanged.
 struct choose
 {
     static constexpr char const* name      = "allocate_choose";
@@ -306,7 +306,7 @@ struct choose
         t.sync();
         if (t.rank() != 0) { return; }
         double most = __builtin_huge_val();
-        bool alike  = true; // then the combination is one of the other candidates
+        bool alike  = true; // if true, the combination is one of the other candidates
         for (index_t c = 0; c < w.candidates; ++c) { most = own.at[c].most < most ? own.at[c].most : most; }
         for (index_t h = 0; h < w.heads; ++h) { alike = alike && chosen[h] == chosen[0]; }
         for (index_t c = 0; c < w.candidates; ++c)
@@ -354,7 +354,7 @@ private:
             }
             double const best = -t.largest(-least);
             if (!(best < lost)) { break; }
-            where = changes - t.largest(least == best ? changes - where : index_t{0}); // the first of several
+            where = changes - t.largest(least == best ? changes - where : index_t{0}); // first of equal changes
             if (t.rank() == 0) { own.sets[where / w.sets] = static_cast<std::uint8_t>(where % w.sets); }
             lost = best;
             t.sync();

@@ -14,18 +14,18 @@
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// The bins of the last search in which a piece has thresholds, noted in its rungs, which are not known yet.
+/// The bins of the last search in which a piece has thresholds, noted in the memory of its rungs, which are not known yet.
 struct seen_bins
 {
     std::uint8_t* of;
-    index_t count; ///< of the piece
+    index_t count; ///< tokens of the piece
     index_t mask;
 
-    /// \param first  of the piece in the block
+    /// \param first  first token of the piece, counted in the block
     MDKV_HD seen_bins(work const& w, part const& block, index_t first) noexcept
         : of{w.rungs_of(block) + first}
         , count{block.count - first < piece_tokens ? block.count - first : piece_tokens}
-        , mask{count == piece_tokens ? piece_tokens - 1 : 0} // the last piece notes that there are some
+        , mask{count == piece_tokens ? piece_tokens - 1 : 0} // a shorter piece only notes that it has some bin
     {}
     [[nodiscard]] MDKV_HD bool has(index_t bin) const noexcept { return bin < 0 || of[bin & mask] != 0; }
     MDKV_HD void note(index_t bin) const noexcept { of[bin & mask] = 1; }
@@ -39,12 +39,12 @@ struct seen_bins
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[fine_bins + 2]; ///< of the bins, then of thresholds above them, and of those in none
+    std::int64_t sums[fine_bins + 2]; ///< sums of the bins, of thresholds above them, and of thresholds in none
     double losses[columns];
     rung_table rungs;
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others
-    std::size_t all;              ///< rungs, open and closed
-    index_t count;                ///< tokens
+    std::size_t all;              ///< number of rungs, open and closed
+    index_t count;                ///< number of tokens
 
     /// All members of the team fill it together.
     template <team Team>
@@ -87,7 +87,7 @@ MDKV_OUTLINE MDKV_HD void read_some(float const* from, index_t n, lane_floats<La
     loss = load_lanes<lane_floats<Lanes>>(some);
 }
 
-/// As many neighbouring losses as there are lanes, 0 past the end.
+/// The losses of neighbouring tokens, one a lane; 0 past the end.
 template <int Lanes>
 [[nodiscard, gnu::always_inline]] MDKV_HD inline lane_floats<Lanes> read_losses(
     float const* row, index_t first, index_t count)
@@ -98,14 +98,14 @@ template <int Lanes>
     return loss;
 }
 
-/// Neighbouring tokens of a piece, as many as there are lanes.
+/// Neighbouring tokens of a piece, one a lane.
 template <int Lanes, std::size_t Count>
 struct neighbours
 {
     using floats                          = lane_floats<Lanes>;
     static constexpr std::size_t capacity = token_thresholds<Lanes, Count>::capacity;
 
-    floats loss[capacity]; ///< of the open rungs; 0 past the end, and for tokens with a loss that is not finite
+    floats loss[capacity]; ///< losses of the open rungs; 0 past the end, and for tokens with a non-finite loss
     floats silence;        ///< non-zero for tokens with a NaN or infinite loss
     token_thresholds<Lanes, Count> steps;
 
@@ -126,7 +126,7 @@ struct neighbours
     }
 };
 
-/// Calls body with the number of rungs: as a constant where it is the usual one.
+/// Calls body with the number of rungs: as a constant if it is 4, the usual one.
 template <class Body>
 MDKV_HD void with_count(std::size_t count, Body const& body)
 {
@@ -134,7 +134,7 @@ MDKV_HD void with_count(std::size_t count, Body const& body)
     else { body(std::integral_constant<std::size_t, run_time>{}); }
 }
 
-/// The sum of `columns` doubles, which are lost, in the same order for every team.
+/// The sum of `columns` doubles, in the same order for every team; overwrites them.
 template <team Team>
 [[nodiscard]] MDKV_OUTLINE MDKV_HD double tree_sum(Team const& t, double* x)
 {

@@ -1,4 +1,4 @@
-/// \file search.hpp: the search of the smallest multiplier that fits, and of the first tie that does not, by histograms of thresholds (arXiv 2603.20616, section 4.3).
+/// \file search.hpp: the search for the smallest multiplier that fits, and for the first tie that does not, by histograms of thresholds (arXiv 2603.20616, section 4.3).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -14,20 +14,20 @@
 //
 //     bytes(m) = c_0 + sum_j s_j [theta_j > m]
 //
-// so one histogram of thresholds, weighted with s_j, gives the bytes at every edge between bins: a bisection that tries
-// two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a bin
-// takes longer than finding a threshold: a sample finds the range of these bins. If the sample was wrong, later passes
+// One histogram of thresholds, weighted with s_j, therefore gives the bytes at every edge between bins: a bisection that
+// tries two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a
+// bin takes longer than finding a threshold: a sample finds the range of these bins. If the sample was wrong, later passes
 // search all multipliers.
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// The lowest bin above which all fits; `bins` where nothing fits.
+/// The lowest bin above which all bytes fit; `bins` if nothing fits.
 struct cut
 {
     index_t bin;
     index_t above; ///< bytes above the bin
-    index_t all;   ///< bytes
+    index_t all;   ///< bytes in all bins and above them
 
     /// \param carried  bytes above all bins
     template <team Team>
@@ -51,8 +51,8 @@ struct cut
     }
 };
 
-/// Adds up the bytes of the steps of a piece whose threshold lies in each of a problem's bins, or, at the last level, of
-/// each token, from the last one down; and those above all bins. The tokens are runs of `run_tokens`, `stride` apart.
+/// Adds up the bytes of a piece's steps by the bin of their threshold, at the last level by token from the last one down;
+/// and the bytes above all bins. The tokens are runs of `run_tokens`, `stride` apart.
 template <std::size_t Count, team Team>
 MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, seen_bins const& seen, index_t start,
     index_t tokens, index_t stride, int level)
@@ -101,14 +101,14 @@ MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, se
     });
 }
 
-/// Clears the histograms, finds the sets that each limit allows before any loss is read, and guesses where its multiplier is.
+/// Clears the histograms, finds the sets that each limit allows before any loss is read, and guesses its multiplier's range.
 struct begin
 {
     static constexpr char const* name       = "allocate_begin";
     static constexpr index_t words_per_item = 1 << 15;
 
     work w;
-    index_t words; ///< from `fine` on
+    index_t words; ///< words to clear, from `fine` on
 
     [[nodiscard]] index_t items() const noexcept
     {
@@ -159,8 +159,8 @@ struct begin
     }
 
 private:
-    /// The bytes of the sample are off by a few of their standard deviations, which are less than
-    /// sqrt(bytes * most bytes of one token) where tokens are as good as independent. Neighbours are not.
+    /// Guesses the bins from a sample. Its bytes are off by a few standard deviations, each less than
+    /// sqrt(bytes * most bytes of one token) if tokens are independent. Neighbours are not independent.
     template <team Team>
     MDKV_HD void guess(Team const& t, index_t item, problem p) const
     {
@@ -189,7 +189,7 @@ private:
         w.problems[item] = p;
     }
 
-    /// About the bits of the threshold above which there are so many bytes.
+    /// Approximate bits of the threshold above which there are `room` bytes.
     template <team Team>
     [[nodiscard]] MDKV_HD static index_t edge(Team const& t, std::int64_t const* sums, index_t room)
     {
@@ -202,7 +202,7 @@ private:
     }
 };
 
-/// Adds up the bytes in each of a problem's bins; then those of ties in each piece, and of each token of the one piece
+/// Adds up the bytes in each of a problem's bins; then the bytes of ties in each piece, and of each token in the one piece
 /// whose ties fit in part.
 struct weigh
 {
@@ -260,7 +260,7 @@ struct weigh
     }
 };
 
-/// Finds which of its bins the multiplier is in, and the bins of the next search; then the first tie that does not
+/// Finds the bin of the multiplier, and the bins of the next search; at the last two levels the first tie that does not
 /// fit.
 struct narrow
 {

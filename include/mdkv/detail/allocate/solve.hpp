@@ -17,16 +17,16 @@
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// The place where histograms of the limit's other tokens are added (heads on other ranks, other layers): `weigh` has
-/// filled `sums`, and the jobs that follow read nothing else about tokens until `assign`; pieces are then those of all
-/// ranks. Where heads choose their sets a row is one head's, and ranks fill in the rows and the `offsets` of theirs.
-/// Adds nothing: all heads of a limit are here.
+/// A hook for histograms of the limit's other tokens (heads on other ranks, other layers): `weigh` has filled `sums`, and
+/// the jobs that follow read nothing else about tokens until `assign`; pieces then cover all ranks. If heads choose their
+/// sets, a row belongs to one head, and each rank fills in the rows and `offsets` of its heads. This overload adds nothing:
+/// all heads of a limit are here.
 template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
 /// Solves all limits. Fifteen launches on a GPU, for any losses.
-/// \param words  from `fine` on, to be cleared
+/// \param words  words to clear, from `fine` on
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
 {
@@ -49,8 +49,8 @@ void solve(B const& on, work const& w, index_t words)
     if (w.chooses()) { run(on, pick{w}, w.limits * w.pieces()); }
 }
 
-/// The costs, and the sets of rungs that a head may have: those up to each width of projections, or, where all heads
-/// pay, those without projections and all.
+/// The costs, and the sets of rungs that a head may have: all rungs up to each width of projections or, if all heads pay,
+/// the rungs without projections and all rungs.
 [[nodiscard]] inline work arrange(rung_costs const& costs, bool by_use, index_t tokens)
 {
     work w{};
@@ -88,8 +88,8 @@ void solve(B const& on, work const& w, index_t words)
     }
 }
 
-/// Runs of neighbours that the sample takes of each head: 1 token in 16 and at most `most` of all heads together, however
-/// many limits they have, and one run more.
+/// Runs of neighbours that the sample takes of each head: 1 token in 16, at most `most` tokens of all heads together, for
+/// any number of limits; plus one run.
 [[nodiscard]] inline index_t runs_of_sample(index_t heads, index_t tokens, index_t most)
 {
     index_t const sample = heads * tokens / 16 < most ? heads * tokens / 16 : most;
@@ -115,7 +115,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.heads           = w.limits == 1 ? all : 1;
     w.candidates      = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
     w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
-    // A thread of a CPU reads a piece in no time; a GPU has more to gain from many teams.
+    // A CPU's thread reads a piece quickly, so that 16 share a histogram; a GPU gains more from many teams.
     bool const one_by_one = B::memory_space == space::host;
     w.pieces_per_block    = one_by_one ? 16 : 1;
     w.sampled_runs        = runs_of_sample(all, tokens, one_by_one ? 32768 : 4096);

@@ -9,30 +9,30 @@
 #include <cstdint>
 #include <type_traits>
 
-// Every sum over tokens that decides is one of whole numbers, so that its order does not matter: the result is the same
-// for any number of threads, on every backend, and would be if heads were spread over ranks. Sums of losses are made in
-// one fixed shape (`tree_sum`).
+// Every sum over tokens that decides a rung is a sum of whole numbers, so that its order does not matter: the result is
+// the same for any number of threads, on every backend, and would stay the same if heads were spread over ranks. Sums of
+// losses are made in one fixed shape (`tree_sum`).
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// Tokens of one item of work, all of one head.
+/// Tokens of one piece, an item of work, all of one head.
 inline constexpr index_t piece_tokens = 2048;
-/// Summands added up as a tree.
+/// Number of summands that `tree_sum` adds up.
 inline constexpr index_t columns = 256;
 /// Tokens of one limit, so that a token's number fits below the bits of a threshold.
 inline constexpr index_t most_tokens = index_t{1} << 33;
 
-/// Of one histogram.
+/// Bins of one histogram.
 inline constexpr index_t fine_bins   = 2048;
 inline constexpr index_t coarse_bins = 1024;
 inline constexpr std::int32_t no_bin = fine_bins + 1;
-/// The bits of a threshold below those that number fine_bins.
+/// Number of a threshold's low bits, below those that number its fine bin.
 inline constexpr int whole_shift = 20;
-/// Searches of the multiplier: a guess, and three of all its bits.
-inline constexpr int piece_level = 4; ///< then of the first tie that does not fit: its piece,
-inline constexpr int token_level = 5; ///< and its token in the piece
-/// Neighbours in a sample.
+/// Levels of the search: a guess of the multiplier, three levels of all its bits, two for the first tie that does not fit.
+inline constexpr int piece_level = 4; ///< finds the piece of that tie
+inline constexpr int token_level = 5; ///< finds the token of that tie in its piece
+/// Neighbouring tokens in one run of a sample.
 inline constexpr index_t run_tokens    = 16;
 inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold exceeds it
 
@@ -53,7 +53,7 @@ struct rung_set
 {
     std::uint16_t open; ///< bit r: rung r
     index_t charge;
-    index_t least; ///< bytes of a head with all tokens at the cheapest one, projections included
+    index_t least; ///< bytes of a head with all tokens at the cheapest rung, projections included
 };
 
 /// One limit with a set of rungs for every head, and its solution.
@@ -61,21 +61,21 @@ struct problem
 {
     bool active; ///< is to be solved
     allocation_status status;
-    // Order of non-negative floats is that of their bits: the multiplier's lie in `bins` bins of 2^shift from here on.
+    // Non-negative floats are ordered like their bits: the multiplier's bits lie in `bins` bins of 2^shift from here on.
     std::uint32_t multiplier;
     int shift;
     index_t bins;
     bool guessed;   ///< the bins come from a sample and may miss the multiplier
     index_t room;   ///< bytes still to spend below the bins; all of them if `guessed`
-    index_t found;  ///< the bin of the last search that they are; negative where pieces have not noted theirs
-    index_t piece;  ///< ties before this piece, and
-    index_t token;  ///< before this token of it, are given the costlier rung
-    index_t silent; ///< tokens with a loss that is not finite
+    index_t found;  ///< the bin of the last search that these bins divide; negative if pieces have not noted their bins
+    index_t piece;  ///< ties before this piece are given the costlier rung
+    index_t token;  ///< ties of `piece` before this token are given the costlier rung, too
+    index_t silent; ///< tokens with a non-finite loss
     allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
 
-    /// As few values a bin as there are bins for.
+    /// Divides the `values` bit patterns from `from` on into at most fine_bins bins, each as small as possible.
     MDKV_HD void set_bins(std::uint32_t from, index_t values) noexcept
     {
         multiplier = from;
@@ -89,8 +89,8 @@ struct part
 {
     index_t problem;
     index_t limit;
-    index_t piece; ///< of the problem
-    index_t head;  ///< of the limit
+    index_t piece; ///< number in the problem
+    index_t head;  ///< number in the limit
     index_t first;
     index_t count;
 };
@@ -99,14 +99,14 @@ struct part
 struct work
 {
     rung_costs costs;
-    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse; ///< of all rungs, as in rung_table
+    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse; ///< inverses for all rungs, see rung_table
     index_t unit;                                                  ///< bytes of the widest step
-    mdkv::array<rung_set, max_rungs> set;                          ///< each has all rungs of the one before
+    mdkv::array<rung_set, max_rungs> set;                          ///< each set has all rungs of the set before
     index_t sets;
-    index_t candidates; ///< problems of a limit: where heads choose, one for each set, and one with the heads' choices
+    index_t candidates; ///< problems of a limit: if heads choose, one for each set, and one with the heads' choices
     bool by_use;
     bool spend_leftover;
-    int dropped_bits; ///< of a threshold's last 21, so that no sum of bytes times these leaves 64 bits
+    int dropped_bits; ///< dropped of a threshold's last 21 bits: no sum of bytes times the rest leaves 64 bits
 
     float const* loss; // [H, R, N]
     index_t loss_of_head;
@@ -117,22 +117,22 @@ struct work
     allocation* report; // [limits]
 
     index_t limits;
-    index_t heads; ///< of a limit
+    index_t heads; ///< heads of a limit
     index_t tokens;
     index_t pieces_per_head;
-    index_t pieces_per_block; ///< that share a histogram
-    index_t sampled_runs;     ///< of a head
+    index_t pieces_per_block; ///< pieces that share a histogram
+    index_t sampled_runs;     ///< runs that the sample takes of a head
 
     std::int64_t* fine;   // [problems, fine_bins + 1]  bytes in each bin, and above them
     std::int64_t* tied;   // [problems, pieces]  bytes, the last piece first
     std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
-    std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; their last bits, or losses
+    std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; sums of thresholds' last bits, then losses
     problem* problems;    // [problems]
     std::uint8_t* set_of; // [problems, heads]
     double* losses;       // [problems, pieces]
     std::uint64_t* best;  // [problems, R, R]  the best upgrade
     double* offsets;      // [limits, pieces, sets]  least losses
-    double* dual;         // [limits]  of the heads' choices
+    double* dual;         // [limits]  lower bounds of the loss with the heads' choices
     index_t* winner;      // [limits]  the problem of least loss
     std::uint8_t* codes;  // [limits, candidates - 1, heads, N]  rungs of all candidates but the first
 
@@ -140,7 +140,7 @@ struct work
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
     [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
-    /// A limit's bytes beside the channels of keys, but no more than all its heads can take.
+    /// A limit's bytes without the channels of keys, and at most the bytes that all its heads can take.
     [[nodiscard]] MDKV_HD index_t limit_of(index_t limit) const noexcept
     {
         index_t const most  = heads * (costs.widest_projection() + tokens * costs.bytes[costs.rungs - 1]);
@@ -148,14 +148,14 @@ struct work
         index_t const left  = given > heads * costs.channels ? given - heads * costs.channels : given < 0 ? given : 0;
         return left < most ? left : most;
     }
-    /// The set of fewest bytes.
+    /// The set with the fewest bytes.
     [[nodiscard]] MDKV_HD index_t least_set() const noexcept
     {
         index_t least = 0;
         for (index_t k = 1; k < sets; ++k) { least = at(k).least < at(least).least ? k : least; }
         return least;
     }
-    /// Whether one head can have a set.
+    /// Whether one head can have set k if all others have the least set.
     [[nodiscard]] MDKV_HD bool affords(index_t limit, index_t k) const noexcept
     {
         return (heads - 1) * at(least_set()).least + at(k).least <= limit_of(limit);
@@ -170,7 +170,7 @@ struct work
     {
         return fine + number * (fine_bins + 1);
     }
-    /// Whether there is something to search.
+    /// Whether a problem has something to search at a level.
     [[nodiscard]] MDKV_HD bool searches(problem const& p, int level) const noexcept
     {
         return p.active && !p.over() && (level < piece_level ? p.bins > 1 || p.guessed : spends(p));
@@ -192,7 +192,7 @@ struct work
     {
         return (pieces_per_head + pieces_per_block - 1) / pieces_per_block;
     }
-    /// The part of a block's first piece, with the tokens of all.
+    /// The part of a block's first piece, with the tokens of all its pieces.
     [[nodiscard]] MDKV_HD part block_of(index_t item) const noexcept
     {
         index_t const head = item / blocks_per_head();
