@@ -14,7 +14,7 @@ namespace mdkv::inline MDKV_MACHINE::detail
 {
 
 /// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
-/// tokens, whose coordinates are neighbours in the target.
+/// tokens.
 template <team Team, class Body>
 MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
 {
