@@ -166,6 +166,11 @@ instruction_counts() {
     esac
 }
 
+# words: comments and pages by CONTRIBUTING.md's rule, as far as a script can see
+words() {
+    if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
+}
+
 # aarch64: tests for 64-bit Arm on an emulator, without a real model and without what the emulator takes long over. Library, runner
 # and policies for processors with products of bytes; what has vector code of its own again for those without.
 aarch64() {
@@ -254,6 +259,7 @@ else
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
     python_crosschecks
     metrics_crosscheck
+    words
     other_compilers
     instruction_counts
     unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it
