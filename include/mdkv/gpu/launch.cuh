@@ -44,8 +44,9 @@ __global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
     return bytes;
 }
 
-/// Enqueues `blocks` blocks of Kernel::threads threads; none where blocks is 0. Kernel::blocks_per_multiprocessor, where
-/// there is one, says how many are to run at once. A member `shared_bytes()` says how much shared memory a block needs.
+/// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0. Two members are optional:
+/// Kernel::blocks_per_multiprocessor, the number of blocks to run at once, and `shared_bytes()`, the shared memory that a
+/// block needs.
 /// \throws invalid_argument   a block needs more shared memory than the device gives it
 /// \throws cuda_error         the start failed
 template <class Kernel>
@@ -68,7 +69,7 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
                   kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
             Kernel::name);
     }
-    // Not by <<<>>>, after which the thread's last error must be read, which may be of an earlier call.
+    // Not by <<<>>>: its error is the thread's last error, which may come from an earlier call.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};
     check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
               arguments, static_cast<std::size_t>(shared), on.stream),
