@@ -15,8 +15,8 @@ struct layer_prompt
 {
     query_ring queries{};
     replayed_losses replayed{};
-    kept_node node{};                  ///< the last one, if losses are replayed
-    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget for the step at hand; or of an earlier one
+    kept_node node{};                  ///< the last node, if losses are replayed
+    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget for all layers, in this step or an earlier one
 
     void cut(index_t places)
     {

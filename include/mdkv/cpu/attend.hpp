@@ -216,9 +216,9 @@ struct attend_job
 
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16, and `last` says that the run is the tail. Prefetch
     /// order: this block's values while its keys are read; the next block's keys while its values are read, after the last
-    /// block the bytes at `behind`. Softmax, which reads nothing, prefetches the next block's keys, too. In the last
-    /// `announced_bytes` it goes on where it stopped, in a part without others at `behind`: longer codes and elements,
-    /// which follow 4-bit codes, take longer to load than to multiply.
+    /// block the bytes at `behind`. Softmax, which reads nothing, prefetches the next block's keys, too; within
+    /// `announced_bytes` of the end it continues from its last address, which in a shorter part is `behind`: longer codes
+    /// and elements, which follow 4-bit codes, take longer to load than to multiply.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
         room const& mine, index_t part) const
     {

@@ -154,7 +154,7 @@ template <element T>
 // pair_sums add_products(pair_sums sum, ints a, ints b): sum + the products of 16-bit numbers, two by two: a lane grows by
 // a[2i] * b[2i] + a[2i + 1] * b[2i + 1]. `widened` makes its lanes of 32 bits.
 #if defined(__aarch64__)
-/// Sums of products in twice as many lanes: `first` of the first half of the numbers, `last` of the last half.
+/// Sums of products in twice as many lanes: `first` for the first half of the numbers, `last` for the last half.
 struct split_sums
 {
     ints first;

@@ -57,7 +57,7 @@ template <int Bits, int G, int Vectors>
     constexpr int of_tile    = int{tile_tokens} / lanes; // vectors of a tile
     constexpr int at_once    = Vectors / of_tile;        // tiles at a time
     constexpr int size       = number_bytes<Bits>;
-    constexpr index_t second = Bits == 8 ? 4 : quantised_group / 2; // bytes from a number to that of the other half
+    constexpr index_t second = Bits == 8 ? 4 : quantised_group / 2; // bytes between the halves' numbers
     constexpr index_t fours  = 4 * tile_tokens;                     // bytes
     constexpr index_t halves = tile_tokens * index_t{sizeof(half)};
     static_assert(Vectors % of_tile == 0);

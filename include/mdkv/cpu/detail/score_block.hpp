@@ -91,7 +91,7 @@ inline simd::floats larger_row(simd::floats total, simd::floats x) noexcept
 }
 
 /// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'. If `is_exact`,
-/// logits and log-sum-exps are those of P: then P is added, and stored in `exact`.
+/// both belong to P itself: then P is added, and stored in `exact`.
 inline void add_differences(
     row_norm over, score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {

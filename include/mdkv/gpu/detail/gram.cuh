@@ -1,4 +1,4 @@
-/// \file gram.cuh: the kernel of accumulate_gram: X'X of every head in tiles, on tensor cores for elements of 16 bits (arXiv 2603.20616, section 4.1).
+/// \file gram.cuh: the kernel of accumulate_gram: X'X of every head in tiles, on tensor cores if T has 16 bits (arXiv 2603.20616, section 4.1).
 #pragma once
 
 #include <mdkv/core/types.hpp>

@@ -77,8 +77,8 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     device::sync_warp();
 }
 
-/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'. If `is_exact`, logits and
-/// log-sum-exps are those of P: then P is added, and stored in `exact`.
+/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'. If `is_exact`, both belong to
+/// P itself: then P is added, and stored in `exact`.
 template <row_norm Over>
 __device__ __forceinline__ void add_differences(score_products const& logits, float const (&lse)[4], unsigned hidden,
     bool is_exact, score_products& exact, float (&totals)[4])
