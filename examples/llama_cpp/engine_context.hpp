@@ -1,4 +1,4 @@
-/// \file engine_context.hpp: all layers of one of the engine's contexts: nodes served, nodes passed on, and the report of both
+/// \file engine_context.hpp: all layers of one of the engine's contexts: nodes served and passed on, and a report of both
 #pragma once
 
 #include <algorithm>

@@ -16,7 +16,7 @@ struct layer_prompt
     query_ring queries{};
     replayed_losses replayed{};
     kept_node node{};                  ///< the last node, if losses are replayed
-    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget for all layers, in this step or an earlier one
+    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget in this step or an earlier one
 
     void cut(index_t places)
     {

@@ -1,4 +1,4 @@
-/// \file layer_state.hpp: one layer of one sequence: its compressed cache, when it is made, and whether it still fits the engine's cells
+/// \file layer_state.hpp: one layer of one sequence: its compressed cache, and whether it fits the engine's cells
 #pragma once
 
 #include <mdkv/append.hpp>

@@ -46,7 +46,7 @@ struct memory_plan
                 : static_cast<double>(token) * limit.amount
                       * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(tokens) / 100);
         auto const all       = static_cast<index_t>(bytes);
-        index_t const part   = std::min(tokens / 16, all / token / 4); // few folds, and most bytes to the compressed part
+        index_t const part   = std::min(tokens / 16, all / token / 4); // few folds, in a quarter of the limit at most
         rows                 = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(part / 16 * 16, 16, 256);
         keep                 = std::min<index_t>(rows / 4, 16);
         index_t const beside = rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}

@@ -1,4 +1,4 @@
-/// \file sequence_table.hpp: the sequences of a batch, found from its mask alone; they may share a cache, with cells in any order
+/// \file sequence_table.hpp: the sequences of a batch, found from its mask alone; they may share a cache, in any order
 #pragma once
 
 #include <mdkv/core/types.hpp>

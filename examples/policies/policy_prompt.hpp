@@ -64,7 +64,7 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         .frequencies  = mdkv::in(mdkv::cpu::backend{}, frequencies.data(), std::ssize(frequencies))};
 }
 
-/// One for all layers that share a budget, or for one layer.
+/// The prompt of all layers that share a budget, or of one layer.
 template <mdkv::element T>
 class policy_prompt
 {
@@ -74,7 +74,7 @@ public:
     using rows = mdkv::prompt_rows<host, T>;
 
     /// \param layer    the sizes of all layers, the prompt's length, position encoding
-    /// \param layers   of the prompt
+    /// \param layers   number of the prompt's layers
     policy_prompt(policy const& chosen, prompt_layer<T> const& layer, std::int64_t layers)
     {
         mdkv::prompt_shape<host> shape{.layers = layers,
@@ -95,8 +95,8 @@ public:
     [[nodiscard]] mdkv::prompt<host, T>* operator->() noexcept { return &*prompt_; }
 
     /// Reads one chunk of prefill, which may reach beyond the prompt.
-    /// \param place    of the layer in this prompt
-    /// \param layer    of the prompt that is compressed
+    /// \param place    number of the layer in this prompt
+    /// \param layer    layer of the prompt that is compressed
     void read(std::int64_t place, prompt_layer<T> const& layer, layer_chunk<T> const& chunk,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
@@ -115,7 +115,7 @@ public:
         });
     }
 
-    /// Finds the losses of a layer that was read; those of a second prefill take the place of replayed ones.
+    /// Finds the losses of a layer that was read; losses of a second prefill replace replayed ones.
     void finish(
         std::int64_t place, prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
