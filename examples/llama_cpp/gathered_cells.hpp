@@ -18,7 +18,7 @@
 namespace mdkv_ggml
 {
 
-/// Keys and values for one call that reads them, and refers to the node until then.
+/// Keys and values for one call that reads them. Refers to its node.
 class gathered_cells
 {
 public:

@@ -1,4 +1,4 @@
-/// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches: what the engine asks of a backend, a device and a registry
+/// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches, with its device and registry
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -133,8 +133,7 @@ ggml_backend_buffer_t buffer_from(ggml_backend_dev_t, void* data, std::size_t si
 }
 
 /// Supports views, and all attention that the engine's own code can compute: nodes that cannot be served are passed on to
-/// it.
-/// counted.
+/// that code, and counted.
 bool supports_node(ggml_backend_dev_t, ggml_tensor const* node)
 {
     switch (node->op)

@@ -1,4 +1,4 @@
-/// \file layer_prompt.hpp: what a layer remembers of a prompt until it is compressed
+/// \file layer_prompt.hpp: a layer's memory of a prompt until the prompt is compressed
 #pragma once
 
 #include <cstdint>

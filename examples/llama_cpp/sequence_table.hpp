@@ -26,11 +26,11 @@ namespace mdkv_ggml
 /// the cells that it has had: a row that sees all of them and one more continues it. The cell that no row has shown before
 /// is the newest, so the order of tokens follows from watching every batch.
 ///
-/// Two promises, for all that the engine may do between two masks:
+/// Two promises hold, even if the engine changes cells between two masks:
 /// - A part's tokens see just the first `before` cells of its sequence's list and the part's own up to themselves: each row
 ///   is compared with the list, cell by cell. cell_watch compares the cells' contents.
-/// - If cells come without their batches (a state was loaded, positions were shifted), their order cannot be known. Such
-/// cells are listed by number, which may make other tokens the last ones, and changes no set of cells.
+/// - If cells come without their batches (a state was loaded, positions were shifted), their order cannot be known. They
+///   are listed by number, which may make other tokens the last ones, and changes no set of cells.
 class sequence_table
 {
 public:

@@ -1,4 +1,4 @@
-/// \file settings.hpp: what the backend is told by environment variables, for a plug-in of an engine has no flags
+/// \file settings.hpp: settings of the backend by environment variables, because a plug-in of an engine has no flags
 #pragma once
 
 #include <mdkv/core/error.hpp>

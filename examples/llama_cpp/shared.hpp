@@ -1,4 +1,4 @@
-/// \file shared.hpp: what the layers of one context have in common: settings, scratch memory, threads, and the count of what was done
+/// \file shared.hpp: state that the layers of one context share: settings, scratch memory, threads, counts of work
 #pragma once
 
 #include <mdkv/core/error.hpp>

@@ -43,7 +43,7 @@ using mdkv::detail::stored_run;
 inline constexpr index_t least_shared_bytes = index_t{1} << 16;
 
 /// Least bytes of a part, and most parts that a cache is cut into (besides one a head). Parts depend on the cache and
-/// never on the number of threads, and so do results.
+/// never on the number of threads, so results do not either.
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
 

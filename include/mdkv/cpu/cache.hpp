@@ -47,7 +47,7 @@ public:
     /// A cache without heads.
     cache() noexcept = default;
 
-    /// Room for `arena_bytes` of packed tokens (`packed_bytes` says how many) and `tail_tokens` appended ones.
+    /// Room for `arena_bytes` of packed tokens (as many as `packed_bytes` returns) and `tail_tokens` appended ones.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
     /// \throws std::bad_alloc                    (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens = 0,

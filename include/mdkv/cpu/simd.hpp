@@ -1,4 +1,4 @@
-/// \file simd.hpp: the few vector operations the CPU kernels are written in, at the width the compiler was told the machine has.
+/// \file simd.hpp: the few vector operations of the CPU kernels, at the width of the machine that the compiler targets.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -480,7 +480,7 @@ template <int Half, class Floats>
 {
     MDKV_IN_ORDER
 #if defined(__AVX512F__)
-    return __builtin_ia32_cvtps2dq512_mask(x, ints{}, all_lanes, 4); // 4: rounds as the processor is told to
+    return __builtin_ia32_cvtps2dq512_mask(x, ints{}, all_lanes, 4); // 4: rounds in the processor's current mode
 #elif defined(__AVX2__)
     return __builtin_ia32_cvtps2dq256(x);
 #else

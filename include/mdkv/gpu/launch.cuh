@@ -76,7 +76,7 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
         Kernel::name);
 }
 
-/// Copies `bytes` between host and device, behind all that was enqueued before, and waits for both.
+/// Copies `bytes` between host and device, after all work enqueued before, and waits for both.
 /// \throws cuda_error   the copy failed, or something before it did
 inline void copy(backend const& on, void const* from, void* to, index_t bytes)
 {

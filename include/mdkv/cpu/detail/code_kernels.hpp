@@ -19,8 +19,8 @@ namespace mdkv::inline MDKV_MACHINE::cpu::detail
 // to 8 bits for codes of 4 bits. Codes scatter around their middle: the middle times the sum of all rounding errors is
 // added, so that only each error times a code's distance from the middle is lost (docs/numerics.md).
 
-/// Query heads that one pass over codes serves. A pass of eight would read codes from the first-level cache once instead
-/// of twice, but every user would compile it.
+/// Query heads that one pass over codes serves. A pass of eight would read codes from the first-level cache once, two
+/// passes of four read them twice; but every user would compile it.
 inline constexpr int most_coded_heads = (std::min)(4, most_group);
 inline constexpr int coded_passes     = 4;
 

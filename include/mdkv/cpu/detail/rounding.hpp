@@ -28,7 +28,7 @@ inline constexpr index_t rounded_tokens = 128;
 template <int Bits>
 inline constexpr bool short_sums = Bits == 4 && simd::short_byte_sums;
 
-/// Initial value of the 16-bit sums of weights, which are never negative.
+/// Initial value of 16-bit sums of weights, which have no sign: the sums then use the whole range.
 inline constexpr short least_short = -32768;
 
 /// Least value that may be rounded to `most` without overflow of 16-bit sums, from the sums of magnitudes, lane by lane.
