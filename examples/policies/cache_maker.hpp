@@ -51,7 +51,7 @@ public:
     void read(prompt_layer<T> const& layer, layer_chunk<T> const& chunk, mdkv::cpu::executor_ref executor,
         scratch_memory& scratch);
 
-    /// \param shape   the model's own cache, which budgets refer to; the layer's heads may be query heads
+    /// \param shape   shape of the model's own cache, for budgets; the layer's heads may be query heads
     /// \param rungs   [heads, past] receives the tokens' rungs, or null; lives until its cache is made
     /// \return the layer's cache. With one budget for all layers: none until the last layer, then all caches in order
     /// \throws mdkv::invalid_argument   the budget is below the window; rungs are asked of a policy that has none

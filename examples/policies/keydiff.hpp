@@ -18,9 +18,9 @@ namespace runner
 {
 
 /// arXiv 2504.15364; NVIDIA/kvpress, kvpress/presses/keydiff_press.py: minus the cosine between a key, after position
-/// encoding, and the mean of all the head's keys, normalised to length 1, window included. Smaller lengths are replaced by
-/// 1e-8 in the cosine, by 1e-12 in the mean. The whole prompt is scored at once, as in kvpress; the paper goes block by
-/// block.
+/// encoding, and the mean of all keys of the head, each normalised to length 1, window included. Smaller lengths are
+/// replaced by 1e-8 in the cosine, by 1e-12 in the mean. The whole prompt is scored at once, as in kvpress; the paper goes
+/// block by block.
 ///
 /// \return [heads, past]
 template <mdkv::element T>

@@ -1,4 +1,4 @@
-/// \file low_rank.hpp: every past token at the same rank: dimensions alone are saved, no token is chosen (arXiv 2603.20616, appendix)
+/// \file low_rank.hpp: every past token at the same rank: savings by dimensions alone (arXiv 2603.20616, appendix)
 #pragma once
 
 #include <mdkv/basis.hpp>

@@ -38,8 +38,7 @@ using mdkv::detail::run_basis;
 using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
-/// Caches with fewer bytes in all are attended by the calling thread alone: waking other threads takes longer than they
-/// save.
+/// Caches with fewer bytes in all are attended by the calling thread: waking other threads takes longer than they save.
 inline constexpr index_t least_shared_bytes = index_t{1} << 16;
 
 /// Least bytes of a part, and most parts that a cache is cut into (besides one a head). Parts depend on the cache and
@@ -329,8 +328,7 @@ struct attend_job
             if (begin == end) { continue; }
             std::byte const* const behind =
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
-            // Rotated keys are centred: their logits are lower by q.mean. Shift the running maximum by q.mean during this
-            // run.
+            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run.
             bool const centred = run.basis == run_basis::rotated;
             for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest -= mine.with_mean[g]; }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);

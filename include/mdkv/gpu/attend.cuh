@@ -126,7 +126,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             if (batch.count == 0) { return; }
             slice_kernel kernel{batch, queries, {batch.layout, sizeof(T)}, states,
                 mdkv::detail::attend_scale(options, batch.layout), slice_kernel::most_tokens, 2};
-            constexpr index_t comfortable = 100 * 1024; // two blocks fit an H100's multiprocessor
+            constexpr index_t comfortable = 100 * 1024; // an H100 (228 KB) holds two such blocks, an A100 (164 KB) one
             while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens})
             {
                 kernel.block_tokens /= 2;

@@ -63,7 +63,7 @@ struct attend_batch
             own.window       = layout.window; // attend ignores where a window begins
             if (count > 0 && own != layout) { break; }
             layout = own;
-            // The bytes that arena and tail could hold decide: the launch must not depend on the device's data.
+            // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
             constexpr index_t slice_bytes = 32 * 1024;
             constexpr index_t most_slices = 256;
             index_t const room            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();

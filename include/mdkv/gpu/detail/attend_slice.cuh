@@ -93,7 +93,7 @@ struct attend_slice
     {
         attend_sequence const& sequence;
         index_t head;
-        int first_query; ///< first row of the head
+        int first_query; ///< the block's first row of the head
         int queries;     ///< 1 to most_queries
         index_t slice;
     };
@@ -125,8 +125,7 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
-            // Rotated keys are centred: their logits are lower by q.mean. Shift the running maximum by q.mean during this
-            // run.
+            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run.
             bool const centred = run.basis == run_basis::rotated;
             if (centred) { move_logits(at, mine, -1.0F); }
             attend_run(run, i + 1 == mdkv::detail::most_runs(batch.layout), first, end, at, mine);
