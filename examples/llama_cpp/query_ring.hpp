@@ -16,7 +16,7 @@
 namespace mdkv_ggml
 {
 
-/// Queries of consecutive places of one sequence, as halves. After a gap it keeps only the queries behind the gap.
+/// Queries of consecutive places of one sequence, as halves. After a gap the ring keeps only queries behind it.
 class query_ring
 {
 public:
