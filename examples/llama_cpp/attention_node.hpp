@@ -21,7 +21,7 @@ namespace mdkv_ggml
 
 using mdkv::index_t;
 
-/// The engine's cells lie as [cells, H, D] in half. Which of them a token sees is in its row of the mask.
+/// The engine's cells lie as [cells, H, D] in half. A token's row of the mask says which cells the token sees.
 struct attention_node
 {
     ggml_tensor* node = nullptr;
@@ -31,23 +31,24 @@ struct attention_node
     [[nodiscard]] ggml_tensor const& v() const noexcept { return *node->src[2]; }
     [[nodiscard]] ggml_tensor const& mask() const noexcept { return *node->src[3]; }
 
-    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; }  ///< of the batch, in each cache
+    [[nodiscard]] index_t tokens() const noexcept { return q().ne[1]; }  ///< tokens of the batch in each cache
     [[nodiscard]] index_t streams() const noexcept { return q().ne[3]; } ///< caches, each with a part of the batch
     [[nodiscard]] index_t query_heads() const noexcept { return q().ne[2]; }
     [[nodiscard]] index_t heads() const noexcept { return k().ne[2]; }
     [[nodiscard]] mdkv::head_dims dims() const noexcept { return {k().ne[0], v().ne[0]}; }
     [[nodiscard]] float scale() const noexcept { return parameter(0); }
 
-    /// [query_heads]  a logit of no token in each softmax, or null.
+    /// [query_heads]  logits of attention sinks, which belong to no token; or null.
     [[nodiscard]] float const* sinks() const noexcept
     {
         return node->src[4] == nullptr ? nullptr : static_cast<float const*>(node->src[4]->data);
     }
 
-    /// Cells that a cache has; those that the node may look at are fewer.
+    /// Cells of a cache; the node may look at fewer.
     [[nodiscard]] index_t cells() const noexcept { return whole(k()).ne[1]; }
 
-    /// Which of the caches that lie in one tensor the first is. Each has sequences of its own: one, or all of them.
+    /// Number of the node's first cache among the caches in its tensor. Each cache has its own sequences: one, or all of
+    /// them.
     [[nodiscard]] index_t stream() const noexcept
     {
         ggml_tensor const& all = whole(k());
@@ -60,7 +61,7 @@ struct attention_node
         return heads() * (dims().keys + dims().values) * index_t{sizeof(mdkv::half)};
     }
 
-    /// Why no compressed cache can serve it whatever the mask says; null if one can.
+    /// Reason why no compressed cache can serve the node, with any mask; null if one can.
     [[nodiscard]] char const* why_not() const noexcept
     {
         if (node->src[1] == nullptr || node->src[2] == nullptr || node->src[3] == nullptr) { return "no mask"; }
@@ -94,7 +95,7 @@ struct attention_node
         return nullptr;
     }
 
-    /// What token i of the batch sees: a number of each cell, 0 or minus infinity as a rule.
+    /// The mask's row of token i of the batch: a number for each cell, usually 0 (visible) or minus infinity (hidden).
     [[nodiscard]] std::span<std::uint16_t const> mask_row(index_t i) const noexcept
     {
         return {reinterpret_cast<std::uint16_t const*>(bytes(mask()) + i * stride(mask(), 1)),
@@ -153,7 +154,7 @@ struct attention_node
         return one(on, v(), cell);
     }
 
-    /// Whether a cell's keys are all 0, but for a stamp, as those of a cell that was given back.
+    /// Whether a cell's keys are all 0 except for a stamp, like the keys of a cell that was given back.
     [[nodiscard]] bool is_blank(index_t cell) const noexcept
     {
         for (index_t h = 0; h < heads(); ++h)
@@ -189,8 +190,8 @@ struct attention_node
         return given;
     }
 
-    /// Marks the first cell, which was given back, so that zeros which a program loads are told from these zeros. The
-    /// mark is next to nothing as a key: the engine's code may read cells that it does not use.
+    /// Marks the first cell, which was given back: zeros that a program loads then differ from its zeros. The mark is a
+    /// negligible key, because the engine's code may read cells that it does not use.
     void stamp(std::uint64_t number) const noexcept
     {
         auto* const row = reinterpret_cast<mdkv::half*>(bytes(k()));
@@ -200,7 +201,7 @@ struct attention_node
         }
     }
 
-    /// A number that stands for a cell: of the first bytes of its key.
+    /// A hash of the first bytes of a cell's key, which stands for the cell.
     [[nodiscard]] std::uint64_t word(index_t cell) const noexcept
     {
         std::uint64_t sum = 0;
@@ -215,7 +216,7 @@ struct attention_node
         return sum;
     }
 
-    /// The tensor that a view is of.
+    /// The tensor that a view shows a part of.
     [[nodiscard]] static ggml_tensor const& whole(ggml_tensor const& view) noexcept
     {
         return view.view_src != nullptr ? *view.view_src : view;
@@ -258,7 +259,7 @@ private:
     }
 };
 
-/// A part of a node: some of its batch's tokens, of one of the engine's caches.
+/// A part of a node: some tokens of its batch in one of the engine's caches.
 class part_of_node
 {
 public:

@@ -1,4 +1,4 @@
-/// \file byte_shares.hpp: what caches take beside the engine's cells of the same tokens, over all layers and over those served
+/// \file byte_shares.hpp: caches' bytes beside the engine's cells of the same tokens, over all and over served layers
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -21,21 +21,22 @@ namespace mdkv_ggml
 /// Bytes, summed over the tokens that were served.
 struct byte_share
 {
-    double held  = 0; ///< by compressed caches, and by the cells of layers that pass through
-    double cells = 0; ///< by the engine's cells
+    double held  = 0; ///< bytes of compressed caches, and of the cells of layers that pass through
+    double cells = 0; ///< bytes of the engine's cells
 
     [[nodiscard]] double percent() const noexcept { return cells > 0 ? 100 * held / cells : 0; }
 };
 
-/// A token that any layer serves counts in every layer that has a cache: one that passes it through holds its sequence's
-/// cells in full, as many as its cache has (that of a sliding window has fewer). Cells that several layers read count once.
+/// A token that any layer serves counts in every layer that has a cache. A layer that passes the token through holds the
+/// cells of its sequence in full, at most its cache's (a sliding window's cache has fewer). Cells that several layers read
+/// count once.
 class byte_shares
 {
 public:
-    /// A node, before any part of it is served.
+    /// Begins a node, before any part of it is served.
     void begin(attention_node const& node)
     {
-        int place          = -1; // in the graph, of a node without a name of its own
+        int place          = -1; // place in the graph of a node without its own name
         bool const unnamed = std::sscanf(node.node->name, "node_%d", &place) == 1;
         index_t const rows = node.tokens() * node.streams();
         if (rows != rows_ || (unnamed ? place <= last_place_ : names_.contains(node.node->name))) { end_graph(); }
@@ -51,10 +52,10 @@ public:
         one.token_bytes = static_cast<index_t>(keys.nb[1] + (&values == &keys ? 0 : values.nb[1]));
     }
 
-    /// Tokens of a node's batch were served.
-    /// \param first    of the batch's tokens in the stream
-    /// \param tokens   of their sequence
-    /// \param bytes    that the layer holds of the sequence
+    /// Counts tokens of a node's batch that were served.
+    /// \param first    first of the batch's tokens in the stream
+    /// \param tokens   number of tokens of their sequence
+    /// \param bytes    bytes that the layer holds of the sequence
     void serve(attention_node const& node, index_t stream, index_t first, index_t count, index_t tokens, index_t bytes)
     {
         void const* const keys = attention_node::whole(node.k()).data;
@@ -66,7 +67,7 @@ public:
         }
     }
 
-    /// All nodes of a graph have come.
+    /// Adds up a graph after all of its nodes have come.
     void end_graph()
     {
         for (auto const& [place, tokens] : served_)
@@ -101,15 +102,15 @@ private:
     using row = std::pair<index_t, index_t>; // stream, token of the batch
     struct cache
     {
-        index_t cells       = 0; ///< of a stream
+        index_t cells       = 0; ///< cells of a stream
         index_t token_bytes = 0;
-        std::map<row, index_t> held{}; ///< bytes that stand for its cells, of the rows that were served
+        std::map<row, index_t> held{}; ///< bytes held instead of its cells, by served row
     };
 
-    std::map<void const*, cache> graph_; // by keys, of the graph at hand
-    std::map<row, index_t> served_;      // tokens of their sequences
-    std::set<std::string> names_;        // of the graph's nodes
-    std::map<void const*, bool> layers_; // by keys, of all graphs: whether any was served
+    std::map<void const*, cache> graph_; // by keys, in the current graph
+    std::map<row, index_t> served_;      // tokens of the row's sequence
+    std::set<std::string> names_;        // names of the graph's nodes
+    std::map<void const*, bool> layers_; // by keys, in all graphs: whether any was served
     byte_share all_, of_served_;
     index_t rows_   = 0;
     int last_place_ = -1;

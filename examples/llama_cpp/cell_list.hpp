@@ -14,8 +14,7 @@ namespace mdkv_ggml
 
 using mdkv::index_t;
 
-/// A token's place is its number in the sequence. Cells that follow one another are the common case, for they need not be
-/// gathered.
+/// A token's place is its number in the sequence. Neighbouring cells are the common case; they need not be gathered.
 class cell_list
 {
 public:
@@ -39,7 +38,7 @@ public:
         run_ = std::min(run_, places);
     }
 
-    /// Whether so many places from `place` on lie in cells that follow one another.
+    /// Whether `count` places from `place` on lie in neighbouring cells.
     [[nodiscard]] bool are_neighbours(index_t place, index_t count) const noexcept
     {
         if (place + count <= run_) { return true; }
@@ -48,7 +47,7 @@ public:
         return i >= count;
     }
 
-    /// How many places from the first on lie in cells that follow one another.
+    /// Number of places from the first on that lie in neighbouring cells.
     [[nodiscard]] index_t run() const noexcept { return run_; }
 
 private:

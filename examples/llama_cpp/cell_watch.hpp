@@ -15,11 +15,11 @@
 namespace mdkv_ggml
 {
 
-/// One layer's of one sequence.
+/// Watches the cells of one layer of one sequence.
 class cell_watch
 {
 public:
-    /// \param number   in the order in which the layers of the sequence are computed
+    /// \param number   the layer's number in the order in which the layers of the sequence are computed
     cell_watch(index_t number, sequence& of)
         : of_{of}
         , number_{number}
@@ -37,13 +37,13 @@ public:
     void append(attention_node const& node, index_t place) { tail_.push_back(node.word(of_.cells[place])); }
     void cut_tail(index_t tokens) { tail_.resize(static_cast<std::size_t>(tokens)); }
 
-    /// There is no compressed cache any more.
+    /// Ends the watch: there is no compressed cache any more.
     void end() noexcept
     {
         if (of_.watcher == number_) { of_.watcher = -1; }
     }
 
-    /// Whether the cells of the tokens before a batch hold those that were compressed and appended.
+    /// Whether the cells of the tokens before a batch still hold the tokens that were compressed and appended.
     [[nodiscard]] bool untouched(attention_node const& node, index_t before) noexcept
     {
         if (of_.watcher < 0 || of_.watcher > number_) { of_.watcher = number_; }
@@ -67,7 +67,7 @@ private:
         return true;
     }
 
-    /// Of at most so many of the compressed part's cells, the first and the last among them.
+    /// Hash of at most `most` cells of the compressed part, the first and the last among them.
     [[nodiscard]] std::uint64_t print(attention_node const& node, index_t most) const noexcept
     {
         index_t const looks = std::min(base_, most);
@@ -79,7 +79,7 @@ private:
         return sum;
     }
 
-    std::vector<std::uint64_t> tail_; ///< words of its cells
+    std::vector<std::uint64_t> tail_; ///< words of the tail's cells
     sequence& of_;
     index_t number_;
     index_t base_        = 0;

@@ -1,4 +1,4 @@
-/// \file engine_context.hpp: all layers of one of the engine's contexts: which serves a node, what passes on, and what is said of both
+/// \file engine_context.hpp: all layers of one of the engine's contexts: nodes served and passed on, and a report of both
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@
 namespace mdkv_ggml
 {
 
-inline std::atomic<bool> any_contexts = false, any_work = false; // of this process
+inline std::atomic<bool> any_contexts = false, any_work = false; // in this process
 
-/// A program that made contexts and never brought a node here is told so when it ends.
+/// Tells a program at its end if it made contexts and never brought a node here.
 struct last_words
 {
     ~last_words()
@@ -93,17 +93,17 @@ private:
         std::map<index_t, layer_state> states{}; ///< by the sequence's number
     };
 
-    /// What the layers of one of the engine's caches have in common.
+    /// State that the layers of one of the engine's caches share.
     struct engine_cache
     {
         sequence_table sequences;
-        std::map<void const*, int> visits{}; ///< of keys, in the last graph
-        void const* mask = nullptr;          ///< the first in the last graph
-        int place        = -1;               ///< of the last node
+        std::map<void const*, int> visits{}; ///< visits of keys in the last graph
+        void const* mask = nullptr;          ///< first mask in the last graph
+        int place        = -1;               ///< the last node's place in its graph
         index_t tokens   = 0;
     };
 
-    /// A node of any number of sequences, each of which is served or passed on by itself.
+    /// Computes a node of any number of sequences, each of which is served or passed on by itself.
     [[nodiscard]] ggml_status compute_parts(attention_node const& all)
     {
         struct rows
@@ -174,7 +174,7 @@ private:
         return end;
     }
 
-    /// Those of a sequence's layers, in order: of all that have as many cells and lie in the same cache.
+    /// Prompts of a sequence's uncompressed layers, in order; only of layers with `like`'s number of cells and stream.
     [[nodiscard]] std::vector<layer_prompt*> prompts(layer const& like, index_t sequence)
     {
         std::map<index_t, layer_prompt*> found;
@@ -189,7 +189,7 @@ private:
         return all;
     }
 
-    /// Gives up what is held of tokens that other sequences have overwritten.
+    /// Drops what layers hold of tokens that other sequences have overwritten.
     void forget(layer const& like)
     {
         for (auto const& [number, tokens] : caches_[{like.cells, like.stream}].sequences.take_cut())
@@ -209,7 +209,7 @@ private:
         }
     }
 
-    /// Returns whether the node can be computed.
+    /// Counts a node's outcome, and returns whether the node can be computed.
     bool count(attention_node const& node, outcome end, std::string const& why)
     {
         if (end != outcome::served && !why.empty())
@@ -230,7 +230,8 @@ private:
         return true;
     }
 
-    /// Layers are told apart by where their keys lie, and, as some share them, by their place in the graph.
+    /// The layer of a node, found by the address of its keys and, because some layers share keys, by its place in the
+    /// graph.
     layer& layer_of(attention_node const& node)
     {
         int place          = -1;
@@ -263,7 +264,7 @@ private:
         return *one;
     }
 
-    /// Whether a node that no layer is made for reads cells that a layer has given back, as those of several sequences may.
+    /// Whether a node without a layer, e.g. one of several sequences, reads cells that a layer has given back.
     [[nodiscard]] bool reads_freed(attention_node const& node) const
     {
         if (node.node->src[1] == nullptr) { return false; }

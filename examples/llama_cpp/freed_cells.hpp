@@ -23,7 +23,7 @@ public:
         return cell < std::ssize(freed_) && freed_[static_cast<std::size_t>(cell)];
     }
 
-    /// Whether one of a sequence's tokens from place `first` to `end` is in them.
+    /// Whether one of a sequence's tokens from place `first` to `end` is in a freed cell.
     [[nodiscard]] bool any_of(cell_list const& cells, index_t first, index_t end) const noexcept
     {
         for (index_t place = first; any() && place < end; ++place)
@@ -33,7 +33,7 @@ public:
         return false;
     }
 
-    /// Whether a token of a batch sees one of them.
+    /// Whether a token of a batch sees a freed cell.
     [[nodiscard]] bool seen_by(attention_node const& node) const noexcept
     {
         for (index_t i = 0; any() && i < node.tokens(); ++i)
@@ -47,7 +47,7 @@ public:
         return false;
     }
 
-    /// A batch's token was written there.
+    /// Notes that a batch's token was written to a cell.
     void written(attention_node const& node, index_t cell)
     {
         if (!holds(cell) || node.is_blank(cell)) { return; }
@@ -55,10 +55,10 @@ public:
         --count_;
     }
 
-    /// How many of the first cells may be given back from now on, as no other sequence needs them.
+    /// From now on the cells before `end` may be given back, because no other sequence needs them.
     void allow(index_t end) noexcept { allowed_ = end; }
 
-    /// Gives the cells before `end` back, those that may be and were not yet. Returns the bytes.
+    /// Gives back the cells before `end` that may be given back and were not yet. Returns the bytes.
     index_t give_back(attention_node const& node, index_t end, std::uint64_t& next_stamp)
     {
         end           = std::min(end, allowed_);

@@ -1,4 +1,4 @@
-/// \file gathered_cells.hpp: keys and values of a sequence's tokens as the stages read them, gathered only where they are scattered
+/// \file gathered_cells.hpp: keys and values of a sequence's tokens for the stages, gathered only if they are scattered
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -18,11 +18,11 @@
 namespace mdkv_ggml
 {
 
-/// Lives as long as the call that reads them.
+/// Keys and values for one call that reads them. Refers to its node.
 class gathered_cells
 {
 public:
-    /// Of the places from `place` on.
+    /// Takes `tokens` places from `place` on.
     gathered_cells(mdkv::cpu::executor_ref threads, attention_node const& node, cell_list const& cells, index_t place,
         index_t tokens)
         : node_{node}

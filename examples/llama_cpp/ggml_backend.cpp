@@ -1,4 +1,4 @@
-/// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches: what the engine asks of a backend, a device and a registry
+/// \file ggml_backend.cpp: a backend of ggml that decodes from compressed KV caches, with its device and registry
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -78,7 +78,7 @@ char const* device_description(ggml_backend_dev_t)
 
 void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total)
 {
-    *free = *total = 0; // it has none of its own
+    *free = *total = 0; // the device has no memory of its own
 }
 
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t)
@@ -132,7 +132,8 @@ ggml_backend_buffer_t buffer_from(ggml_backend_dev_t, void* data, std::size_t si
     return ggml_backend_cpu_buffer_from_ptr(data, size);
 }
 
-/// All that the engine's own code can do, too: what cannot be served is passed on to it, and counted.
+/// Supports views, and all attention that the engine's own code can compute: nodes that cannot be served are passed on to
+/// that code, and counted.
 bool supports_node(ggml_backend_dev_t, ggml_tensor const* node)
 {
     switch (node->op)
@@ -197,7 +198,7 @@ void* function_of(ggml_backend_reg_t, char const* name)
     return nullptr;
 }
 
-/// Null where the environment's settings are wrong; says so. Every context reads them anew.
+/// The registry; null, after a message, if the environment's settings are wrong. Every context reads the settings anew.
 ggml_backend_reg_t registry()
 {
     static ggml_backend_reg made{
@@ -219,7 +220,7 @@ ggml_backend_reg_t registry()
 
 #define MDKV_GGML_EXPORT extern "C" __attribute__((visibility("default")))
 
-/// What ggml's loader looks for, e.g. where GGML_BACKEND_PATH names this library.
+/// The function that ggml's loader looks for, e.g. if GGML_BACKEND_PATH names this library.
 MDKV_GGML_EXPORT ggml_backend_reg_t ggml_backend_init()
 {
     return mdkv_ggml::registry();
@@ -229,7 +230,7 @@ MDKV_GGML_EXPORT ggml_backend_reg_t ggml_backend_init()
 MDKV_GGML_EXPORT bool mdkv_ggml_register()
 {
     ggml_backend_reg_t const registry = mdkv_ggml::registry();
-    ggml_backend_register(registry); // null is nothing
+    ggml_backend_register(registry); // ignores null
     return registry != nullptr;
 }
 

@@ -10,7 +10,7 @@
 namespace mdkv_ggml
 {
 
-/// Its cells are the engine's own, and hold what the engine has written since.
+/// The copy's cells are the engine's own, and hold what the engine has written since.
 class kept_node
 {
 public:
@@ -42,10 +42,10 @@ public:
 
 private:
     ggml_tensor node_{};
-    ggml_tensor queries_{}; ///< its shape
+    ggml_tensor queries_{}; ///< only the queries' shape
     ggml_tensor cells_[3]{};
     ggml_tensor sinks_{};
-    std::vector<float> logits_; ///< of the sinks: they may be the graph's own
+    std::vector<float> logits_; ///< logits of the sinks, copied because they may be the graph's own
 };
 
 } // namespace mdkv_ggml

@@ -15,7 +15,7 @@
 namespace mdkv_ggml
 {
 
-/// Takes as much memory as the mask, tokens of a batch x cells x 2 bytes.
+/// A copy takes the mask's memory again: tokens of a batch x cells x 2 bytes.
 class known_mask
 {
 public:

@@ -16,7 +16,7 @@
 namespace mdkv_ggml
 {
 
-/// [Hq, count]  the logits of sinks of so many queries; or none
+/// [Hq, count]  the sinks' logits, repeated for `count` queries; or none
 [[nodiscard]] inline std::vector<float> sink_logits(attention_node const& node, index_t count)
 {
     std::vector<float> all;
@@ -27,7 +27,7 @@ namespace mdkv_ggml
     return all;
 }
 
-/// Weights, sinks and the rest of what `score` is told of them. Refers to its arguments.
+/// The last queries with their weights, sinks and other options for `score`. Refers to its arguments.
 class last_queries
 {
 public:
@@ -61,7 +61,7 @@ public:
             .quantisation  = preset_.quantisation,
             .even_queries  = preset_.even_queries(count_)};
     }
-    /// The logits of sinks as keys elsewhere, if there are any.
+    /// The sinks' logits as log-sum-exps of keys elsewhere, if there are sinks.
     template <class B>
     [[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> sinks(B const& on) const
     {

@@ -1,4 +1,4 @@
-/// \file layer_prompt.hpp: what a layer remembers of a prompt until it is compressed
+/// \file layer_prompt.hpp: a layer's memory of a prompt until the prompt is compressed
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct layer_prompt
 {
     query_ring queries{};
     replayed_losses replayed{};
-    kept_node node{};                  ///< the last one, if losses are replayed
-    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget for the step at hand; or of an earlier one
+    kept_node node{};                  ///< the last node, if losses are replayed
+    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget in this step or an earlier one
 
     void cut(index_t places)
     {

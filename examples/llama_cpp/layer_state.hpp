@@ -1,4 +1,4 @@
-/// \file layer_state.hpp: one layer of one sequence: its compressed cache, when that is made, and whether it is still of the engine's cells
+/// \file layer_state.hpp: one layer of one sequence: its compressed cache, and whether it fits the engine's cells
 #pragma once
 
 #include <mdkv/append.hpp>
@@ -45,8 +45,8 @@ namespace mdkv_ggml
 enum class outcome
 {
     served, ///< the node's output was written
-    passed, ///< the engine's own code is to compute it, from its own cells
-    refused ///< it cannot be computed: the cells that it needs were given back
+    passed, ///< the engine's own code must compute the node, from its own cells
+    refused ///< the node cannot be computed: cells that it needs were given back
 };
 
 /// The compressed part holds the first `base` tokens of the sequence, the tail the tokens after them. A program may overwrite
@@ -54,9 +54,9 @@ enum class outcome
 class layer_state
 {
 public:
-    /// \param number   in the order in which the layers of its sequence are computed
-    /// \param cells    that its cache has
-    /// \param freed    those of the layer, for all of its sequences
+    /// \param number   the layer's number in the order in which the layers of its sequence are computed
+    /// \param cells    number of cells of the layer's cache
+    /// \param freed    freed cells of the layer, for all of its sequences
     layer_state(index_t number, sequence& of, index_t cells, freed_cells& freed)
         : of_{of}
         , freed_{freed}
@@ -64,7 +64,8 @@ public:
         , cells_{cells}
     {}
 
-    /// One part of a node, which has the part's tokens alone. `why` is the reason if it is not served; empty for a prompt.
+    /// Computes one part of a node; `node` has the part's tokens alone. `why` is the reason if the part is not served;
+    /// empty for a prompt.
     /// \param alone    whether the engine's node had no other part
     /// \param layers   gives the layer_prompt of all layers of the sequence, in order
     template <class Layers>
@@ -82,7 +83,7 @@ public:
             why = "a sliding window (its cache is smaller than that of other layers)";
             return outcome::passed;
         }
-        if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // it may hold what comes now
+        if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // the reason may be gone
         if (made() && before < base_)
         {
             drop(before);
@@ -144,7 +145,7 @@ public:
         return freed_.any_of(of_.cells, 0, before) ? outcome::refused : outcome::passed;
     }
 
-    /// The sequence has just its first tokens left. Frees memory; the next step would find out anyway.
+    /// Frees memory after the sequence was cut to its first `tokens`; the next step would find out anyway.
     void cut(index_t tokens)
     {
         if (made() && tokens < base_) { drop(tokens); }
@@ -162,7 +163,7 @@ public:
     [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
 
 private:
-    static constexpr index_t growth       = 64; ///< of a tail that is not folded
+    static constexpr index_t growth       = 64; ///< tokens by which an unfolded tail grows
     static constexpr index_t most_at_once = 16; ///< tokens of a batch that one pass over the cache serves
 
     void drop(index_t before)
@@ -185,7 +186,7 @@ private:
             return false;
         }
         if (chosen.at == 0 && !decoding) { return false; }
-        // All layers must have been seen, and there must be queries to score by, as after a prompt there are.
+        // All layers must have been seen, and there must be queries to score by, which a prompt leaves.
         index_t const seen = prompt_.queries.count_before(before, most_fold_queries);
         if (steps_ > 1 && seen == most_fold_queries) { return true; }
         if (decoding)
@@ -195,7 +196,7 @@ private:
         return false;
     }
 
-    /// Whether cells of tokens before a batch hold nothing.
+    /// Whether a cell among some of the tokens before a batch is blank.
     [[nodiscard]] bool is_blank(attention_node const& node, index_t before) const noexcept
     {
         index_t const looks = std::min<index_t>(before, 8);
@@ -272,12 +273,12 @@ private:
         });
     }
 
-    /// Folds the tail into the compressed part, all but its last tokens. Returns false where nothing can be folded.
+    /// Folds the tail into the compressed part, all but its last tokens. Returns false if nothing can be folded.
     bool fold(attention_node const& node, shared& with)
     {
         mdkv::preset const& p = with.chosen.preset;
         memory_plan const now{node, tokens(), share_, with};
-        index_t const folded = cache_.appended() - keep_; // the queries remembered are the last ones before these
+        index_t const folded = cache_.appended() - keep_; // the remembered queries end before the tokens kept
         last_queries const by{node, prompt_.queries, base_ + folded, fold_queries(node), p};
         if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
         auto const timer  = with.counts.fold.start();
@@ -286,7 +287,7 @@ private:
             .limit = now.limit(), .pooling = p.pooling, .quantisation = p.quantisation};
         options.allocation.charge = p.charge;
         options.even_queries      = p.even * static_cast<float>(by.count());
-        *cache_.view().appended   = folded; // those after them are in the engine's cells, too
+        *cache_.view().appended   = folded; // later tokens are in the engine's cells, too
         try
         {
             with.lend([&](mdkv::cpu::backend on) {
@@ -315,7 +316,7 @@ private:
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_.view());
         watch_.cut_tail(cache_.appended());
-        for (index_t place = tokens(); place < before; ++place) // those of batches that another backend had
+        for (index_t place = tokens(); place < before; ++place) // tokens of batches that another backend computed
         {
             make_room(node, with);
             append(node, place);
@@ -353,7 +354,7 @@ private:
         }
     }
 
-    /// The queries by which the tail will be folded, the last ones before the tokens that it keeps.
+    /// Remembers queries by which the tail will be folded: the last ones before the tokens that a fold keeps.
     void remember(attention_node const& node, index_t i, index_t place)
     {
         index_t const end = base_ + cache_.tail_capacity() - keep_;
@@ -383,7 +384,8 @@ private:
         watch_.append(node, place);
     }
 
-    /// The cells of the compressed part are the library's from now on, those that no other sequence may need.
+    /// Gives back, if settings allow, the compressed part's cells that no other sequence may need; begins to watch the
+    /// cells.
     void settled(attention_node const& node, shared& with)
     {
         if (with.chosen.free_cells && !with.two_masks.contains(cells_) && !with.shared_keys.contains(node.k().data))
@@ -401,10 +403,10 @@ private:
     std::string given_up_;
     index_t cells_;
     index_t given_up_at_ = 0;
-    index_t last_tokens_ = 0; ///< of the step before
+    index_t last_tokens_ = 0; ///< tokens of the step before
     index_t base_        = 0;
-    index_t keep_        = 0; ///< of the next plan
-    double share_        = 1; ///< of the layer's part of the limit, in its compressed part
+    index_t keep_        = 0; ///< tokens that the next fold keeps
+    double share_        = 1; ///< factor of the compressed part's bytes (see memory_plan)
     index_t steps_       = 0;
 };
 

@@ -17,7 +17,8 @@ namespace mdkv_ggml
 
 inline constexpr index_t most_fold_queries = 8;
 
-/// How many queries a tail is folded by: about 16 rows of a KV head, because their bytes are taken from the compressed part.
+/// Number of queries that a tail is folded by: about 16 rows of a KV head, because the compressed part pays for their
+/// bytes.
 [[nodiscard]] inline index_t fold_queries(attention_node const& node) noexcept
 {
     return std::clamp<index_t>(16 * node.heads() / node.query_heads(), 2, most_fold_queries);
@@ -27,11 +28,11 @@ struct memory_plan
 {
     bool whole    = true; ///< everything is kept
     index_t arena = 0;    ///< bytes of the compressed part
-    index_t rows  = 0;    ///< of the tail; 0: it grows
-    index_t keep  = 0;    ///< of the tail's last tokens when it is folded, so that they can be taken back
+    index_t rows  = 0;    ///< rows of the tail; 0: it grows
+    index_t keep  = 0;    ///< last tokens of the tail that a fold keeps, so that they can be taken back
 
-    /// When `tokens` are there.
-    /// \param share   of a layer's part of the limit that its compressed part has, where layers have unequal ones
+    /// Plans for a sequence of `tokens` tokens.
+    /// \param share   factor of the compressed part's bytes, other than 1 if layers have unequal parts of one budget
     /// \throws mdkv::invalid_argument   the limit does not hold what is beside the compressed part
     memory_plan(attention_node const& node, index_t tokens, double share, shared const& with)
     {
@@ -45,7 +46,7 @@ struct memory_plan
                 : static_cast<double>(token) * limit.amount
                       * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(tokens) / 100);
         auto const all       = static_cast<index_t>(bytes);
-        index_t const part   = std::min(tokens / 16, all / token / 4); // few folds, and most of the limit for the rest
+        index_t const part   = std::min(tokens / 16, all / token / 4); // few folds, in a quarter of the limit at most
         rows                 = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(part / 16 * 16, 16, 256);
         keep                 = std::min<index_t>(rows / 4, 16);
         index_t const beside = rows * token + node.heads() * index_t{sizeof(mdkv::head_entry)}

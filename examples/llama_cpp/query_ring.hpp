@@ -16,11 +16,11 @@
 namespace mdkv_ggml
 {
 
-/// Queries of consecutive places of one sequence, as halves; of a gap those after it.
+/// Queries of consecutive places of one sequence, as halves. After a gap the ring keeps only queries behind it.
 class query_ring
 {
 public:
-    /// Keeps the last `most` from now on, and gives back what it does not need for these.
+    /// Keeps the last `most` queries from now on, and frees memory that they do not need.
     void limit(index_t most)
     {
         most_ = most;
@@ -39,7 +39,7 @@ public:
         first_ = end_ = 0;
     }
 
-    /// Whether they are of the tokens that are in the cells.
+    /// Whether the queries belong to the tokens in the cells.
     [[nodiscard]] bool is_of(attention_node const& node, cell_list const& cells) const noexcept
     {
         for (index_t place = first_; place < end_; ++place)
@@ -49,7 +49,7 @@ public:
         return true;
     }
 
-    /// Takes token i of a batch, which is at `place`, in `cell`.
+    /// Adds the query of token i of a batch, which is at `place` and in `cell`.
     void add(attention_node const& from, index_t i, index_t place, index_t cell)
     {
         if (place != end_)
@@ -74,7 +74,7 @@ public:
         ++end_;
     }
 
-    /// The sequence was cut to `places`.
+    /// Drops queries of a sequence that was cut to `places`.
     void cut(index_t places)
     {
         if (places >= end_) { return; }
@@ -84,13 +84,13 @@ public:
         words_.resize(static_cast<std::size_t>(end_ - first_));
     }
 
-    /// How many consecutive ones, at most `most`, end before `place`.
+    /// Number of consecutive queries, at most `most`, that end before `place`.
     [[nodiscard]] index_t count_before(index_t place, index_t most) const noexcept
     {
         return place < first_ || place > end_ ? 0 : std::min(most, place - first_);
     }
 
-    /// [count, Hq, D], the last before `place`.
+    /// [count, Hq, D], the last queries before `place`.
     [[nodiscard]] mdkv::half const* before(index_t place, index_t count) const noexcept
     {
         return rows_.data() + (place - count - first_) * width_;
@@ -102,7 +102,7 @@ public:
     }
 
 private:
-    static constexpr index_t slack = 8; // may be there beside those that are kept
+    static constexpr index_t slack = 8; // queries that may be held in excess of most_
 
     void forget_before(index_t place)
     {
@@ -113,7 +113,7 @@ private:
     }
 
     std::vector<mdkv::half> rows_;     // [end - first, Hq, D]
-    std::vector<std::uint64_t> words_; // of their tokens' cells
+    std::vector<std::uint64_t> words_; // words of the tokens' cells
     index_t width_ = 0;
     index_t first_ = 0;
     index_t end_   = 0;

@@ -24,11 +24,11 @@
 namespace mdkv_ggml
 {
 
-/// Of the first places of one sequence, without a gap.
+/// Losses of the first places of one sequence, without a gap.
 class replayed_losses
 {
 public:
-    /// Scores the tokens of a prompt's part, which is at `before` and the places after it, by their own queries.
+    /// Scores the tokens of a prompt's part by their own queries; the part begins at place `before`.
     void add(attention_node const& node, cell_list const& cells, index_t before, shared& with)
     {
         cut(before);
@@ -79,7 +79,7 @@ public:
 
     [[nodiscard]] index_t tokens() const noexcept { return std::ssize(words_); }
 
-    /// Whether they are of the first tokens that are in the cells.
+    /// Whether the losses belong to the first `count` tokens in the cells.
     [[nodiscard]] bool are_of(attention_node const& node, cell_list const& cells, index_t count) const noexcept
     {
         index_t place = 0;
@@ -90,7 +90,7 @@ public:
         return place == count;
     }
 
-    /// \param to   [H, R, count], of the first places
+    /// \param to   [H, R, count], losses of the first places
     void write(index_t count, float* to) const noexcept
     {
         for (index_t row = 0; row < rows_; ++row)
@@ -101,7 +101,7 @@ public:
 
 private:
     std::vector<float> losses_;        // [tokens, H, R]
-    std::vector<std::uint64_t> words_; // of their cells
+    std::vector<std::uint64_t> words_; // words of the tokens' cells
     std::vector<float> chunk_;         // [H, R, count]
     index_t rows_ = 0;                 // H * R
 };

@@ -19,10 +19,10 @@
 namespace mdkv_ggml
 {
 
-/// How far pairs of coordinates turn with each position. None where the queries are not rotated, or in a way not known here.
+/// How far pairs of coordinates turn with each position. None if the queries are not rotated, or in a way not known here.
 struct node_rotation
 {
-    std::vector<double> frequencies{}; ///< [n/2], of the first n coordinates
+    std::vector<double> frequencies{}; ///< [n/2], for the first n coordinates
     mdkv::rotary_pairs pairs = mdkv::rotary_pairs::halves;
 
     [[nodiscard]] bool none() const noexcept { return frequencies.empty(); }
@@ -47,8 +47,8 @@ inline float float_parameter(ggml_tensor const& node, std::size_t i) noexcept
     return value;
 }
 
-/// The frequencies of ggml's ROPE: those of a base, divided by a model's factors, and stretched for longer contexts, in part
-/// where the model is of YaRN's kind.
+/// The frequencies of ggml's ROPE: powers of a base, divided by a model's factors, and stretched for longer contexts (only
+/// some of them if the model uses YaRN).
 inline std::vector<double> frequencies_of(ggml_tensor const& rope)
 {
     int const rotating       = rope.op_params[1];
@@ -83,7 +83,7 @@ inline node_rotation rotation_of(attention_node const& node)
                            || from->op == GGML_OP_CONT || from->op == GGML_OP_SCALE;
         from = moves ? from->src[0] : nullptr;
     }
-    if (from == nullptr || from->op_params[15] != 0) { return {}; } // it rotates others than the first coordinates
+    if (from == nullptr || from->op_params[15] != 0) { return {}; } // it rotates other coordinates than the first ones
     switch (from->op_params[2])
     {
         case GGML_ROPE_TYPE_NORMAL:

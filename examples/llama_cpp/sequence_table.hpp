@@ -1,4 +1,4 @@
-/// \file sequence_table.hpp: which sequences a batch is of, told by its mask alone: they may share one cache, their cells in any order
+/// \file sequence_table.hpp: the sequences of a batch, found from its mask alone; they may share a cache, in any order
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -22,15 +22,15 @@
 namespace mdkv_ggml
 {
 
-/// A row of the mask says which cells a token sees: those of its sequence up to itself. A sequence is therefore known by the
-/// cells that it has had: a row that sees all of them and one more continues it. The cell that no row has shown before is the
-/// newest, so the order of tokens follows from watching every batch.
+/// A row of the mask says which cells a token sees: its sequence's cells up to its own. A sequence is therefore known by
+/// the cells that it has had: a row that sees all of them and one more continues it. The cell that no row has shown before
+/// is the newest, so the order of tokens follows from watching every batch.
 ///
-/// Two promises, whatever the engine does between two masks:
+/// Two promises hold, even if the engine changes cells between two masks:
 /// - A part's tokens see just the first `before` cells of its sequence's list and the part's own up to themselves: each row
-///   is compared with the list, cell by cell. What the cells hold is for cell_watch to compare.
-/// - Where cells come without their batches (a state was loaded, positions were shifted), their order cannot be known. They
-///   are listed by number. That may make other tokens the last ones, and changes no set of cells.
+///   is compared with the list, cell by cell. cell_watch compares the cells' contents.
+/// - If cells come without their batches (a state was loaded, positions were shifted), their order cannot be known. They
+///   are listed by number, which may make other tokens the last ones, and changes no set of cells.
 class sequence_table
 {
 public:
@@ -38,8 +38,8 @@ public:
     sequence_table(sequence_table const&)            = delete;
     sequence_table& operator=(sequence_table const&) = delete;
 
-    /// The parts of a node of one cache, in the order of its tokens. The layers of a graph have the same mask as a rule; only
-    /// the first of them is not answered from memory.
+    /// The parts of a node of one cache, in the order of its tokens. Layers of a graph usually have the same mask: it is
+    /// analysed for the first layer and remembered for the others.
     std::vector<batch_part> const& parts(attention_node const& node)
     {
         known_mask& last = known_[node.mask().data];
@@ -56,15 +56,15 @@ public:
             known_.clear();
             throw;
         }
-        if (changed_) { known_.clear(); } // they name sequences that may be forgotten
+        if (changed_) { known_.clear(); } // known masks name sequences that may be forgotten
         return known_.insert_or_assign(node.mask().data, known_mask{node, std::move(parts)}).first->second.parts;
     }
 
-    /// Sequences of which later tokens were overwritten since the last call, by number, and how many of their tokens stay; 0
-    /// if it is forgotten.
+    /// Sequences whose later tokens were overwritten since the last call: by number, the number of tokens that stay, or 0
+    /// if the sequence is forgotten.
     [[nodiscard]] std::map<index_t, index_t> take_cut() { return std::exchange(cut_, {}); }
 
-    /// How many of the first cells are just the first tokens of a sequence, and of no other one that was seen.
+    /// Number of the first cells that hold just the first tokens of a sequence, and no tokens of other sequences seen.
     [[nodiscard]] index_t own_first_cells(sequence const& of) const noexcept
     {
         index_t end = of.cells.size() > 0 && of.cells[0] == 0 ? of.cells.run() : 0;
@@ -78,17 +78,17 @@ public:
 
 private:
     static constexpr std::uint16_t visible = 0, hidden = 0xFC00; // minus infinity
-    static constexpr std::size_t most = 256;                     // as many as llama.cpp has
+    static constexpr std::size_t most = 256;                     // llama.cpp has 256, too
     using mask_row                    = std::span<std::uint16_t const>;
 
-    /// How a row goes with a list of cells, worst first.
+    /// Relation of a row to a list of cells, worst first.
     enum class relation
     {
         none,
-        grown,     ///< tokens that were not seen are between the list and this one
-        forked,    ///< it shares the list's first cells, and goes on with another one
-        continued, ///< the list and one cell
-        again      ///< the list's own cells: another mask of the same batch, or the cell was used anew
+        grown,     ///< unseen tokens are between the list and the row's token
+        forked,    ///< the row shares the list's first cells, and goes on with another cell
+        continued, ///< the row has the list's cells and one more
+        again      ///< the row has the list's own cells: another mask of the same batch, or a reused cell
     };
 
     std::vector<batch_part> split(attention_node const& node)
@@ -125,7 +125,8 @@ private:
         return part;
     }
 
-    /// Finds or makes the part's sequence, and lists its first token's cell. Returns why it cannot be served.
+    /// Finds or makes the part's sequence, and lists its first token's cell. Returns why the part cannot be served, or
+    /// null.
     char const* attribute(batch_part& part, mask_row row)
     {
         index_t const seen = part.before + 1;
@@ -159,7 +160,7 @@ private:
         return nullptr;
     }
 
-    /// Adds the cells that a row shows and its list has not.
+    /// Adds the cells that a row shows and the sequence's list lacks.
     void list_unlisted(sequence& of, mask_row row)
     {
         listed_.assign(row.size(), false);
@@ -174,13 +175,13 @@ private:
         changed_ = true;
     }
 
-    /// How many of the first cells of a list a row that has `before` tokens before its own shows, if it goes with it.
+    /// How many of a list's first cells a row shows that has `before` tokens before its own; and its relation to the list.
     [[nodiscard]] static std::pair<index_t, relation> compared(
         cell_list const& cells, mask_row row, index_t before) noexcept
     {
         index_t const common = std::min(before, cells.size());
         if (common == 0 && (before > 0 || cells.size() == 0 || !shows(row, cells[0]))) { return {}; }
-        if (common > 0 && !shows(row, cells[common - 1])) { return {}; } // most are told apart by it
+        if (common > 0 && !shows(row, cells[common - 1])) { return {}; } // rules out most lists
         for (index_t const cell : cells.first(common))
         {
             if (!shows(row, cell)) { return {}; }
@@ -191,7 +192,7 @@ private:
                                                  : relation::grown};
     }
 
-    /// Whether it shows a list's cells between two places, and at most one cell more.
+    /// Whether a row shows a list's cells between two places, and at most one cell more.
     [[nodiscard]] bool slid(mask_row row, index_t seen) const noexcept
     {
         return std::any_of(all_.begin(), all_.end(), [&](auto const& one) {
@@ -205,7 +206,7 @@ private:
         });
     }
 
-    /// Whether a token is the next one of a part, and if so lists its cell.
+    /// Whether a token is the next one of a part; lists the token's cell if it is.
     bool goes_on(batch_part& part, mask_row last, mask_row row)
     {
         if (part.of == nullptr) { return false; }
@@ -234,7 +235,7 @@ private:
         return true;
     }
 
-    /// The last part has no more tokens: its sequence ends there, and no other one has its cells any more.
+    /// Ends the last part: its sequence ends there, and other sequences lose the part's cells.
     void finish(std::vector<batch_part> const& parts)
     {
         if (parts.empty() || parts.back().of == nullptr) { return; }
@@ -265,11 +266,11 @@ private:
         std::erase_if(all_, [](auto const& one) { return one->cells.size() == 0; });
     }
 
-    /// Null where all that there may be are in the batch.
+    /// Makes a sequence; null if the batch has tokens of the most sequences there may be.
     sequence* make()
     {
         changed_ = true;
-        if (all_.size() == most) // the one to forget is without a compressed cache if there is such a one
+        if (all_.size() == most) // forgets a sequence without a compressed cache, if there is one
         {
             auto const one = std::min_element(all_.begin(), all_.end(), [](auto const& a, auto const& b) {
                 return std::tuple{a->watcher >= 0, a->used} < std::tuple{b->watcher >= 0, b->used};
@@ -303,10 +304,10 @@ private:
     std::vector<std::unique_ptr<sequence>> all_;
     std::map<void const*, known_mask> known_; // by the mask's memory
     std::map<index_t, index_t> cut_;
-    std::vector<bool> listed_; // cells
+    std::vector<bool> listed_; // by cell
     index_t numbers_ = 0;
     index_t masks_   = 0;
-    bool changed_    = false; // by the mask that is looked at
+    bool changed_    = false; // whether the current mask changed a list
 };
 
 } // namespace mdkv_ggml

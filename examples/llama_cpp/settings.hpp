@@ -1,4 +1,4 @@
-/// \file settings.hpp: what the backend is told by environment variables, for a plug-in of an engine has no flags
+/// \file settings.hpp: settings of the backend by environment variables, because a plug-in of an engine has no flags
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -17,14 +17,14 @@ namespace mdkv_ggml
 
 using mdkv::index_t;
 
-/// What a cache may hold in all: compressed part, tail, directory and remembered queries.
+/// Limit for all that a cache holds: compressed part, tail, directory and remembered queries.
 struct memory_limit
 {
     enum class unit
     {
-        percent, ///< of what the engine's own cells of the same tokens take in a layer that is served, at any time
-        tokens,  ///< uncompressed ones of every KV head
-        bytes    ///< of all layers of a sequence together
+        percent, ///< percent of the engine's own cells of the same tokens in a served layer, at any time
+        tokens,  ///< uncompressed tokens of every KV head
+        bytes    ///< bytes of all layers of a sequence together
     };
     unit in       = unit::percent;
     double amount = 25;
@@ -36,8 +36,8 @@ struct settings
 {
     memory_limit limit{};
     mdkv::preset preset = mdkv::presets::by_window;
-    index_t at          = 0;   ///< compress when so many tokens are there; 0: at the first token decoded by itself
-    index_t least       = 256; ///< tokens of a prompt that is compressed
+    index_t at          = 0;   ///< number of tokens at which to compress; 0: at the first token decoded by itself
+    index_t least       = 256; ///< fewest tokens of a prompt that is compressed
     index_t tail = -1; ///< tokens in the tail before it is folded; 0: never folded; -1: a sixteenth of the sequence's
     bool free_cells = false;
     int verbosity   = 1; ///< 0: errors only, 1: a line at the start and one at the end, 2: every compression
@@ -51,7 +51,7 @@ namespace detail
     throw mdkv::invalid_argument{std::string{name} + "=" + std::string{value} + ": " + wants};
 }
 
-/// A number and the rest of the text.
+/// Reads a number and returns the rest of the text.
 inline std::string_view number(char const* name, std::string_view text, char const* wants, double& value)
 {
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

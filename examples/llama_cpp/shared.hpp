@@ -1,4 +1,4 @@
-/// \file shared.hpp: what the layers of one context have in common: settings, scratch memory, threads, and the count of what was done
+/// \file shared.hpp: state that the layers of one context share: settings, scratch memory, threads, counts of work
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -62,7 +62,7 @@ private:
 
 struct tally
 {
-    stopwatch replay, compress, fold, attend; ///< of a layer
+    stopwatch replay, compress, fold, attend; ///< stages of a layer
     byte_shares shares{};
     index_t freed = 0; ///< bytes of cells given back
     index_t most  = 0; ///< bytes of all compressed caches at any time
@@ -80,12 +80,12 @@ struct shared
     settings chosen;
     tally counts{};
     lent_threads threads{};
-    index_t most_cells = 0; ///< of a layer
-    index_t layers     = 1; ///< of a sequence, that have as many
-    /// Numbers of cells whose layers have different masks: some have a window, and until it slides nothing tells which.
+    index_t most_cells = 0; ///< most cells of a layer
+    index_t layers     = 1; ///< layers of a sequence with most_cells cells
+    /// Numbers of cells at which layers have different masks: some have a window, and until it slides nothing shows which.
     std::set<index_t> two_masks{};
-    std::set<void const*> shared_keys{};               ///< that several layers read
-    std::uint64_t next_stamp = std::random_device{}(); ///< of cells that are given back
+    std::set<void const*> shared_keys{};               ///< keys that several layers read
+    std::uint64_t next_stamp = std::random_device{}(); ///< stamp of the next cells that are given back
     std::vector<float> log_sum{};
 
     void log(char const* done, attention_node const& node, index_t tokens, index_t bytes) const
@@ -107,8 +107,8 @@ struct shared
         return call(mdkv::cpu::backend{&lent, threads});
     }
 
-    /// The same for a call that as a rule needs no more scratch memory than there is, and reads `bytes`. Few of these are
-    /// read before a second thread has started.
+    /// lend for a call that reads `bytes` and usually finds enough scratch memory. Few bytes are read by the calling
+    /// thread alone, because they are read before a second thread has started.
     template <class Call>
     auto lend_again(index_t bytes, Call const& call)
     {

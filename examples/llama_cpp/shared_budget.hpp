@@ -29,11 +29,11 @@
 namespace mdkv_ggml
 {
 
-/// One budget for the layers of a sequence, as presets that are `shared` have it.
+/// One budget for the layers of a sequence, for presets that are `shared`.
 class shared_budget
 {
 public:
-    /// \param layers   of the sequence, in order; those without replayed losses of its first `tokens` get no rungs
+    /// \param layers   layers of the sequence, in order; a layer without replayed losses of its past tokens gets no rungs
     shared_budget(std::vector<layer_prompt*> layers, cell_list const& cells, index_t tokens, shared& with)
         : cells_{cells}
         , tokens_{tokens}
@@ -56,7 +56,7 @@ public:
         }
     }
 
-    /// Gives each layer its rungs; none if they cannot be chosen, because losses are not finite, or need not be.
+    /// Gives each layer its rungs, or none if they cannot be chosen (losses are non-finite) or need not be.
     void share()
     {
         if (layers_.empty() || past_ == 0) { return; }
@@ -72,7 +72,7 @@ public:
             .on_non_finite                           = mdkv::non_finite::unchecked};
         memory_plan const plan{first, tokens_, 1.0, with_};
         index_t const token = first.heads() * (first.dims().keys + first.dims().values) * index_t{sizeof(mdkv::half)};
-        // Nothing fits, or everything.
+        // The limit holds nothing of the past, or everything.
         if (plan.arena <= (tokens_ - past_) * token || plan.arena >= tokens_ * token) { return; }
         mdkv::workspace counting;
         static_cast<void>(prompt{host{&counting}, p, shape});

@@ -1,4 +1,4 @@
-/// \file threads.hpp: the engine's threads lent to the library: those of OpenMP, which ggml's own loops use, or a pool
+/// \file threads.hpp: the engine's threads lent to the library: OpenMP's threads, which ggml's own loops use, or a pool
 #pragma once
 
 #include <mdkv/core/types.hpp>

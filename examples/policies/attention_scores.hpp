@@ -28,8 +28,8 @@ namespace detail
 /// Query rows of one call of score: its scratch grows with them, and early rows need not pass over late keys.
 inline constexpr std::int64_t attention_rows = 256;
 
-/// Adds to received [heads, past] what the rows give. The first `seen` tokens are scored, those after them up to the
-/// last row's own are the score's window: they take part in the softmax alone.
+/// Adds to received [heads, past] the attention that the rows give. The first `seen` tokens are scored. The tokens after
+/// them, up to the last row's own, are the score's window, which takes part in the softmax alone.
 template <mdkv::element T>
 void add_received(prompt_layer<T> const& layer, std::int64_t first_row, std::int64_t rows,
     mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::vector<float>& received)
@@ -37,7 +37,7 @@ void add_received(prompt_layer<T> const& layer, std::int64_t first_row, std::int
     using mdkv::in;
     using mdkv::out;
     using mdkv::slice;
-    std::int64_t const place       = layer.tokens - layer.query_tokens + first_row; // of the first row in the prompt
+    std::int64_t const place       = layer.tokens - layer.query_tokens + first_row; // the first row's, in the prompt
     std::int64_t const seen        = std::min(layer.past(), place + rows);
     std::int64_t const query_heads = layer.heads * layer.group;
 
@@ -45,7 +45,7 @@ void add_received(prompt_layer<T> const& layer, std::int64_t first_row, std::int
     std::vector<T> const halves(static_cast<std::size_t>(seen), mdkv::narrow<T>(0.5F));
     std::vector<float> loss(static_cast<std::size_t>(2 * layer.heads * seen)); // [heads, 2, seen]
     constexpr std::array rungs{mdkv::drop, mdkv::full};
-    mdkv::ratio_set const ratios{rungs}; // at run time, as mixed policies have them: one instantiation serves both
+    mdkv::ratio_set const ratios{rungs}; // at run time, like mixed policies' sets: one instantiation serves both
     scratch.run(executor, [&](mdkv::cpu::backend on) {
         auto const keys = in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim);
         mdkv::score_options<mdkv::cpu::backend> options{.first_query = place};
@@ -71,8 +71,8 @@ void add_received(prompt_layer<T> const& layer, std::int64_t first_row, std::int
 } // namespace detail
 
 /// The probabilities each past token receives, summed over rows [first_row, first_row + rows) of layer.queries and over
-/// the query heads that share a cached head. A row's softmax runs over all keys up to its own token, those of the
-/// window included, as every policy of SnapKV's line has it. A layer seen with a window of 0 has all its tokens scored.
+/// the query heads that share a cached head. A row's softmax runs over all keys up to its own token, the window's keys
+/// included, which is the rule of SnapKV and its successors. If the layer's window is 0, all its tokens are scored.
 ///
 /// \return [heads, past]
 /// \throws mdkv::invalid_argument   the rows leave the layer's queries

@@ -1,4 +1,4 @@
-/// \file counts.hpp: how many past tokens each head of a layer keeps: the same everywhere, or more where attention is spread
+/// \file counts.hpp: how many past tokens each head of a layer keeps: a uniform number, or more for spread attention
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -27,14 +27,14 @@ struct adaptive_options
     /// Share of the uniform count that no head goes below. AdaKV's scripts set 0.2, its README says 0.5.
     double floor_ratio = 0.2;
 
-    /// Weigh each head's scores by the part of them that its best `kept` tokens hold; off in AdaKV's scripts.
+    /// If true, each head's scores are weighted by the share of them that its best `kept` tokens hold; off in AdaKV's
+    /// scripts.
     bool normalise = false;
 };
 
-/// AdaKV's counts (FFY0/AdaKV, adaptive_snapkv/monkeypatch/snapkv_utils.py): the heads * kept best scores of the layer
-/// are counted by head; a head keeps its floor and, of what it counted, the rest of the share, rounded half to even.
-/// Roundings are not made up for, as there: the sum may be off by half a token a head. Where `kept` exceeds the past,
-/// everything stays.
+/// AdaKV's counts (FFY0/AdaKV, adaptive_snapkv/monkeypatch/snapkv_utils.py): the heads * kept best scores of the layer are
+/// counted by head. A head keeps its floor and 1 - floor_ratio of its count, rounded half to even. Like AdaKV, this does
+/// not make up for roundings: the sum may be off by half a token a head. If `kept` exceeds the past, all tokens stay.
 ///
 /// \param scores   [heads, past], comparable between heads
 /// \param kept     past tokens of an average head

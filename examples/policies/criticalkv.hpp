@@ -1,4 +1,4 @@
-/// \file criticalkv.hpp: CriticalKV's scores: attention first, then attention weighted by what the value adds to the output
+/// \file criticalkv.hpp: CriticalKV's scores: attention first, then attention weighted by the projected value's norm
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -25,11 +25,11 @@ namespace runner
 
 struct criticalkv_options
 {
-    double first_stage = 0.5;   // share of the budget that goes by the base score alone
+    double first_stage = 0.5;   // share of the budget given by the base score alone
     float epsilon      = 1e-4F; // added to the base score before weighting
 
-    /// The first stage's share is of past and window tokens together, and the window takes its place in it first: with
-    /// kvpress the window has the highest base score. Otherwise the share is of the past tokens.
+    /// If true, the first stage's share refers to past and window tokens together, and the window takes its place in it
+    /// first: in kvpress the window has the highest base score. If false, the share refers to the past tokens.
     bool window_in_first_stage = true;
 
     /// kvpress' SnapKV: the mean over 5 neighbours. The mean over rows is part of the rule, because epsilon is added.

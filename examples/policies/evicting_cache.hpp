@@ -1,4 +1,4 @@
-/// \file evicting_cache.hpp: H2O as its authors run it: the cache goes on dropping its least attended token while decoding
+/// \file evicting_cache.hpp: H2O by its authors' rule: the cache goes on dropping its least attended token while decoding
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -36,13 +36,14 @@ struct heavy_hitters
     [[nodiscard]] constexpr std::int64_t tokens() const noexcept { return heavy + recent; }
 };
 
-/// Every head holds at most heavy + recent tokens, whatever the number of tokens appended: after the prompt and after each
-/// token that came in, all but the `heavy` highest sums of attention among the tokens older than the last `recent` go.
-/// A token's sum is that of the probabilities all queries so far gave it, over the query heads that share it. Positions
-/// stay what they were. Of equal sums the older token goes.
+/// Every head holds at most heavy + recent tokens, for any number of tokens appended. After the prompt, and after each
+/// token that came in, the tokens older than the last `recent` go, except for the `heavy` highest sums of attention. A
+/// token's sum adds up the probabilities that all queries so far gave it, over the query heads that share it. Positions do
+/// not change. Among equal sums the older token goes.
 ///
-/// Facts: h2o_hf/utils_real_drop/modify_llama.py (H2OKVCache_LayerWise) of the authors' repository H2O. Theirs rounds the
-/// probabilities to the model's element type and knows no shared heads; here they are floats and the sum is over the group.
+/// Facts: h2o_hf/utils_real_drop/modify_llama.py (H2OKVCache_LayerWise) of the authors' repository H2O. Their code rounds
+/// the probabilities to the model's element type and has no shared heads; here probabilities are floats, summed over the
+/// group.
 template <mdkv::element T>
 class evicting_cache : public layer_cache
 {
@@ -96,14 +97,15 @@ public:
 
     /// Tokens every head holds.
     [[nodiscard]] std::int64_t tokens() const noexcept { return count_; }
-    /// Of the tokens head h holds, oldest first.
+    /// Sums of the tokens that head h holds, oldest first.
     [[nodiscard]] std::span<float const> sums(std::int64_t h) const noexcept
     {
         return {sums_.data() + h * capacity_, static_cast<std::size_t>(count_)};
     }
 
 private:
-    /// Below so many bytes another thread would take longer to wake than it saves, as in the library's attend.
+    /// Below this many bytes another thread would take longer to wake than it saves; the library's attend has such a
+    /// limit, too.
     static constexpr std::int64_t serial_bytes = std::int64_t{1} << 20;
 
     [[nodiscard]] T* key_row(std::int64_t h, std::int64_t i) noexcept
@@ -127,7 +129,7 @@ private:
         std::iota(stay.begin(), stay.end(), std::int64_t{0});
         if (count_ < layer.tokens)
         {
-            // Heaviest first, and of equal ones the later: what is behind the first `heavy` goes.
+            // Heaviest first, the later of equal sums first: tokens after the first `heavy` go.
             std::sort(stay.begin(), stay.begin() + older,
                 [&](std::int64_t a, std::int64_t b) { return sums[a] > sums[b] || (sums[a] == sums[b] && a > b); });
             stay.erase(stay.begin() + limit_.heavy, stay.begin() + older);
@@ -142,8 +144,8 @@ private:
         }
     }
 
-    /// So many floats begin and end at a register's border: what Eigen computes of the first and last elements of a row
-    /// that does not may differ in the last bit, and an answer must not depend on where memory was to be had.
+    /// Rounds up, so that a row begins and ends at a register's border: otherwise Eigen's results for the row's first and
+    /// last elements may differ in the last bit, and an answer must not depend on the place of memory.
     [[nodiscard]] static constexpr std::int64_t padded(std::int64_t floats) noexcept { return (floats + 15) / 16 * 16; }
     using aligned_floats = std::vector<float, Eigen::aligned_allocator<float>>;
 
@@ -188,7 +190,7 @@ private:
         }
     }
 
-    /// The token to go: of those older than the last `recent`, the oldest with the least sum.
+    /// The token to go: the oldest with the least sum among the tokens older than the last `recent`.
     [[nodiscard]] std::int64_t lightest(std::int64_t h) const noexcept
     {
         float const* const first = sums_.data() + h * capacity_;
@@ -208,7 +210,7 @@ private:
     {
         std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(count) * sizeof(E));
     }
-    /// The two may overlap.
+    /// Moves `count` rows; source and destination may overlap.
     template <class E>
     static void move_rows(E const* from, std::int64_t count, E* to) noexcept
     {
@@ -222,7 +224,7 @@ private:
     std::vector<T> keys_;          // [heads, capacity, key_dim], in order of position
     std::vector<T> values_;        // [heads, capacity, value_dim]
     std::vector<float> sums_;      // [heads, capacity]
-    aligned_floats probabilities_; // [heads, group, padded capacity], of one step
+    aligned_floats probabilities_; // [heads, group, padded capacity], in one step
     aligned_floats rows_;          // [heads, 1 + group, padded dimension]: a key or value, and the group's sums
 };
 

@@ -1,4 +1,4 @@
-/// \file expected_attention.hpp: Expected Attention's scores: what queries to come would give, if they were like those so far
+/// \file expected_attention.hpp: Expected Attention's scores: attention of future queries that resemble those so far
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -33,7 +33,7 @@ struct expected_attention_options
 namespace detail
 {
 
-/// The rotary encoding of a prompt as Expected Attention needs it.
+/// The rotary encoding of a prompt in the forms that Expected Attention needs.
 class prompt_rotations
 {
 public:
@@ -64,10 +64,10 @@ public:
         }
     }
 
-    /// Turns the vector of token t back to what it was before its position was encoded.
+    /// Turns the vector of token t back to its value before position encoding.
     void undo(float* vector, std::int64_t t) const { rotation_.turn(vector, back_.data() + t * size_); }
 
-    /// [dim, dim]  mean of the rotations of the positions that follow; shorter than a rotation, being a mean.
+    /// [dim, dim]  mean of the rotations of the positions that follow. A mean shortens vectors, unlike a rotation.
     [[nodiscard]] float_matrix const& average() const { return average_; }
 
 private:
@@ -77,7 +77,7 @@ private:
     float_matrix average_;
 };
 
-/// Logits that queries of the same mean and covariance as those of one query head so far are expected to have.
+/// Expected logits of queries that have the mean and covariance of one query head's queries so far.
 template <mdkv::element T>
 [[nodiscard]] Eigen::VectorXf expected_logits(prompt_layer<T> const& layer, std::int64_t query_head,
     float_matrix const& keys, prompt_rotations const& rotations, expected_attention_options const& options)
@@ -106,8 +106,8 @@ template <mdkv::element T>
 
 } // namespace detail
 
-/// NVIDIA/kvpress, kvpress/presses/expected_attention_press.py. Its queries before position encoding are here those
-/// after it, turned back. The softmax runs over all keys but the sinks, the window's included.
+/// NVIDIA/kvpress, kvpress/presses/expected_attention_press.py. kvpress takes queries before position encoding; here
+/// encoded queries are turned back. The softmax runs over all keys but the sinks, the window's keys included.
 ///
 /// \return [heads, past]; sinks are above all others
 /// \throws mdkv::invalid_argument   the layer lacks its rotation or the queries of some tokens; an option is out of

@@ -1,4 +1,4 @@
-/// \file fold_plan.hpp: a sequence's cache within fixed memory: every layer's share of it, and the count of what is held
+/// \file fold_plan.hpp: a sequence's cache within fixed memory: every layer's share of memory, and the count of bytes held
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -16,20 +16,20 @@
 namespace runner
 {
 
-/// What a layer may hold, and when it makes room.
+/// A layer's limits, and the number of appended tokens at which it folds.
 struct fold_plan
 {
-    std::int64_t arena   = 0; // bytes of its compressed part at most
+    std::int64_t arena   = 0; // most bytes of its compressed part
     std::int64_t every   = 0; // appended tokens that are folded into it at a time
-    std::int64_t queries = 0; // last ones of these that are kept to fold by
+    std::int64_t queries = 0; // last queries of these tokens, kept to fold by
 };
 
-/// Counts what it hands out.
+/// Counts the bytes that it hands out.
 class counted_memory : public std::pmr::memory_resource
 {
 public:
     [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
-    [[nodiscard]] std::int64_t most_bytes() const noexcept { return most_; } // at any time
+    [[nodiscard]] std::int64_t most_bytes() const noexcept { return most_; } // most bytes at any time
 
 private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override
@@ -55,11 +55,11 @@ private:
     std::int64_t most_  = 0;
 };
 
-/// What the layers of a sequence have in common where they fold: their memory, and what folding did.
+/// State that the folding layers of a sequence share: their memory, and the number and time of folds.
 struct fold_ledger
 {
     counted_memory memory;
-    std::int64_t folds = 0; // of single layers
+    std::int64_t folds = 0; // folds of single layers
     double seconds     = 0;
 };
 

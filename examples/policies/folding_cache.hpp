@@ -1,4 +1,4 @@
-/// \file folding_cache.hpp: a packed cache that stays within fixed memory: it folds what was appended into what it holds
+/// \file folding_cache.hpp: a packed cache that stays within fixed memory: it folds appended tokens into its compressed part
 #pragma once
 
 #include <mdkv/allocate.hpp>
@@ -28,7 +28,7 @@
 namespace runner
 {
 
-/// Of a policy made by compress. All its buffers are the ledger's memory's.
+/// The folding cache of a policy made by compress. All its buffers come from the ledger's memory.
 template <mdkv::element T>
 class folding_cache : public packed_cache<T>
 {
@@ -55,7 +55,7 @@ public:
         float const* value, float* output) override
     {
         if (cache_.appended() == plan_.every) { fold(executor, scratch); }
-        // The last queries before the tail is full are those that it will be folded by.
+        // The tail will be folded by the last queries before it is full.
         std::int64_t const place = cache_.appended() - (plan_.every - plan_.queries);
         for (std::int64_t row = 0; place >= 0 && row < query_rows(); ++row)
         {

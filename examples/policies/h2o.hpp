@@ -15,10 +15,9 @@
 namespace runner
 {
 
-/// The heavy hitters of FMInference/H2O, chosen once, after the prompt, as Zefan-Cai/KVCache-Factory
-/// (pyramidkv/pyramidkv_utils.py, H2OKVCluster) does: sums over all queries, no pooling. Each query sees the keys up to
-/// its own token, as in H2O; KVCache-Factory hides later keys from the window's queries only and lets the others see
-/// them all.
+/// The heavy hitters of FMInference/H2O, chosen once, after the prompt, by the rule of Zefan-Cai/KVCache-Factory
+/// (pyramidkv/pyramidkv_utils.py, H2OKVCluster): sums over all queries, no pooling. Each query sees the keys up to its own
+/// token, as in H2O. KVCache-Factory hides later keys from the window's queries only; other queries see all keys.
 ///
 /// \return [heads, past]
 /// \throws mdkv::invalid_argument   the layer does not have the queries of all tokens

@@ -28,13 +28,13 @@ struct head_scores
 {
     std::int64_t layers = 0, heads = 0; // heads are query heads
     std::vector<double> mean;           // [layers, heads]
-    std::vector<std::int64_t> samples;  // [layers, heads] how many values each mean is of
+    std::vector<std::int64_t> samples;  // [layers, heads] number of values in each mean
 };
 
 namespace detail
 {
 
-/// "3-11" is layer 3, head 11; both decimal, from 0, without signs or leading zeros.
+/// Parses a head's name: "3-11" is layer 3, head 11; both decimal, from 0, without signs or leading zeros.
 [[nodiscard]] inline std::optional<std::int64_t> parse_head_number(std::string_view text)
 {
     if (text.empty() || text.size() > 9 || (text.size() > 1 && text[0] == '0')) { return std::nullopt; }
@@ -44,8 +44,8 @@ namespace detail
     return value;
 }
 
-/// Sums the lists up as the parser comes by, so that a file of any length takes no memory. A document as a whole could
-/// not tell a key that stands there twice: the parser keeps the last of them silently.
+/// Sums the lists up while they are parsed, so that a file of any length takes no memory. A parsed document could not show
+/// a key that occurs twice: the parser silently keeps the last occurrence.
 class head_scores_reader : public nlohmann::json_sax<nlohmann::json>
 {
 public:
@@ -113,7 +113,7 @@ public:
 
     bool parse_error(std::size_t position, std::string const&, nlohmann::json::exception const& problem) override
     {
-        // A number too large for a double is the one thing that comes here although it is JSON.
+        // A number too large for a double is the only valid JSON that is reported here.
         bool const too_large = dynamic_cast<nlohmann::json::out_of_range const*>(&problem) != nullptr;
         std::string what     = too_large ? "has a value that is not finite" : "is no JSON that could be read";
         if (!key_.empty()) { what += joined(too_large ? ", under key " : ", after key ", runner::quoted(key_)); }
@@ -178,7 +178,7 @@ private:
 } // namespace detail
 
 /// Reads HeadKV's form: an object whose keys are "layer-head" in any order and whose values list one number per sample.
-/// \param layers, heads   of the model; there must be exactly one list for each of its query heads
+/// \param layers, heads   numbers of the model; there must be exactly one list for each of its query heads
 /// \throws file_error   the file cannot be read, is larger than 256 MiB, is no JSON or not of that form; naming the key
 [[nodiscard]] inline head_scores read_head_scores(std::string const& path, std::int64_t layers, std::int64_t heads)
 {
@@ -193,10 +193,10 @@ private:
 }
 
 /// Writes the same form, layer after layer, on one line.
-/// \param lists    [layers, heads] of one value per sample
-/// \param digits   significant ones of every value
+/// \param lists    [layers, heads] lists with one value per sample
+/// \param digits   significant digits of every value
 /// \throws mdkv::invalid_argument   the lists do not fit, one is empty, a value is negative or not finite
-/// \throws file_error               the file cannot be written; whatever was there before stays
+/// \throws file_error               the file cannot be written; an earlier file stays
 inline void write_head_scores(std::string const& path, std::int64_t layers, std::int64_t heads,
     std::vector<std::vector<double>> const& lists, int digits = 17)
 {

@@ -21,8 +21,8 @@ namespace runner
 namespace detail
 {
 
-/// Python's a // b of floats, for a >= 0 and b > 0. The floor of the rounded quotient would be 100 for 110 // 1.1;
-/// the largest whole number of times that 1.1 (a little above it in binary) goes into 110 is 99.
+/// Python's a // b for floats, with a >= 0 and b > 0. For 110 // 1.1 the floor of the rounded quotient would be 100; but
+/// 1.1, a little larger in binary, goes into 110 only 99 times.
 [[nodiscard]] inline double floor_quotient(double a, double b)
 {
     double const quotient = (a - std::fmod(a, b)) / b;
@@ -48,7 +48,8 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
 
 } // namespace detail
 
-/// Every query head's part of 1, [layers, heads]: the scores over their sum, to the power `temperature`, over their sum.
+/// Every query head's share, [layers, heads], adding up to 1: scores over their sum, to the power `temperature`, over
+/// their sum.
 /// \throws mdkv::invalid_argument   a score is negative or not finite, all are 0, the temperature is out of range
 [[nodiscard]] inline std::vector<double> head_shares(head_scores const& scores, double temperature = 1)
 {
@@ -75,9 +76,9 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
 }
 
 /// HeadKV's rule (FYYFU/HeadKV, headkv/snapkv_utils.py, ReasonSnapKVCluster): of b = kv_size - window tokens each head
-/// keeps b - b // beta for sure, and the rest of all heads of the model is one pool, shared by score. Every capacity is
-/// rounded for itself, half to even, so their total differs from b per head by some tokens: that is the authors' rule,
-/// not corrected here. The window comes on top.
+/// keeps b - b // beta for sure. The remaining tokens of all heads of the model are one pool, shared by score. Every
+/// capacity is rounded for itself, half to even, so the total differs from b per head by some tokens: that is the authors'
+/// rule, not corrected here. The window comes on top.
 ///
 /// \param beta   1: everything is shared by score; larger: more equal (the authors sweep 1.005 to 10)
 /// \return   [layers, heads] past tokens of every query head
@@ -101,8 +102,8 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
     return capacities;
 }
 
-/// Capacities of the cached heads where `group` query heads share each: their mean, half to even, as KVCache-Factory's
-/// kv_head mode has it; the bytes shrink by the group.
+/// Capacities of the cached heads if `group` query heads share each: their mean, rounded half to even, by the rule of
+/// KVCache-Factory's kv_head mode. The bytes shrink by the group.
 /// \throws mdkv::invalid_argument   the group does not divide the heads
 [[nodiscard]] inline std::vector<mdkv::index_t> headkv_capacities_of_kv_heads(
     std::span<mdkv::index_t const> query_heads, std::int64_t group)
@@ -121,13 +122,13 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
     return capacities;
 }
 
-/// MixedDimKV-H: the same two parts, one equal and one by score, of all bytes the model's heads may spend on tokens and
-/// projections, exact to the byte; what a head cannot use goes to the others.
+/// MixedDimKV-H: two parts, one equal and one by score, of all bytes the model's heads may spend on tokens and
+/// projections, exact to the byte. Bytes that a head cannot use go to other heads.
 ///
-/// \param group            query heads that share a cached head; a cached head's score is the sum of theirs
-/// \param total_bytes      of all cached heads of all layers together, windows not counted
-/// \param capacity_bytes   [layers, heads / group] the most each cached head can use
-/// \return   [layers, heads / group] adding up to total_bytes, or to all capacities where that is less
+/// \param group            query heads that share a cached head, whose score is the sum of their scores
+/// \param total_bytes      bytes of all cached heads of all layers together, windows not counted
+/// \param capacity_bytes   [layers, heads / group] the most bytes each cached head can use
+/// \return   [layers, heads / group] adding up to total_bytes, or to all capacities if their sum is less
 /// \throws mdkv::invalid_argument   naming the parameter out of range, and what head_shares throws
 [[nodiscard]] inline std::vector<mdkv::index_t> mixed_head_quotas(head_scores const& scores, std::int64_t group,
     mdkv::index_t total_bytes, std::span<mdkv::index_t const> capacity_bytes, double beta = 1.1, double temperature = 1)
@@ -146,7 +147,7 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
     for (std::size_t q = 0; q < shares.size(); ++q) { weights[q / members] += shares[q] / beta; }
     std::vector<mdkv::index_t> quotas(cached);
     split_exactly(total_bytes, weights, quotas);
-    static_cast<void>(spread_surplus(quotas, capacity_bytes)); // what is left over, nobody can use
+    static_cast<void>(spread_surplus(quotas, capacity_bytes)); // bytes left over cannot be used by any head
     return quotas;
 }
 

@@ -1,4 +1,4 @@
-/// \file held_layers.hpp: keys, values and last queries of all layers of a prompt, as an engine has them until the prompt is compressed
+/// \file held_layers.hpp: keys, values and last queries of all layers of a prompt, held until the prompt is compressed
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -34,14 +34,14 @@ public:
         layers_.back().lse     = lse_.emplace_back(layer.lse, layer.lse + rows).data();
     }
 
-    /// Layers in the order in which they were added; whatever else they point to is gone.
+    /// Layers in the order in which they were added; their other pointers are invalid.
     [[nodiscard]] std::vector<prompt_layer<T>> const& all() const noexcept { return layers_; }
 
 private:
     std::vector<prompt_layer<T>> layers_;
-    std::vector<std::vector<T>> keys_, values_; // of each layer, [heads, tokens, D]
-    std::vector<std::vector<T>> queries_;       // of each layer, [heads * group, query_tokens, D]
-    std::vector<std::vector<float>> lse_;       // of each layer, [heads * group, query_tokens]
+    std::vector<std::vector<T>> keys_, values_; // [layers][heads, tokens, D]
+    std::vector<std::vector<T>> queries_;       // [layers][heads * group, query_tokens, D]
+    std::vector<std::vector<float>> lse_;       // [layers][heads * group, query_tokens]
 };
 
 } // namespace runner

@@ -1,4 +1,4 @@
-/// \file keep.hpp: the past tokens a selecting policy keeps: each head's best, as many as it was given
+/// \file keep.hpp: the past tokens a selecting policy keeps: each head's best, up to the head's count
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -14,9 +14,9 @@ namespace runner
 {
 
 /// Rungs of mdkv::evict_ratios, [heads, past]: 1 for the counts[h] highest scores of head h, 0 for the others. A count
-/// above the number of tokens keeps them all: what a head cannot use is lost, as it is to the policies' authors.
+/// above the number of tokens keeps all of them: the surplus is lost, as in the policies' own code.
 ///
-/// \param scores   [heads, past], higher is kept; of equal ones the earlier token
+/// \param scores   [heads, past], higher is kept; among equal scores the earlier token
 /// \param counts   [heads]
 /// \throws mdkv::invalid_argument   the heads do not divide the scores, or a count is negative
 [[nodiscard]] inline std::vector<std::uint8_t> keep_best(

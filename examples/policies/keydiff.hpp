@@ -1,4 +1,4 @@
-/// \file keydiff.hpp: KeyDiff's scores: how little a key resembles the average key
+/// \file keydiff.hpp: KeyDiff's scores: the dissimilarity of a key and the average key
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -18,9 +18,9 @@ namespace runner
 {
 
 /// arXiv 2504.15364; NVIDIA/kvpress, kvpress/presses/keydiff_press.py: minus the cosine between a key, after position
-/// encoding, and the mean of all the head's keys, each of length 1, the window's included. Lengths below 1e-8 count as
-/// that in the cosine, below 1e-12 in the mean. As in kvpress the whole prompt is scored at once; the paper goes block
-/// by block.
+/// encoding, and the mean of all keys of the head, each normalised to length 1, window included. Smaller lengths are
+/// replaced by 1e-8 in the cosine, by 1e-12 in the mean. The whole prompt is scored at once, as in kvpress; the paper goes
+/// block by block.
 ///
 /// \return [heads, past]
 template <mdkv::element T>
@@ -31,7 +31,7 @@ template <mdkv::element T>
     executor.parallel_for(layer.heads, [&](std::int64_t head) {
         auto const dim = static_cast<std::size_t>(layer.key_dim);
         std::vector<float> key(dim);
-        auto const read = [&](std::int64_t token) { // and give its length
+        auto const read = [&](std::int64_t token) { // reads a key and returns its length
             widen_row(layer.keys + (head * layer.tokens + token) * layer.key_dim, layer.key_dim, key.data());
             double square = 0;
             for (float const x : key) { square += double{x} * double{x}; }

@@ -1,4 +1,4 @@
-/// \file low_rank.hpp: every past token at the same rank: what dimensions alone save, without choosing among tokens (arXiv 2603.20616, appendix)
+/// \file low_rank.hpp: every past token at the same rank: savings by dimensions alone (arXiv 2603.20616, appendix)
 #pragma once
 
 #include <mdkv/basis.hpp>
@@ -25,14 +25,15 @@
 namespace runner
 {
 
-// In the manner of Palu, and unlike it in four ways. Palu factorises the projection weights once, from calibration text;
-// here the basis is the principal components of this prompt's own keys and values. Palu's keys are those before position
-// encoding and are rebuilt in the attention; here they are encoded and are never rebuilt. Palu shares a rank among heads
-// of a group and spreads ranks over groups by Fisher information; here each head has its own basis and all the same rank.
-// And Palu's ratio counts latents only, its projections being weights; here each head is charged for its projections.
+// In the manner of Palu, with four differences. Palu factorises the projection weights once, from calibration text; here
+// the basis is the principal components of this prompt's own keys and values. Palu compresses keys before position
+// encoding and rebuilds them in the attention; here keys are encoded and are never rebuilt. Palu shares a rank among heads
+// of a group and spreads ranks over groups by Fisher information; here each head has its own basis, and all heads have the
+// same rank. Palu's ratio counts latents only, its projections being weights; here each head is charged for its
+// projections.
 
-/// The one rung of rank `rank`: so many of the key_dim coordinates, and the same share of the value's, rounded down but
-/// at least one.
+/// The one rung of rank `rank`: `rank` of the key_dim coordinates of keys, and the same share of the values' coordinates,
+/// rounded down but at least one.
 [[nodiscard]] inline mdkv::ratio_set low_rank_set(std::int64_t rank, std::int64_t key_dim)
 {
     std::array const rungs{mdkv::rung{static_cast<std::int32_t>(rank), static_cast<std::int32_t>(key_dim)}};
@@ -52,8 +53,8 @@ namespace runner
                      + mdkv::projection_bytes(set, 0, shape.dims, shape.element_bytes));
 }
 
-/// The largest rank whose bytes fit the limit; 0 drops all but the window. Rank key_dim needs no projections and may fit
-/// where the ranks below it do not.
+/// The largest rank whose bytes fit the limit; 0 drops all tokens but the window. Rank key_dim needs no projections and
+/// may fit even if lower ranks do not.
 /// \throws mdkv::invalid_argument   the limit does not hold the window
 [[nodiscard]] inline std::int64_t low_rank_that_fits(mdkv::layer_shape const& shape, std::int64_t limit)
 {

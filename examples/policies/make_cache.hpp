@@ -1,4 +1,4 @@
-/// \file make_cache.hpp: the definitions of cache_maker: which parts each kind of policy is put together from
+/// \file make_cache.hpp: the definitions of cache_maker: the parts of each kind of policy
 #pragma once
 
 #include <mdkv/cache.hpp>
@@ -103,7 +103,7 @@ std::vector<made_cache> cache_maker<T>::all_layers(
 {
     auto const layers = std::ssize(held_.all());
     auto& prompt      = **prompt_;
-    auto const limit  = mdkv::budget::bytes(limit_.in_bytes(shape)); // of the model's own cache
+    auto const limit  = mdkv::budget::bytes(limit_.in_bytes(shape)); // bytes of the model's own cache
     auto const chosen = scratch.run(executor, [&](mdkv::cpu::backend on) { return prompt.allocate(on, limit); });
     std::vector<made_cache> made(static_cast<std::size_t>(layers));
     for (std::size_t i = 0; i < made.size(); ++i)
@@ -286,7 +286,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
         if (replays)
         {
             options.losses  = (*prompt_)->losses_of(0);
-            options.pooling = {1}; // done
+            options.pooling = {1}; // losses are already pooled
         }
         if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
         if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
@@ -345,7 +345,7 @@ std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(
             return keep_best(scores, std::vector<std::int64_t>(first, first + layer.heads));
         }
         case sharing::uniform:
-        case sharing::losses: // of mixed ones
+        case sharing::losses: // only for mixed caches
             break;
     }
     return keep_best(scores, even);

@@ -1,4 +1,4 @@
-/// \file packed_cache.hpp: a layer's cache in the library's packed form, from what compress made or from tokens marked as kept (arXiv 2603.20616, section 5)
+/// \file packed_cache.hpp: a layer's cache in the library's packed form, made by compress or from tokens marked as kept (arXiv 2603.20616, section 5)
 #pragma once
 
 #include <mdkv/append.hpp>
@@ -30,14 +30,14 @@
 namespace runner
 {
 
-/// The bases of a layer's heads; null where no projected rung is in use.
+/// The bases of a layer's heads; null if no projected rung is in use.
 struct head_bases
 {
     float const* keys   = nullptr; // [heads, key_dim, key_dim]
     float const* values = nullptr; // [heads, value_dim, value_dim]
 };
 
-/// The layer with its past tokens at the given rungs and its window whole, in exactly the memory that takes.
+/// The layer with its past tokens at the given rungs and its window whole, in exactly the memory needed.
 /// \param rungs   [heads, past], indices into `ratios`
 /// \throws mdkv::invalid_argument   rungs has another size, or holds an index outside the ratio set
 template <mdkv::element T>
@@ -93,7 +93,7 @@ void grow_tail(mdkv::cpu::cache<T>& cache)
     return mdkv::ratio_set{rungs};
 }
 
-/// Every policy that chooses a rung per token of the prompt and then leaves the cache alone.
+/// Cache of every policy that chooses a rung per token of the prompt and then leaves the cache alone.
 template <mdkv::element T>
 class packed_cache : public layer_cache
 {
@@ -112,7 +112,7 @@ public:
     }
 
     /// Keeps whole tokens and the window.
-    /// \param kept   [heads, past], 1 where a token stays and 0 where it goes
+    /// \param kept   [heads, past], 1 for tokens that stay, 0 for tokens that go
     /// \throws mdkv::invalid_argument   kept has another size, or holds anything else
     packed_cache(mdkv::cpu::executor_ref executor, scratch_memory& scratch, prompt_layer<T> const& layer,
         std::span<std::uint8_t const> kept, std::int64_t tail_tokens = 0)

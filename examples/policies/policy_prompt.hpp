@@ -66,7 +66,7 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         .frequencies  = mdkv::in(mdkv::cpu::backend{}, frequencies.data(), std::ssize(frequencies))};
 }
 
-/// One for all layers that share a budget, or for one layer.
+/// The prompt of all layers that share a budget, or of one layer.
 template <mdkv::element T>
 class policy_prompt
 {
@@ -76,7 +76,7 @@ public:
     using rows = mdkv::prompt_rows<host, T>;
 
     /// \param layer    the sizes of all layers, the prompt's length, position encoding
-    /// \param layers   of the prompt
+    /// \param layers   number of the prompt's layers
     policy_prompt(policy const& chosen, prompt_layer<T> const& layer, std::int64_t layers)
         : label_{chosen.label}
         , unread_{chosen.rows != scoring_rows::window}
@@ -99,8 +99,8 @@ public:
     [[nodiscard]] mdkv::prompt<host, T>* operator->() noexcept { return &*prompt_; }
 
     /// Reads one chunk of prefill, which may reach beyond the prompt.
-    /// \param place    of the layer in this prompt
-    /// \param layer    of the prompt that is compressed
+    /// \param place    number of the layer in this prompt
+    /// \param layer    layer of the prompt that is compressed
     void read(std::int64_t place, prompt_layer<T> const& layer, layer_chunk<T> const& chunk,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
@@ -120,7 +120,7 @@ public:
         });
     }
 
-    /// Finds the losses of a layer that was read; those of a second prefill take the place of replayed ones.
+    /// Finds the losses of a layer that was read; losses of a second prefill replace replayed ones.
     /// \throws mdkv::invalid_argument   the policy replays, and nothing was read
     void finish(
         std::int64_t place, prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
@@ -156,7 +156,7 @@ private:
         std::byte bytes[mdkv::workspace::alignment];
     };
     std::string label_;
-    bool unread_; // what the policy replays
+    bool unread_; // whether the policy replays and nothing was read
     std::vector<line> memory_;
     std::optional<mdkv::workspace> state_;
     std::optional<mdkv::prompt<host, T>> prompt_; // in the memory of the state

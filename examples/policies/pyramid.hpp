@@ -10,16 +10,16 @@
 namespace runner
 {
 
-/// PyramidKV's rule as its authors run it (KVCache-Factory, pyramidkv/pyramidkv_utils.py, PyramidKVCluster).
-/// Layers lie on a line from 2 * past_budget - past_budget / beta down to past_budget / beta, cut to what the prompt has.
-/// The step from layer to layer is rounded down, so the layers' mean can exceed past_budget: that is the authors' rule,
-/// not corrected here.
+/// PyramidKV's rule in its authors' code (KVCache-Factory, pyramidkv/pyramidkv_utils.py, PyramidKVCluster). Layers lie on
+/// a line from 2 * past_budget - past_budget / beta down to past_budget / beta, limited to the prompt's tokens. The step
+/// from layer to layer is rounded down, so the layers' mean can exceed past_budget: that is the authors' rule, not
+/// corrected here.
 ///
 /// \param past_budget     tokens a layer may keep on the average, the window not counted
-/// \param prompt_tokens   of the whole prompt, the window included
-/// \param layer           0 is the one next to the input
+/// \param prompt_tokens   tokens of the whole prompt, the window included
+/// \param layer           number of the layer; 0 is next to the input
 /// \param beta            steepness; the authors' default is 20
-/// \return   past tokens the layer keeps beside the window; nothing where the prompt is below past_budget + window and
+/// \return   past tokens the layer keeps beside the window; nothing if the prompt is below past_budget + window and
 ///           stays whole
 /// \throws mdkv::invalid_argument   naming the parameter out of range
 [[nodiscard]] inline std::optional<std::int64_t> pyramid_capacity(std::int64_t past_budget, std::int64_t prompt_tokens,

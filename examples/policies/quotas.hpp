@@ -56,9 +56,9 @@ inline void split_exactly(mdkv::index_t total, std::span<double const> weights, 
     }
 }
 
-/// Moves surplus above a head's capacity to the other heads, in proportion to their quotas (equally among quotas of
-/// zero), until no quota exceeds its capacity. Returns the surplus beyond all capacities; quotas and surplus keep their
-/// sum. Allocates vectors of one entry a head, as split_exactly does: both are for the host, before any stage runs.
+/// Moves surplus above a head's capacity to the other heads, in proportion to their quotas (equally if these are 0), until
+/// no quota exceeds its capacity. Returns the surplus beyond all capacities; quotas and surplus keep their sum. Allocates
+/// vectors of one entry a head, like split_exactly: both are for the host, before any stage runs.
 ///
 /// \param[in,out] quotas    [H]
 /// \param[in]     capacity  [H]  the most each head can use

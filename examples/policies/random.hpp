@@ -1,4 +1,4 @@
-/// \file random.hpp: random scores: what a policy must beat
+/// \file random.hpp: random scores, which a policy must beat
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -24,7 +24,8 @@ namespace runner
     return z ^ (z >> 31U);
 }
 
-/// Uniform in [0, 1), a function of seed, layer, head and token alone: the same on every machine, whatever the threads.
+/// Uniform in [0, 1), a function of seed, layer, head and token alone: the same on every machine, for any number of
+/// threads.
 ///
 /// \return [heads, past]
 template <mdkv::element T>

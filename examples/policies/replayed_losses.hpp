@@ -20,7 +20,8 @@
 namespace runner
 {
 
-/// [heads, R, past]  losses of a layer's first `past` tokens by the last queries of `kv`, which see everything before them.
+/// [heads, R, past]  losses of a layer's first `past` tokens by the last queries of `kv`, which see all tokens before
+/// them.
 template <mdkv::element T>
 [[nodiscard]] std::vector<float> really_replayed_losses(policy const& chosen, model_shape const& shape,
     layer_kv<T> const& kv, std::int64_t past, mdkv::cpu::executor_ref executor, scratch_memory& scratch)

@@ -18,11 +18,11 @@ namespace runner
 
 struct snapkv_options
 {
-    /// As in the authors' LongBench runs; their class defaults are the mean over 5.
+    /// Pooling of the authors' LongBench runs; the defaults of their class are the mean over 5.
     mdkv::pool_options pooling{7, mdkv::pooling::max};
 
-    /// The mean over rows and query heads instead of their sum, as AdaKV, HeadKV and kvpress have it. Ranks are the
-    /// same; it matters where a constant is added to the scores.
+    /// If true, the mean over rows and query heads instead of their sum, the rule of AdaKV, HeadKV and kvpress. Ranks are
+    /// the same; the difference matters if a constant is added to the scores.
     bool mean = false;
 };
 

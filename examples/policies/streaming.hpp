@@ -14,9 +14,9 @@
 namespace runner
 {
 
-/// mit-han-lab/streaming-llm, streaming_llm/kv_cache.py: the first `sinks` tokens and the latest. Of a KV size T, which
-/// counts the window, that leaves the T - sinks latest: the window and the past tokens next to it. Positions stay those
-/// of the prompt; the original turns keys anew at every step, so that positions count cached tokens.
+/// mit-han-lab/streaming-llm, streaming_llm/kv_cache.py: the first `sinks` tokens and the latest. A KV size T counts the
+/// window and leaves the T - sinks latest: the window and the past tokens next to it. Positions stay the prompt's
+/// positions; the original turns keys anew at every step, so that positions count cached tokens.
 ///
 /// \return [heads, past]
 template <mdkv::element T>

@@ -31,9 +31,9 @@ namespace runner
 // Facts: ThinK_eager/src/kv_pruning_utils.py (key_pruner_query_driven) of the authors' repository ThinK.
 struct think_options
 {
-    double ratio                 = 0.4; // of the channels that go, rounded down to whole ones
-    std::int64_t recent          = 32;  // last tokens of what is kept whose keys stay whole
-    std::int64_t scoring_queries = 32;  // last queries that score the channels, or as many as the layer has
+    double ratio                 = 0.4; // share of the channels that go, rounded down to whole channels
+    std::int64_t recent          = 32;  // last kept tokens, whose keys stay whole
+    std::int64_t scoring_queries = 32;  // last queries that score the channels, at most
 };
 
 /// Channels of key_dim that stay.
@@ -62,7 +62,7 @@ template <mdkv::element T>
     return layer.heads * (elements * element_bytes + channels * channel_bytes);
 }
 
-/// The most past tokens a head that a layer may choose within so many bytes; -1 where not even the window fits.
+/// The most past tokens a head that a layer may choose within `limit` bytes; -1 if not even the window fits.
 template <mdkv::element T>
 [[nodiscard]] std::int64_t think_tokens(prompt_layer<T> const& layer, std::int64_t limit, think_options const& options)
 {
@@ -89,7 +89,7 @@ void add_squares(T const* row, std::span<double> sum)
     }
 }
 
-/// How each token of a head is held.
+/// Form in which a token of a head is held.
 enum class think_form : std::uint8_t
 {
     gone,
@@ -120,11 +120,11 @@ template <mdkv::element T>
 
 } // namespace detail
 
-/// The channels of each head's keys that stay, ascending: [heads, think_channels]. A channel's score is the mean square
-/// of the last queries along it (of all query heads that share the keys) times the mean square of the keys that the
-/// token selection kept, window included; of equal channels the later one goes.
+/// The channels of each head's keys that stay, ascending: [heads, think_channels]. A channel's score is the mean square of
+/// the last queries along it (over all query heads that share the keys) times the mean square of the keys that the token
+/// selection kept, window included. Among equal channels the later one goes.
 ///
-/// \param kept   [heads, past], 1 where a token stays
+/// \param kept   [heads, past], 1 for tokens that stay
 template <mdkv::element T>
 [[nodiscard]] std::vector<std::uint16_t> think_kept_channels(
     prompt_layer<T> const& layer, std::span<std::uint8_t const> kept, think_options const& options)
@@ -135,7 +135,7 @@ template <mdkv::element T>
     std::vector<std::uint16_t> all;
     for (std::int64_t h = 0; h < layer.heads; ++h)
     {
-        // Sums in the place of means: their counts are the same for all channels of a head.
+        // Sums instead of means: the counts are the same for all channels of a head.
         std::vector<double> of_queries(dim, 0.0);
         std::vector<double> of_keys(dim, 0.0);
         for (std::int64_t g = 0; g < layer.group; ++g)
@@ -160,15 +160,15 @@ template <mdkv::element T>
     return all;
 }
 
-/// The last `recent` of the tokens that stay and all appended ones are held whole, the older ones with the keys' strong
-/// channels only; a query meets the two parts with the one factor 1/sqrt(key_dim), and their attentions are joined. A
-/// window longer than `recent` is thinned at its old end. One shorter than that is filled up with the latest of the
-/// tokens chosen before it (the authors' code takes the last ones of its own order there, which is by score).
+/// The last `recent` of the tokens that stay and all appended tokens are held whole; older tokens have the keys' strong
+/// channels only. A query meets both parts with the one factor 1/sqrt(key_dim), and the attentions of both are merged. A
+/// window longer than `recent` is thinned at its old end. A shorter window is filled up with the latest of the tokens
+/// chosen before it (there the authors' code takes the last tokens of its own order, which is by score).
 template <mdkv::element T>
 class think_cache : public layer_cache
 {
 public:
-    /// \param kept   [heads, past], 1 where a token stays and 0 where it goes
+    /// \param kept   [heads, past], 1 for tokens that stay, 0 for tokens that go
     /// \throws mdkv::invalid_argument   kept has another size, or an option is out of its range
     think_cache(mdkv::cpu::executor_ref executor, scratch_memory& scratch, prompt_layer<T> const& layer,
         std::span<std::uint8_t const> kept, think_options const& options = {}, std::int64_t tail_tokens = 0)
@@ -219,7 +219,7 @@ public:
         });
     }
 
-    /// Both parts and the channel lists.
+    /// Bytes of both parts and of the channel lists.
     [[nodiscard]] std::int64_t resident_bytes() const noexcept override
     {
         return whole_.arena_bytes() + thin_.arena_bytes()
@@ -232,14 +232,14 @@ private:
         prompt_layer<T> const& layer, std::vector<detail::think_form> const& forms, detail::think_form form)
     {
         prompt_layer<T> part = layer;
-        part.window          = 0; // which tokens are whole is no longer a matter of the window
+        part.window          = 0; // `forms` replaces the window
         std::vector<std::uint8_t> rungs(forms.size());
         std::transform(forms.begin(), forms.end(), rungs.begin(),
             [&](detail::think_form one) { return static_cast<std::uint8_t>(one == form ? 1 : 0); });
         return pack_layer(executor, scratch, part, keep_or_drop(), {}, rungs);
     }
 
-    /// [heads, tokens, channels]; rows that are not thin are left as they are.
+    /// [heads, tokens, channels]; rows of tokens that are not thin stay zero.
     [[nodiscard]] std::vector<T> thin_keys(
         prompt_layer<T> const& layer, std::vector<detail::think_form> const& forms) const
     {

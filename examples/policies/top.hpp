@@ -12,8 +12,8 @@
 namespace runner
 {
 
-/// Indices of the `count` highest scores (all of them where there are fewer), in no particular order. Of equal scores
-/// the earlier is higher; a NaN is lower than any number. The set is therefore the same on every machine.
+/// Indices of the `count` highest scores (all of them if there are fewer), in no particular order. Among equal scores the
+/// earlier is higher; a NaN is lower than any number. The set is therefore the same on every machine.
 [[nodiscard]] inline std::vector<std::int64_t> top_indices(std::span<float const> scores, std::int64_t count)
 {
     std::vector<std::int64_t> order(scores.size());

@@ -38,28 +38,29 @@ using mdkv::detail::run_basis;
 using mdkv::detail::softmax_state;
 using mdkv::detail::stored_run;
 
-/// Bytes below which a cache is attended by the calling thread alone: to wake other threads takes longer than they save.
+/// Caches with fewer bytes in all are attended by the calling thread: waking other threads takes longer than they save.
 inline constexpr index_t least_shared_bytes = index_t{1} << 16;
 
-/// Smallest piece of work, and the most pieces a cache is cut into (apart from one a head): parts depend on the cache and
-/// never on the number of threads, so that results do not either.
+/// Least bytes of a part, and most parts that a cache is cut into (besides one a head). Parts depend on the cache and
+/// never on the number of threads, so results do not either.
 inline constexpr index_t least_part_bytes = index_t{1} << 20;
 inline constexpr index_t most_parts       = 512;
 
-/// Rows of a head (query heads of tokens) attended at a time, unless one token has more: scratch does not grow with the
+/// Rows of a head (query heads times tokens) attended at a time, unless one token has more: scratch does not grow with the
 /// number of queries, and every panel of rows reads the stored bytes once.
 inline constexpr index_t most_panel_rows = 32;
 
-/// Tokens attended at a time: their logits and their rows stay in the nearest cache.
+/// Tokens and bytes attended at a time: a block's logits and rows stay in the first-level cache.
 inline constexpr index_t most_block_tokens  = 256;
 inline constexpr index_t most_block_bytes   = index_t{1} << 15;
 inline constexpr index_t most_coded_bytes   = index_t{9} << 12; // 256 tokens of 4 bits, 128 coordinates
 inline constexpr index_t least_block_tokens = 64;
 
-/// Bytes of a run whose pages are looked up ahead.
+/// Distance in bytes at which page prefetches run ahead of the tokens being read.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
-/// Bytes of a run's end, or of a part's, whose softmax prefetches the bytes behind them.
+/// If at most this many bytes of a run or part are left, the softmax no longer moves on to the next keys (see
+/// attend_tokens).
 inline constexpr index_t announced_bytes = index_t{1} << 17;
 
 /// to = to * by + from * from_by, over n coordinates.
@@ -79,9 +80,9 @@ inline constexpr index_t announced_bytes = index_t{1} << 17;
     for (index_t c = 0; c < n; ++c) { to[c] *= from[c]; }
 }
 
-/// One panel of a sequence's queries, over its scratch: n tokens, after which the tail has `hidden` more tokens.
-/// Row g of a head is its query head g / n at token g % n of the panel. A part leaves, for each row of the head, the softmax
-/// state and the sums of values in every basis.
+/// One panel of a sequence's queries: n tokens, followed in the tail by `hidden` more tokens. Row g of a head is its query
+/// head g / n at token g % n of the panel. For each row of its head, a part writes to the scratch the softmax state and
+/// the sums of values in every basis.
 template <element T, element U>
 struct attend_job
 {
@@ -90,19 +91,19 @@ struct attend_job
     out_view<U, 3, backend> output;
     out_view<float, 2, backend> lse;
     attend_sizes sizes;
-    float scale;   // of the logits, in base 2
+    float scale;   // factor of queries, for logits in base 2
     index_t group; ///< G * n, rows of a head
     index_t hidden     = 0;
     index_t part_bytes = 0;
 
     // scratch
     index_t* first_part    = nullptr; // [H + 1]
-    index_t* unfinished    = nullptr; // [H] parts
+    index_t* unfinished    = nullptr; // [H] parts still to be attended
     softmax_state* softmax = nullptr; // [parts, G]
     float* sums            = nullptr; // [parts, G, sizes.sums()]
 
-    /// Parts that a cache may be cut into. The directory may not exist yet in a dry run, so room is made for as much as
-    /// the arena and the tail could hold.
+    /// Most parts that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist
+    /// yet.
     [[nodiscard]] index_t most() const
     {
         index_t const heads = cache.layout.heads;
@@ -110,7 +111,7 @@ struct attend_job
     }
     [[nodiscard]] index_t held() const { return cache.arena_bytes + cache.layout.heads * cache.tail_head_bytes(); }
 
-    /// Goes on with another panel of the same sequence, in this one's scratch.
+    /// Takes over another panel of the same sequence and keeps this one's scratch.
     void move_to(attend_job const& next)
     {
         queries = next.queries;
@@ -131,7 +132,7 @@ struct attend_job
         return most();
     }
 
-    /// Cuts the heads into parts, and returns the bytes they hold.
+    /// Cuts the heads into parts and returns the bytes that the heads hold.
     index_t cut(char const* name)
     {
         index_t const heads = cache.layout.heads;
@@ -142,7 +143,7 @@ struct attend_job
         for (index_t h = 0; h < heads; ++h)
         {
             index_t const bytes = mdkv::detail::bytes_of_head<T>(cache.layout, cache, h);
-            // An empty head is one part, too: it has rows to write.
+            // An empty head is one part, too, because its rows must be written.
             unfinished[h]     = tokens() == 0 ? 0 : (std::max<index_t>)((bytes + part_bytes - 1) / part_bytes, 1);
             first_part[h + 1] = first_part[h] + unfinished[h];
         }
@@ -157,9 +158,9 @@ struct attend_job
     {
         float* logits;          // [G, most_block_tokens]
         float* q;               // [G, sizes.queries()]
-        float* with_mean;       // [G] products with the means of keys, where the head has rotated tokens
-        rounded_query* rounded; // [groups, G] of the coded run being read
-        std::byte* tile;        // most_logit_tiles of the longest keys; copy_bytes of the longest values
+        float* with_mean;       // [G] products with the mean key, for heads with rotated tokens
+        rounded_query* rounded; // [groups, G] queries, rounded for the coded run being read
+        std::byte* tile;        // copies: most_logit_tiles of the longest keys, or copy_bytes of the longest values
     };
     [[nodiscard]] room carve(mdkv::detail::carver& memory) const
     {
@@ -174,7 +175,8 @@ struct attend_job
     [[nodiscard]] index_t query_head(index_t h, index_t g) const { return (h * group + g) / tokens(); }
     [[nodiscard]] float* sums_of(index_t part) const { return sums + part * group * sizes.sums(); }
 
-    /// out[g] += x[g] * matrix, the matrix [n, columns] in the cache's element type; rows of x and of out `step` apart.
+    /// out[g] += x[g] * matrix. The matrix [n, columns] has the cache's element type; rows of x and of out are `step`
+    /// apart.
     void multiply(float const* x, index_t offset, index_t n, index_t columns, float* out, index_t step) const
     {
         run_rows matrix;
@@ -184,7 +186,7 @@ struct attend_job
         block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin});
     }
 
-    /// Scaled queries of head h as floats, in every basis, and their products with the means of its keys.
+    /// Writes the scaled queries of head h as floats, in every basis, and their products with the mean key.
     void load_queries(index_t h, float* q, float* with_mean) const
     {
         head_entry const& entry = cache.heads[h];
@@ -200,7 +202,7 @@ struct attend_job
             if (!centred) { continue; }
             tile::widen_row(means, rotated, sizes.keys);
             with_mean[g] = tile::dot(row, rotated, sizes.keys);
-            tile::widen_row(means + sizes.keys, rotated, sizes.keys); // the scales
+            tile::widen_row(means + sizes.keys, rotated, sizes.keys); // channel scales
             multiply_rows(row, rotated, sizes.keys);
             hadamard_row(rotated, sizes.keys);
         }
@@ -211,10 +213,11 @@ struct attend_job
         }
     }
 
-    /// Attends tokens [begin, end) of a run, which is the last one where it is the tail; begin is a multiple of 16. While a
-    /// block's keys are read its values are prefetched, and while its values are read the next keys, at last those `behind`
-    /// them, of which a short block fetches too few. Its softmax, which reads nothing, prefetches next keys, too, and near the
-    /// end the bytes behind: after 4-bit codes come longer codes and elements, which take longer to come than to multiply.
+    /// Attends tokens [begin, end) of a run; begin is a multiple of 16, and `last` says that the run is the tail. Prefetch
+    /// order: this block's values while its keys are read; the next block's keys while its values are read, after the last
+    /// block the bytes at `behind`. Softmax, which reads nothing, prefetches the next block's keys, too; within
+    /// `announced_bytes` of the end it continues from its last address, which in a shorter part is `behind`: longer codes
+    /// and elements, which follow 4-bit codes, take longer to load than to multiply.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
         room const& mine, index_t part) const
     {
@@ -250,7 +253,7 @@ struct attend_job
                 index_t const visible  = last ? run.tokens - hidden - (tokens() - 1 - g % tokens()) - t : n;
                 index_t const softened = tile::round_up(n, tile_tokens);
                 if (visible < n) { std::fill(row + (std::max<index_t>)(visible, 0), row + n, mdkv::detail::empty_lse); }
-                if (visible <= 0) // none of the block
+                if (visible <= 0) // the row sees none of the block
                 {
                     std::fill_n(row, softened, 0.0F);
                     continue;
@@ -268,7 +271,7 @@ struct attend_job
         }
     }
 
-    /// Looks up the pages of n tokens of a run from token t on, as far as there are any.
+    /// Prefetches one line of each page of n tokens of a run from token t on, up to the run's end.
     [[gnu::always_inline]] static void look_up_pages(stored_run const& run, index_t t, index_t n) noexcept
     {
         if (t >= run.tokens) { return; }
@@ -278,7 +281,7 @@ struct attend_job
         }
     }
 
-    /// Prefetches a head's key projection, and one line of each page where a run begins.
+    /// Prefetches a head's key projection, and one line of each page in the first `looked_up_bytes` of every run.
     [[gnu::always_inline]] void ask_for_beginnings(index_t h) const noexcept
     {
         head_entry const& entry = cache.heads[h];
@@ -290,7 +293,8 @@ struct attend_job
         }
     }
 
-    /// Where the tokens behind run r of head h begin: those of its next run or of the next head; behind the last, its own.
+    /// Begin of the keys read after run r of head h, in its next run or a later head. After the last run: begin of its own
+    /// keys.
     [[nodiscard]] std::byte const* begin_behind(index_t h, std::size_t r) const noexcept
     {
         std::size_t const runs = mdkv::detail::most_runs(cache.layout);
@@ -304,8 +308,7 @@ struct attend_job
         return mdkv::detail::run_of_head(cache, h, r).keys.begin;
     }
 
-    /// Attends a part of head h, number `number` of its own: of every run the pieces that begin inside the part's
-    /// bytes.
+    /// Attends part number `number` of head h: from every run the pieces that begin inside the part's bytes.
     void attend_part(index_t h, index_t part, index_t number, room const& mine) const
     {
         std::fill_n(softmax + part * group, group, softmax_state{});
@@ -325,7 +328,7 @@ struct attend_job
             if (begin == end) { continue; }
             std::byte const* const behind =
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
-            // Rotated keys lack the means of their channels, and all logits as much: meanwhile those before lack it, too.
+            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run.
             bool const centred = run.basis == run_basis::rotated;
             for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest -= mine.with_mean[g]; }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);
@@ -333,7 +336,7 @@ struct attend_job
         }
     }
 
-    /// Joins a head's parts in their order and writes its rows.
+    /// Merges a head's parts in their order and writes the head's rows.
     void finish(index_t h) const
     {
         head_entry const& entry    = cache.heads[h];
@@ -357,7 +360,7 @@ struct attend_job
             float* const rotated = x + sizes.sums_of(run_basis::rotated);
             if (sizes.rotated)
             {
-                hadamard_row(rotated, sizes.values); // back
+                hadamard_row(rotated, sizes.values); // rotates back
                 combine(x, 1.0F, rotated, 1.0F, sizes.values);
             }
             float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
@@ -368,7 +371,7 @@ struct attend_job
         }
     }
 
-    /// The thread that completes a head's last part finishes the head.
+    /// Attends a part. The thread that completes a head's last part finishes the head.
     void operator()(index_t part, std::byte* memory) const
     {
         index_t const heads = cache.layout.heads;
@@ -389,11 +392,11 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     using job_of_panel = detail::attend_job<T, U>;
     index_t const rows = queries.extent(0);
     auto const count   = static_cast<index_t>(sequences.size());
-    index_t most_parts = 0; // of all
-    index_t own_bytes  = 0; // of a thread
-    index_t panels     = 0; // of the sequence with the most
+    index_t most_parts = 0; // in all sequences
+    index_t own_bytes  = 0; // scratch of a thread
+    index_t panels     = 0; // most panels of a sequence
     if (rows == 0) { return; }
-    // Panel `number` of sequence i; its tokens begin at `first` of the queries.
+    // Panel `number` of sequence i; the sequence's queries begin at token `first` of all queries.
     auto const panel_of = [&](index_t i, index_t number, index_t first) {
         auto const& [cache, n] = sequences[static_cast<std::size_t>(i)];
         index_t const group    = rows / cache.layout.heads;
@@ -407,10 +410,10 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     };
     workspace::frame frame{*on.scratch, "attend"};
     auto* const jobs     = frame.take<job_of_panel>(count);
-    index_t* const first = frame.take<index_t>(count + 1); // part of each job
+    index_t* const first = frame.take<index_t>(count + 1); // first part of each job
     for (index_t i = 0, token = 0; i < count; ++i)
     {
-        job_of_panel job = panel_of(i, 0, token); // no later one has more tokens
+        job_of_panel job = panel_of(i, 0, token); // no later panel has more tokens
         mdkv::detail::carver own;
         static_cast<void>(job.carve(own));
         own_bytes = (std::max)(own_bytes, tile::round_up(own.bytes(), workspace::alignment));

@@ -38,7 +38,7 @@ struct backend
     void for_each(index_t count, Body const& body) const
     {
         index_t const parts = slots(count);
-        index_t const some  = count / (32 * parts) + 1; // small neighbours write to the same cache lines
+        index_t const some  = count / (32 * parts) + 1; // items taken at once: small neighbours share cache lines
         index_t next        = 0; // (std::atomic's header takes longer to compile than all of this)
         executor.parallel_for(parts, [&](index_t slot) {
             float_environment const standard;
@@ -54,7 +54,7 @@ struct backend
 struct any_job
 {
     char const* name;
-    index_t scratch_bytes; // of a team
+    index_t scratch_bytes; // scratch of a team
     void (*call)(void const* job, std::byte* scratch, index_t item);
     void const* job;
 };
@@ -81,7 +81,7 @@ void run(backend const& on, Job const& job, index_t items)
     run(on, any_job{Job::name, mdkv::detail::scratch_bytes_of(job), call, &job}, items);
 }
 
-/// Copies n objects of the backend's memory to the host's. Nothing in a dry run.
+/// Copies n objects of the backend's memory to the host's. Does nothing in a dry run.
 template <class V>
 void fetch(backend const& on, V const* from, V* to, index_t n)
 {

@@ -22,8 +22,8 @@ namespace mdkv::inline MDKV_MACHINE::cpu
 namespace gram_sums
 {
 
-/// How a head's samples are cut: few enough parts to afford one Gram matrix each, enough to keep threads busy. Fixed, so
-/// that sums do not depend on the number of threads.
+/// How a head's samples are cut: into few enough parts to afford one Gram matrix each, and enough to keep threads busy.
+/// The number of parts does not depend on the number of threads, so sums do not either.
 inline constexpr index_t parts       = 4;
 inline constexpr index_t block_rows  = 256; // samples summed in float before they are added in double
 inline constexpr index_t least_share = 512; // samples that make a part worth its own sum

@@ -36,8 +36,8 @@ struct host_memory
 };
 
 /// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
-/// comes from the resource given at construction, which must outlive the cache. A const cache may be read from any number
-/// of threads at once.
+/// comes from the resource given at construction, which must outlive the cache. Any number of threads may read a const
+/// cache at once.
 template <element T>
 class cache : public mdkv::detail::cache_owner<T, space::host, host_memory>
 {
@@ -47,7 +47,7 @@ public:
     /// A cache without heads.
     cache() noexcept = default;
 
-    /// Room for `arena_bytes` of packed tokens (`packed_bytes` says how many) and `tail_tokens` appended ones.
+    /// Room for `arena_bytes` of packed tokens (as many as `packed_bytes` returns) and `tail_tokens` appended ones.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
     /// \throws std::bad_alloc                    (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens = 0,
@@ -55,7 +55,7 @@ public:
         : owner{layout, arena_bytes, tail_tokens, host_memory{resource}}
     {}
 
-    /// An equal cache in memory of its own. Copying is a named function because it costs as much as the cache is large.
+    /// An equal cache in its own memory. Copying is a named function because its cost grows with the cache's bytes.
     /// \throws std::bad_alloc   (or an exception of the resource)
     [[nodiscard]] cache copy(std::pmr::memory_resource* resource) const
     {

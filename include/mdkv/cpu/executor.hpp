@@ -40,7 +40,7 @@ public:
         , threads_{executor.threads()}
     {}
 
-    /// How many pieces of work may run at once; scratch memory is cut into as many parts.
+    /// Number of pieces of work that may run at once, and of parts that scratch memory is cut into.
     [[nodiscard]] int threads() const noexcept { return threads_; }
 
     /// Calls `body(i)` for every i in [0, count). A single piece of work runs in the calling thread.

@@ -36,12 +36,13 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     detail::score_plan plan{ratios, {keys.extent(2), values.extent(2)}, queries.extent(0) / heads, queries.extent(1),
         tokens + window, options, tile::width, simd::lanes};
 
-    // A replay's chunk: its exact logits stay in cache from one sweep to the other.
+    // Few tokens, as a replay's chunk has: their exact logits stay in cache from one sweep to the other.
     constexpr index_t most_kept = 1 << 18;
     index_t const logits        = checked_multiply(plan.rows, tile::round_up(tokens, tile::block));
     if (logits <= most_kept && !options.lse) { plan.more = logits; }
 
-    // Sweep one is cut in a fixed number of parts a head, the window being one more; sweep two in pieces of fixed length.
+    // Sweep one is cut into at most 8 parts a head and one more for the window; sweep two is cut into pieces of fixed
+    // length.
     constexpr index_t block = tile::block;
     index_t const parts     = std::clamp<index_t>(tokens / (2 * block), 1, 8);
     index_t const part_size = tile::round_up((tokens + parts - 1) / parts, block);

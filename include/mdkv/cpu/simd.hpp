@@ -1,4 +1,4 @@
-/// \file simd.hpp: the few vector operations the CPU kernels are written in, at the width the compiler was told the machine has.
+/// \file simd.hpp: the few vector operations of the CPU kernels, at the width of the machine that the compiler targets.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -8,9 +8,10 @@
 #include <cstring>
 #include <utility>
 
-// Instructions that no vector expression becomes are spelled as the compilers' own headers spell them: to include these
-// takes a fifth to a quarter of the time that all of mdkv takes. Every compiler spells those of Arm in another way, so they are
-// written in assembly. Products are volatile there, because g++ would otherwise move them apart until registers run out.
+// Instructions that no vector expression becomes are spelled as in the compilers' own headers: including these headers
+// takes a fifth to a quarter of the time that all of mdkv takes. Compilers differ in their spelling of Arm's instructions,
+// which are therefore written in assembly; products are volatile there, because g++ would otherwise move them apart until
+// registers run out.
 
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
@@ -44,10 +45,10 @@ using floats = float __attribute__((vector_size(4 * lanes)));
 using ints   = std::int32_t __attribute__((vector_size(4 * lanes)));
 using shorts = std::uint16_t __attribute__((vector_size(2 * lanes)));
 using bytes  = std::uint8_t __attribute__((vector_size(lanes)));
-using halves = short __attribute__((vector_size(2 * lanes))); // their bits
+using halves = short __attribute__((vector_size(2 * lanes))); // bits of half
 
 #if defined(__AVX512F__) && defined(__clang__)
-inline constexpr unsigned short all_lanes = 0xffff; // as a mask
+inline constexpr unsigned short all_lanes = 0xffff; // mask of all lanes
 #elif defined(__AVX512F__)
 inline constexpr short all_lanes = -1;
 #endif
@@ -114,7 +115,7 @@ template <element T>
 /// Bytes as numbers from 0 to 255.
 [[nodiscard]] inline ints load_bytes(std::byte const* p) noexcept
 {
-#if defined(__AVX2__) && !defined(__clang__) // which makes several instructions of the expression below
+#if defined(__AVX2__) && !defined(__clang__) // g++ makes several instructions of the expression below
     using sixteen = char __attribute__((vector_size(16)));
 #    if defined(__AVX512F__)
     return __builtin_ia32_pmovzxbd512_mask(read<sixteen>(p), ints{}, 0xffff);
@@ -153,7 +154,7 @@ template <element T>
 // pair_sums add_products(pair_sums sum, ints a, ints b): sum + the products of 16-bit numbers, two by two: a lane grows by
 // a[2i] * b[2i] + a[2i + 1] * b[2i + 1]. `widened` makes its lanes of 32 bits.
 #if defined(__aarch64__)
-/// Sums in twice as many lanes, those of the first and of the last numbers.
+/// Sums of products in twice as many lanes: `first` for the first half of the numbers, `last` for the last half.
 struct split_sums
 {
     ints first;
@@ -196,9 +197,10 @@ using pair_sums = ints;
 }
 #endif
 
-// byte_sums add_byte_products<Signed>(byte_sums sum, ints a, ints b): sum + the products of bytes, four to a lane of 32 bits
-// or two to one of 16, as the machine adds them. If Signed, bytes of a are from 0 to 127 and of b from -128 to 127; if not, of
-// a from 0 to 255 and of b from 0 to 127. `widened` makes lanes of 32 bits; those of 16 must be before they may pass 32767.
+// byte_sums add_byte_products<Signed>(byte_sums sum, ints a, ints b): sum + the products of bytes, four to a lane of 32
+// bits or two to one of 16, as the machine adds them. If Signed, bytes of a are from 0 to 127 and bytes of b from -128 to
+// 127; if not, bytes of a are from 0 to 255 and bytes of b from 0 to 127. `widened` makes lanes of 32 bits; lanes of 16
+// bits must be widened before they may pass 32767.
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 using byte_sums                       = ints;
 inline constexpr bool short_byte_sums = false;
@@ -290,8 +292,8 @@ template <bool Signed>
 }
 #endif
 
-// Where bytes are multiplied four at a time, numbers of 16 bits are multiplied with codes of 8 as two bytes, a low and a high
-// one: of four numbers the low bytes come first, then the high ones.
+// If the machine multiplies bytes four at a time, numbers of 16 bits are multiplied with codes of 8 bits as two bytes, a
+// low and a high one: the low bytes of four numbers come first, then their high bytes.
 #if defined(__ARM_FEATURE_DOTPROD)
 inline constexpr bool byte_limbs = true;
 #    if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -299,7 +301,7 @@ inline constexpr bool base_of_high = false; // sums of products of high bytes be
 #    else
 inline constexpr bool base_of_high = true;
 #    endif
-/// The products of low bytes, and those of high ones.
+/// Sums of products with the numbers' low bytes, and with their high bytes.
 struct limb_sums
 {
     ints low;
@@ -310,7 +312,7 @@ struct limb_sums
     __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum.low) : "w"(codes), "w"(numbers));
     return sum;
 }
-/// If Signed and base_of_high, sums begin with what `high_base` says of the numbers.
+/// If Signed and base_of_high, sums must begin with `high_base` of the numbers.
 template <bool Signed>
 [[nodiscard]] inline limb_sums add_high_products(limb_sums sum, ints codes, ints numbers) noexcept
 {
@@ -323,13 +325,14 @@ template <bool Signed>
 #    if defined(__ARM_FEATURE_MATMUL_INT8)
         __asm__ volatile("usdot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(codes), "w"(numbers));
 #    else
-        ints const less = codes ^ static_cast<int>(0x80808080); // by 128, with a sign
+        ints const less = codes ^ static_cast<int>(0x80808080); // codes - 128, with a sign
         __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(less), "w"(numbers));
 #    endif
     }
     return sum;
 }
-/// 128 times the high bytes of n numbers, a multiple of 4, in every lane: codes are multiplied with a sign, less by 128.
+/// 128 times the sum of the high bytes of n numbers, in every lane, because add_high_products multiplies codes - 128. n is
+/// a multiple of 4.
 [[nodiscard]] inline ints high_base(std::byte const* numbers, int n) noexcept
 {
     ints base{};
@@ -346,7 +349,7 @@ template <bool Signed>
 {
     return sum.low + sum.high * 256;
 }
-/// Stores 16 lanes, those of 4 vectors, as limbs of 16 bits.
+/// Stores the 16 lanes of 4 vectors as limbs of 16 bits.
 inline void store_limbs(std::byte* p, ints const* v) noexcept
 {
     using sixteen = std::uint8_t __attribute__((vector_size(16)));
@@ -371,7 +374,7 @@ inline constexpr bool base_of_high = false;
     return word - ints{};
 }
 
-/// Of every four lanes the middle two change places.
+/// Swaps the middle two of every four lanes.
 template <class Ints>
 [[nodiscard]] inline Ints swap_middle(Ints v) noexcept
 {
@@ -410,7 +413,7 @@ inline void narrow_to(half* p, floats v) noexcept
     std::memcpy(static_cast<void*>(p), &rounded, sizeof rounded);
 }
 
-/// The larger of each pair; the second where one is NaN.
+/// The larger of each pair; the second if one is NaN.
 [[nodiscard]] inline floats larger(floats a, floats b) noexcept
 {
 #if defined(__AVX512F__) && !defined(__clang__) // g++ makes two instructions of the expression below
@@ -421,7 +424,7 @@ inline void narrow_to(half* p, floats v) noexcept
     return a > b ? a : b;
 #endif
 }
-/// The smaller of each pair; the second where one is NaN.
+/// The smaller of each pair; the second if one is NaN.
 [[nodiscard]] inline floats smaller(floats a, floats b) noexcept
 {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -437,7 +440,7 @@ inline void narrow_to(half* p, floats v) noexcept
     return bits_as<floats>(bits_as<ints>(a) & 0x7fffffff);
 }
 
-/// True where any lane of a comparison holds.
+/// True if any lane of a comparison holds.
 [[nodiscard]] inline bool any(ints mask) noexcept
 {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -477,7 +480,7 @@ template <int Half, class Floats>
 {
     MDKV_IN_ORDER
 #if defined(__AVX512F__)
-    return __builtin_ia32_cvtps2dq512_mask(x, ints{}, all_lanes, 4); // 4: rounds as the processor is told to
+    return __builtin_ia32_cvtps2dq512_mask(x, ints{}, all_lanes, 4); // 4: rounds in the processor's current mode
 #elif defined(__AVX2__)
     return __builtin_ia32_cvtps2dq256(x);
 #else
@@ -486,7 +489,7 @@ template <int Half, class Floats>
 #endif
 }
 
-/// Stores 16 lanes, those of 16 / lanes vectors, as bytes: numbers from -128 to 127 if Signed, from 0 to 255 if not.
+/// Stores the 16 lanes of 16 / lanes vectors as bytes: numbers from -128 to 127 if Signed, from 0 to 255 if not.
 template <bool Signed>
 inline void store_bytes(std::byte* p, ints const* v) noexcept
 {
@@ -513,12 +516,12 @@ inline void store_bytes(std::byte* p, ints const* v) noexcept
 #endif
 }
 
-/// As store_bytes, as 16 bits each: numbers from -32768 to 32767.
+/// Stores the 16 lanes of 16 / lanes vectors as 16 bits each: numbers from -32768 to 32767.
 inline void store_shorts(std::byte* p, ints const* v) noexcept
 {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     using words     = long long __attribute__((vector_size(32)));
-    auto const all  = bits_as<words>(__builtin_ia32_packssdw256(v[0], v[1])); // half of each, twice
+    auto const all  = bits_as<words>(__builtin_ia32_packssdw256(v[0], v[1])); // half of each vector, twice
     words const out = __builtin_shufflevector(all, all, 0, 2, 1, 3);
     std::memcpy(p, &out, sizeof out);
 #else
@@ -553,8 +556,8 @@ template <class Join>
 [[nodiscard]] inline floats exp2(floats x) noexcept
 {
     MDKV_IN_ORDER
-    floats const magic = broadcast(12582912.0F + 127.0F); // as in to_nearest, and the offset of exponents
-    ints const tiny    = x < broadcast(-126.0F);          // 0 in the end
+    floats const magic = broadcast(12582912.0F + 127.0F); // to_nearest's magic and the offset of exponents
+    ints const tiny    = x < broadcast(-126.0F);          // lanes whose result is 0
     floats const moved = x + magic;
     floats const whole = moved - magic;
     floats const f     = x - whole;

@@ -13,7 +13,7 @@
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
-/// One thread. (MDKV_HD, because jobs are; a GPU never runs one with this team.)
+/// One thread. Its functions are MDKV_HD because jobs are; a GPU never runs a job with this team.
 class team
 {
 public:
@@ -71,7 +71,7 @@ private:
     std::byte* memory_;
 };
 
-/// The sums of detail/columns.hpp, in registers: plain loops take several times as long.
+/// column_products of detail/columns.hpp in registers: plain loops take several times as long.
 template <std::size_t Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
     float (&sum)[Sums][std::size_t{team::lanes}]) noexcept
@@ -111,7 +111,7 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
 #endif
 }
 
-/// The neighbours of detail/columns.hpp as vectors, which compilers do not make of half's conversions.
+/// widen_lanes and narrow_lanes of detail/columns.hpp by vectors, which compilers do not make of half's conversions.
 template <std::size_t N>
     requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void widen_lanes(team const&, half const* from, float (&x)[N]) noexcept
@@ -129,7 +129,7 @@ MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept
 #endif
 }
 
-/// The powers of detail/columns.hpp, by vectors.
+/// powers_of_two of detail/columns.hpp by vectors.
 MDKV_HD inline void powers_of_two(team const&, float const (&x)[team::lanes], float* to) noexcept
 {
 #if !defined(__CUDA_ARCH__)

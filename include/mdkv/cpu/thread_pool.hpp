@@ -28,7 +28,7 @@ class thread_pool
 public:
     /// \throws invalid_argument if threads < 1, std::system_error if a thread cannot be started
     explicit thread_pool(int threads)
-        : thread_pool{} // from here on the destructor ends the threads that run, also where the next cannot be started
+        : thread_pool{} // from here on the destructor ends the threads that run, even if the next cannot be started
     {
         expects(threads >= 1, "thread_pool: threads must be at least 1, got ", threads);
         start_workers(static_cast<std::size_t>(threads) - 1);
@@ -80,8 +80,8 @@ private:
 
     [[nodiscard]] bool forked() const noexcept { return process_ != ::getpid(); }
 
-    /// In a child there is only the thread that called fork. What names the other ones is overwritten, because to join
-    /// them would wait for ever, and to detach them could meet a new thread of the same name.
+    /// In a child there is only the thread that called fork. The objects that name the other threads are overwritten:
+    /// joining these threads would wait for ever, and detaching them could meet a new thread of the same name.
     void forget_workers() noexcept
     {
         for (std::thread& worker : workers_) { ::new (static_cast<void*>(&worker)) std::thread{}; }
@@ -96,7 +96,7 @@ private:
         loop_.notify_all();
     }
 
-    /// Waits ten microseconds before the thread sleeps: to wake it takes longer than many a loop. The time is read, because
+    /// Waits ten microseconds before the thread sleeps: waking it takes longer than many a loop. The time is read, because
     /// one pause takes from 10 to 140 cycles, by processor.
     template <class Done>
     static void spin(Done const& done) noexcept

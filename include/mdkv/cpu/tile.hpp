@@ -14,8 +14,8 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::tile
 {
 
-/// Rows and vectors of one tile. Twice as many accumulators as two multiply-add units need to stay busy, and few enough
-/// for the registers.
+/// Rows and vectors of one tile: twice as many accumulators as keep two multiply-add units busy, and few enough for the
+/// registers.
 inline constexpr int rows    = simd::lanes == 16 ? 8 : 4;
 inline constexpr int vectors = 2;
 inline constexpr int width   = vectors * simd::lanes;

@@ -55,7 +55,7 @@ struct attend_merge
         int const number           = static_cast<int>(of_own % own.group);
         constexpr int most         = attend_queries;
         index_t const slices       = own.slices;
-        index_t const first = own.first_block + (head * own.query_blocks() + number / most) * slices; // its first state
+        index_t const first = own.first_block + (head * own.query_blocks() + number / most) * slices; // first state
         auto const state    = [&](index_t slice) {
             return states + ((first + slice) * most + number % most) * sizes.state();
         };
@@ -126,7 +126,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             if (batch.count == 0) { return; }
             slice_kernel kernel{batch, queries, {batch.layout, sizeof(T)}, states,
                 mdkv::detail::attend_scale(options, batch.layout), slice_kernel::most_tokens, 2};
-            constexpr index_t comfortable = 100 * 1024; // two blocks on a multiprocessor of an H100 (228 KB), one on one of an A100 (164 KB)
+            constexpr index_t comfortable = 100 * 1024; // an H100 (228 KB) holds two such blocks, an A100 (164 KB) one
             while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens})
             {
                 kernel.block_tokens /= 2;
@@ -144,7 +144,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             most_shared);
     });
     workspace::frame frame{*on.scratch, "attend"};
-    float* const states = frame.take<float>(floats); // of one launch: the next one begins when these are merged
+    float* const states = frame.take<float>(floats); // states of one launch: the next begins when they are merged
     if (!frame.ready()) { return; }
     for (std::size_t i = 0; i < sequences.size(); ++i)
     {

@@ -35,7 +35,7 @@ struct job_of_teams
 
 } // namespace kernels
 
-/// Enqueues one block for every item. Nothing in a dry run.
+/// Enqueues one block for every item. Does nothing in a dry run.
 /// \throws invalid_argument   the job needs more shared memory than the device gives a block
 /// \throws cuda_error         the start failed
 template <class Job>
@@ -45,7 +45,7 @@ void run(backend const& on, Job const& job, index_t items)
     launch(on, kernels::job_of_teams<Job>{job}, items);
 }
 
-/// Copies n objects to the host and waits for them, and so for all that was enqueued before. Nothing in a dry run.
+/// Copies n objects to the host and waits for them and for all work enqueued before. Does nothing in a dry run.
 /// \throws cuda_error   the copy failed, or work before it did
 template <class V>
 void fetch(backend const& on, V const* from, V* to, index_t n)

@@ -14,7 +14,7 @@
 #include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/launch.cuh>
 
-// Nothing here looks at the device's data, so a Gram matrix that is not finite is not refused: its head gets a basis of
+// Nothing here reads the device's data on the host, so a non-finite Gram matrix is not refused: its head gets a basis of
 // unit vectors and energies that are NaN.
 
 namespace mdkv::inline MDKV_MACHINE::gpu

@@ -19,8 +19,8 @@ namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
 /// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
-/// comes from the resource, in the order of the stream, both given at construction; both must outlive the cache, and work
-/// of other streams on it must be over, or be waited for by that stream, when it is destroyed.
+/// comes from the resource, in the order of the stream; both are given at construction and must outlive the cache. When
+/// the cache is destroyed, other streams' work on it must be over, or be waited for by its own stream.
 template <element T, memory_resource Resource = pool_resource>
 class cache : public mdkv::detail::cache_owner<T, space::device, stream_memory<Resource>>
 {
@@ -30,8 +30,8 @@ public:
     /// A cache without heads.
     cache() noexcept = default;
 
-    /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones. The budget's bytes are enough: pack fills
-    /// no more than allocate keeps to.
+    /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones. The budget's bytes are enough: pack writes
+    /// no more bytes than allocate was given.
     /// \throws invalid_argument, size_overflow   a size is negative or too large
     /// \throws cuda_error                        the directory could not be cleared (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, cudaStream_t stream, Resource& resource)
@@ -45,12 +45,12 @@ public:
     }
 
     [[nodiscard]] cudaStream_t stream() const noexcept { return this->memory().stream; }
-    /// Of a cache with heads.
+    /// The memory resource, of a cache with heads only.
     [[nodiscard]] Resource& resource() const noexcept { return *this->memory().resource; }
 };
 
-/// The same cache in host memory, to look at, to keep or to decode there. Waits for the stream, on which the last work on
-/// the cache must have been enqueued, or waited for. A tail with more tokens appended than it holds is full, no more.
+/// The same cache in host memory, to inspect, to keep or to decode there. Waits for the stream; the cache's last work must
+/// have been enqueued on it, or waited for. If more tokens were appended than the tail holds, the copy's tail is full.
 /// \throws cuda_error   (or an exception of the resource)
 template <element T, class Resource>
 [[nodiscard]] cpu::cache<T> to_host(cache<T, Resource> const& from, cudaStream_t stream,
@@ -66,7 +66,7 @@ template <element T, class Resource>
     return made;
 }
 
-/// The same cache in device memory, there when this returns.
+/// The same cache in device memory; the copy is complete when this returns.
 /// \throws cuda_error   (or an exception of the resource)
 template <element T, class Resource>
 [[nodiscard]] cache<T, Resource> to_device(cpu::cache<T> const& from, cudaStream_t stream, Resource& resource)

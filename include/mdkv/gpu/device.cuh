@@ -38,7 +38,7 @@ __device__ __forceinline__ void sync()
 {
     __syncthreads();
 }
-/// The same for a warp.
+/// Waits for all lanes of the warp and makes their writes visible to each other.
 __device__ __forceinline__ void sync_warp()
 {
     __syncwarp();
@@ -46,24 +46,24 @@ __device__ __forceinline__ void sync_warp()
 
 inline constexpr unsigned all_lanes = 0xffffffffU;
 
-/// From the lane whose number differs in the bits of `mask`.
+/// The value of the lane whose number differs in the bits of `mask`.
 template <class T>
 [[nodiscard]] __device__ __forceinline__ T shuffle_xor(T value, int mask)
 {
     return __shfl_xor_sync(all_lanes, value, mask);
 }
-/// One bit a lane.
+/// A mask with one bit for each lane: its `yes`.
 [[nodiscard]] __device__ __forceinline__ unsigned ballot(bool yes)
 {
     return __ballot_sync(all_lanes, yes);
 }
 
-/// CUDA's atomic functions take whole numbers of 4 bytes, and of 8 bytes those that are called long long.
+/// The type that CUDA's atomic functions take for integers of T's size: integers of 8 bytes must be called long long.
 template <std::integral T>
 using atomic_word =
     std::conditional_t<sizeof(T) == 4, T, std::conditional_t<std::is_signed_v<T>, long long, unsigned long long>>;
 
-/// Of whole numbers only: sums of floats would depend on the order.
+/// Adds integers only: sums of floats would depend on the order.
 template <std::integral T>
 __device__ __forceinline__ void atomic_add(T* to, T value)
 {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
     return reinterpret_cast<std::byte*>(mdkv_shared_memory);
 }
 
-/// Begins to copy 16 bytes from global to shared memory, both aligned to 16. `copy_async_wait` says when they are there.
+/// Begins to copy 16 bytes from global to shared memory, both aligned to 16; `copy_async_wait` waits for the copy's end.
 __device__ __forceinline__ void copy_async(void* to_shared, void const* from_global)
 {
     auto const to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
@@ -103,7 +103,7 @@ __device__ __forceinline__ void copy_async_wait()
 
 /// d += a b on tensor cores for one warp: a is 16 x 16, b 16 x 8, d 16 x 8 in float. With g = lane / 4 and p = lane % 4 a
 /// lane holds, as pairs of neighbours,
-///   a[0] rows g, columns 2p, 2p+1;  a[1] row g+8;  a[2] row g, columns 2p+8, 2p+9;  a[3] row g+8 of these
+///   a[0] rows g, columns 2p, 2p+1;  a[1] row g+8;  a[2] row g, columns 2p+8, 2p+9;  a[3] row g+8, columns 2p+8, 2p+9
 ///   b[0] rows 2p, 2p+1 of column g;  b[1] rows 2p+8, 2p+9
 ///   d[0], d[1] row g, columns 2p, 2p+1;  d[2], d[3] row g+8                  (PTX ISA, mma.m16n8k16)
 template <element T>

@@ -44,8 +44,9 @@ __global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
     return bytes;
 }
 
-/// Enqueues `blocks` blocks of Kernel::threads threads; none where blocks is 0. Kernel::blocks_per_multiprocessor, where
-/// there is one, says how many are to run at once. A member `shared_bytes()` says how much shared memory a block needs.
+/// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0. Two members are optional:
+/// Kernel::blocks_per_multiprocessor, the number of blocks to run at once, and `shared_bytes()`, the shared memory that a
+/// block needs.
 /// \throws invalid_argument   a block needs more shared memory than the device gives it
 /// \throws cuda_error         the start failed
 template <class Kernel>
@@ -68,14 +69,14 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
                   kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
             Kernel::name);
     }
-    // Not by <<<>>>, after which the thread's last error must be read, which may be of an earlier call.
+    // Not by <<<>>>: its error is the thread's last error, which may come from an earlier call.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};
     check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
               arguments, static_cast<std::size_t>(shared), on.stream),
         Kernel::name);
 }
 
-/// Copies `bytes` between host and device, behind all that was enqueued before, and waits for both.
+/// Copies `bytes` between host and device, after all work enqueued before, and waits for both.
 /// \throws cuda_error   the copy failed, or something before it did
 inline void copy(backend const& on, void const* from, void* to, index_t bytes)
 {

@@ -42,7 +42,7 @@ public:
         cudaError_t const code = cudaMallocAsync(&pointer, bytes, stream);
         if (code == cudaErrorMemoryAllocation)
         {
-            static_cast<void>(cudaGetLastError()); // so that the next call does not return it
+            static_cast<void>(cudaGetLastError()); // clears the error, which the next call would return
             throw std::bad_alloc{};
         }
         check(code, "pool_resource");
@@ -51,7 +51,7 @@ public:
 
     void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t stream) noexcept
     {
-        static_cast<void>(cudaFreeAsync(pointer, stream)); // fails only where the context is gone, and its memory too
+        static_cast<void>(cudaFreeAsync(pointer, stream)); // fails only if the context is gone, and its memory with it
     }
 };
 
@@ -82,8 +82,8 @@ struct stream_memory
     void wait() const { copy(backend{stream, nullptr}, nullptr, nullptr, 0); }
 };
 
-/// Bytes on the device, given back on the stream they were made on, which must live until then; so must the resource. Work
-/// on another stream must be over by then, or be waited for by that stream. Empty ones allocate nothing.
+/// Bytes on the device, freed on the stream on which they were allocated. Stream and resource must live until then, and
+/// work on other streams must be over, or be waited for by that stream. An empty object has allocated nothing.
 /// `device_bytes<R>{size, {stream, &resource}}` refuses a negative size, and passes on the resource's exceptions.
 template <memory_resource Resource>
 using device_bytes = mdkv::detail::owned_bytes<stream_memory<Resource>>;

@@ -22,10 +22,10 @@
 namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
-// How it works. A block takes a tile of tokens: reads it once, finds its coordinates in the basis and its keys as quantised
-// rungs would read them again, and multiplies all of that with the queries, panel by panel, in registers; nothing of size
-// queries x tokens leaves them. Tokens are read twice, because every softmax needs its normaliser before the first loss:
-// sweep one adds up the log-sum-exps of a part of the tokens per block, which one job joins; sweep two adds up
+// How it works. A block takes a tile of tokens: it reads the tile once, finds coordinates in the basis and keys as
+// quantised rungs dequantise them, and multiplies all of that with the queries, panel by panel, in registers; nothing of
+// size queries x tokens leaves the registers. Tokens are read twice, because every softmax needs its normaliser before the
+// first loss: sweep one adds up the log-sum-exps of a part of the tokens per block, which one job joins; sweep two adds up
 // differences of probabilities over the queries, token by token, and writes the losses.
 
 /// Weights of queries are in device memory, which the host does not read: a negative one or a NaN makes losses NaN, which
@@ -48,7 +48,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     detail::score_tiling const tiling{plan, sizeof(T) == 2 && std::same_as<T, U>};
     plan.more = tiling.tensor ? index_t{plan.dim} * plan.rows / 2 : 0;
 
-    index_t const tiles = tiling.tiles(tokens); // of a head
+    index_t const tiles = tiling.tiles(tokens); // tiles of a head
     index_t const parts = std::clamp<index_t>(tiles / 4, 1, (detail::score_parts + heads - 1) / heads);
     detail::score_states states{nullptr, (parts + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
 

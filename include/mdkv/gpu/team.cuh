@@ -23,7 +23,7 @@ class team
 public:
     static constexpr int lanes              = 1;
     static constexpr int register_lanes     = 1;
-    static constexpr index_t reserved_bytes = 0; ///< of dynamic shared memory, for the collectives
+    static constexpr index_t reserved_bytes = 0; ///< dynamic shared memory of the collectives
 
 #pragma nv_exec_check_disable
     [[nodiscard]] MDKV_HD static index_t rank() { return device::thread(); }
@@ -31,7 +31,7 @@ public:
 #pragma nv_exec_check_disable
     MDKV_HD static void sync() { device::sync(); }
 
-    /// The same in every thread, summed in a fixed order.
+    /// The block's sum of x, the same in every thread and summed in a fixed order.
 #pragma nv_exec_check_disable
     template <class V>
     [[nodiscard]] MDKV_HD static V sum(V x)
@@ -83,7 +83,7 @@ private:
         using block = cub::BlockReduce<V, Threads>;
         __shared__ typename block::TempStorage storage;
         __shared__ V all;
-        device::sync(); // both may still be read
+        device::sync(); // `storage` and `all` may still be read
         V const mine = block{storage}.Reduce(x, join);
         if (device::thread() == 0) { all = mine; }
         device::sync();

@@ -18,16 +18,16 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
-// Every kernel is one function for each way of storing, number of query heads and number of vectors side by side, and is
-// never inlined: compile time is proportional to their number. Their loops of constant length must be unrolled, so that
-// arrays of vectors stay in registers; g++ does that where such a loop is not the outermost of its function.
+// There is one kernel for each storage kind, number of query heads and number of vectors side by side. Kernels are never
+// inlined: compile time is proportional to their number. Loops of constant length must be unrolled, so that arrays of
+// vectors stay in registers; g++ unrolls such a loop if it is not the outermost of its function.
 
 using mdkv::detail::run_rows;
 
-/// Query heads that one pass over the tokens serves: as many accumulators as the machine's registers hold.
+/// Query heads that one pass over the tokens serves: more accumulators would not fit into the machine's registers.
 inline constexpr int most_group = (std::min)(8, int{simd::registers} * simd::lanes / 32);
 
-/// The number of a pass that serves as many of the `left` query heads as possible, and of its query heads.
+/// Query heads of each pass; pass_of returns the largest pass that serves at most `left` query heads, and at most `most`.
 inline constexpr int passes = 5;
 inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
 [[nodiscard]] inline int pass_of(index_t left, index_t most = most_group) noexcept
@@ -37,9 +37,9 @@ inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
     return last;
 }
 
-/// The cache that is prefetched into, as __builtin_prefetch counts: 3 is the nearest cache, right for processors with
-/// AVX-VNNI (Zen 5 read 1.2 times as fast), 2 the second. On Zen 4, whose nearest cache waits for fewer reads at a time, 3
-/// costs a third of the speed, so code for unknown processors takes 2 (docs/performance.md).
+/// Locality for __builtin_prefetch: 3 is the first-level cache, right for processors with AVX-VNNI (Zen 5 read 1.2 times
+/// as fast), 2 the second-level cache. On Zen 4, whose first-level cache waits for fewer reads at a time, 3 costs a third
+/// of the speed, so code for unknown processors takes 2 (docs/performance.md).
 #if defined(__AVXVNNI__)
 inline constexpr int asked_into = 3;
 #else
@@ -48,8 +48,9 @@ inline constexpr int asked_into = 2;
 
 // g++ leaves out calls of functions that only prefetch, as if they had no effect: all such functions must be inlined.
 
-/// An address read a little later and prefetched now: the hardware does not look beyond a page, and a block is several. To
-/// prefetch beyond a buffer is harmless, so it is a number, not a pointer.
+/// A cursor over bytes that are prefetched now and read a little later: hardware prefetchers stop at the end of a page,
+/// and a block spans several. The address is a number, not a pointer, because it may pass the end of a buffer, which is
+/// harmless.
 class read_ahead
 {
 public:
@@ -71,22 +72,23 @@ private:
     std::uintptr_t at_;
 };
 
-/// Prefetches one line of each page. To find where a page lies takes as long as to read from it, several reads one after the
-/// other, and other prefetches wait in that time: pages are looked up long before their lines are prefetched.
+/// Prefetches one line of each page. An address translation takes as long as a few reads, one after the other, and other
+/// prefetches wait for it: pages are prefetched long before their other lines.
 [[gnu::always_inline]] inline void look_up(std::byte const* begin, index_t bytes) noexcept
 {
-    constexpr index_t page = 4096; // the smallest
+    constexpr index_t page = 4096; // smallest page size
     for (index_t b = 0; b < bytes; b += page) { __builtin_prefetch(begin + b, 0, asked_into); }
 }
 
-/// Bytes of a rounded number.
+/// Bytes of a rounded number, a factor of codes of `Bits` bits.
 template <int Bits>
 inline constexpr int number_bytes = Bits / 4;
 
-/// Rounded numbers of the largest kind.
+/// Bytes of the largest rounded number.
 inline constexpr index_t most_number_bytes = 2;
 
-/// One query's group of coordinates: its numbers, their unit, the coordinates' sum, and the part that a sum of products lacks.
+/// One group of a query's coordinates as rounded numbers: with their unit, the sum of the coordinates, and the offset that
+/// is added to a sum of products with codes to correct its rounding errors.
 struct rounded_query
 {
     std::byte numbers[quantised_group * most_number_bytes + 32];
@@ -94,7 +96,7 @@ struct rounded_query
     float sum;
     float offset;
 
-    /// Number i.
+    /// Number i, without its unit.
     template <int Bits>
     [[nodiscard]] int number(index_t i) const noexcept
     {
@@ -112,12 +114,12 @@ struct rounded_query
     }
 };
 
-/// Queries of the heads of a group, or their weights: `step` apart.
+/// Rows of queries, or of weights, `step` apart; one for each row of a head.
 struct query_rows
 {
     float const* x;
     index_t step;
-    rounded_query const* rounded = nullptr; ///< [groups, rows] for keys that are codes
+    rounded_query const* rounded = nullptr; ///< [groups, rows], for coded keys
     index_t rows                 = 0;
 
     [[nodiscard]] query_rows from(index_t g) const noexcept
@@ -126,14 +128,15 @@ struct query_rows
     }
 };
 
-/// The sums that products are added to, for each head of a group.
+/// Rows of sums that products are added to, `step` apart; one for each row of a head.
 struct sum_rows
 {
     float* x;
     index_t step;
 };
 
-/// Makes logits of a run's whole tiles from a tile on, as many as it can, and returns their number.
+/// Writes logits of a run's whole tiles from a tile on and returns the number of tiles done, which may be fewer than
+/// given.
 using logit_kernel = index_t(
     query_rows const&, run_rows const&, std::byte const*, index_t, sum_rows const&, read_ahead&) noexcept;
 
@@ -145,7 +148,7 @@ struct logit_pass
 };
 inline constexpr index_t most_logit_tiles = 4;
 
-/// The kernels of one way of storing, by pass, of which none serves more than `most_heads`.
+/// The kernels of one storage kind by pass; none serves more than `most_heads` query heads.
 struct logit_kernels
 {
     index_t most_heads;
@@ -157,7 +160,7 @@ struct logit_kernels
     return simd::load(reinterpret_cast<half const*>(p));
 }
 
-/// The tile of token t, of fewer than 16 tokens, as one of 16 with zeros for the missing ones.
+/// Copies the tile of token t, which may have fewer than 16 tokens, as a tile of 16 with zeros for the missing tokens.
 [[gnu::noinline]] inline void widen_tile(run_rows const& rows, index_t t, std::byte* to) noexcept
 {
     std::byte const* from      = rows.begin + rows.tile(t);
@@ -167,7 +170,7 @@ struct logit_kernels
         constexpr index_t longest = tile_tokens * index_t{sizeof(float)};
         for (index_t i = 0; i < count; ++i, from += width * bytes, to += tile_tokens * bytes)
         {
-            // A copy of constant length may take too much; the next rows overwrite that.
+            // A copy of constant length may take too much; the next rows overwrite the excess.
             if (!rows.by_token && end - from >= longest) { std::memcpy(to, from, longest); }
             else { std::memcpy(to, from, static_cast<std::size_t>(width * bytes)); }
         }
@@ -187,7 +190,7 @@ struct logit_kernels
         index_t const fours = width / 4 * 4;
         std::memcpy(to, from, static_cast<std::size_t>(fours * bytes));
         static constexpr std::byte nothing[quantised_group]{};
-        std::byte const* row[3]; // of the tokens behind the last four
+        std::byte const* row[3]; // codes of the tokens after the last whole four
         for (index_t i = 0; i < 3; ++i) { row[i] = fours + i < width ? from + (fours + i) * bytes : nothing; }
         for (index_t b = 0; b < bytes && fours < width; ++b)
         {

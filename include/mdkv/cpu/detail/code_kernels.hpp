@@ -12,21 +12,21 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
-// A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. It is never formed: a logit is
-// scale * (sum of q * code) + minimum * (sum of q), and a sum of values is (weight * scale) * code summed, plus the sum of
-// weight * minimum, the same for all columns of the group. The factors of codes, queries by group and weights by block, are
-// rounded to multiples of a unit, so that products and their sums are whole numbers: to 16 bits where codes have 8, to 8 bits
-// where codes have 4. Codes scatter around their middle: the middle times the sum of all numbers' rounding errors is
+// A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. It is never formed: a logit
+// is scale * (sum of q * code) + minimum * (sum of q), and a sum of values is (weight * scale) * code summed, plus the sum
+// of weight * minimum, the same for all columns of the group. The factors of codes, queries by group and weights by block,
+// are rounded to multiples of a unit, so that products and their sums are whole numbers: to 16 bits for codes of 8 bits,
+// to 8 bits for codes of 4 bits. Codes scatter around their middle: the middle times the sum of all rounding errors is
 // added, so that only each error times a code's distance from the middle is lost (docs/numerics.md).
 
-/// Query heads that one pass over codes serves. Eight would read codes from the nearest cache once where two passes of four
-/// read them twice, and be compiled for every user.
+/// Query heads that one pass over codes serves. A pass of eight would read codes from the first-level cache once, two
+/// passes of four read them twice; but every user would compile it.
 inline constexpr int most_coded_heads = (std::min)(4, most_group);
 inline constexpr int coded_passes     = 4;
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
-using wide_sums = simd::limb_sums; ///< of products with codes of 8 bits
+using wide_sums = simd::limb_sums; ///< sums of products with codes of 8 bits
 [[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack_wide(simd::ints codes, int) noexcept
 {
     return codes;
@@ -38,19 +38,20 @@ template <bool Signed>
     sums = half == 0 ? simd::add_low_products(sums, codes, numbers)
                      : simd::add_high_products<Signed>(sums, codes, numbers);
 }
-/// What the sums of n signed numbers' products begin with; n is a multiple of 4.
+/// Initial value for the sums of products with n signed numbers; n is a multiple of 4.
 [[nodiscard]] inline wide_sums wide_base([[maybe_unused]] std::byte const* numbers, [[maybe_unused]] index_t n) noexcept
 {
     wide_sums base{};
     if constexpr (simd::base_of_high) { base.high = simd::high_base(numbers, static_cast<int>(n)); }
     return base;
 }
-/// The order in which factors of codes of 8 bits are stored: as it is, or of every four the first, third, second and fourth.
+/// Puts factors of codes of 8 bits into the order in which they are stored: unchanged here; otherwise first, third, second
+/// and fourth of every four.
 [[nodiscard]] [[gnu::always_inline]] inline simd::ints in_order(simd::ints numbers) noexcept
 {
     return numbers;
 }
-/// Stores 16 numbers of 16 bits, those of 16 / lanes vectors, as factors of codes of 8 bits.
+/// Stores the 16 numbers of 16 / lanes vectors, 16 bits each, as factors of codes of 8 bits.
 [[gnu::always_inline]] inline void store_wide(std::byte* to, simd::ints const* numbers) noexcept
 {
     simd::store_limbs(to, numbers);
@@ -58,7 +59,7 @@ template <bool Signed>
 
 #else
 
-using wide_sums = simd::pair_sums; ///< of products with codes of 8 bits
+using wide_sums = simd::pair_sums; ///< sums of products with codes of 8 bits
 [[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack_wide(simd::ints codes, int half) noexcept
 {
     return half == 0 ? codes & 0x00ff00ff : simd::high_bytes(codes);
@@ -89,8 +90,9 @@ using code_sums = std::conditional_t<Bits == 8, wide_sums, simd::byte_sums>;
 template <int Bits>
 inline constexpr int sum_registers = int{sizeof(code_sums<Bits>)} / int{sizeof(simd::ints)};
 
-/// Half of the fours of codes as a factor, the first or the second: of 8 bits first and third, or second and fourth; of 4
-/// bits low halves, or high halves. Where numbers are two bytes each of them is a half, and codes are whole.
+/// Half of each four codes as a factor, the first half or the second. For codes of 8 bits: first and third, or second and
+/// fourth code; for codes of 4 bits: low, or high halves of bytes. If numbers are stored as two bytes, the halves are
+/// these bytes, and codes of 8 bits are whole.
 template <int Bits>
 [[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack(std::byte const* from, int half) noexcept
 {
@@ -99,8 +101,8 @@ template <int Bits>
     else { return half == 0 ? codes & 0x0f0f0f0f : simd::high_halves(codes); }
 }
 
-/// Adds products of half of the codes and of numbers, which have a sign if Signed. Of 8 bits, a are the codes; of 4 bits
-/// those that are never negative, and if neither are, the numbers.
+/// Adds products of half of the codes with numbers, which are signed if Signed. For 8 bits, a are the codes. For 4 bits, a
+/// are the codes if Signed, otherwise the numbers.
 template <int Bits, bool Signed>
 [[gnu::always_inline]] inline void multiply(
     code_sums<Bits>& sums, simd::ints a, simd::ints b, [[maybe_unused]] int half) noexcept

@@ -21,8 +21,8 @@ struct byte_range
     index_t end;
 };
 
-/// Adds the products of group k's bytes `range`, the last ones and fewer than 16, to the logits of a vector of tokens. `at` is
-/// where these bytes of the vector's tile begin, and `first` the vector's first token in the tile.
+/// Adds the products with bytes `range` of group k, its last and fewer than 16, to the logits of a vector of tokens. `at`
+/// is the address of these bytes in the vector's tile, and `first` the vector's first token in the tile.
 template <int Bits>
 MDKV_OUTLINE void last_logits(query_rows const& q, int heads, int k, byte_range range, std::byte const* at,
     index_t first, std::byte const* scales, sum_rows const& logits) noexcept
@@ -47,22 +47,22 @@ MDKV_OUTLINE void last_logits(query_rows const& q, int heads, int k, byte_range 
     }
 }
 
-/// Writes the logits of `tiles` neighbouring whole tiles, added group by group, for G queries, `Vectors` vectors of tokens at
-/// a time and as far as that goes; returns the number of tiles done.
+/// Writes the logits of neighbouring whole tiles, added group by group, for G queries, `Vectors` vectors of tokens at a
+/// time. Returns the number of tiles done, at most `tiles`: fewer than `Vectors` vectors are left undone.
 template <int Bits, int G, int Vectors>
 [[gnu::noinline]] index_t coded_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
 {
     constexpr int lanes      = simd::lanes;
-    constexpr int of_tile    = int{tile_tokens} / lanes; // vectors
-    constexpr int at_once    = Vectors / of_tile;        // tiles
+    constexpr int of_tile    = int{tile_tokens} / lanes; // vectors of a tile
+    constexpr int at_once    = Vectors / of_tile;        // tiles at a time
     constexpr int size       = number_bytes<Bits>;
-    constexpr index_t second = Bits == 8 ? 4 : quantised_group / 2; // numbers of the other half lie that much behind
+    constexpr index_t second = Bits == 8 ? 4 : quantised_group / 2; // bytes between the halves' numbers
     constexpr index_t fours  = 4 * tile_tokens;                     // bytes
     constexpr index_t halves = tile_tokens * index_t{sizeof(half)};
     static_assert(Vectors % of_tile == 0);
     index_t const tile_bytes = tile_tokens * keys.token_bytes;
-    index_t const tokens     = tiles / at_once * at_once * tile_tokens; // done here
+    index_t const tokens     = tiles / at_once * at_once * tile_tokens; // tokens done here
     read_ahead next          = ahead;
     float* row[std::size_t{G}];
     MDKV_UNROLL
@@ -74,7 +74,7 @@ template <int Bits, int G, int Vectors>
     for (int k = 0; k < keys.groups(); ++k)
     {
         mdkv::detail::coded_group const group{keys.coordinates, k, tile_tokens, false, keys.kind};
-        rounded_query const* const query = q.rounded + k * q.rows; // of the first head
+        rounded_query const* const query = q.rounded + k * q.rows; // query of the first head
         index_t const whole              = group.bytes & -16;
         std::byte const* scales          = tile + group.scales;
         [[maybe_unused]] code_sums<Bits> base[std::size_t{G}];
@@ -84,7 +84,7 @@ template <int Bits, int G, int Vectors>
         }
         for (index_t t = 0; t < tokens; t += Vectors * lanes, scales += at_once * tile_bytes)
         {
-            auto const offset = [&](int v, index_t unit) { // of a vector's units in its row of the tiles
+            auto const offset = [&](int v, index_t unit) { // vector v in its row of the tiles
                 return v / of_tile * tile_bytes + v % of_tile * lanes * unit;
             };
             std::byte const* at = scales + 2 * halves;
@@ -163,7 +163,7 @@ template <int Bits, int Pass>
     return {&coded_logits<Bits, G, vectors>, vectors * simd::lanes / tile_tokens};
 }
 
-/// As logits_as, for codes of `Bits` bits.
+/// Kernels for codes of `Bits` bits, like logits_as for elements.
 template <int Bits>
 inline constexpr logit_kernels coded_logits_as{most_coded_logit_heads<Bits>,
     {coded_logits_of<Bits, 0>(), coded_logits_of<Bits, 1>(), coded_logits_of<Bits, 2>(), coded_logits_of<Bits, 3>()}};

@@ -19,14 +19,15 @@ namespace mdkv::inline MDKV_MACHINE::cpu::detail
 /// A group's codes in neighbouring tiles of values.
 struct coded_columns
 {
-    std::byte const* begin; ///< of the first tile's codes
+    std::byte const* begin; ///< codes of the first tile
     index_t tile_bytes;
     index_t tiles;
-    index_t coordinates; ///< of the group
-    index_t bytes;       ///< of one token's codes
+    index_t coordinates; ///< coordinates of the group
+    index_t bytes;       ///< bytes of one token's codes
 };
 
-/// Adds `vectors` vectors for each half of the bytes from byte b on, for each head, where a half ends within them.
+/// For each head and each half of the codes: adds `vectors` vectors of columns from byte b on, but none past the half's
+/// end.
 MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int halves, int vectors, index_t b,
     coded_columns const& from, sum_rows const& sums) noexcept
 {
@@ -42,8 +43,8 @@ MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int hal
     }
 }
 
-/// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for all columns, those that `Vectors`
-/// vectors of four bytes a column hold at a time.
+/// sums[g][c] += unit[g] * (sum over tokens of number[g][t] * code[t][c]) + bias[g] for all columns, `Vectors` vectors at
+/// a time; a lane of 32 bits holds the codes of four tokens in one column.
 template <int Bits, int G, int Vectors>
 [[gnu::noinline]] void coded_sums(
     rounded_weights const& weights, coded_columns const& from, sum_rows const& sums, read_ahead& ahead) noexcept
@@ -54,12 +55,13 @@ template <int Bits, int G, int Vectors>
     constexpr int size      = number_bytes<Bits>;
     constexpr int count     = G * halves * Vectors;
     constexpr short least   = short_sums<Bits> ? least_short : 0;
-    constexpr index_t asked = 4 * Vectors * lanes; // bytes, for each four tokens but the first
-    // Both halves of 4 bits have the same numbers; those of 8 bits have their own, and one at a time needs fewer registers.
+    constexpr index_t asked = 4 * Vectors * lanes; // bytes prefetched for each four tokens but the first
+    // Both halves of 4-bit codes have the same numbers. Halves of 8-bit codes have their own: one at a time needs fewer
+    // registers.
     constexpr int steps          = Bits == 8 ? 2 : 1;
     constexpr index_t head_bytes = sizeof weights.numbers[0];
     index_t const row_bytes      = 4 * from.bytes;
-    index_t const ends           = from.coordinates - (halves - 1) * from.bytes; // of the half that ends first
+    index_t const ends           = from.coordinates - (halves - 1) * from.bytes; // columns of the half that ends first
     read_ahead next              = ahead;
     for (index_t b = 0; b < from.bytes; b += Vectors * lanes)
     {
@@ -137,10 +139,10 @@ using coded_kernel = void(rounded_weights const&, coded_columns const&, sum_rows
 using rounding_kernel = void(
     query_rows const&, std::byte const*, index_t, index_t, index_t, rounded_weights&, read_ahead&) noexcept;
 
-/// The kernels of a pass, of as many vectors as registers allow.
+/// The kernels of a pass, for the most vectors that registers allow.
 struct coded_pass
 {
-    index_t columns; ///< bytes of them
+    index_t columns; ///< bytes of a token's codes done at a time
     coded_kernel* kernel;
     rounding_kernel* round;
 };
@@ -161,21 +163,22 @@ inline constexpr coded_pass coded_sums_as[coded_passes]{
 /// Bytes that a kernel may read beyond a group's codes.
 inline constexpr index_t most_read_beyond = most_coded_vectors * index_t{sizeof(simd::ints)};
 
-/// The room that coded_block_values needs for copies of tiles: of those that end close to a run's end, and of the last.
+/// Bytes that coded_block_values needs for copies of tiles: the last tile, and tiles so close to a run's end that a kernel
+/// might read beyond it.
 [[nodiscard]] constexpr index_t copy_bytes(index_t token_bytes) noexcept
 {
     return 2 * tile_tokens * token_bytes + 2 * most_read_beyond;
 }
 
-/// block_values for codes; `copy` has room for copy_bytes.
+/// block_values for codes; `copy` holds copy_bytes of the token's bytes.
 MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows const& weights, index_t group,
     run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const tile_bytes = tile_tokens * values.token_bytes;
     index_t const tiles      = (n + tile_tokens - 1) / tile_tokens;
-    // The last tile is copied where it is narrow, and those before it where a kernel might read beyond the run.
+    // A narrow last tile is copied, and so are tiles before it from which a kernel might read beyond the run.
     bool const ragged =
-        values.group(t, values.groups() - 1).bytes % as[0].columns != 0; // of whole groups no kernel does
+        values.group(t, values.groups() - 1).bytes % as[0].columns != 0; // otherwise no kernel reads beyond a group
     index_t whole     = n / tile_tokens;
     auto const behind = [&] { return (values.stored - t - whole * tile_tokens) * values.token_bytes; };
     while (ragged && whole > 0 && behind() < 4 * as[0].columns) { --whole; }

@@ -28,7 +28,7 @@ template <int Half = 1>
     else { return x; }
 }
 
-/// One group of 64 neighbours, in registers.
+/// Rotates one group of 64 neighbours in registers.
 inline void hadamard_group(float* x) noexcept
 {
     constexpr int lanes   = simd::lanes;
@@ -57,7 +57,7 @@ inline void hadamard_group(float* x) noexcept
     }
 }
 
-/// A vector of n coordinates, group by group.
+/// Rotates a vector of n coordinates, group by group.
 MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
 {
     for (index_t first = 0; first < n; first += quantised_group)
@@ -68,7 +68,7 @@ MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
     }
 }
 
-/// Rotates `count` rows of n coordinates that follow one another.
+/// Rotates `count` contiguous rows of n coordinates; `to` may be `from`.
 inline void hadamard_rows(float const* from, index_t count, index_t n, float* to) noexcept
 {
     if (to != from) { std::copy_n(from, count * n, to); }

@@ -17,15 +17,16 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
-/// Writes the logits of `tiles` neighbouring whole tiles of elements for G queries, `Tiles` at a time and as far as that
-/// goes; returns the number of tiles done. Sixteen logits of a tile grow side by side, so nothing is ever summed across lanes.
+/// Writes the logits of neighbouring whole tiles of elements for G queries, `Tiles` at a time. Returns the number of tiles
+/// done, the largest multiple of `Tiles` up to `tiles`. Sixteen logits of a tile grow side by side, so nothing is ever
+/// summed across lanes.
 template <element T, int G, int Tiles>
 [[gnu::noinline]] index_t tile_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
 {
     constexpr int lanes      = simd::lanes;
     constexpr int vectors    = Tiles * int{tile_tokens} / lanes;
-    constexpr int parts      = G * vectors >= 8 ? 1 : 2; // as in column_sums: of neighbouring coordinates
+    constexpr int parts      = G * vectors >= 8 ? 1 : 2; // separate sums for neighbouring coordinates (see column_sums)
     constexpr index_t row    = tile_tokens * index_t{sizeof(T)};
     index_t const tile_bytes = tile_tokens * keys.token_bytes;
     read_ahead next          = ahead;
@@ -80,7 +81,7 @@ template <element T, int G, int Tiles>
     return done;
 }
 
-/// The kernel of a pass, with as many tiles at a time as registers allow.
+/// The kernel of a pass, with the most tiles at a time that registers allow.
 template <element T, int Pass>
 [[nodiscard]] constexpr logit_pass logits_of() noexcept
 {
@@ -92,8 +93,9 @@ template <element T>
 inline constexpr logit_kernels logits_as{
     most_group, {logits_of<T, 0>(), logits_of<T, 1>(), logits_of<T, 2>(), logits_of<T, 3>(), logits_of<T, 4>()}};
 
-/// Logits [group, n] of n tokens of a run from token t on, a multiple of 16; those of a last, incomplete sixteen are followed
-/// by -infinity. There is room for logits up to a multiple of `most_logit_tiles` tiles, and in `copy` for the keys of as many.
+/// Writes logits [group, n] of n tokens of a run from token t on, a multiple of 16, and -infinity after them up to a
+/// multiple of 16. Rows of `logits` hold a multiple of `most_logit_tiles` tiles; `copy` holds the keys of
+/// `most_logit_tiles` tiles.
 [[gnu::noinline]] inline void block_logits(logit_kernels const& as, query_rows const& q, index_t group,
     run_rows const& keys, index_t t, index_t n, sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
@@ -109,7 +111,7 @@ inline constexpr logit_kernels logits_as{
         read_ahead next      = ahead;
         index_t const done   = by.kernel(q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
         index_t const left   = padded / tile_tokens - done;
-        if (left > 0) // fewer than the kernel takes at a time
+        if (left > 0) // fewer tiles than the kernel takes at a time
         {
             index_t const bytes = (whole - done) * tile_bytes;
             std::memcpy(copy, at + done * tile_bytes, static_cast<std::size_t>(bytes));
@@ -127,7 +129,8 @@ inline constexpr logit_kernels logits_as{
 }
 
 /// Turns one query's logits [padded, a multiple of 16] into weights relative to the largest logit so far and adds them to
-/// the state. Returns the factor that sums weighted with the old ones need. A NaN, which comparisons would hide, stays one.
+/// the state. Returns the factor by which earlier weighted sums must be multiplied. A NaN logit, which comparisons would
+/// hide, gives a NaN weight.
 [[nodiscard]] [[gnu::noinline]] inline float soften(
     float* logits, index_t padded, mdkv::detail::softmax_state& state, read_ahead& ahead) noexcept
 {

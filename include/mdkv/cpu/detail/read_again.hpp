@@ -1,4 +1,4 @@
-/// \file read_again.hpp: coordinates as a quantised rung gives them back: written as codes and read again.
+/// \file read_again.hpp: coordinates as a quantised rung gives them back: quantised and dequantised.
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -44,11 +44,11 @@ struct bounds
     return {low, high};
 }
 
-/// As many quantisers as a vector has lanes, made together: rounding to half takes as long for one as for all. To the bit
-/// those of `mdkv::detail::quantiser`.
+/// One quantiser for each lane of a vector, made together: rounding to half takes as long for one as for all. Each equals
+/// `mdkv::detail::quantiser` to the bit.
 struct quantisers
 {
-    float least[simd::lanes]{}; ///< of each group
+    float least[simd::lanes]{}; ///< least coordinate of each group
     float most[simd::lanes]{};
     float minimum[simd::lanes];
     float scale[simd::lanes];
@@ -69,14 +69,14 @@ struct quantisers
         simd::floats const codes = simd::broadcast(static_cast<float>(mdkv::detail::most_code(kind)));
         simd::floats const nan   = simd::broadcast(std::numeric_limits<float>::quiet_NaN());
         simd::floats const start = rounded(low);
-        simd::floats const span  = low * zero + high * zero; // NaN where a bound is not finite
+        simd::floats const span  = low * zero + high * zero; // NaN if a bound is non-finite
         simd::floats const step  = span == zero ? simd::larger(rounded((within(high) - start) / codes), zero) : nan;
         simd::store(minimum, span == zero ? start : nan);
         simd::store(scale, step);
         simd::store(inverse, step > zero ? simd::broadcast(1.0F) / step : zero);
     }
 
-    /// Writes the n coordinates of a group as they would be read again.
+    /// Writes the n coordinates of a group, quantised and dequantised.
     void read_again(int group, float const* x, index_t n, int most_code, float* to) const noexcept
     {
         simd::floats const start = simd::broadcast(minimum[group]);
@@ -99,7 +99,7 @@ struct quantisers
     }
 
 private:
-    /// Cut to half's range.
+    /// Clamps x to half's range.
     [[nodiscard]] static simd::floats within(simd::floats x) noexcept
     {
         simd::floats const most = simd::broadcast(mdkv::detail::largest_half);
@@ -113,7 +113,7 @@ private:
     }
 };
 
-/// Writes the leading n coordinates of `count` rows, `step` apart, as they would be read again: to [count, n].
+/// Writes the leading n coordinates of `count` rows, `step` apart, quantised and dequantised, to [count, n].
 MDKV_OUTLINE inline void read_again(
     float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
 {

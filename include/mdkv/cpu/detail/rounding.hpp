@@ -14,25 +14,26 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
-/// Where codes of 4 or 8 bits have their middle.
+/// The middle of the codes of 4 or 8 bits.
 [[nodiscard]] constexpr float middle_code(int bits) noexcept
 {
     return bits == 8 ? 127.5F : 7.5F;
 }
 
-/// Tokens whose weights have one unit. The sums of 256 are below 2^31.
+/// Tokens whose weights share a unit. Sums over 256 tokens are below 2^31.
 inline constexpr index_t rounded_tokens = 128;
 
-/// Whether products with codes of `Bits` bits are added up in 16 bits: 32 products of a query, or 64 of weights, of the first two
-/// in every four or of the last two.
+/// Whether products with codes of `Bits` bits are summed in 16 bits. A sum has 32 products of a query, or 64 of weights:
+/// the first two of every four, or the last two.
 template <int Bits>
 inline constexpr bool short_sums = Bits == 4 && simd::short_byte_sums;
 
-/// Where sums of weights begin, which have no sign.
+/// Initial value of 16-bit sums of weights, which have no sign: the sums then use the whole range.
 inline constexpr short least_short = -32768;
 
-/// The numbers of a sum may come to 2,168 and half of 32 roundings, or without a sign to 4,336 and half of 64: times 15 that is
-/// below 2^15, or 2^16. Given the sums of their magnitudes, lane by lane, this is the least that may be rounded to `most`.
+/// Least value that may be rounded to `most` without overflow of 16-bit sums, from the sums of magnitudes, lane by lane.
+/// The numbers of a sum may come to 2,168 and half of 32 roundings (if not Signed, to 4,336 and half of 64): times 15 that
+/// is below 2^15 (2^16).
 template <bool Signed>
 [[nodiscard]] inline simd::floats largest_of_short(simd::floats sums, float most) noexcept
 {
@@ -41,11 +42,11 @@ template <bool Signed>
     return sums * simd::broadcast(most / (Signed ? 2168.0F : 4336.0F));
 }
 
-/// How numbers up to `largest` are rounded to multiples of a unit, at most `most` of them.
+/// Rounding of numbers up to `largest` to multiples of a unit, at most `most` units.
 struct rounding
 {
     float unit;
-    float factor; ///< 1 / unit; 0 for numbers that are taken for 0
+    float factor; ///< 1 / unit; 0 for numbers so small that they count as 0
 
     rounding(float largest, float most) noexcept
         : unit{largest / most}
@@ -53,7 +54,7 @@ struct rounding
     {}
 };
 
-/// Rounds n numbers times `factor`, a multiple of 16, for codes of `bits` bits and returns the vectors' sum.
+/// Rounds n numbers times `factor` for codes of `bits` bits and returns the vectors' sum; n is a multiple of 16.
 template <bool Signed>
 [[gnu::always_inline]] inline simd::ints round_numbers(
     int bits, float const* x, simd::floats factor, index_t n, std::byte* to) noexcept
@@ -76,7 +77,7 @@ template <bool Signed>
     return sum;
 }
 
-/// Rounds the groups of rows of coordinates: to [groups, rows].
+/// Rounds the coordinates of `rows` rows, `step` apart, group by group: to `all` [groups, rows].
 MDKV_OUTLINE inline void round_queries(
     int bits, float const* x, index_t step, index_t rows, index_t coordinates, rounded_query* all) noexcept
 {
@@ -86,7 +87,8 @@ MDKV_OUTLINE inline void round_queries(
         for (index_t c = 0; c < coordinates; c += quantised_group)
         {
             rounded_query* const to = all + c / quantised_group * rows + i;
-            // The numbers of the low halves of bytes and those of the high ones; of 8 bits just the first and the others.
+            // For 4 bits: numbers for the low halves of bytes, and for the high halves. For 8 bits: the first `half`
+            // numbers, and the others.
             float padded[2][half];
             float const* number[2]{x + c, x + c + half};
             index_t const n     = (std::min)(quantised_group, coordinates - c);
@@ -128,12 +130,12 @@ struct rounded_weights
 {
     alignas(64) std::byte numbers[most_coded_heads][rounded_tokens * most_number_bytes];
     float unit[most_coded_heads];
-    float bias[most_coded_heads]; ///< of all columns
+    float bias[most_coded_heads]; ///< bias of all columns
 };
 
-/// Rounds the weights of n tokens in whole tiles for G heads, times their scales, which are in the tiles from `scales` on.
-/// The unit follows from the largest weight, or where many are alike from their sum, which then are small enough to be added up
-/// in 16 bits. A head's sums wait for one another, so each step is done for all heads.
+/// Rounds the weights of n tokens in whole tiles for G heads, times the tokens' scales, which are in the tiles from
+/// `scales` on. The unit follows from the largest product or, if many are alike, from their sum, so that they can be added
+/// up in 16 bits. A head's sums wait for one another, so each step is done for all heads.
 template <int Bits, int G>
 MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scales, index_t tile_bytes, index_t n,
     index_t bytes, rounded_weights& to, read_ahead& ahead) noexcept

@@ -16,13 +16,13 @@
 #include <cstring>
 #include <limits>
 
-// How it works. Query rows lie in vector lanes, tokens are broadcast: a row's softmax state then never crosses lanes, and
-// keys are read as they come. Because bases nest, the logits of a wider plain rung continue the sum of the narrower one;
-// quantised rungs read their keys again from codes and multiply all they hold. Every softmax needs its normaliser before
-// the first loss, so the keys are read twice: sweep one finds the log-sum-exps of the exact softmax (unless the caller has
-// them) and of every rung that needs P', sweep two adds up the losses. Nothing of size rows x tokens exists outside one
-// tile, except for few tokens, whose exact logits sweep one leaves for sweep two. Logits are kept in units of log2, with the scale folded into the queries, and a query's weight into its
-// log-sum-exps.
+// How it works. Query rows lie in vector lanes and tokens are broadcast: a row's softmax state then never crosses lanes,
+// and keys are read as they are stored. Because bases nest, the logits of a wider plain rung continue the sum of the
+// narrower one; quantised rungs dequantise their keys and multiply all the coordinates they hold. Every softmax needs its
+// normaliser before the first loss, so the keys are read twice: sweep one finds the log-sum-exps of the exact softmax
+// (unless the caller has them) and of every rung that needs P', sweep two adds up the losses. Nothing of size rows x
+// tokens exists outside one tile, except for few tokens, whose exact logits sweep one leaves for sweep two. Logits are in
+// units of log2; the scale is folded into the queries, and a query's weight into its log-sum-exps.
 
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
@@ -34,15 +34,15 @@ using mdkv::detail::score_plan;
 using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
 
-/// The working set of a thread: a block of tokens and all that is made of it.
+/// The working set of a thread: a block of tokens and what is computed from it.
 struct score_slot
 {
     float* rows;    // [block, dim or value_dim]
-    float* rotated; // [block, dim or value_dim]              the same, rotated
+    float* rotated; // [block, dim or value_dim]              rows, rotated
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
-    float* again;   // [block, count] for each softmax of keys read again; or values of one rung
-    float* sums;    // [softmaxes, block, lanes]              total over rows of P, then of |P' - P|
-    float* spread;  // [block]                                variance of a logit, for codes of a range's length
+    float* again;   // [block, count] dequantised keys for each quantised softmax; or one rung's values
+    float* sums;    // [softmaxes, block, lanes]              totals over rows of P, then of |P' - P|
+    float* spread;  // [block]                                variance of a logit, if codes were a whole range apart
 
     score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
         : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
@@ -84,14 +84,14 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
     }
 }
 
-/// `with_row` of score_plan.hpp for vectors, which nvcc keeps out of functions that a device shares.
+/// `with_row` of score_plan.hpp for vectors; nvcc allows no vectors in functions that a device shares.
 inline simd::floats larger_row(simd::floats total, simd::floats x) noexcept
 {
     return (total < x ? x : total) + x * 0.0F;
 }
 
-/// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'; with
-/// `is_exact` these are P's, and `exact` becomes P.
+/// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'. If `is_exact`,
+/// both belong to P itself: then P is added, and stored in `exact`.
 inline void add_differences(
     row_norm over, score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
@@ -101,7 +101,7 @@ inline void add_differences(
             simd::floats total = simd::load(sums + i * simd::lanes);
             for (int v = 0; v < tile::vectors; ++v)
             {
-                // A log-sum-exp that is a NaN gives a NaN, one that is far too low infinity.
+                // A NaN log-sum-exp gives a NaN; one that is far too low gives infinity.
                 simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
                 simd::floats const p     = simd::exp2(simd::smaller(simd::broadcast(128.0F), power));
                 total                    = with(total, is_exact ? p : simd::abs(p - exact[i][v]));
@@ -123,7 +123,7 @@ inline void add_differences(
     else { add(larger_row); }
 }
 
-/// A head's queries in its key basis.
+/// Multiplies a head's queries with its key basis.
 inline void multiply_queries(score_plan const& plan, score_head const& h) noexcept
 {
     index_t const columns = plan.key_columns();
@@ -139,7 +139,7 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     }
 }
 
-/// |v - v'|^2, v' being v's leading coordinates in the basis, whose squares add up to `kept`.
+/// |v - v'|^2, v' having v's leading coordinates in the basis; their squares add up to `kept`.
 [[nodiscard]] MDKV_OUTLINE inline float squared_rest(float const* value, float squared, float kept,
     float const* coordinates, in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
 {
@@ -177,16 +177,16 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     return simd::sum(wide) + rest;
 }
 
-/// A block of tokens of a head, multiplied with its queries tile by tile.
+/// A block of a head's tokens, multiplied with the head's queries tile by tile.
 struct score_block
 {
     score_slot const& slot;
     score_plan const& plan;
     score_head const& head;
-    index_t first; ///< token
+    index_t first; ///< first token
     index_t count;
 
-    /// Coordinates in the basis of the keys in slot.rows, and the keys as quantised rungs would read them again. Once a
+    /// Finds the basis coordinates of the keys in slot.rows, and the keys as quantised rungs dequantise them: once a
     /// block, for any number of queries.
     void prepare_keys() const noexcept
     {
@@ -213,8 +213,8 @@ struct score_block
         }
     }
 
-    /// Sweep one: adds to the states of a head's part, of the exact softmax only if that is needed. With `whole` the block's
-    /// keys are stored as they are at every rung (the window).
+    /// Sweep one: adds the logits to the states of a head's part, to the exact softmax's only if `exact_needed`. If
+    /// `whole`, all rungs store the block's keys as they are (the window).
     void add_states(bool exact_needed, bool whole, score_states const& states, index_t of, index_t part) const noexcept
     {
         int const begin = exact_needed ? 0 : 1;
@@ -232,7 +232,7 @@ struct score_block
         });
     }
 
-    /// Sweep two: slot.sums[0] = total over rows of P, slot.sums[i] = that of |P' - P| of softmax i, per token in
+    /// Sweep two: slot.sums[0] = total of P over the rows, slot.sums[i] = total of |P' - P| of softmax i, per token in
     /// `lanes` parts.
     void add_losses() const noexcept
     {
@@ -252,7 +252,7 @@ struct score_block
         });
     }
 
-    /// Sweep two: slot.spread of the keys in slot.rows, which are rotated as pack would rotate them.
+    /// Sweep two: finds slot.spread of the keys in slot.rows, rotated the way pack rotates keys.
     void add_noise() const noexcept
     {
         index_t const dim         = plan.dim;
@@ -275,8 +275,8 @@ struct score_block
         }
     }
 
-    /// Writes the losses of the block's tokens at every rung, from slot.sums and the values in slot.rows. A rotation keeps
-    /// lengths, so rotated values are compared as they are.
+    /// Writes the losses of the block's tokens at every rung, from slot.sums and the values in slot.rows. Rotation keeps
+    /// lengths, so rotated values are compared without rotating them back.
     void write_losses(
         in_view<float, 3, backend> const& basis, index_t of, out_view<float, 3, backend> const& loss) const noexcept
     {
@@ -292,7 +292,7 @@ struct score_block
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
         float norm[tile::block];
-        float kept[tile::block]{}; // of |v|^2, by the coordinates of the rung before
+        float kept[tile::block]{}; // part of |v|^2 in the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
@@ -340,14 +340,14 @@ private:
         }
     }
 
-    /// Where sweep one leaves the exact logits of a tile for sweep two, if plan.more makes room: [panels, tokens, width].
+    /// Exact logits of a tile, left by sweep one for sweep two if plan.more makes room: [panels, tokens, width].
     [[nodiscard]] float* kept_logits(index_t t, index_t p) const noexcept
     {
         return head.more + (p * (plan.more / plan.rows) + first + t) * tile::width;
     }
 
-    /// Logits of softmax i of the tokens from t of the block with panel p. They are in `sums`, which hold those of softmax
-    /// i - 1 before, or in `shown` where some are hidden.
+    /// Logits of softmax i, of panel p with the block's tokens from t on. `sums` comes in with the logits of softmax i -
+    /// 1. The result is `sums`, or `shown` if some logits are hidden.
     [[nodiscard]] score_tile const& multiply(
         int i, index_t t, index_t p, score_tile& sums, score_tile& shown) const noexcept
     {
@@ -367,7 +367,7 @@ private:
         return shown;
     }
 
-    /// Copies logits, with -infinity where there is no token or a row may not see it.
+    /// Copies logits, with -infinity for missing tokens and for tokens that a row may not see.
     void hide(index_t t, index_t panel, score_tile const& logits, score_tile& shown) const noexcept
     {
         for (int v = 0; v < tile::vectors; ++v)

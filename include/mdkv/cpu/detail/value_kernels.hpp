@@ -17,9 +17,9 @@
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
-/// sums[g][c] += sum over n tokens of weights[g][t] * rows[t][c] for the first columns, `Vectors` vectors of elements; returns
-/// the number of columns, 0 where there are only `columns`, which are fewer. Few accumulators would leave the multiply-add
-/// units waiting for one another; then neighbouring rows have their own.
+/// sums[g][c] += sum over n tokens of weights[g][t] * rows[t][c] for the first columns, `Vectors` vectors of elements.
+/// Returns the number of columns done, 0 if `columns` is smaller. If there are few accumulators, multiply-add units would
+/// wait for one another: then neighbouring rows have separate accumulators.
 template <element T, int G, int Vectors>
 [[gnu::noinline]] index_t column_sums(query_rows const& weights, std::byte const* row, index_t row_bytes, index_t n,
     index_t columns, sum_rows const& sums, read_ahead& ahead) noexcept
@@ -76,7 +76,7 @@ template <element T, int G, int Vectors>
 using column_kernel = index_t(
     query_rows const&, std::byte const*, index_t, index_t, index_t, sum_rows const&, read_ahead&) noexcept;
 
-/// Kernels of one pass: of as many vectors as registers allow, of two, and of one.
+/// Kernels of one pass: for the most vectors that registers allow, for two vectors, and for one.
 struct column_pass
 {
     column_kernel* wide;
@@ -87,15 +87,15 @@ template <element T, int Pass>
 [[nodiscard]] constexpr column_pass columns_of() noexcept
 {
     constexpr int G    = (std::min)(heads_of_pass[Pass], most_group);
-    constexpr int most = simd::lanes == 16 ? 12 : simd::registers == 32 ? 16 : simd::lanes; // sums; more would leave the registers
+    constexpr int most = simd::lanes == 16 ? 12 : simd::registers == 32 ? 16 : simd::lanes; // sums in registers
     constexpr int wide = 4 * G <= most ? 4 : 2;
     return {&column_sums<T, G, wide>, &column_sums<T, G, 2>, &column_sums<T, G, 1>};
 }
 
-/// Kernels of one element.
+/// Kernels of one element type.
 struct value_kernels
 {
-    index_t bytes; ///< of the element
+    index_t bytes; ///< bytes of an element
     column_pass pass[passes];
     float (*number)(std::byte const*) noexcept;
 };
@@ -108,7 +108,8 @@ template <element T>
 inline constexpr value_kernels values_as{sizeof(T),
     {columns_of<T, 0>(), columns_of<T, 1>(), columns_of<T, 2>(), columns_of<T, 3>(), columns_of<T, 4>()}, &number<T>};
 
-/// Fewer columns than a vector has: by fours from copies of the rows that are a vector wide, the rest one by one.
+/// block_values for fewer columns than a vector has: fours of columns from copies of the rows that are a vector wide,
+/// other columns one by one.
 MDKV_OUTLINE inline void last_columns(value_kernels const& as, int pass, query_rows const& weights,
     std::byte const* rows, index_t row_bytes, index_t n, index_t columns, sum_rows const& sums) noexcept
 {
@@ -146,7 +147,7 @@ MDKV_OUTLINE inline void last_columns(value_kernels const& as, int pass, query_r
     }
 }
 
-/// sums[g][c] += sum over n tokens from token t on, a multiple of 16, of weights[g][t] * values[t][c].
+/// sums[g][c] += sum over i < n of weights[g][i] * values[t + i][c]; t is a multiple of 16.
 MDKV_OUTLINE inline void block_values(value_kernels const& as, query_rows const& weights, index_t group,
     run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead) noexcept
 {

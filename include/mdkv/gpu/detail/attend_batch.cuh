@@ -17,10 +17,10 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-/// Whose parameters fit the 4,096 bytes of a launch, with all that they share.
+/// Sequences of one launch: their parameters fit its 4,096 bytes, with all that they share.
 inline constexpr int attend_most_sequences = 48;
 
-/// One of them: a cache but for its layout, its queries, and how it is cut.
+/// One sequence: its cache but for the layout, its queries, and how it is cut.
 struct attend_sequence
 {
     std::byte* arena;
@@ -28,11 +28,11 @@ struct attend_sequence
     std::byte* tail;
     index_t tail_capacity;
     index_t const* appended;
-    index_t first_token; ///< of its queries among those of the call
-    int tokens;          ///< n, of its queries
+    index_t first_token; ///< first of its queries' tokens in the call
+    int tokens;          ///< n: tokens of its queries
     int group;           ///< rows of a head: row g is its query head g / n at token g % n of the last n
-    int slices;          ///< of a head
-    int first_block;     ///< of attend_slice: [H, query blocks, slices]
+    int slices;          ///< slices of a head
+    int first_block;     ///< first block of attend_slice: [H, query blocks, slices]
 
     [[nodiscard]] MDKV_HD int query_blocks() const { return (group + attend_queries - 1) / attend_queries; }
 };
@@ -43,12 +43,12 @@ struct attend_batch
 {
     cache_layout layout;
     int count  = 0;
-    int tokens = 0; ///< of all queries
-    int blocks = 0; ///< of attend_slice
+    int tokens = 0; ///< tokens of all queries
+    int blocks = 0; ///< blocks of attend_slice
     array<attend_sequence, Most> sequences{};
 
-    /// As many as there is room for, from number `next` on, which is then the first of the rest; their queries begin at token
-    /// `first_token`. Empty where none is left.
+    /// Takes up to `Most` sequences from number `next` on, whose queries begin at token `first_token`, and moves both on
+    /// to the first sequence left. Takes none if no sequence is left.
     template <element T, std::size_t N>
     attend_batch(std::span<sequence_view<T, space::device> const, N> all, std::size_t& next, index_t& first_token,
         index_t query_heads)
@@ -63,7 +63,7 @@ struct attend_batch
             own.window       = layout.window; // attend ignores where a window begins
             if (count > 0 && own != layout) { break; }
             layout = own;
-            // As much as the arena and the tail could hold: the launch must not depend on the device's data.
+            // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
             constexpr index_t slice_bytes = 32 * 1024;
             constexpr index_t most_slices = 256;
             index_t const room            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
@@ -80,7 +80,7 @@ struct attend_batch
         }
     }
 
-    /// The last one that does not begin behind a place.
+    /// The last sequence that begins at or before a place.
     template <class Begin>
     [[nodiscard]] MDKV_HD attend_sequence const& at(index_t place, Begin const& begin) const
     {

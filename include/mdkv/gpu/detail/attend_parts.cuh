@@ -15,12 +15,12 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-inline constexpr int attend_threads = 128;                        ///< of a block
+inline constexpr int attend_threads = 128;                        ///< threads of a block
 inline constexpr int attend_queries = 8;                          ///< query heads of a block at most
-inline constexpr int attend_tokens  = mdkv::detail::attend_piece; ///< of a block of tokens at most
+inline constexpr int attend_tokens  = mdkv::detail::attend_piece; ///< tokens of a staged block at most
 
-/// All threads of the block copy to an address that is aligned to 16 bytes: in asynchronous pieces of 16 where the other
-/// address allows it, which belong to the group of copies that is committed next.
+/// Copies by all threads of the block. `to` is aligned to 16 bytes; if `from` is, too, asynchronous copies of 16 bytes
+/// take part in the group of copies that is committed next.
 __device__ inline void stage_bytes(std::byte const* from, int bytes, std::byte* to)
 {
     bool const wide = reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
@@ -35,7 +35,7 @@ __device__ inline void stage_bytes(std::byte const* from, int bytes, std::byte* 
     return widen(*reinterpret_cast<half const*>(tile + offset));
 }
 
-/// Joins the values of a warp's lanes; the same in every lane.
+/// Joins the values of a warp's lanes; the result is the same in every lane.
 template <class Join>
 [[nodiscard]] __device__ inline float over_lanes(float value, Join const& join)
 {
@@ -46,9 +46,9 @@ template <class Join>
     return value;
 }
 
-/// Adds logits [shares, most_queries, block_tokens] of `count` tokens, of which query g sees the first seen(g), to the softmax
-/// [most_queries, 2] of every query, and leaves the weights where the logits of share 0 were and in factor [most_queries] the
-/// factor of the sums before. Rows past `queries`, whose logits are zero, stay as they are: their sums are not read
+/// Adds logits [shares, most_queries, block_tokens] of `count` tokens to the softmax [most_queries, 2] of every query;
+/// query g sees the first seen(g) tokens. The weights take the place of share 0's logits; factor [most_queries] receives
+/// the factors of earlier sums. Rows past `queries`, whose logits are zero, stay as they are: their sums are not read
 /// back.
 template <class Seen>
 __device__ inline void soften(float* logits, int shares, int count, int block_tokens, int queries, Seen const& seen,

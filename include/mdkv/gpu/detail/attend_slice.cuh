@@ -17,13 +17,12 @@
 
 #include <cstddef>
 
-// How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for up
-// to eight query heads at once, so that every stored byte is read once for any G. Tokens come in blocks of up to 64 whose
-// bytes are copied to shared memory as they are, the next block while this one is worked on. Then
-//   logits   a thread has one token and a share of its coordinates, and the sums of four queries
+// How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for
+// up to eight query heads at once, so that every stored byte is read once for any G. Tokens come in blocks of up to 64:
+// their bytes are copied to shared memory as they are, the next block while this one is worked on. Then
 //   softmax  a warp has one query: running maximum and sum, base 2
 //   values   a thread has one coordinate and a share of the tokens, and the sums of four queries
-// Sums of values stand in shared memory, one set for each basis a run may be in; nothing is projected back here.
+// Sums of values are kept in shared memory, one set for each basis a run may be in; nothing is projected back here.
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
@@ -50,15 +49,15 @@ struct attend_slice
     in_view<U, 3, backend> queries;
     attend_sizes sizes;
     float* states;    // [batch.blocks, most_queries, sizes.state()]
-    float scale;      // of the logits, in base 2
+    float scale;      // factor of queries, for logits in base 2
     int block_tokens; // tokens staged at once: 64, 32 or 16
     int stages;       // 2: the next block is copied while this one is worked on
 
-    /// Shared memory.
+    /// A block's shared memory.
     struct room
     {
         float* q;          // [most_queries, sizes.queries()]
-        float* with_mean;  // [most_queries]: products with the means of keys, where the head has rotated tokens
+        float* with_mean;  // [most_queries]: products with the mean key, for heads with rotated tokens
         float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
         float* softmax;    // [most_queries, 2]: largest, sum
         float* factor;     // [most_queries]
@@ -89,12 +88,12 @@ struct attend_slice
         return count.bytes();
     }
 
-    /// The block's place.
+    /// Work of one block: some rows of a head over one slice.
     struct place
     {
         attend_sequence const& sequence;
         index_t head;
-        int first_query; ///< of the head's group
+        int first_query; ///< the block's first row of the head
         int queries;     ///< 1 to most_queries
         index_t slice;
     };
@@ -126,7 +125,7 @@ struct attend_slice
                 project_queries(at, mine);
                 projected = true;
             }
-            // Rotated keys lack the means of their channels, and all logits as much: meanwhile those before lack it, too.
+            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run.
             bool const centred = run.basis == run_basis::rotated;
             if (centred) { move_logits(at, mine, -1.0F); }
             attend_run(run, i + 1 == mdkv::detail::most_runs(batch.layout), first, end, at, mine);
@@ -135,7 +134,8 @@ struct attend_slice
         finish(at, mine);
     }
 
-    /// Queries, scaled, in the original basis and rotated; rows past the group's are zero and are not read back.
+    /// Clears sums and softmax, and loads the scaled queries in the original basis and rotated; rows past `at.queries`
+    /// stay zero.
     __device__ void begin(place const& at, room const& mine) const
     {
         for (int i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
@@ -177,14 +177,14 @@ struct attend_slice
             float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::rotated) + first;
             for (int d = 0; d < n; ++d)
             {
-                to[d] = from[d] * mdkv::detail::matrix_at<T>(arena, channels, sizes.keys + first + d); // the scales
+                to[d] = from[d] * mdkv::detail::matrix_at<T>(arena, channels, sizes.keys + first + d); // channel scales
             }
             mdkv::detail::hadamard(to, n);
         }
         device::sync();
     }
 
-    /// Adds `sign` times the products with the means of keys to all logits so far.
+    /// Adds `sign` times the products with the mean key to the running maxima, which stand for all logits so far.
     __device__ void move_logits(place const& at, room const& mine, float sign) const
     {
         device::sync();
@@ -195,7 +195,7 @@ struct attend_slice
         device::sync();
     }
 
-    /// The queries in the head's basis: columns of the stored projection.
+    /// Projects the queries to the head's basis, the columns of the stored projection.
     __device__ void project_queries(place const& at, room const& mine) const
     {
         head_entry const& entry = at.sequence.heads[at.head];
@@ -215,7 +215,7 @@ struct attend_slice
         device::sync();
     }
 
-    /// Attends tokens [first, end) of a run, which is the last one where it is the tail.
+    /// Attends tokens [first, end) of a run; `last` says that the run is the tail.
     __device__ void attend_run(
         stored_run const& run, bool last, index_t first, index_t end, place const& at, room const& mine) const
     {
@@ -248,8 +248,8 @@ struct attend_slice
         }
     }
 
-    /// Copies the bytes of the block of tokens from t on, those before `end`, to shared memory; one group of
-    /// asynchronous copies.
+    /// Copies the bytes of a block of tokens from t on, none from `end` on, to shared memory, as one group of asynchronous
+    /// copies.
     __device__ void stage(stored_run const& run, index_t t, index_t end, std::byte* to) const
     {
         index_t const last = t + block_tokens < end ? t + block_tokens : end;
@@ -318,7 +318,7 @@ struct attend_slice
         {
             mine.sums[i] *= mine.factor[i / sizes.sums()];
         }
-        int columns = 16; // threads that have a coordinate each; the others share the tokens
+        int columns = 16; // threads with a coordinate each; the other threads share the tokens
         while (columns < threads && columns < values.coordinates) { columns *= 2; }
         int const column  = device::thread() % columns;
         int const share   = device::thread() / columns;

@@ -1,4 +1,4 @@
-/// \file gram.cuh: the kernel of accumulate_gram: X'X of every head in tiles, on tensor cores where elements are half as wide (arXiv 2603.20616, section 4.1).
+/// \file gram.cuh: the kernel of accumulate_gram: X'X of every head in tiles, on tensor cores if T has 16 bits (arXiv 2603.20616, section 4.1).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -15,11 +15,11 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-/// How a Gram matrix is cut: into tiles, of which those on and above the diagonal are summed, and its samples into parts
-/// that blocks sum side by side. From extents only, so that every run adds in the same order.
+/// How a Gram matrix is cut: into tiles, of which only the upper ones, diagonal included, are summed, and its samples into
+/// parts that blocks sum side by side. The cut depends on extents only, so that every run adds in the same order.
 struct gram_cut
 {
-    static constexpr int side            = 64;   // of a tile
+    static constexpr int side            = 64;   // columns of a tile
     static constexpr index_t most_parts  = 32;   // bounds the scratch
     static constexpr index_t least_share = 1024; // samples that make a part worth its own sum
 
@@ -47,11 +47,11 @@ struct gram_products
     static constexpr int piece                     = piece_of<T>;
     static constexpr int pitch = side + piece; // rows begin at 16 bytes; entries below each other are in different banks
     static constexpr int rows  = tensor ? 64 : 32; // samples in shared memory at once
-    static constexpr int in_float = 256 / rows;    // of these, summed in float before they are added in double
+    static constexpr int in_float = 256 / rows;    // rounds summed in float before they are added in double
     static constexpr int stages   = 2;
 
     token_rows<T> samples;
-    double* sums; // [H, parts, D, D]  on and above the diagonal, and the rest of the tiles there
+    double* sums; // [H, parts, D, D]  written in the tiles on and above the diagonal
     gram_cut cut;
 
     [[nodiscard]] index_t shared_bytes() const { return index_t{stages} * 2 * rows * pitch * int{sizeof(T)}; }
@@ -110,7 +110,7 @@ private:
         return reinterpret_cast<T*>(device::shared_memory()) + (stage % stages * 2 + which) * (rows * pitch);
     }
 
-    /// Columns from `column` on of the samples from `first` on; zeros where there are none.
+    /// Copies columns from `column` on of the samples from `first` on; missing columns and samples become zeros.
     __device__ void fill(T* strip, index_t head, index_t first, index_t end, index_t column) const
     {
         for (int i = device::thread(); i < rows * (side / piece); i += threads)
@@ -146,8 +146,8 @@ private:
         else { return k % 2 * (side / 2) + device::thread() % 8 * 4 + e; }
     }
 
-    /// Four neighbouring columns of a strip as a lane holds them for multiply_tile: of each, rows 2p and 2p+1, then 2p+8 and
-    /// 2p+9. Which column a fragment's row stands for is free as long as results are put where they belong (row, column).
+    /// Reads four neighbouring columns of a strip as a lane holds them for multiply_tile: rows 2p and 2p+1 of each column,
+    /// then 2p+8 and 2p+9. A fragment's row may stand for any column if results are put where they belong (row, column).
     __device__ static void read_fragments(T const* from, std::uint32_t (&to)[4][2])
     {
         for (int k = 0; k < 2; ++k)
@@ -161,7 +161,7 @@ private:
         }
     }
 
-    /// acc += a'b over so many samples; tensor cores take all rows, zeros included.
+    /// acc += a'b over `samples_there` samples; tensor cores take all rows, zeros included.
     __device__ static void multiply_add(T const* a, T const* b, int samples_there, float (&acc)[8][4])
     {
         if constexpr (tensor)

@@ -1,4 +1,4 @@
-/// \file rows.cuh: rows of elements in pieces of 16 bytes: whether they lie that way.
+/// \file rows.cuh: rows of elements, and whether pieces of 16 bytes can be read from them.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -10,7 +10,7 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-/// Elements of a piece.
+/// Elements of a piece of 16 bytes.
 template <element T>
 inline constexpr int piece_of = 16 / static_cast<int>(sizeof(T));
 

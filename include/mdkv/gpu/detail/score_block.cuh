@@ -1,4 +1,4 @@
-/// \file score_block.cuh: a block of score and its tile of tokens: read as floats, projected, read again from codes, and multiplied with the queries (arXiv 2603.20616, section 4.2).
+/// \file score_block.cuh: a block of score and its tile of tokens: read as floats, projected, dequantised, and multiplied with the queries (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -21,7 +21,7 @@ namespace mdkv::inline MDKV_MACHINE::gpu::detail
 
 using kernels::token_rows;
 
-/// How a group of n coordinates, `step` apart, is quantised. One that holds a NaN or an infinity is read as NaN.
+/// Quantiser of a group of n coordinates, `step` apart. A group with a non-finite coordinate is dequantised to NaN.
 [[nodiscard]] __device__ inline mdkv::detail::quantiser quantiser_of(float const* x, int n, int step, storage kind)
 {
     float least   = x[0];
@@ -37,8 +37,8 @@ using kernels::token_rows;
     return {nothing == 0.0F ? least : nothing, most, kind};
 }
 
-/// use(i, x, x') for the n coordinates x of a group, `step` apart, rotated first if they are coded so (a copy at `work`):
-/// x' is x as it would be read again.
+/// Calls use(i, x, x') for the n coordinates x of a group, `step` apart; x' is x quantised and dequantised. If `rotated`,
+/// x are the rotated coordinates (a copy at `work`).
 template <class Use>
 __device__ __forceinline__ void for_each_read_again(
     float const* from, int n, int step, storage kind, bool rotated, float* work, Use const& use)
@@ -62,8 +62,8 @@ struct score_block
     index_t head;
     score_head operands;
     score_tile tile;
-    int token; ///< the lane's first in the tile
-    int row;   ///< the lane's first in a panel
+    int token; ///< the lane's first token in the tile
+    int row;   ///< the lane's first row in a panel
 
     __device__ score_block(score_plan const& p, score_tiling const& t, index_t h, mdkv::detail::carver& memory)
         : plan{p}
@@ -75,8 +75,8 @@ struct score_block
         , row{device::lane() % 4 * 4}
     {}
 
-    /// Reads the `count` tokens from `first` on to tile.rows, keys also to tile.pairs, and zeros for those that the tile lacks.
-    /// Two neighbouring lanes read 32 bytes of a row.
+    /// Reads `count` tokens from `first` on, and zeros for the tile's missing tokens: to tile.pairs (keys for tensor
+    /// cores) and to tile.rows (values; keys if plain_keys). Two neighbouring lanes read 32 bytes of a row.
     template <element T>
     __device__ void read(token_rows<T> const& from, index_t first, int count, bool keys) const
     {
@@ -114,7 +114,7 @@ struct score_block
         device::sync();
     }
 
-    /// Coordinates of the tokens in a basis [dim, columns]: tile.latents [count, tokens].
+    /// Writes the tokens' first `count` coordinates in a basis [dim, columns] to tile.latents [count, tokens].
     __device__ void project(int dim, float const* basis, int columns, int count) const
     {
         int const step = tiling.tokens();
@@ -133,7 +133,7 @@ struct score_block
         device::sync();
     }
 
-    /// All that is made of the tile's keys to be multiplied with the queries.
+    /// Makes the operands that the tile's keys give besides themselves: basis coordinates and dequantised keys.
     __device__ void prepare_keys() const
     {
         constexpr int group = static_cast<int>(quantised_group);
@@ -150,13 +150,13 @@ struct score_block
                 int const n             = l.count - c < group ? l.count - c : group;
                 for_each_read_again(
                     from, n, step, l.kind, !l.in_basis, to, [=](int j, float, float read) { to[j * step] = read; });
-                if (!l.in_basis) { mdkv::detail::hadamard(to, n, step); } // back, so that queries can stay as they are
+                if (!l.in_basis) { mdkv::detail::hadamard(to, n, step); } // rotates back: queries are not rotated
             }
         }
         device::sync();
     }
 
-    /// The lane's logits of softmax i; `logits` hold those of the softmax before.
+    /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1.
     template <element T>
     __device__ __forceinline__ void multiply(score_products& logits, int i, int panel) const
     {
@@ -181,8 +181,8 @@ struct score_block
             queries + l.first_of_query() * score_panel + row, score_panel, l.count);
     }
 
-    /// Which of the lane's products are hidden, bit 4 * token + row: of the `count` tokens from `first` on, and rows from
-    /// `first_row` on.
+    /// The lane's hidden products, bit 4 * token + row, for the `count` tokens from `first` on and rows from `first_row`
+    /// on.
     [[nodiscard]] __device__ unsigned hidden(index_t first, int count, int first_row) const
     {
         if (count == tiling.tokens() && plan.all_see(first + count - 1)) { return 0; }

@@ -24,16 +24,17 @@ using mdkv::detail::score_plan;
 using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
 
-// A warp multiplies 32 tokens with a panel of 16 rows (queries, or directions of a basis), each lane four by four of them:
-// the shape in which two by two tensor core products come out as well, if tokens and rows are numbered for it.
+// A warp multiplies 32 tokens with a panel of 16 rows (queries, or directions of a basis), each lane four tokens with four
+// rows. Two by two tensor core products give a lane the same shape, if tokens and rows are numbered for it (see
+// multiply_exact).
 
 inline constexpr int score_threads     = 256;
 inline constexpr int score_warps       = score_threads / device::warp_size;
 inline constexpr int score_warp_tokens = 32;
-inline constexpr int score_panel       = 16; ///< rows
+inline constexpr int score_panel       = 16; ///< rows of a panel
 inline constexpr int score_depth       = 16; ///< coordinates of one tensor core product
 
-/// Every GPU since compute capability 8.0 has as much for a block; a tile of one warp's tokens may take more.
+/// Shared memory that every GPU since compute capability 8.0 gives a block; a tile of one warp's tokens may take more.
 inline constexpr index_t score_most_shared = 96 * 1024;
 /// Blocks of the first sweep: about eight on each multiprocessor; bounds the scratch.
 inline constexpr index_t score_parts = 1056;
@@ -41,7 +42,7 @@ inline constexpr index_t score_parts = 1056;
 /// Size of a tile, and its contents.
 struct score_tiling
 {
-    int token_shift;  ///< log2 of the warps that share out the tokens; the others multiply other rows
+    int token_shift;  ///< log2 of the warps that share out the tokens; other warps multiply other rows
     bool tensor;      ///< exact logits by tensor cores
     bool plain_keys;  ///< keys themselves are needed in float: to be projected, or to become codes
     index_t keys = 0; ///< bytes of shared memory that a tile of keys needs
@@ -51,13 +52,13 @@ struct score_tiling
 
     [[nodiscard]] MDKV_HD int token_warps() const noexcept { return 1 << token_shift; }
     [[nodiscard]] MDKV_HD int tokens() const noexcept { return score_warp_tokens << token_shift; }
-    /// Tiles that n tokens are cut into, and how many tokens the one from `first` on has.
+    /// Number of tiles of n tokens, and number of tokens in the tile that begins at `first`.
     [[nodiscard]] MDKV_HD index_t tiles(index_t n) const noexcept { return (n + tokens() - 1) / tokens(); }
     [[nodiscard]] MDKV_HD int count(index_t n, index_t first) const noexcept
     {
         return n - first < tokens() ? static_cast<int>(n - first) : tokens();
     }
-    /// Threads that share a token, and which of them this one is.
+    /// Number of threads that share a token, this thread's number among them, and its token.
     [[nodiscard]] MDKV_HD int shares() const noexcept { return score_threads / score_warp_tokens >> token_shift; }
     [[nodiscard]] __device__ int share() const { return device::warp() >> token_shift; }
     [[nodiscard]] __device__ int token() const { return device::thread() & (tokens() - 1); }
@@ -71,7 +72,7 @@ struct score_tile
     float* latents; // [latent or value_latent, tokens]
     float* again;   // [again or value_again, tokens]
 
-    // [tokens, dim / 2 + 1]  keys as they are, for tensor cores, pair by pair; the odd step spares bank conflicts
+    // [tokens, dim / 2 + 1]  keys in pairs, for tensor cores; the odd step avoids bank conflicts
     std::uint32_t* pairs;
 
     MDKV_HD score_tile(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
@@ -94,13 +95,13 @@ struct score_thread_sums
 {
     static constexpr int parts = score_threads;
 
-    int tokens;           ///< of the tile
-    float* probabilities; // [softmaxes, parts]  total over rows of P, then of |P' - P|
+    int tokens;           ///< tokens of the tile
+    float* probabilities; // [softmaxes, parts]  totals over rows of P, then of |P' - P|
     float* squares;       // [parts]             |v|^2
     float* roundings;     // [rungs, parts]      |v - v'|^2 by rounding
     float* kept;          // [rungs, parts]      squares of the coordinates from kept_from on
-    float* rests;         // [rungs, parts]      |v - v'|^2 but for rounding, where |v|^2 - |v'|^2 would cancel
-    float* spread;        // [parts]             variance of a logit, for codes of a range's length
+    float* rests;         // [rungs, parts]      |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
+    float* spread;        // [parts]             variance of a logit, if codes were a whole range apart
 
     MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
         : tokens{t.tokens()}
@@ -112,7 +113,7 @@ struct score_thread_sums
         , spread{memory.take<float>(p.noisy ? parts : 0)}
     {}
 
-    /// Total i of those at `sums` of one token: its parts in their order.
+    /// Total i of one token at `sums`: its parts joined in their order.
     [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm over = row_norm::sum) const
     {
         float total = 0;
@@ -125,7 +126,7 @@ struct score_thread_sums
 };
 
 inline score_tiling::score_tiling(score_plan const& p, bool half_width)
-    // Wide tiles keep the block busy where tokens are projected, narrow ones where there are many rows.
+    // Wide tiles keep the block busy while tokens are projected, narrow tiles if there are many rows.
     : token_shift{p.rows / score_panel < score_warps ? 3 : 2}
     , tensor{half_width && p.dim % score_depth == 0}
     , plain_keys{!tensor || p.softmaxes > 1 || p.noisy}
@@ -172,10 +173,10 @@ __device__ __forceinline__ void multiply_add(
     }
 }
 
-/// The same by tensor cores: row g of product i is token 4 g + 2 i, row g + 8 the one after it; column n of product j is
-/// row 4 (n / 2) + 2 j + n % 2: a lane then ends with the four by four it has elsewhere. `tokens` is the first of the
-/// lane's in [tile, dim / 2 + 1], `fragments` the panel's. Queries are as they came, the sum is scaled: products of two
-/// numbers of 16 bits are exact in float and summed in float, though cut instead of rounded.
+/// The product of multiply_add by tensor cores. Row g of product i is token 4 g + 2 i, row g + 8 the token after it;
+/// column n of product j is row 4 (n / 2) + 2 j + n % 2: a lane then ends with the same four by four products. `tokens` is
+/// the lane's first token in [tile, dim / 2 + 1], `fragments` are the panel's. The sum is scaled instead of the queries:
+/// products of two numbers of 16 bits are exact in float and summed in float, though cut instead of rounded.
 template <element T>
 __device__ __forceinline__ void multiply_exact(
     score_products& products, std::uint32_t const* tokens, uint4 const* fragments, int dim, float to_log2)
@@ -199,8 +200,8 @@ __device__ __forceinline__ void multiply_exact(
     }
 }
 
-/// Totals of four numbers over the lanes that differ in the bits `high` and `low`; a lane gets that of the number which
-/// those two bits of its own say.
+/// Totals of four numbers over the lanes that differ in the bits `high` and `low`. A lane gets one of the four totals,
+/// selected by its own two bits.
 [[nodiscard]] __device__ __forceinline__ float fold4(
     float const (&x)[4], int high, int low, row_norm over = row_norm::sum)
 {
@@ -212,7 +213,7 @@ __device__ __forceinline__ void multiply_exact(
     return join(l ? b : a, device::shuffle_xor(l ? a : b, low));
 }
 
-/// A logit, or -infinity where it is hidden.
+/// A logit, or -infinity if it is hidden.
 [[nodiscard]] __device__ __forceinline__ float shown(float logit, unsigned hidden, int i, int j)
 {
     return (hidden >> (4 * i + j) & 1U) != 0 ? -__builtin_huge_valf() : logit;
@@ -232,7 +233,7 @@ struct score_panels
     static constexpr int panel        = detail::score_panel;
 
     in_view<U, 3, backend> queries;
-    in_view<float, 3, backend> basis; // [H, D, D]  of keys
+    in_view<float, 3, backend> basis; // [H, D, D]  key basis
     detail::score_plan plan;
     bool tensor;
 
@@ -254,7 +255,7 @@ struct score_panels
         }
         if constexpr (sizeof(U) == 2)
         {
-            int const fragments = plan.dim / detail::score_depth * device::warp_size; // of a panel
+            int const fragments = plan.dim / detail::score_depth * device::warp_size; // fragments of a panel
             uint4* const to     = reinterpret_cast<uint4*>(h.more) + index_t{at} * fragments;
             for (int i = device::thread(); tensor && i < fragments; i += threads)
             {
@@ -264,7 +265,7 @@ struct score_panels
     }
 
 private:
-    /// Queries as they are, in the order in which tensor cores take them (see multiply_exact).
+    /// Writes unscaled queries in the order in which tensor cores take them (see multiply_exact).
     __device__ void write_fragment(index_t head, int first_row, int i, uint4* to) const
     {
         int const lane = i % device::warp_size;

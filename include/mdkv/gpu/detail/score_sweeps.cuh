@@ -19,7 +19,8 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
-/// Makes `top` the rows' largest logits so far, and says whether any has grown: rare once the first tiles are past.
+/// Raises `top` to the rows' largest logits so far. Returns whether any has grown, which is rare once the first tiles are
+/// past.
 [[nodiscard]] __device__ inline bool raise(score_products const& logits, unsigned hidden, float (&top)[4])
 {
     bool raised = false;
@@ -47,13 +48,14 @@ namespace mdkv::inline MDKV_MACHINE::gpu::detail
     return true;
 }
 
-/// Adds a lane's logits of a panel to the state of its rows: largest logits, and `step` after them the sums. A warp reads here
-/// only its own writes.
+/// Adds a lane's logits of a panel to the state of its rows: the largest logits, and `step` floats after them the sums. A
+/// warp reads only what it has written itself.
 __device__ inline void add_to_state(float* largest, int step, score_products const& logits, unsigned hidden)
 {
     float4 const before = load4(largest);
     float top[4]{before.x, before.y, before.z, before.w};
-    // Of a row, the lanes that differ in their tokens share a sum; of those, the lanes with bit 4 unset keep it.
+    // Eight lanes have the same four rows. Lane bits 16 and 8 choose the row whose sum a lane keeps, if its bit 4 is
+    // unset.
     int const lane  = device::lane();
     int const which = (lane & 16) / 8 + (lane & 8) / 8;
     bool const mine = (lane & 4) == 0;
@@ -75,8 +77,8 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     device::sync_warp();
 }
 
-/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'; with `is_exact` these are
-/// P's, and `exact` becomes P.
+/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'. If `is_exact`, both belong to
+/// P itself: then P is added, and stored in `exact`.
 template <row_norm Over>
 __device__ __forceinline__ void add_differences(score_products const& logits, float const (&lse)[4], unsigned hidden,
     bool is_exact, score_products& exact, float (&totals)[4])
@@ -97,7 +99,7 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-/// Sweep one: one block a head and part of its tokens, the window being one part more.
+/// Sweep one: one block for each head and part of its tokens; the window is one more part.
 template <element T>
 struct score_sums
 {
@@ -109,8 +111,8 @@ struct score_sums
     detail::token_rows<T> window_keys;
     detail::score_plan plan;
     detail::score_tiling tiling;
-    detail::score_states states; // a part of a head for every warp of tokens
-    index_t parts;               // without the window
+    detail::score_states states; // one part for each part of a head and warp of tokens
+    index_t parts;               // parts of a head, without the window
     bool exact;                  ///< the exact softmax is wanted
 
     [[nodiscard]] index_t shared_bytes() const { return tiling.keys; }
@@ -150,7 +152,7 @@ private:
         }
     }
 
-    /// With `whole` the tile's keys are stored as they are at every rung (the window).
+    /// Adds a tile's logits to the states. If `whole`, all rungs store the tile's keys as they are (the window).
     __device__ void add_tile(detail::score_block const& block, index_t part, index_t first, int count, bool whole) const
     {
         index_t const own = part * tiling.token_warps() + device::warp() % tiling.token_warps();
@@ -200,7 +202,7 @@ struct score_losses
         add_differences(block, first, count, sums);
         if (plan.noisy)
         {
-            device::sync(); // keys read again may still be multiplied
+            device::sync(); // dequantised keys may still be in use
             add_noise(block, sums);
         }
         device::sync();
@@ -217,7 +219,7 @@ struct score_losses
     }
 
 private:
-    /// Totals of P and |P' - P| over the rows.
+    /// Adds up P and |P' - P| over the rows.
     __device__ void add_differences(
         detail::score_block const& block, index_t first, int count, detail::score_thread_sums const& sums) const
     {
@@ -249,7 +251,7 @@ private:
         }
     }
 
-    /// This thread's part of the variance of its token's logit, from keys rotated as pack would rotate them.
+    /// Finds this thread's part of the variance of its token's logit, from keys rotated the way pack rotates them.
     __device__ void add_noise(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
         constexpr int group       = static_cast<int>(quantised_group);
@@ -277,7 +279,7 @@ private:
         sums.spread[device::thread()] = spread;
     }
 
-    /// This thread's parts of its token's sums of squares.
+    /// Finds this thread's parts of its token's sums of squares.
     __device__ void square(detail::score_tile const& tile, detail::score_thread_sums const& sums) const
     {
         constexpr int group = static_cast<int>(quantised_group);
@@ -309,8 +311,8 @@ private:
         }
     }
 
-    /// Where squares nearly cancel, this thread's part of the squared difference between its token's value and the part
-    /// that a rung keeps of it.
+    /// Finds, if squares nearly cancel, this thread's part of the squared difference between its token's value and the
+    /// part of the value that a rung keeps.
     __device__ void add_rests(index_t head, detail::score_tile const& tile, detail::score_thread_sums const& sums) const
     {
         int const step      = tiling.tokens();
@@ -334,7 +336,7 @@ private:
         }
     }
 
-    /// The losses of a token, that of this thread, at every rung.
+    /// Writes the losses of this thread's token at every rung.
     __device__ void write(index_t head, index_t at, detail::score_thread_sums const& sums) const
     {
         int const token     = device::thread();
