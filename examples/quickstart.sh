@@ -29,7 +29,7 @@ prompt=$build/prompt.txt
 } >"$prompt"
 
 say "generate: a question about $(wc -w <"$prompt") words, answered from a KV cache of 128 tokens' size"
-"$mdkv_run" generate --model "$MDKV_MODEL" --prompt-file "$prompt" --kv-size 128 --max-tokens 100
+"$mdkv_run" generate --model "$MDKV_MODEL" --prompt-file "$prompt" --policy best --kv-size 128 --max-tokens 100
 
 say "compare: 2,048 tokens of prose, then 128 more fed through each cache (as JSON: $build/compare.json)"
 "$mdkv_run" compare --model "$MDKV_MODEL" --text "$MDKV_TEXT" --context 2048 --continue 128 \

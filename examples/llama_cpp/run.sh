@@ -87,17 +87,17 @@ answer() {
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 
-# table COLUMNS BUDGETS OPTIONS...: llama.cpp's own types, and the budgets, of one preset; same_bytes.py says what is measured
+# table COLUMNS TYPES BUDGETS OPTIONS...: rows of llama.cpp's own cache types and of one preset; same_bytes.py says what is measured
 table() {
-    local columns=$1 budget rows=f16,q8_0,K8V4,q4_0
-    for budget in $2; do rows+=,${MDKV_PRESET:-by_window}:$budget; done
-    shift 2
+    local columns=$1 rows=$2 budget
+    for budget in $3; do rows+=,${MDKV_PRESET:-by_window}:$budget; done
+    shift 3
     python3 "$(dirname "${BASH_SOURCE[0]}")/same_bytes.py" "$MDKV_MODEL" --programs "$programs" --plugin "$plugin" \
         --text "$MDKV_TEXT" --logs "$build/tables" --columns "$columns" --rows "$rows" --chunks "${MDKV_CHUNKS:-2}" "$@"
 }
-quality() { table quality "${MDKV_BUDGETS:-100% 53.1% 28.1% 25% 12.5%}"; }
-recall() { table recall "${MDKV_BUDGETS:-53.1% 28.1% 12.5%}"; }
-speed() { table speed "${MDKV_BUDGETS:-28.1% 12.5% 256}" --depths "$1" --threads "$2"; } # DEPTHS THREADS
+quality() { table quality q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-100% 53.1% 28.1% 25% 12.5%}"; }
+recall() { table recall f16,q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-53.1% 28.1% 12.5%}"; }
+speed() { table speed f16,q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-28.1% 12.5% 256}" --depths "$1" --threads "$2"; } # DEPTHS THREADS
 
 # --- a server under load -------------------------------------------------------------------------------------------------
 

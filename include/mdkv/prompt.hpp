@@ -2,12 +2,7 @@
 #pragma once
 
 #include <mdkv/advance.hpp>
-#include <mdkv/allocate.hpp>
-#include <mdkv/append.hpp>
-#include <mdkv/balance.hpp>
-#include <mdkv/basis.hpp>
 #include <mdkv/cache.hpp>
-#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
@@ -19,21 +14,12 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/prompt_state.hpp>
 #include <mdkv/finite.hpp>
-#include <mdkv/join.hpp>
-#include <mdkv/leverage.hpp>
 #include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay.hpp>
-#include <mdkv/score.hpp>
-#include <mdkv/stand_in.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <type_traits>
-#include <utility>
 
 namespace mdkv::inline MDKV_MACHINE
 {

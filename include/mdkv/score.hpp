@@ -17,8 +17,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// The loss of quantised rungs that keep all coordinates. Other rungs, the paper's among them, always have the bound.
 enum class quantisation_loss : std::uint8_t
 {
-    bound, ///< the paper's bound, which other rungs have, too: ||P' - P|| |v| + ||P|| |v - v'|. Codes are scored
-    ///< of uncentred keys; pack centres keys before coding, so real losses are smaller
+    bound, ///< the paper's bound, which other rungs have, too: ||P' - P|| |v| + ||P|| |v - v'|. Here k' are codes
+           ///< before centring; pack centres keys before coding, so real losses are smaller
     noise ///< ||P|| sqrt(|v - v'|^2 + key_noise^2 e^x (e^x - 1) |v|^2): x is the variance of a logit whose key is off by up
     ///< to half a step of its codes, uniformly, and e^x (e^x - 1) its weight's variance; saves the products with k'
 };
