@@ -1,7 +1,7 @@
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

@@ -1,8 +1,8 @@
 // Tolerance against the oracle: that of score (tests/score.cpp), for the same rows: those that advance turned, rounded to
 // their element type as replay rounds them.
-#include <mdkv/replay.hpp>
+#include <mdkv/replay/replay.hpp>
 
-#include <mdkv/advance.hpp>
+#include <mdkv/replay/advance.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>

@@ -1,7 +1,7 @@
 /// \file profile_record.hpp: one measurement of a policy at a size and a context: time, memory, and what was allocated
 #pragma once
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -8,7 +8,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include <algorithm>
 #include <array>

@@ -4,7 +4,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include <algorithm>
 #include <cstddef>

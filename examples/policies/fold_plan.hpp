@@ -1,7 +1,7 @@
 /// \file fold_plan.hpp: a sequence's cache within fixed memory: every layer's share of memory, and the count of bytes held
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 

@@ -1,7 +1,6 @@
 /// \file folding_cache.hpp: a packed cache that stays within fixed memory: it folds appended tokens into its compressed part
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -9,8 +8,9 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pack.hpp>
 #include <mdkv/recompress.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -1,7 +1,6 @@
 /// \file low_rank.hpp: every past token at the same rank: savings by dimensions alone (arXiv 2603.20616, appendix)
 #pragma once
 
-#include <mdkv/basis.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -11,6 +10,7 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/stages/basis.hpp>
 
 #include <array>
 #include <cstddef>

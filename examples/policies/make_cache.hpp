@@ -1,9 +1,9 @@
 /// \file make_cache.hpp: the definitions of cache_maker: the parts of each kind of policy
 #pragma once
 
-#include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -13,8 +13,8 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,7 @@
 
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
-#include <mdkv/cache.hpp>
-#include <mdkv/channels.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -13,7 +12,8 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
 #include <array>

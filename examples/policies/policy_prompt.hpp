@@ -1,7 +1,6 @@
 /// \file policy_prompt.hpp: a policy as a preset of the library, and a prompt that it compresses, with memory of its own
 #pragma once
 
-#include <mdkv/advance.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -12,6 +11,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -6,7 +6,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <cstddef>
 #include <cstdint>

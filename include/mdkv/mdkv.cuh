@@ -3,7 +3,7 @@
 
 #include <mdkv/mdkv.hpp>
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>

@@ -1,4 +1,4 @@
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>
 

@@ -1,7 +1,7 @@
 // Tolerance: losses differ by rounding, so that a token near the multiplier may take the next rung, whose loss is as good.
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>

@@ -1,6 +1,6 @@
 #include <mdkv/recompress.hpp>
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -13,7 +13,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 #include <mdkv/presets.hpp>
 
 #include "gpu/support/device.hpp"

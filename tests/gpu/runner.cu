@@ -1,6 +1,6 @@
 #include "examples/runner/cuda_layers.cuh"
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
@@ -12,7 +12,7 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 #include <mdkv/presets.hpp>
 
 #include "examples/policies/layer_cache.hpp"

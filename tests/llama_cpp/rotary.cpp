@@ -2,7 +2,7 @@
 // later positions, to the rounding of its angles, which are floats.
 #include <doctest/doctest.h>
 
-#include <mdkv/advance.hpp>
+#include <mdkv/replay/advance.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>

@@ -1,7 +1,7 @@
 /// \file advance_cases.hpp: rotary encodings and rows that the tests of advance on both backends share, encoded in double
 #pragma once
 
-#include <mdkv/advance.hpp>
+#include <mdkv/replay/advance.hpp>
 #include <mdkv/core/types.hpp>
 
 #include "support/host.hpp"

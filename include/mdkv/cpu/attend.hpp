@@ -3,7 +3,7 @@
 
 #include <mdkv/attend.hpp>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -406,7 +406,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
         panels                 = (std::max)(panels, (n + step - 1) / step);
         return job_of_panel{slice<1>(queries, first + begin, tokens), mdkv::detail::without_const(cache),
             slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens), {cache.layout, sizeof(T)},
-            mdkv::detail::attend_scale(options, cache.layout), group * tokens, n - begin - tokens};
+            mdkv::detail::attend_scale(options.scale, cache.layout), group * tokens, n - begin - tokens};
     };
     workspace::frame frame{*on.scratch, "attend"};
     auto* const jobs     = frame.take<job_of_panel>(count);

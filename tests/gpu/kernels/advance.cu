@@ -1,4 +1,4 @@
-#include <mdkv/advance.hpp>
+#include <mdkv/replay/advance.hpp>
 #include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,4 +1,4 @@
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels

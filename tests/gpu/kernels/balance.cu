@@ -1,4 +1,4 @@
-#include <mdkv/balance.hpp>
+#include <mdkv/replay/balance.hpp>
 #include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels

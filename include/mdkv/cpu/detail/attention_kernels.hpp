@@ -1,7 +1,7 @@
 /// \file attention_kernels.hpp: the shared part of attention's inner loops over packed tokens: their operands, passes over query heads, the memory read next (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>

@@ -1,7 +1,7 @@
 /// \file leverage.hpp: add_leverage: how far each token's key stands out among its head's (arXiv 2507.08143).
 #pragma once
 
-#include <mdkv/basis.hpp>
+#include <mdkv/stages/basis.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

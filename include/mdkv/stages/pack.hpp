@@ -1,7 +1,7 @@
 /// \file pack.hpp: pack: writes a layer's tokens into the packed cache, each at its rung (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>

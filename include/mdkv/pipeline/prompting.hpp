@@ -3,12 +3,12 @@
 
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/append.hpp>
-#include <mdkv/balance.hpp>
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
-#include <mdkv/channels.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/core/cache.hpp>
+#include <mdkv/stages/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
@@ -16,16 +16,16 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/prompt_state.hpp>
+#include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/join.hpp>
-#include <mdkv/leverage.hpp>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/replay/join.hpp>
+#include <mdkv/replay/leverage.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay.hpp>
-#include <mdkv/score.hpp>
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/replay.hpp>
+#include <mdkv/stages/score.hpp>
+#include <mdkv/replay/stand_in.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,8 +3,8 @@
 
 #include <mdkv/recompress.hpp>
 
-#include <mdkv/allocate.hpp>
-#include <mdkv/cache.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -17,10 +17,10 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/stored_tokens.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/finite.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/score.hpp>
-#include <mdkv/slots.hpp>
+#include <mdkv/engine/finite.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
+#include <mdkv/engine/slots.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -3,10 +3,10 @@
 
 #include <mdkv/compress.hpp>
 
-#include <mdkv/allocate.hpp>
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
-#include <mdkv/channels.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/core/cache.hpp>
+#include <mdkv/stages/channels.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -15,10 +15,10 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/finite.hpp>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/engine/finite.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <algorithm>
 #include <cstddef>
