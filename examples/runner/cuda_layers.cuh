@@ -34,8 +34,8 @@
 
 #include <driver_types.h>
 
-#include "../policies/layer_cache.hpp"
-#include "../policies/prompt_layer.hpp"
+#include "policies/layer_cache.hpp"
+#include "policies/prompt_layer.hpp"
 #include "device_layers.hpp"
 #include "scratch_memory.hpp"
 

@@ -13,8 +13,8 @@
 #include <memory>
 #include <span>
 
-#include "../policies/layer_cache.hpp"
-#include "../policies/prompt_layer.hpp"
+#include "policies/layer_cache.hpp"
+#include "policies/prompt_layer.hpp"
 
 namespace runner
 {

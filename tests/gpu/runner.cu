@@ -15,9 +15,9 @@
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/presets.hpp>
 
-#include "examples/policies/layer_cache.hpp"
-#include "examples/policies/packed_cache.hpp"
-#include "examples/policies/prompt_layer.hpp"
+#include "bench/quality/policies/layer_cache.hpp"
+#include "bench/quality/policies/packed_cache.hpp"
+#include "bench/quality/policies/prompt_layer.hpp"
 #include "examples/runner/device_layers.hpp"
 #include "examples/runner/scratch_memory.hpp"
 #include "gpu/support/device_packed.hpp"
