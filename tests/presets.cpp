@@ -1,12 +1,12 @@
 #include <mdkv/presets.hpp>
 
-#include <mdkv/replay/advance.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/recompress.hpp>
+#include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/stages/score.hpp>
 

@@ -2,7 +2,6 @@
 // their element type as replay rounds them.
 #include <mdkv/replay/replay.hpp>
 
-#include <mdkv/replay/advance.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -12,6 +11,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

@@ -3,11 +3,11 @@
 // which the exponential turns into a relative error of P; the losses here stay within 3e-5 of that.
 #include <mdkv/stages/score.hpp>
 
-#include <mdkv/stages/channels.hpp>
 #include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/detail/quantiser.hpp>
+#include <mdkv/stages/channels.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

@@ -1,9 +1,9 @@
 /// \file compress.hpp: contract of compress: one layer from keys and values to a packed cache, all stages in one call (arXiv 2603.20616, sections 4, 5).
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>

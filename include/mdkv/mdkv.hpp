@@ -1,16 +1,11 @@
 /// \file mdkv.hpp: everything a host-only user needs: core, contracts and the CPU backend.
 #pragma once
 
-#include <mdkv/replay/advance.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
-#include <mdkv/replay/balance.hpp>
-#include <mdkv/stages/basis.hpp>
-#include <mdkv/core/cache.hpp>
-#include <mdkv/stages/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -26,15 +21,20 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/engine/gather.hpp>
-#include <mdkv/replay/join.hpp>
-#include <mdkv/replay/leverage.hpp>
+#include <mdkv/engine/slots.hpp>
 #include <mdkv/merge.hpp>
-#include <mdkv/stages/pack.hpp>
-#include <mdkv/stages/pool.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
+#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/join.hpp>
+#include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
-#include <mdkv/stages/score.hpp>
-#include <mdkv/engine/slots.hpp>
 #include <mdkv/replay/stand_in.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>

@@ -1,9 +1,9 @@
 /// \file recompress.hpp: contract of recompress: folds the appended tokens into the compressed part, so that a long generation stays within fixed memory.
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>

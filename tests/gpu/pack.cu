@@ -1,6 +1,5 @@
 #include <mdkv/stages/pack.hpp>
 
-#include <mdkv/stages/basis.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -8,6 +7,7 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/stages/basis.hpp>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_packed.hpp"

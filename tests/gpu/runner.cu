@@ -1,6 +1,5 @@
 #include "examples/runner/cuda_layers.cuh"
 
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
@@ -12,8 +11,9 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/stages/pack.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include "bench/quality/policies/layer_cache.hpp"
 #include "bench/quality/policies/packed_cache.hpp"

@@ -3,11 +3,8 @@
 
 #include <mdkv/compress.hpp>
 
-#include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/basis.hpp>
-#include <mdkv/core/cache.hpp>
-#include <mdkv/stages/channels.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -16,6 +13,9 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>

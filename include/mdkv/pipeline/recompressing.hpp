@@ -3,7 +3,6 @@
 
 #include <mdkv/recompress.hpp>
 
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -18,9 +17,10 @@
 #include <mdkv/detail/stored_tokens.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/engine/slots.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
-#include <mdkv/engine/slots.hpp>
 
 #include <cstddef>
 #include <cstdint>

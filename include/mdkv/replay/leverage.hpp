@@ -1,7 +1,6 @@
 /// \file leverage.hpp: add_leverage: how far each token's key stands out among its head's (arXiv 2507.08143).
 #pragma once
 
-#include <mdkv/stages/basis.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -9,6 +8,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/leverage.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/stages/basis.hpp>
 
 namespace mdkv::inline MDKV_MACHINE
 {

@@ -1,13 +1,13 @@
 /// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, rotated to their positions in a later reading.
 #pragma once
 
-#include <mdkv/replay/advance.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/replay/advance.hpp>
 #include <mdkv/stages/score.hpp>
 
 #include <optional>
