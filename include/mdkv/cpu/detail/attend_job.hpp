@@ -52,10 +52,6 @@ inline constexpr index_t least_block_tokens = 64;
 /// Distance in bytes at which page prefetches run ahead of the tokens being read.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
-/// If at most this many bytes of a run or part are left, the softmax no longer moves on to the next keys (see
-/// attend_tokens).
-inline constexpr index_t announced_bytes = index_t{1} << 17;
-
 /// to = to * by + from * from_by, over n coordinates.
 [[gnu::noinline]] inline void combine(float* to, float by, float const* from, float from_by, index_t n) noexcept
 {
@@ -207,10 +203,8 @@ struct attend_job
     }
 
     /// Attends tokens [begin, end) of a run; begin is a multiple of 16, and `last` says that the run is the tail. Prefetch
-    /// order: this block's values while its keys are read; the next block's keys while its values are read, after the last
-    /// block the bytes at `behind`. Softmax, which reads nothing, prefetches the next block's keys, too; within
-    /// `announced_bytes` of the end it continues from its last address, which in a shorter part is `behind`: longer codes
-    /// and elements, which follow 4-bit codes, take longer to load than to multiply.
+    /// order: this block's values while its keys are read; the next block's keys during softmax, which reads nothing, and
+    /// while its values are read. After the last block the next keys are the bytes at `behind`.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
         room const& mine, index_t part) const
     {
@@ -228,7 +222,6 @@ struct attend_job
         index_t const block = std::clamp(
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
             least_block_tokens, most_block_tokens);
-        read_ahead later{behind};
         read_ahead{run.keys.begin + begin * run.keys.token_bytes}.fetch(
             (std::min)(block, end - begin) * run.keys.token_bytes);
         for (index_t t = begin; t < end; t += block)
@@ -236,8 +229,7 @@ struct attend_job
             index_t const n = (std::min)(block, end - t);
             read_ahead const values{run.values.begin + t * run.values.token_bytes};
             read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : behind};
-            bool const near_end = (end - t) * run.token_bytes() <= announced_bytes;
-            if (!near_end) { later = keys; }
+            read_ahead next = keys; // one cursor for the softmaxes of all rows
             look_up_pages(run, t + looked_up_bytes / run.token_bytes(), block);
             block_logits(logits_by, q, group, run.keys, t, n, logits, values, mine.tile);
             for (index_t g = 0; g < group; ++g)
@@ -251,7 +243,7 @@ struct attend_job
                     std::fill_n(row, softened, 0.0F);
                     continue;
                 }
-                float const factor = soften(row, softened, softmax[part * group + g], later);
+                float const factor = soften(row, softened, softmax[part * group + g], next);
                 if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
             }
             query_rows const weights{logits.x, logits.step};
