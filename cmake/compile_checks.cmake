@@ -14,7 +14,8 @@ foreach(source IN LISTS sources)
     set_tests_properties("must_not_compile/${name}" PROPERTIES LABELS compiler)
 endforeach()
 
-file(GLOB pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/docs/*.md")
+file(GLOB pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/docs/*.md"
+    "${PROJECT_SOURCE_DIR}/docs/lab/*/*.md")
 add_test(NAME doc_blocks COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/cmake/doc_blocks.py"
     --compiler "${CMAKE_CXX_COMPILER}" --flags "${consumer_flags}" ${pages})
 set_tests_properties(doc_blocks PROPERTIES TIMEOUT 900 COST 100) # the longest: starts first

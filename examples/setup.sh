@@ -5,7 +5,7 @@
 #   bash examples/setup.sh                everything a build, the quick start and the tests need
 #   bash examples/setup.sh header-wheels  only the CUDA headers, from the wheels even where a toolkit is installed
 #   bash examples/setup.sh words          only the word lists of RULER's generated tasks
-#   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/quality.md)
+#   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/lab/2026-11/quality.md)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
 #   bash examples/setup.sh second-model   only the second model, which nothing else fetches (470 MB)
 #
@@ -342,8 +342,8 @@ go_sources_package() {
     printf '%s\n' "$name"
 }
 
-# setup_quality_texts: sets mdkv_quality to a folder with the texts of docs/quality.md, 01-handbook-02.txt and so on;
-# odd numbers are for choosing, even ones for reporting
+# setup_quality_texts: sets mdkv_quality to a folder with the texts of docs/lab/2026-11/quality.md, 01-handbook-02.txt and
+# so on; odd numbers are for choosing, even ones for reporting
 setup_quality_texts() {
     mdkv_quality=$mdkv_cache/quality
     if [[ $(find "$mdkv_quality" -name '*.txt' -size +0 2>/dev/null | wc -l) == "$quality_texts" ]]; then

@@ -204,7 +204,7 @@ std::vector<contents> by_prompt(
     return contents_of(caches);
 }
 
-/// The stages one after another, as docs/pipeline.md describes them.
+/// The stages one after another, as docs/method.md describes them.
 std::vector<contents> by_hand(text const& x, preset const& p, budget limit, index_t part = 128)
 {
     index_t const L = x.layers, H = text::heads, D = text::dim, Dv = text::value_dim;

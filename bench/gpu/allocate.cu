@@ -1,4 +1,4 @@
-// Rungs of all tokens of a layer at 128K tokens (performance.md, G6): the library's selection without a word to the host,
+// Rungs of all tokens of a layer at 128K tokens: the library's selection without a word to the host,
 // and a bisection that waits for the device in each of its passes. Losses are drawn at random: a few tokens of each head
 // matter most, and heads differ.
 

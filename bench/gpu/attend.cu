@@ -1,4 +1,4 @@
-// Decode attention at 128K tokens (performance.md, G1 and G3): the full cache against the machine's copy bandwidth, and
+// Decode attention at 128K tokens: the full cache against the machine's copy bandwidth, and
 // compressed caches against the full one, each beside the ratio of their bytes. Which token is at which rung is forced:
 // 25, 15 and 60 % of a head's bytes at 16, 32 and 128 coordinates (paper), 60, 25 and 15 % at 4, 8 and 16 bits (bits).
 #include <mdkv/gpu/attend.cuh>

@@ -1,4 +1,4 @@
-// Compression of one layer of 8K, 32K and 128K tokens to a tenth (performance.md, G4), and its stages one by one. Each finds
+// Compression of one layer of 8K, 32K and 128K tokens to a tenth, and its stages one by one. Each finds
 // its tokens cold, as many layers take turns; what one stage leaves for the next (bases, losses) may be in the L2 cache,
 // as it is between the stages of compress.
 #include <mdkv/compress.hpp>

@@ -1,4 +1,4 @@
-// Compression of one layer of 8K and 32K tokens to a tenth beside a first version of it (performance.md, G5): everything
+// Compression of one layer of 8K and 32K tokens to a tenth beside a first version of it: everything
 // materialised, cuBLAS, cuSOLVER, and a bisection that waits for the device. The first version does not pack, and the
 // time of that is not counted against it.
 #include "bench.cuh"

@@ -27,7 +27,8 @@ namespace peers
 /// Tokens of every thousand at each rung of bit_ratios: dropped, 4 bits, 8 bits, all bits.
 using shares = std::array<index_t, 4>;
 
-// What `best` chooses at KV 512, 64 and 16 of 2,048 tokens, the mean over the eight texts that docs/quality.md reports on:
+// The choice of `best` at KV 512, 64 and 16 of 2,048 tokens, the mean over the eight texts that docs/lab/2026-11/quality.md
+// reports on:
 //   mdkv_run compare --model MODEL --text TEXTS --policies best --kv-size 16,64,512      (column "tokens per rung %")
 // KV 512 of 16,384 and of 65,536 tokens are the same part of the full cache as the last two.
 inline constexpr shares best_quarter{226, 660, 113, 1};

@@ -2,7 +2,7 @@
 that it has, both on logarithmic axes, one picture for each number of threads. The line is a plain read of as many bytes:
 nothing that reads them is below it.
 
-    python3 bench/peers/plot_roofline.py peers.json docs/pictures/roofline.png --tokens 65536
+    python3 bench/peers/plot_roofline.py peers.json docs/lab/2026-11/pictures/roofline.png --tokens 65536
 
 Needs matplotlib (which brings numpy).
 """

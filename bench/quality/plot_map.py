@@ -1,7 +1,7 @@
 """Draws the table that `mdkv_run map --csv FILE` writes as a picture: one row per KV head of every layer, tokens from
 left to right, colour for the bytes that were kept.
 
-    python3 bench/quality/plot_map.py map.csv docs/pictures/map.png
+    python3 bench/quality/plot_map.py map.csv docs/lab/2026-11/pictures/map.png
 
 Needs matplotlib (which brings numpy).
 """

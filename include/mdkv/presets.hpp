@@ -18,7 +18,7 @@ namespace mdkv::inline MDKV_MACHINE
 {
 
 /// balance_options::odd for a prompt of `tokens`: `largest` from 2,048 tokens on, and less in proportion below, because
-/// leverages mean less if keys are few (docs/quality.md).
+/// leverages mean less if keys are few (docs/lab/2026-11/quality.md).
 [[nodiscard]] constexpr float odd_power(float largest, index_t tokens) noexcept
 {
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
@@ -33,7 +33,7 @@ namespace mdkv::inline MDKV_MACHINE
 }
 
 /// Number of last queries that `stand_in` uses. Earlier queries attend to close neighbours that will be dropped; later
-/// queries find such neighbours in the window or the tail (docs/quality.md).
+/// queries find such neighbours in the window or the tail (docs/lab/2026-11/quality.md).
 inline constexpr index_t stand_in_queries = 16;
 
 /// How a prompt's own queries score it while it is read: `replay`.
@@ -154,8 +154,8 @@ inline constexpr preset paper_literal{.name = "paper_literal",
 inline constexpr preset evict{
     .name = "evict", .ratios = evict_ratios, .pooling = {.width = 1}, .quantisation = quantisation_loss::bound};
 
-/// The best that one call of compress can do (docs/quality.md): tokens in 0, 4, 8 or all bits, adaptive pooling, and
-/// more queries than the question's.
+/// The best that one call of compress can do (docs/lab/2026-11/quality.md): tokens in 0, 4, 8 or all bits, adaptive
+/// pooling, and more queries than the question's.
 inline constexpr preset by_window{.name = "by_window",
     .ratios                             = bit_ratios,
     .pooling                            = {.width = 7, .kind = pooling::adaptive},

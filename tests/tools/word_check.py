@@ -3,8 +3,8 @@
 
     word_check.py [--list]
 
-Fragments: comments of include/, and sentences in them, that begin with of, as, so, those, what or whatever. Wide: lines of docs/
-and README.md over 130 columns that are no table, link or code. --list prints each place. A count may fall, and MOST with it; it must
+Fragments: comments of include/, and sentences in them, that begin with of, as, so, those, what or whatever. Wide: lines of docs/ and
+README.md over 110 columns that are no table, link or code. --list prints each place. A count may fall, and MOST with it; it must
 not grow. Exit status 1 if one did.
 """
 import re
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST = {"fragments": 0, "wide": 178}
+MOST = {"fragments": 0, "wide": 218}
 COMMENT = re.compile(r"//[/!]?<?\s?(.*)$")
 FORBIDDEN = r"(?:of|as|so|those|what|whatever)\b"
 BEGINS = re.compile(FORBIDDEN, re.IGNORECASE)
@@ -35,12 +35,12 @@ def fragments():
 
 def wide():
     """Lines of prose that no screen shows beside a file."""
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         code = False
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if line.startswith("```"):
                 code = not code
-            elif len(line) > 130 and not code and not line.lstrip().startswith("|") and "](" not in line:
+            elif len(line) > 110 and not code and not line.lstrip().startswith("|") and "](" not in line:
                 yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
 
 

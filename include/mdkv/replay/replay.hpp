@@ -20,7 +20,7 @@ template <backend B>
 struct replay_options
 {
     /// Positions by which the chunk's queries are rotated: the chunk's length if it were read again at once, more if later.
-    /// The prompt's length need not be known (docs/quality.md compares distances).
+    /// The prompt's length need not be known (docs/lab/2026-11/quality.md compares distances).
     index_t ahead = 256;
 
     /// If true, replayed queries also attend, causally, to the replayed copies of sinks and chunk. Better for questions,
@@ -57,7 +57,7 @@ struct replay_options
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a rung is projected, or an argument of advance or score is refused
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/replay.cpp, docs/pipeline.md
+/// \see    tests/replay.cpp, docs/method.md
 template <backend B, element T, element U>
 void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<T, 3, B> sinks, ratio_set const& ratios, std::type_identity_t<replay_options<B>> const& options,

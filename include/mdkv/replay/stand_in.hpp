@@ -70,7 +70,7 @@ template <backend B>
 ///   value  mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
 ///   key    the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
 ///          attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
-/// Appended, they are ordinary tokens of the tail: see docs/pipeline.md for the calls that count or fold the tail.
+/// Appended, they are ordinary tokens of the tail: see docs/integrate.md for the calls that count or fold the tail.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;
@@ -91,7 +91,7 @@ template <backend B>
 /// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has
 ///                                 dropped fewer than M tokens (gpu: only the device knows: that head's stand-ins are NaN)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/stand_in.cpp, docs/pipeline.md, docs/quality.md
+/// \see    tests/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,

@@ -24,7 +24,7 @@ enum class quantisation_loss : std::uint8_t
 };
 
 /// Factor of the error by a key's codes (the spread of the token's weight) beside the error of its value. Less than 1:
-/// the errors of many tokens add up as squares, while losses add up as norms (docs/quality.md).
+/// the errors of many tokens add up as squares, while losses add up as norms (docs/lab/2026-11/quality.md).
 inline constexpr float key_noise = 0.25F;
 
 /// How the rows of a head, its G*Q queries, become one loss: a norm of their magnitudes x.

@@ -40,7 +40,7 @@ inline constexpr int heads_of_pass[passes]{1, 2, 3, 4, 8};
 
 /// Locality for __builtin_prefetch: 3 is the first-level cache, right for processors with AVX-VNNI (Zen 5 read 1.2 times
 /// as fast), 2 the second-level cache. On Zen 4, whose first-level cache waits for fewer reads at a time, 3 costs a third
-/// of the speed, so code for unknown processors takes 2 (docs/performance.md).
+/// of the speed, so code for unknown processors takes 2 (docs/lab/2026-11/performance.md).
 #if defined(__AVXVNNI__)
 inline constexpr int asked_into = 3;
 #else
