@@ -27,7 +27,6 @@
 #include <string>
 #include <vector>
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -36,6 +35,7 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/lanes.hpp>
+#include <mdkv/stages/allocate.hpp>
 
 #include "bench.hpp"
 

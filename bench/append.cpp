@@ -1,7 +1,7 @@
 // Appending one decoded token to a layer's tail, against copying its bytes. Llama-3-8B's layer: 8 KV heads, D = 128, f16.
 #include <mdkv/append.hpp>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

@@ -1,9 +1,9 @@
 // Compressing one layer of Llama-3-8B's shape (8 KV heads, 4 query heads each, D = 128, f16, window 32), all stages, and
 // the most extra memory alive at any time: scratch, the new cache and what the linear algebra library allocates.
-#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>

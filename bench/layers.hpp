@@ -9,14 +9,14 @@
 #include <random>
 #include <vector>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include "bench.hpp"
 

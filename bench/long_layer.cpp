@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "bench.hpp"
-#include "examples/evaluation/process_memory.hpp"
+#include "bench/quality/evaluation/process_memory.hpp"
 #include "examples/runner/scratch_memory.hpp"
 
 namespace

@@ -1,7 +1,7 @@
 // Packing one layer of Llama-3-8B's shape (8 KV heads, D = 128, f16) at several budgets, against a plain copy of the
 // bytes that it writes.
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/thread_pool.hpp>

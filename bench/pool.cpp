@@ -18,7 +18,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include "bench.hpp"
 

@@ -63,7 +63,8 @@ function(mdkv_add_runner name flags)
         mdkv_add_cuda_layers(layers ${name} ${ARGN})
     endif()
     add_library(${name} STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${layers}")
-    target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner")
+    target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner"
+        "${PROJECT_SOURCE_DIR}/bench/quality")
     target_link_libraries(${name} PRIVATE ${flags} ${mdkv_runner_libraries}
         PUBLIC mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
 endfunction()

@@ -1,6 +1,7 @@
 /// \file best.cpp: a whole prompt by the preset `best`: chunks are replayed as they are read, and all layers share one budget
 #include <mdkv/mdkv.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -12,42 +13,54 @@ using host = cpu::backend;
 
 namespace
 {
-constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, part = 256, last = 64; // last queries that score
+constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, last = 64; // last queries that score
 
-/// One layer of a model, after position encoding: [H*G, N, D], [H, N, D], [H, N, D], [H*G, last].
-struct layer
+/// The ten lines of README.md.
+std::vector<cpu::cache<float>> compress(host const& on, prompt_shape<host> const& shape, auto& engine)
+{
+    prompt<host, float> prompt{on, presets::best, shape};
+    for (index_t first = 0; first < shape.tokens; first += 256) // while the engine reads the prompt
+    {
+        auto const count = std::min<index_t>(256, shape.tokens - first);
+        for (index_t l = 0; l < shape.layers; ++l) { prompt.read_chunk(on, l, first, engine.rows(l, first, count)); }
+    }
+    for (index_t l = 0; l < shape.layers; ++l) { prompt.finish_layer(on, l, engine.layer(l)); }
+    prompt.allocate(on, budget::fraction(1, 4)); // one budget for all layers
+    std::vector<cpu::cache<float>> caches(static_cast<std::size_t>(shape.layers));
+    for (index_t l = 0; l < shape.layers; ++l) { prompt.pack(on, l, engine.layer(l), caches[l]); }
+    return caches;
+}
+
+/// One layer of a model after position encoding: [H*G, N, D], [H, N, D], [H, N, D], [H*G, last].
+struct tensors
 {
     std::vector<float> queries, keys, values, lse;
-    cpu::cache<float> cache;
 };
 
-/// Rows as prefill leaves them, and as `finish_layer` and `pack` take them.
-prompt_rows<host, float> chunk(host const& on, layer const& x, index_t first, index_t count)
+/// Views of what an engine's prefill leaves.
+struct small_engine
 {
-    return {slice<1>(in(on, x.queries.data(), H * G, N, D), first, count),
-        slice<1>(in(on, x.keys.data(), H, N, D), first, count),
-        slice<1>(in(on, x.values.data(), H, N, D), first, count)};
-}
-prompt_rows<host, float> all(host const& on, layer const& x)
-{
-    return {chunk(on, x, N - last, last).queries, in(on, x.keys.data(), H, N, D), in(on, x.values.data(), H, N, D),
-        in(on, x.lse.data(), H * G, last)};
-}
+    std::vector<tensors> layers;
 
-void compress(host const& on, std::vector<layer>& model)
-{
-    prompt<host, float> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
-    for (index_t first = 0; first < N; first += part) // while prefill reads the prompt
+    prompt_rows<host, float> rows(index_t l, index_t first, index_t count) const
     {
-        for (index_t l = 0; l < L; ++l) { p.read_chunk(on, l, first, chunk(on, model[l], first, part)); }
+        tensors const& x = layers[static_cast<std::size_t>(l)];
+        host const on{};
+        return {slice<1>(in(on, x.queries.data(), H * G, N, D), first, count),
+            slice<1>(in(on, x.keys.data(), H, N, D), first, count),
+            slice<1>(in(on, x.values.data(), H, N, D), first, count)};
     }
-    for (index_t l = 0; l < L; ++l) { p.finish_layer(on, l, all(on, model[l])); }
-    p.allocate(on, budget::fraction(1, 4));
-    for (index_t l = 0; l < L; ++l) { p.pack(on, l, all(on, model[l]), model[l].cache); }
-}
+    prompt_rows<host, float> layer(index_t l) const // the last queries, all keys and values
+    {
+        prompt_rows<host, float> all = rows(l, 0, N);
+        all.queries                  = rows(l, N - last, last).queries;
+        all.lse                      = in(host{}, layers[static_cast<std::size_t>(l)].lse.data(), H * G, last);
+        return all;
+    }
+};
 
 /// Full attention of query head h to the first n tokens; returns the log-sum-exp.
-float attend_fully(layer const& x, index_t h, float const* query, index_t n, float* output)
+float attend_fully(tensors const& x, index_t h, float const* query, index_t n, float* output)
 {
     double sum = 0, weighted[D] = {};
     for (index_t i = h / G * N * D; i < (h / G * N + n) * D; i += D)
@@ -76,11 +89,11 @@ std::vector<float> rows(std::size_t count, float mean) // most energy in few dir
 
 int main()
 {
-    std::vector<layer> model(L);
+    small_engine engine{std::vector<tensors>(L)};
     std::vector<float> got(H * G * D), want(H * G * D), lse(H * G);
-    for (layer& x : model)
+    for (tensors& x : engine.layers)
     {
-        x = {rows(H * G * N, 3), rows(H * N, 0), rows(H * N, 0), std::vector<float>(H * G * last), {}};
+        x = {rows(H * G * N, 3), rows(H * N, 0), rows(H * N, 0), std::vector<float>(H * G * last)};
         for (index_t i = 0; i < H * G * last; ++i) // an engine's prefill has log-sum-exps at hand
         {
             index_t const h = i / last, t = N - last + i % last;
@@ -88,9 +101,10 @@ int main()
         }
     }
 
+    prompt_shape<host> const shape{.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N};
     cpu::thread_pool threads{2};
     workspace counting; // makes a dry run, which says how much memory all of it takes
-    compress(host{&counting, threads}, model);
+    compress(host{&counting, threads}, shape, engine);
     struct alignas(workspace::alignment) line
     {
         std::byte bytes[workspace::alignment];
@@ -98,22 +112,22 @@ int main()
     std::vector<line> memory(counting.bytes() / sizeof(line));
     workspace scratch{std::as_writable_bytes(std::span{memory})};
     host const on{&scratch, threads};
-    compress(on, model);
+    auto caches = compress(on, shape, engine);
 
     index_t resident = 0;
     double error = 0, size = 0;
-    for (layer const& x : model) // one decode step
+    for (std::size_t l = 0; l < L; ++l) // one decode step
     {
         auto const query = rows(H * G, 3);
-        attend(on, in(on, query.data(), H * G, D), x.cache.view(), {}, out(on, got.data(), H * G, D),
+        attend(on, in(on, query.data(), H * G, D), caches[l].view(), {}, out(on, got.data(), H * G, D),
             out(on, lse.data(), H * G));
-        for (index_t h = 0; h < H * G; ++h) { attend_fully(x, h, &query[h * D], N, &want[h * D]); }
+        for (index_t h = 0; h < H * G; ++h) { attend_fully(engine.layers[l], h, &query[h * D], N, &want[h * D]); }
         for (std::size_t i = 0; i < got.size(); ++i)
         {
             error += std::pow(double{got[i] - want[i]}, 2);
             size += std::pow(double{want[i]}, 2);
         }
-        resident += x.cache.arena_bytes() + x.cache.tail_bytes();
+        resident += caches[l].arena_bytes() + caches[l].tail_bytes();
     }
     index_t const full = L * H * N * (D + D) * index_t{sizeof(float)};
     std::printf("%td of %td bytes; outputs off by %.3f of their size\n", resident, full, std::sqrt(error / size));

@@ -1,5 +1,4 @@
 /// \file gpu_pipeline.cu: a layer compressed and attended on the GPU, recorded into a graph once and replayed
-#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/gpu/attend.cuh>
@@ -9,6 +8,7 @@
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/allocate.hpp>
 
 #include <cstddef>
 #include <iostream>

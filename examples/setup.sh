@@ -322,7 +322,7 @@ setup_text() {
     (cd "$scratch" && download_package "$text_package")
     deb=$(find "$scratch" -name '*.deb')
     unpack_member "$deb" "./usr/share/doc/$text_package/html/en-US/*.html" "$scratch"
-    python3 "$mdkv_root/examples/prose_from_html.py" "$scratch/usr/share/doc/$text_package/html/en-US" "$scratch/prose"
+    python3 "$mdkv_root/bench/quality/prose_from_html.py" "$scratch/usr/share/doc/$text_package/html/en-US" "$scratch/prose"
     dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >"$scratch/prose/source"
     rm -rf "$mdkv_cache/prose"
     mv "$scratch/prose" "$mdkv_cache/prose"
@@ -364,7 +364,7 @@ setup_quality_texts() {
     unpack_member "$scratch/${novels_package}"_*.deb './usr/lib/R/site-library/janeaustenr/data/Rdata.rdb' "$scratch"
     unpack_member "$scratch/${jargon_package}"_*.deb "./usr/share/doc/$jargon_package/jargon.txt.gz" "$scratch"
     unpack_member "$scratch/${packages[2]}"_*.deb '*/src/testdata/Isaac.Newton-Opticks.txt' "$scratch"
-    python3 "$mdkv_root/examples/quality_texts.py" "$scratch/texts" --handbook "$mdkv_cache/prose" \
+    python3 "$mdkv_root/bench/quality/quality_texts.py" "$scratch/texts" --handbook "$mdkv_cache/prose" \
         --austen "$scratch/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb" \
         --opticks "$(find "$scratch/usr" -name Isaac.Newton-Opticks.txt)" \
         --jargon "$scratch/usr/share/doc/$jargon_package/jargon.txt.gz" || die 1 "the texts cannot be cut from these packages"

@@ -1,4 +1,4 @@
-#include <mdkv/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

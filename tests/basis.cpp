@@ -1,6 +1,6 @@
 // Tolerances: the eigenvectors are found in float, so directions are orthonormal to a few units of float's rounding times
 // the dimension's root, and what is left off the diagonal of U X'X U' is judged against the largest energy.
-#include <mdkv/basis.hpp>
+#include <mdkv/stages/basis.hpp>
 
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/thread_pool.hpp>

@@ -1,4 +1,4 @@
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

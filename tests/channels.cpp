@@ -1,12 +1,12 @@
 // What fit_channels writes is compared with the oracle's, and what it is for is checked on keys whose channels differ: the error
 // of q.k after pack, beside that of scales of one.
-#include <mdkv/channels.hpp>
+#include <mdkv/stages/channels.hpp>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

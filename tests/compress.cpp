@@ -1,16 +1,16 @@
 #include <mdkv/compress.hpp>
 
-#include <mdkv/allocate.hpp>
-#include <mdkv/channels.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
 #include <mdkv/recompress.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"

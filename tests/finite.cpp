@@ -1,4 +1,4 @@
-#include <mdkv/finite.hpp>
+#include <mdkv/engine/finite.hpp>
 
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/thread_pool.hpp>

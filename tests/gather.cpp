@@ -1,4 +1,4 @@
-#include <mdkv/gather.hpp>
+#include <mdkv/engine/gather.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

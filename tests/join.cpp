@@ -1,4 +1,4 @@
-#include <mdkv/join.hpp>
+#include <mdkv/replay/join.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

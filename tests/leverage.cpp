@@ -1,4 +1,4 @@
-#include <mdkv/leverage.hpp>
+#include <mdkv/replay/leverage.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

@@ -1,14 +1,14 @@
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/stages/basis.hpp>
 
 #include "support/compare.hpp"
 #include "support/guarded_buffer.hpp"

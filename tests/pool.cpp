@@ -1,4 +1,4 @@
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

@@ -1,14 +1,14 @@
 #include <mdkv/presets.hpp>
 
-#include <mdkv/advance.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/recompress.hpp>
-#include <mdkv/replay.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <doctest/doctest.h>
 

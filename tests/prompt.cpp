@@ -1,15 +1,10 @@
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/advance.hpp>
-#include <mdkv/allocate.hpp>
 #include <mdkv/append.hpp>
-#include <mdkv/balance.hpp>
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
-#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -21,13 +16,18 @@
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/join.hpp>
-#include <mdkv/leverage.hpp>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay.hpp>
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/join.hpp>
+#include <mdkv/replay/leverage.hpp>
+#include <mdkv/replay/replay.hpp>
+#include <mdkv/replay/stand_in.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include "support/host.hpp"
 #include "support/layer.hpp"

@@ -1,6 +1,5 @@
 #include <mdkv/recompress.hpp>
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -13,8 +12,9 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/failing_resource.hpp"

@@ -1,8 +1,7 @@
 // Tolerance against the oracle: that of score (tests/score.cpp), for the same rows: those that advance turned, rounded to
 // their element type as replay rounds them.
-#include <mdkv/replay.hpp>
+#include <mdkv/replay/replay.hpp>
 
-#include <mdkv/advance.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -12,6 +11,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

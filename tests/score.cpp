@@ -1,13 +1,13 @@
 // Tolerance against the oracle: errors of a loss are judged against the loss itself plus what the token would lose if it were
 // dropped, 2 P |v|, because that is the scale on which the allocator compares rungs. A logit of size x carries an error of a few x * 2^-24,
 // which the exponential turns into a relative error of P; the losses here stay within 3e-5 of that.
-#include <mdkv/score.hpp>
+#include <mdkv/stages/score.hpp>
 
-#include <mdkv/channels.hpp>
 #include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/detail/quantiser.hpp>
+#include <mdkv/stages/channels.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

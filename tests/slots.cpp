@@ -1,4 +1,4 @@
-#include <mdkv/slots.hpp>
+#include <mdkv/engine/slots.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

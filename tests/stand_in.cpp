@@ -1,5 +1,5 @@
 // Tolerance: the library's logits and attention are floats, the oracle's wider (support/real.hpp); what follows is summed in double.
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/stand_in.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

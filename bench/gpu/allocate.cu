@@ -2,11 +2,11 @@
 // and a bisection that waits for the device in each of its passes. Losses are drawn at random: a few tokens of each head
 // matter most, and heads differ.
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
+#include <mdkv/stages/allocate.hpp>
 
 #include <cmath>
 #include <cstddef>

@@ -3,12 +3,12 @@
 // 25, 15 and 60 % of a head's bytes at 16, 32 and 128 coordinates (paper), 60, 25 and 15 % at 4, 8 and 16 bits (bits).
 #include <mdkv/gpu/attend.cuh>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
 /// \file bisection.cuh: the multiplier by halving an interval, as the paper describes it and a first version would have it: one reduction a pass, its sum awaited by the host
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/stages/allocate.hpp>
 
 #include <cstddef>
 #include <cstdint>

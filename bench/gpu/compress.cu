@@ -5,18 +5,18 @@
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/score.cuh>
 
-#include <mdkv/allocate.hpp>
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/pack.hpp>
-#include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <cmath>
 #include <cstddef>

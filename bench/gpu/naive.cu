@@ -7,12 +7,12 @@
 
 #ifdef MDKV_BENCH_CUBLAS
 
-#    include <mdkv/allocate.hpp>
+#    include <mdkv/stages/allocate.hpp>
 #    include <mdkv/gpu/backend.cuh>
 #    include <mdkv/gpu/basis.cuh>
 #    include <mdkv/gpu/score.cuh>
 
-#    include <mdkv/cache.hpp>
+#    include <mdkv/core/cache.hpp>
 #    include <mdkv/compress.hpp>
 #    include <mdkv/core/budget.hpp>
 #    include <mdkv/gpu/cache.cuh>

@@ -1,13 +1,13 @@
 /// \file naive.cuh: algorithm 1 as a first version would have it (arXiv 2603.20616): everything materialised, with cuBLAS, cuSOLVER and a bisection that waits for the device
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include <cmath>
 #include <cstddef>

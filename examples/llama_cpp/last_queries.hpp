@@ -4,7 +4,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <optional>
 #include <utility>

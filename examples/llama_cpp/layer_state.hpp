@@ -3,7 +3,6 @@
 
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
-#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
@@ -13,9 +12,10 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/recompress.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
 #include <cmath>

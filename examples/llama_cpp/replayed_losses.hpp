@@ -6,7 +6,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <algorithm>
 #include <cstddef>

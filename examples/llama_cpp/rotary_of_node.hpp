@@ -1,10 +1,10 @@
 /// \file rotary_of_node.hpp: the rotary position encoding of a node's queries, found in the engine's graph
 #pragma once
 
-#include <mdkv/advance.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,13 +1,11 @@
 /// \file cuda_layers.cuh: device_layers over the library's CUDA backend: what the host holds goes to the device, is compressed and attended there
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
-#include <mdkv/cache.hpp>
-#include <mdkv/channels.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -15,7 +13,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/finite.hpp>
+#include <mdkv/engine/finite.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
@@ -23,7 +21,9 @@
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -34,8 +34,8 @@
 
 #include <driver_types.h>
 
-#include "../policies/layer_cache.hpp"
-#include "../policies/prompt_layer.hpp"
+#include "policies/layer_cache.hpp"
+#include "policies/prompt_layer.hpp"
 #include "device_layers.hpp"
 #include "scratch_memory.hpp"
 

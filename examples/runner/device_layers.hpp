@@ -1,20 +1,20 @@
 /// \file device_layers.hpp: layers compressed and attended on a GPU, behind an interface that host code can include
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <cstdint>
 #include <memory>
 #include <span>
 
-#include "../policies/layer_cache.hpp"
-#include "../policies/prompt_layer.hpp"
+#include "policies/layer_cache.hpp"
+#include "policies/prompt_layer.hpp"
 
 namespace runner
 {

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "../evaluation/run_head_scores.hpp"
-#include "../evaluation/run_longbench.hpp"
-#include "../evaluation/run_needle.hpp"
-#include "../evaluation/run_profile.hpp"
-#include "../evaluation/run_ruler.hpp"
+#include "evaluation/run_head_scores.hpp"
+#include "evaluation/run_longbench.hpp"
+#include "evaluation/run_needle.hpp"
+#include "evaluation/run_profile.hpp"
+#include "evaluation/run_ruler.hpp"
 #include "common_options.hpp"
 #include "compare.hpp"
 #include "compiled_for.hpp"

@@ -1,14 +1,14 @@
 /// \file policies.hpp: every policy by name: what it keeps, its parameters, where it comes from
 #pragma once
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <algorithm>
 #include <array>

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../policies/make_cache.hpp"
+#include "policies/make_cache.hpp"
 
 namespace runner
 {

@@ -11,10 +11,10 @@
 #include <memory>
 #include <vector>
 
-#include "../policies/cache_maker.hpp"
-#include "../policies/fold_plan.hpp"
-#include "../policies/layer_cache.hpp"
-#include "../policies/replayed_losses.hpp"
+#include "policies/cache_maker.hpp"
+#include "policies/fold_plan.hpp"
+#include "policies/layer_cache.hpp"
+#include "policies/replayed_losses.hpp"
 #include "language_model.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"

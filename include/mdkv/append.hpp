@@ -1,7 +1,7 @@
 /// \file append.hpp: append puts new tokens into the cache's tail, uncompressed, and truncate_tail takes them out again (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

@@ -1,7 +1,7 @@
 /// \file attend.hpp: contract of attend: decoding steps' attention, straight from packed caches (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

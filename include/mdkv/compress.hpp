@@ -1,16 +1,16 @@
 /// \file compress.hpp: contract of compress: one layer from keys and values to a packed cache, all stages in one call (arXiv 2603.20616, sections 4, 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <cstdint>
 #include <optional>
@@ -169,4 +169,4 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
 
 } // namespace mdkv::inline MDKV_MACHINE
 
-#include <mdkv/detail/compressing.hpp>
+#include <mdkv/pipeline/compressing.hpp>

@@ -3,10 +3,10 @@
 
 #include <mdkv/mdkv.hpp>
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>
+#include <mdkv/stages/allocate.hpp>

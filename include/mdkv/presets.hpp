@@ -1,16 +1,16 @@
 /// \file presets.hpp: ratio sets and options that belong together, by name: the paper's, eviction's, and the best measured (arXiv 2603.20616, section 4).
 #pragma once
 
-#include <mdkv/allocate.hpp>
-#include <mdkv/balance.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/replay.hpp>
-#include <mdkv/score.hpp>
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/replay.hpp>
+#include <mdkv/replay/stand_in.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <optional>
 

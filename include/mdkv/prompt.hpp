@@ -1,21 +1,21 @@
 /// \file prompt.hpp: prompt: all layers of one prompt by one preset, from its chunks as they are read to the packed caches (arXiv 2603.20616, sections 4, 5).
 #pragma once
 
-#include <mdkv/advance.hpp>
-#include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/prompt_state.hpp>
-#include <mdkv/finite.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/engine/finite.hpp>
+#include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/replay/advance.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -359,4 +359,4 @@ private:
 
 } // namespace mdkv::inline MDKV_MACHINE
 
-#include <mdkv/detail/prompting.hpp>
+#include <mdkv/pipeline/prompting.hpp>

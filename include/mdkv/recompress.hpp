@@ -1,9 +1,9 @@
 /// \file recompress.hpp: contract of recompress: folds the appended tokens into the compressed part, so that a long generation stays within fixed memory.
 #pragma once
 
-#include <mdkv/cache.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -11,8 +11,8 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
-#include <mdkv/pool.hpp>
-#include <mdkv/score.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -192,4 +192,4 @@ recompress_report recompress(
 
 } // namespace mdkv::inline MDKV_MACHINE
 
-#include <mdkv/detail/recompressing.hpp>
+#include <mdkv/pipeline/recompressing.hpp>

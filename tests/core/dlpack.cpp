@@ -1,4 +1,4 @@
-#include <mdkv/core/dlpack.hpp>
+#include <mdkv/engine/dlpack.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

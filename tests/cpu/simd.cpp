@@ -1,5 +1,7 @@
 #include <mdkv/cpu/simd.hpp>
 
+#include <mdkv/cpu/detail/products.hpp>
+
 #include "support/compare.hpp"
 #include "support/host.hpp"
 #include "support/random.hpp"

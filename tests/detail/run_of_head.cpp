@@ -1,6 +1,6 @@
 #include <mdkv/detail/run_of_head.hpp>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>

@@ -370,7 +370,7 @@ TEST_CASE("the reference model's kept scores are whole, and some of its heads st
     for (char const* const name : {"smollm2-135m-instruct.json", "smollm2-135m-instruct-r.json"})
     {
         CAPTURE(name);
-        std::string const folder_path = std::string{MDKV_TEST_DATA_DIR} + "/../../examples/head_scores/";
+        std::string const folder_path = std::string{MDKV_TEST_DATA_DIR} + "/../../bench/quality/head_scores/";
         auto const scores             = runner::read_head_scores(folder_path + name, 30, 9);
         auto const [least, most]      = std::minmax_element(scores.samples.begin(), scores.samples.end());
         CHECK(*least == *most);

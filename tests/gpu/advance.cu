@@ -1,4 +1,4 @@
-#include <mdkv/advance.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>

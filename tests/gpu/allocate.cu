@@ -1,6 +1,6 @@
-#include <mdkv/allocate.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/stages/allocate.hpp>
 
 #include <mdkv/core/types.hpp>
 

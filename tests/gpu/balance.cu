@@ -1,6 +1,6 @@
 // Both sides add and multiply in double, in orders of their own; pow and exp are correct to a few units of it. What is left is
 // one rounding to float, which may go either way.
-#include <mdkv/balance.hpp>
+#include <mdkv/replay/balance.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>

@@ -1,6 +1,5 @@
 #include <mdkv/compress.hpp>
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -14,8 +13,9 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/score.cuh>
-#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_cache.hpp"

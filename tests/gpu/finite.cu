@@ -1,4 +1,4 @@
-#include <mdkv/finite.hpp>
+#include <mdkv/engine/finite.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

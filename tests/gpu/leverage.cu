@@ -1,6 +1,6 @@
 // Tolerance: both sides add leverages up from Gram matrices that agree to a few units of float's rounding of their largest
 // entries, against lambda, a thousandth of the mean energy; the rest is float's rounding of the products.
-#include <mdkv/leverage.hpp>
+#include <mdkv/replay/leverage.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>

@@ -1,13 +1,13 @@
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/stages/basis.hpp>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_packed.hpp"

@@ -1,10 +1,10 @@
 // Tolerance: losses differ by rounding, so that a token near the multiplier may take the next rung, whose loss is as good.
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/cache.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>

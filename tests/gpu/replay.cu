@@ -1,7 +1,7 @@
 // Tolerance against the CPU backend: that of score (tests/gpu/score.cu), and a rounding of the turned rows besides, of which a
 // few may differ in their last bit.
 #include <mdkv/gpu/score.cuh>
-#include <mdkv/replay.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>

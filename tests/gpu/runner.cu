@@ -1,6 +1,5 @@
 #include "examples/runner/cuda_layers.cuh"
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
@@ -12,12 +11,13 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pack.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
 
-#include "examples/policies/layer_cache.hpp"
-#include "examples/policies/packed_cache.hpp"
-#include "examples/policies/prompt_layer.hpp"
+#include "bench/quality/policies/layer_cache.hpp"
+#include "bench/quality/policies/packed_cache.hpp"
+#include "bench/quality/policies/prompt_layer.hpp"
 #include "examples/runner/device_layers.hpp"
 #include "examples/runner/scratch_memory.hpp"
 #include "gpu/support/device_packed.hpp"

@@ -1,5 +1,5 @@
 // Tolerance: logits in float on both sides, of products added up in other orders; 2^x of two kinds. The rest is double.
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/stand_in.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>

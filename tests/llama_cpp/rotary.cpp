@@ -2,10 +2,10 @@
 // later positions, to the rounding of its angles, which are floats.
 #include <doctest/doctest.h>
 
-#include <mdkv/advance.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

@@ -2,7 +2,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/finite.hpp>
+#include <mdkv/engine/finite.hpp>
 
 struct device_backend
 {

@@ -1,7 +1,7 @@
 // expect: no matching function for call to
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/finite.hpp>
+#include <mdkv/engine/finite.hpp>
 
 void unknown_element(mdkv::cpu::backend const& on, double const* keys)
 {

@@ -21,7 +21,7 @@ def header_version(root):
 
 def conan_version(root):
     """The version that the recipe sets, with just as much of Conan as it asks for."""
-    folder = root / "packaging/conan"
+    folder = root / "cmake/packaging/conan"
     anything = types.SimpleNamespace
     load = lambda _, path: Path(path).read_text(encoding="utf-8")
     modules = {
@@ -44,7 +44,7 @@ def conan_version(root):
 def versions(root):
     said = header_version(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    port = json.loads((root / "packaging/vcpkg/ports/mdkv/vcpkg.json").read_text(encoding="utf-8"))
+    port = json.loads((root / "cmake/packaging/vcpkg/ports/mdkv/vcpkg.json").read_text(encoding="utf-8"))
     asked = re.findall(r"find_package\(mdkv (\d+\.\d+) ", (root / "README.md").read_text(encoding="utf-8"))
     yield "CHANGELOG.md's newest version", re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1], said
     yield "the vcpkg port's version", port["version"], said

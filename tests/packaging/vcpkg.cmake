@@ -2,7 +2,7 @@
 # Runs the portfile with stand-ins that do as little as vcpkg's functions of these names must, then looks at the files of the
 # package. (docs/packaging.md says how vcpkg's own functions were run.)
 set(PORT mdkv)
-set(CURRENT_PORT_DIR "${ROOT}/packaging/vcpkg/ports/mdkv")
+set(CURRENT_PORT_DIR "${ROOT}/cmake/packaging/vcpkg/ports/mdkv")
 set(CURRENT_PACKAGES_DIR "${OUT}/package")
 file(REMOVE_RECURSE "${OUT}")
 

@@ -11,7 +11,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

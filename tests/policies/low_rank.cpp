@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
@@ -18,7 +17,8 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include "policies/packed_cache.hpp"
 #include "support/host.hpp"

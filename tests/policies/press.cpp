@@ -17,7 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 #include "policies/keep.hpp"
 #include "runner/layers.hpp"

@@ -1,8 +1,8 @@
 /// \file advance_cases.hpp: rotary encodings and rows that the tests of advance on both backends share, encoded in double
 #pragma once
 
-#include <mdkv/advance.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include "support/host.hpp"
 #include "support/random.hpp"

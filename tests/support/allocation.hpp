@@ -2,8 +2,8 @@
 
 /// \file allocation.hpp: layers for tests of allocate, and the oracle: a bisection (real.hpp) with loops of its own.
 
-#include <mdkv/allocate.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/stages/allocate.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,13 +1,13 @@
 /// \file packed.hpp: random layers to pack, the packed layout read back by its description, and attention over that by the definition
 #pragma once
 
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include "support/host.hpp"
 #include "support/random.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/stand_in.hpp>
 
 #include <cmath>
 #include <cstddef>

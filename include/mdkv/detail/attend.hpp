@@ -1,9 +1,7 @@
 /// \file attend.hpp: the part of attend that all backends share: the sizes of a query and of its sums in every basis, and where a head's bytes are cut (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/attend.hpp>
-
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/scale.hpp>
@@ -60,10 +58,10 @@ private:
     }
 };
 
-/// Factor of q.k for logits in base 2.
-[[nodiscard]] inline float attend_scale(attend_options options, cache_layout const& layout) noexcept
+/// Factor of q.k for logits in base 2; a `scale` of 0 is the layout's.
+[[nodiscard]] inline float attend_scale(float scale, cache_layout const& layout) noexcept
 {
-    return scale_in_base_two(options.scale > 0.0F ? options.scale : layout.scale, layout.dims.keys);
+    return scale_in_base_two(scale > 0.0F ? scale : layout.scale, layout.dims.keys);
 }
 
 /// All bytes stored of head h. `cache`: see run_of_head.

@@ -1,7 +1,7 @@
 /// \file cache_owner.hpp: the owner of one layer's packed cache, over memory of any backend (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

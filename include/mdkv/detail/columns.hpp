@@ -1,7 +1,7 @@
 /// \file columns.hpp: how a team goes over a tile of sixteen tokens, multiplies them, as the columns of a matrix, by directions, and reads and writes neighbours.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>

@@ -1,7 +1,7 @@
 /// \file dropped_groups.hpp: jobs of stand_in: dropped tokens in groups, and the attention that they would get.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>

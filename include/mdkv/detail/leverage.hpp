@@ -1,7 +1,7 @@
 /// \file leverage.hpp: the jobs of add_leverage: whitening matrices, and the keys multiplied by them.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>

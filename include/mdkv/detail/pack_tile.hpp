@@ -1,7 +1,7 @@
 /// \file pack_tile.hpp: the job that writes a packed cache: sixteen tokens of a run at a time, copied or projected or rotated, as elements or as codes (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

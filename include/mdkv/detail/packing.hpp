@@ -1,7 +1,7 @@
 /// \file packing.hpp: jobs of pack: the directory laid out from the tokens at each rung, channels of keys, and their order (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -10,7 +10,7 @@
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/pack_tile.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/slots.hpp>
+#include <mdkv/engine/slots.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 /// \file run_of_head.hpp: where everything in a packed cache lies: the runs of a head, and in a run the coordinates, scales, minima and codes of its tokens (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

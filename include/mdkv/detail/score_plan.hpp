@@ -1,7 +1,7 @@
 /// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
-#include <mdkv/score.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

@@ -1,7 +1,7 @@
 /// \file stand_in.hpp: the job of stand_in that makes the token of each group of dropped ones.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/element.hpp>

@@ -1,7 +1,7 @@
 /// \file stored_slots.hpp: the tokens of a packed cache by their slots, as its directory lists them: how many, at which rung; jobs of recompress that choose their new rungs.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

@@ -1,7 +1,7 @@
 /// \file stored_tokens.hpp: jobs of recompress on stored bytes: projections read, tokens copied unchanged.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

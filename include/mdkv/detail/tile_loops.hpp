@@ -1,7 +1,7 @@
 /// \file tile_loops.hpp: loops of a team over a packed cache: strips of a head's runs, tokens and codes of a tile, a token copied from run to run.
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

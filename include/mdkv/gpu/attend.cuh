@@ -3,7 +3,7 @@
 
 #include <mdkv/attend.hpp>
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -125,7 +125,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             kernels::attend_batch<most> const batch{sequences, next, token, queries.extent(0)};
             if (batch.count == 0) { return; }
             slice_kernel kernel{batch, queries, {batch.layout, sizeof(T)}, states,
-                mdkv::detail::attend_scale(options, batch.layout), slice_kernel::most_tokens, 2};
+                mdkv::detail::attend_scale(options.scale, batch.layout), slice_kernel::most_tokens, 2};
             constexpr index_t comfortable = 100 * 1024; // an H100 (228 KB) holds two such blocks, an A100 (164 KB) one
             while (kernel.shared_bytes() > comfortable && kernel.block_tokens > int{tile_tokens})
             {

@@ -1,7 +1,7 @@
 /// \file basis.cuh: Gram matrices and the bases made of them on the GPU (arXiv 2603.20616, section 4.1).
 #pragma once
 
-#include <mdkv/basis.hpp>
+#include <mdkv/stages/basis.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

@@ -1,7 +1,7 @@
 /// \file score.cuh: score on the GPU: two streamed sweeps over the keys, all rungs at once (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
-#include <mdkv/score.hpp>
+#include <mdkv/stages/score.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

@@ -1,8 +1,8 @@
 // A stranger's CUDA source: the headers as they were installed, C++20 because mdkv::cuda asks for it. The dry run needs no
 // device, so this runs anywhere.
-#include <mdkv/allocate.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/stages/allocate.hpp>
 
 #include <cstdint>
 

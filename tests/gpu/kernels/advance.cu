@@ -1,5 +1,5 @@
-#include <mdkv/advance.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/replay/advance.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

@@ -1,5 +1,5 @@
-#include <mdkv/allocate.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/stages/allocate.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

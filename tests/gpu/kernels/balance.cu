@@ -1,5 +1,5 @@
-#include <mdkv/balance.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/replay/balance.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

@@ -1,4 +1,4 @@
-#include <mdkv/finite.hpp>
+#include <mdkv/engine/finite.hpp>
 #include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,4 +1,4 @@
-#include <mdkv/gather.hpp>
+#include <mdkv/engine/gather.hpp>
 #include <mdkv/gpu/backend.cuh>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,5 +1,5 @@
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/join.hpp>
+#include <mdkv/replay/join.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

@@ -1,5 +1,5 @@
 #include <mdkv/gpu/basis.cuh>
-#include <mdkv/leverage.hpp>
+#include <mdkv/replay/leverage.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

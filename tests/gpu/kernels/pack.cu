@@ -1,4 +1,4 @@
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/gpu/backend.cuh>

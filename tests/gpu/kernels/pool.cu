@@ -1,5 +1,5 @@
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/pool.hpp>
+#include <mdkv/stages/pool.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

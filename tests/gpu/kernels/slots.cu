@@ -1,5 +1,5 @@
+#include <mdkv/engine/slots.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/slots.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

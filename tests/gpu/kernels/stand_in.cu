@@ -1,5 +1,5 @@
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/stand_in.hpp>
+#include <mdkv/replay/stand_in.hpp>
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {

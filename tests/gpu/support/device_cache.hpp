@@ -1,7 +1,7 @@
 /// \file device_cache.hpp: a host cache's bytes on the device, under a device view
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 

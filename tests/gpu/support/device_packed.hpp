@@ -1,13 +1,13 @@
 /// \file device_packed.hpp: caches in device memory of the tests' own, and a layer packed by the GPU
 #pragma once
 
-#include <mdkv/basis.hpp>
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/pack.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/pack.hpp>
 
 #include <device_memory.hpp>
 

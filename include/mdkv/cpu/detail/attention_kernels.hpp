@@ -1,9 +1,10 @@
 /// \file attention_kernels.hpp: the shared part of attention's inner loops over packed tokens: their operands, passes over query heads, the memory read next (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/run_of_head.hpp>

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
+#include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
 
 #include <algorithm>

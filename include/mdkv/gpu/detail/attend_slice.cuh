@@ -1,7 +1,7 @@
 /// \file attend_slice.cuh: the kernel that attends slices of heads' bytes and leaves a mergeable state (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/cache.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

@@ -1,0 +1,390 @@
+/// \file make_cache.hpp: the definitions of cache_maker: the parts of each kind of policy
+#pragma once
+
+#include <mdkv/compress.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/score.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/stages/pool.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "runner/policies.hpp"
+#include "runner/scratch_memory.hpp"
+#include "runner/terminal.hpp"
+#include "cache_maker.hpp"
+#include "counts.hpp"
+#include "criticalkv.hpp"
+#include "evicting_cache.hpp"
+#include "expected_attention.hpp"
+#include "fold_plan.hpp"
+#include "folding_cache.hpp"
+#include "h2o.hpp"
+#include "head_scores.hpp"
+#include "headkv_quotas.hpp"
+#include "keep.hpp"
+#include "keydiff.hpp"
+#include "layer_cache.hpp"
+#include "low_rank.hpp"
+#include "packed_cache.hpp"
+#include "policy_prompt.hpp"
+#include "prompt_layer.hpp"
+#include "pyramid.hpp"
+#include "random.hpp"
+#include "snapkv.hpp"
+#include "streaming.hpp"
+#include "think.hpp"
+#include "tova.hpp"
+
+namespace runner
+{
+
+template <mdkv::element T>
+cache_maker<T>::cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads)
+    : policy_{std::move(chosen)}
+    , limit_{policy_.whole() ? mdkv::budget::fraction(1, 1) : limit}
+{
+    if (policy_.share == sharing::head_scores) { scores_ = read_head_scores(policy_.head_scores, layers, query_heads); }
+    if (policy_.backend == backend_kind::cuda) { device_ = make_device_layers<T>(); }
+}
+
+template <mdkv::element T>
+cache_maker<T>::cache_maker(policy chosen, fold_plan const& plan, fold_ledger& ledger)
+    : policy_{std::move(chosen)}
+    , limit_{mdkv::budget::bytes(plan.arena)}
+    , plan_{plan}
+    , ledger_{&ledger}
+{
+    mdkv::expects(policy_.backend == backend_kind::cpu, "--backend cuda: policy ", policy_.label,
+        " folds what is appended on the CPU only");
+}
+
+template <mdkv::element T>
+std::vector<made_cache> cache_maker<T>::make(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+    std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+{
+    std::vector<made_cache> made;
+    if (!policy_.one_budget())
+    {
+        made.push_back(one_layer(layer, shape, tail_tokens, executor, scratch, rungs));
+        return made;
+    }
+    mdkv::expects(limit_.in_bytes(shape) >= shape.window_bytes(), "policy ", policy_.label, ": ",
+        limit_.in_bytes(shape), " bytes a layer do not hold the window of ", shape.window_bytes());
+    if (interrupt_requested()) { throw interrupted{}; }
+    prompt_of(layer).finish(place_of(layer), layer, executor, scratch);
+    held_.add(layer);
+    asked_.push_back(rungs);
+    if (layer.layer + 1 == layer.layers) { made = all_layers(shape, tail_tokens, executor, scratch); }
+    return made;
+}
+
+template <mdkv::element T>
+std::vector<made_cache> cache_maker<T>::all_layers(
+    mdkv::layer_shape const& shape, std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
+{
+    auto const layers = std::ssize(held_.all());
+    auto& prompt      = **prompt_;
+    auto const limit  = mdkv::budget::bytes(limit_.in_bytes(shape)); // bytes of the model's own cache
+    auto const chosen = scratch.run(executor, [&](mdkv::cpu::backend on) { return prompt.allocate(on, limit); });
+    std::vector<made_cache> made(static_cast<std::size_t>(layers));
+    for (std::size_t i = 0; i < made.size(); ++i)
+    {
+        if (interrupt_requested()) { throw interrupted{}; }
+        prompt_layer<T> const& layer = held_.all()[i];
+        auto const place             = static_cast<std::int64_t>(i);
+        mdkv::cpu::cache<T> packed;
+        made[i].report = scratch.run(executor, [&](mdkv::cpu::backend on) {
+            return prompt.pack(on, place, policy_prompt<T>::rows_of(on, layer), packed);
+        });
+        packed.reserve_tail(packed.appended() + tail_tokens);
+        if (device_ != nullptr) { made[i].cache = device_->copy(packed, layer.group); }
+        else { made[i].cache = std::make_unique<packed_cache<T>>(std::move(packed), layer.group); }
+        auto const rungs = prompt.rungs_of(place);
+        for (std::int64_t h = 0; h < layer.heads && asked_[i] != nullptr; ++h)
+        {
+            std::copy_n(rungs.row(h), layer.past(), asked_[i] + h * layer.past());
+        }
+    }
+    made.back().report.chosen.loss = chosen.loss; // reports of layers are added up
+    made.back().report.chosen.dual = chosen.dual;
+    held_                          = {};
+    prompt_.reset();
+    asked_.clear();
+    return made;
+}
+
+template <mdkv::element T>
+void cache_maker<T>::read(prompt_layer<T> const& layer, layer_chunk<T> const& chunk, mdkv::cpu::executor_ref executor,
+    scratch_memory& scratch)
+{
+    prompt_of(layer).read(place_of(layer), layer, chunk, executor, scratch);
+}
+
+template <mdkv::element T>
+policy_prompt<T>& cache_maker<T>::prompt_of(prompt_layer<T> const& layer)
+{
+    if (prompt_ == nullptr)
+    {
+        prompt_ = std::make_unique<policy_prompt<T>>(policy_, layer, policy_.one_budget() ? layer.layers : 1);
+    }
+    return *prompt_;
+}
+
+template <mdkv::element T>
+std::vector<float> cache_maker<T>::query_weights(prompt_layer<T> const& layer) const
+{
+    auto const question = std::max(layer.question, layer.window);
+    auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);
+    std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early));
+    std::fill(weights.end() - std::min(question, rows), weights.end(), 1.0F);
+    return weights;
+}
+
+template <mdkv::element T>
+made_cache cache_maker<T>::one_layer(prompt_layer<T> const& layer, mdkv::layer_shape const& shape,
+    std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+{
+    std::int64_t const bytes = limit_.in_bytes(shape);
+    if (policy_.kind == cache_kind::whole || policy_.kind == cache_kind::mixed)
+    {
+        return mixed(layer, bytes, tail_tokens, executor, scratch, rungs);
+    }
+    mdkv::expects(rungs == nullptr || policy_.kind == cache_kind::selected, "policy ", policy_.label,
+        ": its tokens have no rungs to show");
+    made_cache made;
+    // An evicting cache keeps a running score beside every token, and pays for it.
+    std::int64_t const beside         = policy_.kind == cache_kind::evicting ? std::int64_t{sizeof(float)} : 0;
+    mdkv::ratio_set const kept_or_not = keep_or_drop(policy_.stored);
+    std::int64_t const whole          = layer.heads * (shape.token_bytes() + beside);
+    std::int64_t const stored         = layer.heads * (kept_or_not.bytes(1, shape.dims, shape.element_bytes) + beside);
+    mdkv::expects(bytes >= layer.window * whole, "policy ", policy_.label, ": ", bytes, " bytes a layer are ",
+        bytes / whole, " tokens of each cached head, fewer than the window of ", layer.window);
+    std::int64_t const channels = layer.heads * mdkv::rung_costs{kept_or_not, shape.dims, shape.element_bytes}.channels;
+    std::int64_t const beyond   = std::max<std::int64_t>(bytes - layer.window * whole - channels, 0);
+    std::int64_t const size     = std::min(layer.window + beyond / stored, layer.tokens); // T
+    switch (policy_.kind)
+    {
+        case cache_kind::selected:
+        {
+            auto const kept = chosen_tokens(layer, size, executor, scratch);
+            made.cache      = std::make_unique<packed_cache<T>>(
+                pack_layer(executor, scratch, layer, kept_or_not, {}, kept), layer.group, tail_tokens);
+            count_rungs(kept, made.report);
+            if (rungs != nullptr) { std::copy(kept.begin(), kept.end(), rungs); }
+            break;
+        }
+        case cache_kind::think:
+        {
+            think_options const options{.ratio = policy_.channels};
+            auto const most = think_tokens(layer, bytes, options); // fewer channels a token are more tokens
+            mdkv::expects(most >= 0, "policy ", policy_.label, ": ", bytes, " bytes a layer do not hold the window");
+            auto const kept = chosen_tokens(layer, layer.window + most, executor, scratch);
+            made.cache      = std::make_unique<think_cache<T>>(executor, scratch, layer, kept, options, tail_tokens);
+            count_rungs(kept, made.report);
+            break;
+        }
+        case cache_kind::low_rank:
+        {
+            auto const rank = low_rank_that_fits(shape_of(layer), bytes);
+            made.cache      = std::make_unique<packed_cache<T>>(
+                low_rank_cache(executor, scratch, layer, rank), layer.group, tail_tokens);
+            made.report.chosen.tokens[rank == 0 ? 0 : 1] = layer.heads * layer.past();
+            break;
+        }
+        default: // evicting
+        {
+            prompt_layer<T> all = layer; // the authors know no window
+            all.window          = 0;
+            made.cache          = std::make_unique<evicting_cache<T>>(
+                layer, h2o_scores(all, executor, scratch), heavy_hitters::of_size(size));
+            made.report.chosen.tokens[1] = layer.heads * (size - layer.window);
+            made.report.chosen.tokens[0] = layer.heads * (layer.tokens - size);
+            break;
+        }
+    }
+    made.report.shape          = shape;
+    made.report.budget_bytes   = bytes;
+    made.report.window_bytes   = shape.window_bytes();
+    made.report.resident_bytes = made.cache->resident_bytes();
+    made.report.full_bytes     = shape.full_bytes();
+    return made;
+}
+
+template <mdkv::element T>
+made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
+{
+    auto const heads      = static_cast<std::size_t>(layer.heads);
+    mdkv::index_t limit   = bytes;
+    mdkv::index_t* quotas = nullptr;
+    if (scores_)
+    {
+        if (quotas_.empty()) { share_among_heads(layer, bytes); }
+        quotas = quotas_.data() + static_cast<std::size_t>(layer.layer) * heads;
+        limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + heads, mdkv::index_t{0});
+    }
+    if (interrupt_requested()) { throw interrupted{}; }
+    std::vector<float> const weights = query_weights(layer);
+    auto const rows                  = std::ssize(weights);
+    made_cache made;
+    if (device_ != nullptr)
+    {
+        made.cache = device_->compress(layer, policy_.ratios,
+            {.bytes            = limit,
+                .pooling       = policy_.pooling,
+                .charge        = policy_.charge,
+                .quantisation  = policy_.quantisation,
+                .even_queries  = even_queries(weights),
+                .query_weights = weights,
+                .rungs         = rungs,
+                .tail_tokens   = tail_tokens},
+            made.report);
+        return made;
+    }
+    bool const replays = policy_.rows != scoring_rows::window && layer.past() > 0;
+    if (replays) { prompt_of(layer).finish(0, layer, executor, scratch); }
+    mdkv::cpu::cache<T> cache;
+    if (ledger_ != nullptr) { cache = mdkv::cpu::cache<T>{mdkv::cache_layout{}, 0, 0, &ledger_->memory}; }
+    made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
+        using mdkv::in;
+        using mdkv::slice;
+        auto const H       = layer.heads;
+        auto const first   = layer.query_tokens - rows;
+        auto const queries = in(on, layer.queries, H * layer.group, layer.query_tokens, layer.key_dim);
+        auto const view =
+            mdkv::split_window(on, slice<1>(queries, first, rows), in(on, layer.keys, H, layer.tokens, layer.key_dim),
+                in(on, layer.values, H, layer.tokens, layer.value_dim), layer.window);
+        mdkv::compress_options<mdkv::cpu::backend> options{
+            .limit   = mdkv::budget::bytes(limit),
+            .pooling = policy_.pooling,
+            .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
+                .query_weights = in(on, weights.data(), rows),
+                .quantisation  = policy_.quantisation,
+                .even_queries  = even_queries(weights)},
+            .layer   = layer.layer,
+        };
+        options.allocation.charge = policy_.charge;
+        if (replays)
+        {
+            options.losses  = (*prompt_)->losses_of(0);
+            options.pooling = {1}; // losses are already pooled
+        }
+        if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
+        if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
+        return mdkv::compress(on, view, policy_.ratios, options, cache);
+    });
+    prompt_.reset();
+    if (ledger_ != nullptr)
+    {
+        made.cache = std::make_unique<folding_cache<T>>(std::move(cache), layer.group, policy_, plan_, *ledger_);
+    }
+    else { made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens); }
+    return made;
+}
+
+/// Bytes of every head of the model, decided once: at the first layer, when the prompt's length is known.
+template <mdkv::element T>
+void cache_maker<T>::share_among_heads(prompt_layer<T> const& layer, std::int64_t bytes)
+{
+    mdkv::layer_shape const shape = shape_of(layer);
+    std::int64_t const beyond     = bytes - shape.window_bytes();
+    mdkv::expects(beyond >= 0, "policy ", policy_.label, ": ", bytes, " bytes a layer do not hold the window of ",
+        shape.window_bytes());
+    std::vector<mdkv::index_t> const most(
+        static_cast<std::size_t>(layer.layers * layer.heads), layer.past() * shape.token_bytes());
+    quotas_ = mixed_head_quotas(*scores_, layer.group, layer.layers * beyond, most, policy_.beta);
+}
+
+template <mdkv::element T>
+std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(
+    prompt_layer<T> const& layer, std::int64_t size, mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
+{
+    std::int64_t const past = size - layer.window; // b: past tokens of an average head
+    if (past >= layer.past())
+    {
+        return std::vector<std::uint8_t>(static_cast<std::size_t>(layer.heads * layer.past()), std::uint8_t{1});
+    }
+    auto const even   = uniform_counts(layer.heads, layer.past(), past);
+    auto const scores = ranked(layer, even, executor, scratch);
+    switch (policy_.share)
+    {
+        case sharing::pyramid:
+        {
+            if (past == 0) { break; }
+            auto const own = pyramid_capacity(
+                past, layer.tokens, layer.window, layer.layer, layer.layers, static_cast<std::int64_t>(policy_.beta));
+            return keep_best(scores, uniform_counts(layer.heads, layer.past(), own.value_or(layer.past())));
+        }
+        case sharing::adaptive:
+            return keep_best(scores, adaptive_counts(scores, layer.heads, past, {.floor_ratio = policy_.floor}));
+        case sharing::head_scores:
+        {
+            if (past == 0) { break; }
+            auto const all = headkv_capacities_of_kv_heads(
+                headkv_capacities(*scores_, size, layer.window, policy_.beta), layer.group);
+            auto const first = all.begin() + static_cast<std::ptrdiff_t>(layer.layer * layer.heads);
+            return keep_best(scores, std::vector<std::int64_t>(first, first + layer.heads));
+        }
+        case sharing::uniform:
+        case sharing::losses: // only for mixed caches
+            break;
+    }
+    return keep_best(scores, even);
+}
+
+template <mdkv::element T>
+std::vector<float> cache_maker<T>::ranked(prompt_layer<T> const& layer, std::vector<std::int64_t> const& counts,
+    mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
+{
+    switch (policy_.rank)
+    {
+        case ranking::random:
+            return random_scores(layer, policy_.seed, executor, scratch);
+        case ranking::recency:
+            return streaming_scores(layer, policy_.sinks, executor, scratch);
+        case ranking::all_attention:
+            return h2o_scores(layer, executor, scratch);
+        case ranking::last_attention:
+            return tova_scores(layer, executor, scratch);
+        case ranking::key_difference:
+            return keydiff_scores(layer, executor, scratch);
+        case ranking::expected_attention:
+            return expected_attention_scores(layer, {}, executor, scratch);
+        case ranking::none:
+        case ranking::window_attention:
+            break;
+    }
+    if (policy_.output_weighted)
+    {
+        return criticalkv_scores(
+            layer, counts, {.base = {.pooling = policy_.pooling, .mean = true}}, executor, scratch);
+    }
+    return snapkv_scores(layer, {.pooling = policy_.pooling, .mean = true}, executor, scratch);
+}
+
+template <mdkv::element T>
+void cache_maker<T>::count_rungs(std::span<std::uint8_t const> rungs, mdkv::compress_report& report)
+{
+    for (std::uint8_t const rung : rungs) { ++report.chosen.tokens[rung]; }
+}
+
+} // namespace runner

@@ -1,0 +1,291 @@
+/// \file prompting.hpp: the stages' calls of a prompt, on the state of all its layers (arXiv 2603.20616, sections 4, 5).
+#pragma once
+
+#include <mdkv/prompt.hpp>
+
+#include <mdkv/append.hpp>
+#include <mdkv/compress.hpp>
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/pipeline/prompt_state.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/join.hpp>
+#include <mdkv/replay/leverage.hpp>
+#include <mdkv/replay/replay.hpp>
+#include <mdkv/replay/stand_in.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
+#include <mdkv/stages/score.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace mdkv::inline MDKV_MACHINE::detail
+{
+
+/// The stages' calls of a prompt. M is the largest possible number of tokens before the window, N the prompt's own. Only
+/// take_state changes members; the other functions change elements of the views.
+template <backend B, element T, element U>
+struct prompt_work
+{
+    using rows_of_layer = prompt_rows<B, T, U>;
+
+    preset settings;
+    prompt_shape<B> shape;
+    rung_costs costs;
+    out_view<float, 4, B> losses{};       ///< [L, H, R, M]  first replayed, then pooled or joined, at last balanced
+    out_view<float, 4, B> key_bases{};    ///< [L, H, D, D]; L = 0 without projected rungs
+    out_view<float, 4, B> value_bases{};  ///< [L, H, Dv, Dv]; L = 0 without projected rungs
+    out_view<float, 4, B> channels{};     ///< [L, H, 3, D]; L = 0 without rotated rungs
+    out_view<T, 4, B> sinks{};            ///< [L, H, replay_part::sinks, D]; keys
+    out_view<float, 1, B> leverages{};    ///< [tokens]; empty unless the preset weighs leverages
+    out_view<std::uint8_t, 3, B> rungs{}; ///< [L, H, M]
+    out_view<index_t, 1, B> limit{};      ///< [1]
+    out_view<allocation, 1, B> report{};  ///< [1]
+
+    [[nodiscard]] index_t rung_count() const noexcept { return static_cast<index_t>(settings.ratios.size()); }
+
+    /// The shape of a layer of a prompt of `tokens` tokens.
+    [[nodiscard]] layer_shape layer(index_t tokens) const
+    {
+        index_t const window = (std::min)(settings.window, tokens);
+        return {shape.heads, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
+    }
+
+    void take_state(B const& on, workspace::frame& memory)
+    {
+        auto const [L, H]   = std::pair{shape.layers, shape.heads};
+        auto const [D, Dv]  = shape.dims;
+        index_t const M     = layer(shape.tokens).tokens;
+        index_t const bases = settings.ratios.any_projected() ? L : 0;
+        losses              = room<float>(on, memory, L, H, rung_count(), M);
+        key_bases           = room<float>(on, memory, bases, H, D, D);
+        value_bases         = room<float>(on, memory, bases, H, Dv, Dv);
+        channels            = room<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
+        sinks               = room<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
+        leverages           = room<float>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
+        rungs               = room<std::uint8_t>(on, memory, L, H, M);
+        limit               = room<index_t>(on, memory, 1);
+        report              = room<allocation>(on, memory, 1);
+    }
+
+    void begin(B const& on) const { run(on, fill<float>{leverages.data_handle(), 0, leverages.extent(0)}); }
+
+    /// Losses of a layer's first n tokens, [H, R, n].
+    [[nodiscard]] out_view<float, 3, B> losses_of(index_t l, index_t n) const
+    {
+        return slice<2>(item_of(losses, l), 0, n);
+    }
+    /// Rungs of a layer's first n tokens, [H, n].
+    [[nodiscard]] out_view<std::uint8_t, 2, B> rungs_of(index_t l, index_t n) const
+    {
+        return slice<1>(item_of(rungs, l), 0, n);
+    }
+    /// A layer's part of a state, or an empty view if the preset does not need that state.
+    [[nodiscard]] static in_view<float, 3, B> part_of(out_view<float, 4, B> const& all, index_t l)
+    {
+        return all.extent(0) > 0 ? as_input(item_of(all, l)) : in_view<float, 3, B>{};
+    }
+
+    void score_part(B const& on, index_t l, index_t first, rows_of_layer const& rows) const
+    {
+        replay_part const how = *settings.replayed;
+        index_t const count   = rows.keys.extent(1);
+        index_t const end     = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
+        index_t const kept    = (std::min)(how.sinks - first, count);                // sinks among the part's tokens
+        auto const first_keys = item_of(sinks, l);
+        if (kept > 0) { run(on, copy_rows<B, T>{slice<1>(rows.keys, 0, kept), slice<1>(first_keys, first, kept)}); }
+        for (index_t at = 0; at < end; at += how.chunk)
+        {
+            index_t const n = (std::min)(how.chunk, end - at);
+            auto options    = settings.replay(shape.encoding);
+            if (rows.lse_elsewhere) { options.lse_elsewhere = slice<1>(*rows.lse_elsewhere, at, n); }
+            mdkv::replay(on, slice<1>(rows.queries, at, n), slice<1>(rows.keys, at, n), slice<1>(rows.values, at, n),
+                as_input(slice<1>(first_keys, 0, (std::min)(first + at, how.sinks))), settings.ratios, options,
+                slice<2>(item_of(losses, l), first + at, n));
+        }
+    }
+
+    /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
+    void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one) const
+    {
+        preset const& p    = settings;
+        auto const [H, N]  = std::pair{one.heads, one.tokens};
+        auto const [D, Dv] = one.dims;
+        index_t const Q    = (std::min)(p.queries, rows.queries.extent(1));
+        index_t const R    = rung_count();
+        bool const scores  = p.last_queries_score();
+        auto const keys    = slice<1>(rows.keys, 0, N);
+        auto const values  = slice<1>(rows.values, 0, N);
+        auto const queries = last<1>(rows.queries, Q);
+        auto const found   = losses_of(l, N);
+        bool const bases   = p.ratios.any_projected();
+        workspace::frame frame{*on.scratch, "prompt::finish_layer"};
+        auto const energy  = room<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
+        auto const weights = room<float>(on, frame, scores ? Q : 0);
+        auto const scored  = room<float>(on, frame, scores ? H : 0, R, N);
+        auto const pooled  = room<float>(on, frame, p.replayed ? H : 0, R, N);
+        static_cast<void>(frame.ready());
+        if (bases)
+        {
+            fit_basis(on, keys, item_of(key_bases, l), slice<1>(energy, 0, D));
+            fit_basis(on, values, item_of(value_bases, l), slice<1>(energy, 0, Dv));
+        }
+        if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, item_of(channels, l)); }
+        if (p.odd() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+        if (!scores)
+        {
+            mdkv::pool(on, as_input(found), p.pooling, pooled);
+            run(on, copy_rows<B, float>{as_input(pooled), found});
+            return;
+        }
+        index_t const early = (std::max<index_t>)(Q - p.question, 0);
+        run(on, fill<float>{weights.data_handle(), p.early_weight, early});
+        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, Q - early});
+        score_options<B> options{.scale = p.scale,
+            .lse                        = last<1>(rows.lse, Q),
+            .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
+            .query_weights              = as_input(weights),
+            .quantisation               = p.quantisation,
+            .even_queries               = p.even_queries(Q)};
+        if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
+        score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), part_of(key_bases, l),
+            part_of(value_bases, l), p.ratios, options, scored);
+        mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
+        if (p.replayed) { join(on, as_input(found), as_input(pooled), p.replayed->join, found); }
+    }
+
+    /// Finds out whether everything fits, and plans the number of stand-ins.
+    void plan(prompt_choice& next, layer_shape const& one) const
+    {
+        std::size_t const best = settings.ratios.size() - 1;
+        index_t const spend    = next.budget - one.window_bytes();
+        next.whole             = settings.ratios[best].full() && spend >= one.heads * one.tokens * costs.bytes[best];
+        if (next.whole || !settings.ratios.can_drop()) { return; }
+        index_t const most = stand_ins_within(settings.stand_ins, next.budget, one);
+        next.stand_ins     = one.bytes_of(most) <= spend ? most : 0;
+    }
+
+    allocation choose_rungs(B const& on, prompt_choice const& next, layer_shape const& one, bool balances) const
+    {
+        auto const [L, H]   = std::pair{shape.layers, one.heads};
+        auto const [R, N]   = std::pair{rung_count(), one.tokens};
+        index_t const M     = losses.extent(3);
+        index_t const spend = next.budget - one.window_bytes();
+        if (next.whole)
+        {
+            auto const best = settings.ratios.size() - 1;
+            run(on, fill<std::uint8_t>{rungs.data_handle(), static_cast<std::uint8_t>(best), L * H * M});
+            allocation total;
+            total.status       = allocation_status::everything_kept;
+            total.limit        = L * spend;
+            total.token_bytes  = L * H * N * costs.bytes[best];
+            total.tokens[best] = L * H * N;
+            return total;
+        }
+        if (settings.shared && balances)
+        {
+            auto const weighed = slice<0>(leverages, 0, settings.odd() > 0 ? N : 0);
+            mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
+        }
+        index_t const aside = one.bytes_of(next.stand_ins);
+        index_t const parts = settings.shared ? 1 : L; // parts that have a limit of their own
+        array<allocation, 2> sum{};                    // sum of the parts so far, and the next part
+        for (index_t i = 0; i < parts; ++i)
+        {
+            index_t const each  = L / parts; // layers of a part
+            index_t const heads = each * H;
+            index_t const first = i * heads;
+            in_view<float, 3, B> const of_part{
+                after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
+            out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * M), {heads, N}, {M, 1}};
+            auto const choose = [&](index_t bytes) {
+                run(on, fill<index_t>{limit.data_handle(), each * bytes, 1});
+                mdkv::allocate(on, of_part, costs, as_input(limit), {.charge = settings.charge}, to, report);
+                fetch(on, report.data_handle(), &sum[1], 1);
+            };
+            choose(spend);
+            if (aside > 0 && sum[1].tokens[0] > 0) { choose(spend - aside); }
+            sum[0] = i == 0 ? sum[1] : sum_of(view<allocation const, 1, space::host>{sum.data(), {2}, {1}});
+        }
+        return sum[0];
+    }
+
+    /// Number of each head's stand-ins for the tokens that these rungs drop.
+    [[nodiscard]] static index_t stand_ins(B const& on, in_view<std::uint8_t, 2, B> chosen, prompt_choice const& choice)
+    {
+        return choice.stand_ins == 0 ? 0 : (std::min)(choice.stand_ins, fewest_dropped(on, chosen));
+    }
+
+    template <class Destination>
+    compress_report pack_layer(B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form,
+        prompt_choice const& choice, Destination& to) const
+    {
+        constexpr bool owner  = requires { to.view(); };
+        layer_shape const one = layer(rows.keys.extent(1));
+        auto const [H, N]     = std::pair{one.heads, one.tokens};
+        auto const chosen     = as_input(rungs_of(l, N));
+        index_t const extra   = stand_ins(on, chosen, choice);
+        auto const keys       = slice<1>(rows.keys, 0, N);
+        auto const values     = slice<1>(rows.values, 0, N);
+        workspace::frame frame{*on.scratch, "prompt::pack"};
+        auto const made_keys   = room<float>(on, frame, H, extra, one.dims.keys);
+        auto const made_values = room<float>(on, frame, H, extra, one.dims.values);
+        bool const real        = frame.ready();
+        compress_report result;
+        result.status            = choice.whole ? compress_status::uncompressed : compress_status::compressed;
+        result.shape             = one;
+        result.budget_bytes      = choice.budget;
+        result.window_bytes      = one.window_bytes();
+        result.resident_bytes    = -1;
+        result.full_bytes        = one.full_bytes();
+        result.chosen.multiplier = choice.multiplier;
+        cache_view<T, B::memory_space> cache;
+        [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
+        if constexpr (owner)
+        {
+            index_t const bytes   = packed_bytes<T>(on, chosen, form);
+            result.resident_bytes = bytes + one.bytes_of(extra);
+            cache.layout          = form;
+            if (real)
+            {
+                made  = to.like(form, bytes, extra);
+                cache = made.view();
+            }
+            for (index_t h = 0; h < H && real; ++h)
+            {
+                for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
+            }
+        }
+        else { cache = to.cache; }
+        mdkv::pack(on, keys, values, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
+            part_of(key_bases, l), part_of(value_bases, l), chosen, cache, part_of(channels, l));
+        if (extra > 0)
+        {
+            index_t const count = (std::min)(stand_in_queries, rows.queries.extent(1));
+            mdkv::stand_in(on, last<1>(rows.queries, count), keys, values, chosen, *last<1>(rows.lse, count),
+                N + one.window, settings.stand_in(), made_keys, made_values);
+            append(on, as_input(made_keys), as_input(made_values), cache);
+        }
+        if constexpr (owner)
+        {
+            if (real) { to = std::move(made); }
+        }
+        return result;
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::detail

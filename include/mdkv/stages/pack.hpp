@@ -1,0 +1,113 @@
+/// \file pack.hpp: pack: writes a layer's tokens into the packed cache, each at its rung (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/packing.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace mdkv::inline MDKV_MACHINE
+{
+
+/// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
+///
+/// \param on          backend
+/// \param[in] rung    [H, N]
+/// \param[in] layout  layout of the cache, in element type T
+/// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory
+///         that this call allocates
+/// \sync   returns when done, on a GPU too: it waits for the device
+/// \order  deterministic
+/// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token)
+/// \throws size_overflow            N is 2^31 or more
+/// \see    tests/pack.cpp
+template <element T, backend B>
+[[nodiscard]] index_t packed_bytes(B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout)
+{
+    detail::check{on, "packed_bytes"}.in("rung", rung, {layout.heads, rung.extent(1)}, "H,N");
+    expects<size_overflow>(
+        rung.extent(1) <= INT32_MAX, "packed_bytes: N = ", rung.extent(1), " is beyond the limit of ", INT32_MAX);
+    if (detail::dry_run(on)) { return 0; }
+    std::uint8_t const* rungs = rung.data_handle();
+    std::vector<std::uint8_t> copy;
+    if constexpr (B::memory_space != space::host)
+    {
+        copy.resize(static_cast<std::size_t>(rung.required_span_size()));
+        fetch(on, rungs, copy.data(), rung.required_span_size());
+        rungs = copy.data();
+    }
+    return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true);
+}
+
+/// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
+/// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
+/// codes. Original coordinates are rotated before they become codes, keys centred and scaled by channel before that: see
+/// cache.hpp and fit_channels. A coded group that has a NaN or an infinity among its coordinates is stored as NaN.
+///
+/// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. In
+/// both cases nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend
+/// reads nothing, and `needed` is above cache.arena_bytes, as in no other case. (compress never gets there: its budget is
+/// the arena's size.)
+///
+/// \param on                 backend: threads, scratch
+/// \param[in]  keys          [H, N, D]
+/// \param[in]  values        [H, N, Dv]
+/// \param[in]  window_keys   [H, W, D]   never compressed; W = layout.window
+/// \param[in]  window_values [H, W, Dv]
+/// \param[in]  key_basis     [H, D, D]   orthonormal rows; may be [0, 0, 0] when no projected rung is in use
+/// \param[in]  value_basis   [H, Dv, Dv] likewise
+/// \param[in]  rung          [H, N]
+/// \param      cache         arena of at least packed_bytes(rung, layout); directory [H]
+/// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone,
+///                           with worse codes if queries differ much from channel to channel
+/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is
+///                           missing
+/// \pre    N < 2^31
+/// \cost   kept rows are read once; without `channels`, fit_channels; O(D*r) multiply-adds per
+///         projected token; scratch: a list of all positions, a tile
+/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads
+/// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis
+///                                  is missing (gpu: see above), memory overlaps, or (gpu) rows are not aligned to elements
+/// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above), or the workspace is; nothing
+///                                  was changed
+/// \see    tests/pack.cpp
+template <backend B, element T>
+void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
+    in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
+    in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, in_view<float, 3, B> channels = {},
+    out_view<index_t, 1, B> needed = {})
+{
+    cache_layout const& layout = cache.layout;
+    index_t const dim          = layout.dims.keys;
+    index_t const value_dim    = layout.dims.values;
+    index_t const heads        = layout.heads;
+    index_t const tokens       = keys.extent(1);
+    expects<size_overflow>(tokens <= INT32_MAX, "pack: N = ", tokens, " is beyond the limit of ", INT32_MAX);
+    detail::check arguments{on, "pack"};
+    arguments.rows("keys", keys, {heads, tokens, dim}, "H,N,D")
+        .rows("values", values, {heads, tokens, value_dim}, "H,N,Dv")
+        .rows("window_keys", window_keys, {heads, layout.window, dim}, "H,W,D")
+        .rows("window_values", window_values, {heads, layout.window, value_dim}, "H,W,Dv")
+        .in("rung", rung, {heads, tokens}, "H,N");
+    if (!key_basis.empty()) { arguments.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D"); }
+    if (!value_basis.empty()) { arguments.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv"); }
+    if (!channels.empty()) { arguments.in("channels", channels, {heads, 3, dim}, "H,3,D"); }
+    if (!needed.empty()) { arguments.out("needed", needed, {1}, "1"); }
+    arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
+        .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
+        .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
+
+    detail::pack_tokens(
+        on, keys, values, window_keys, window_values, key_basis, value_basis, channels, rung, cache, needed);
+}
+
+} // namespace mdkv::inline MDKV_MACHINE
