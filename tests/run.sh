@@ -6,8 +6,8 @@
 #   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
 #                              of the GPU on an emulated one, the tests for 64-bit Arm on an emulated one, the programs
 #                              for a GPU through nvcc, the benchmarks (compiled only), the runner against independent Python
-#                              implementations, other projects' compilers and flags, and each stage's instructions beside
-#                              recorded ones
+#                              implementations, other projects' compilers and flags, each stage's instructions beside
+#                              recorded ones, and the reference of the public headers
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -171,6 +171,20 @@ words() {
     if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
 }
 
+# reference: the pages of the public headers, made without a warning
+reference() {
+    local log=$build/reference.log
+    say "reference (log: $log)"
+    if ! (setup_packages "${mdkv_reference_packages[@]}") || ! command -v doxygen >/dev/null; then
+        note SKIPPED "reference: packages are missing: ${mdkv_reference_packages[*]}"
+    elif bash "$mdkv_root/docs/reference/make.sh" "$build/reference" >"$log" 2>&1; then
+        note PASSED "reference"
+    else
+        tail -n 40 "$log"
+        note FAILED "reference"
+    fi
+}
+
 # aarch64: tests for 64-bit Arm on an emulator, without a real model and without what the emulator takes long over. Library, runner
 # and policies for processors with products of bytes; what has vector code of its own again for those without.
 aarch64() {
@@ -260,6 +274,7 @@ else
     python_crosschecks
     metrics_crosscheck
     words
+    reference
     other_compilers
     instruction_counts
     unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it

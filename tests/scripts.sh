@@ -105,7 +105,7 @@ check "a warning stands in the closing lines and counts as nothing" closing
 no_early_reader() {
     ! grep -nE '\| *(grep (-[a-zA-Z]*q|-m|--quiet|--max-count)|head( |$)|sed [^|]*[0-9/;{]q|awk [^|]*exit)' "$@"
 }
-mapfile -t scripts < <(find "$root/examples" "$root/tests" "$root/bench" "$root/.ci" \( -name '*.sh' -o -path '*/.ci/run' \) ! -name scripts.sh)
+mapfile -t scripts < <(find "$root/docs" "$root/examples" "$root/tests" "$root/bench" "$root/.ci" \( -name '*.sh' -o -path '*/.ci/run' \) ! -name scripts.sh)
 check "no script pipes into what leaves early" no_early_reader "${scripts[@]}"
 for script in "${scripts[@]}"; do
     check "bash reads ${script#"$root"/}" bash -n "$script"

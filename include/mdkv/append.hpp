@@ -148,8 +148,14 @@ void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_v
 
 /// Adds one token: append with n = 1.
 ///
+/// \param on          backend
 /// \param[in] keys    [H, D]
 /// \param[in] values  [H, Dv]
+/// \param     cache   the tail must have room
+/// \cost   writes a token; no scratch, no allocation
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \throws invalid_argument        a shape disagrees
+/// \throws insufficient_workspace  the tail has no room
 template <backend B, element T, element U>
 void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_view<T, B::memory_space> const& cache)
 {

@@ -113,13 +113,16 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
 /// it: the answer's first tokens, a second prompt, drafts of speculative decoding. Equals n calls for one token each, but
 /// for rounding, and reads every stored byte once for all of them (cpu: once for each panel of 32 rows; a token has G rows).
 ///
+/// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, n, D]
 /// \param[in]  cache    its last n tokens are the queries' tokens (`append` comes first)
+/// \param[in]  options  scale, if not the cache's
 /// \param[out] output   [H*G, n, Dv]
 /// \param[out] lse      [H*G, n]
 /// \cost   the same as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a
 ///         KV head, or G if G is larger, whatever n is; gpu: grows with G*n
-/// \throws invalid_argument   see above; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \throws invalid_argument   the errors of one token; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
 ///                            were appended; if they are fewer, the first of the queries see all that is not in the tail
 template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
@@ -134,14 +137,17 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// Attention of a batch: several sequences at once, each over its own cache, as engines with continuous batching decode.
 /// Gives the bits of a call for each sequence with its part of the queries, without their barriers and launches.
 ///
+/// \param on              backend: threads, scratch
 /// \param[in]  queries    [H*G, n, D]   queries of one sequence after another, n in all. An engine's [n, H*G, D] is a
 ///                                     choice of strides
 /// \param[in]  sequences  all with the same query heads and head dimensions; numbers of tokens and rungs may differ
+/// \param[in]  options    scale, if not the caches'
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
 /// \cost   the same as of separate calls, all heads of all sequences side by side. gpu: two launches for up to 48 neighbours
 ///         whose caches are laid out alike (`cache_layout`, with any window); no copies to the device
-/// \throws invalid_argument   see above, naming the sequence; or n is not the sum of the sequences' queries
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \throws invalid_argument   the errors of one token, naming the sequence; or n is not the sum of the sequences' queries
 template <backend B, class Sequence, element U>
     requires std::same_as<std::remove_const_t<Sequence>,
         sequence_view<typename decltype(Sequence::cache)::element_type, B::memory_space>>

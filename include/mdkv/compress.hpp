@@ -22,11 +22,11 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B, element T, element U = T>
 struct layer_view
 {
-    in_view<U, 3, B> queries;       // [H*G, Q, D]  losses preserve their attention; usually the window's, Q = W
-    in_view<T, 3, B> keys;          // [H, N, D]    after position encoding
-    in_view<T, 3, B> values;        // [H, N, Dv]
-    in_view<T, 3, B> window_keys;   // [H, W, D]
-    in_view<T, 3, B> window_values; // [H, W, Dv]
+    in_view<U, 3, B> queries;       ///< [H*G, Q, D]  losses preserve their attention; usually the window's, Q = W
+    in_view<T, 3, B> keys;          ///< [H, N, D]    after position encoding
+    in_view<T, 3, B> values;        ///< [H, N, Dv]
+    in_view<T, 3, B> window_keys;   ///< [H, W, D]
+    in_view<T, 3, B> window_values; ///< [H, W, Dv]
 };
 
 /// Cuts a prompt's keys and values [H, N + W, ...] into N tokens for compression and the window.

@@ -42,9 +42,9 @@ struct prompt_shape
 template <backend B, element T, element U = T>
 struct prompt_rows
 {
-    in_view<U, 3, B> queries; // [H*G, Q, D]  queries of the last Q tokens
-    in_view<T, 3, B> keys;    // [H, N, D]
-    in_view<T, 3, B> values;  // [H, N, Dv]
+    in_view<U, 3, B> queries; ///< [H*G, Q, D]  queries of the last Q tokens
+    in_view<T, 3, B> keys;    ///< [H, N, D]
+    in_view<T, 3, B> values;  ///< [H, N, Dv]
 
     std::optional<in_view<float, 2, B>> lse           = std::nullopt; ///< [H*G, Q]  see score_options
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt; ///< [H*G, Q]  see score_options
@@ -62,11 +62,11 @@ struct prompt_work;
 /// One prompt of L layers, compressed by a preset. The same calls serve every preset; calls that a preset does not need
 /// return at once:
 ///
-///   prompt<B, T> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
-///   p.read_chunk(on, layer, first, {q, k, v});              // each chunk of each layer, while prefill has its queries
-///   p.finish_layer(on, layer, {last_q, keys, values, lse}); // each layer, with the keys and values of all tokens
-///   p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
-///   p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
+///     prompt<B, T> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
+///     p.read_chunk(on, layer, first, {q, k, v});              // each chunk of each layer, while prefill has its queries
+///     p.finish_layer(on, layer, {last_q, keys, values, lse}); // each layer, with the keys and values of all tokens
+///     p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
+///     p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
 ///
 /// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of
 /// the object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another.
@@ -265,14 +265,16 @@ public:
     }
 
     /// Tokens of each head that stand for dropped ones in a layer's tail. A dry run returns the most.
-    /// \cost, \sync   see fewest_dropped, which waits on a GPU
+    /// \cost   the cost of fewest_dropped
+    /// \sync   returns when done, on a GPU too: it waits for the device
     [[nodiscard]] index_t stand_ins(B const& on, index_t layer) const
     {
         return work_.stand_ins(on, rungs_of(layer), choice_);
     }
 
     /// Bytes of a layer's arena, without stand-ins. A dry run returns 0.
-    /// \cost, \sync   see packed_bytes, which waits on a GPU
+    /// \cost   the cost of packed_bytes
+    /// \sync   returns when done, on a GPU too: it waits for the device
     [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
     {
         return packed_bytes<T>(on, rungs_of(layer), layout());

@@ -75,7 +75,8 @@ template <class T>
 }
 
 /// The most slots a head has, for a cache in any memory.
-/// \sync   on a GPU waits for the backend's stream
+/// \cost   reads the directory; on a GPU copies it to host memory that this call allocates
+/// \sync   returns when done, on a GPU too: it waits for the stream
 template <backend B, class T>
 [[nodiscard]] index_t most_slots(B const& on, cache_view<T, B::memory_space> const& cache)
 {

@@ -54,15 +54,15 @@ inline constexpr index_t tile_tokens = 16;
 /// Properties common to all heads of a cache.
 struct cache_layout
 {
-    index_t heads  = 0; // H
-    index_t window = 0; // W
+    index_t heads  = 0; ///< H
+    index_t window = 0; ///< W
     head_dims dims;
     std::size_t rungs     = 0;
-    std::size_t full_rung = 0;                           // == rungs when no rung keeps the original vector
-    mdkv::array<index_t, max_rungs> key_coordinates{};   // by rung; 0 if dropped
-    mdkv::array<index_t, max_rungs> value_coordinates{}; // by rung
-    mdkv::array<storage, max_rungs> kinds{};             // by rung
-    mdkv::array<bool, max_rungs> in_basis{};             // by rung: coordinates in the head's basis
+    std::size_t full_rung = 0;                           ///< == rungs when no rung keeps the original vector
+    mdkv::array<index_t, max_rungs> key_coordinates{};   ///< by rung; 0 if dropped
+    mdkv::array<index_t, max_rungs> value_coordinates{}; ///< by rung
+    mdkv::array<storage, max_rungs> kinds{};             ///< by rung
+    mdkv::array<bool, max_rungs> in_basis{};             ///< by rung: coordinates in the head's basis
 
     /// The model's factor of q.k, in all logits by which tokens are scored and attended; 0 means 1/sqrt(D), D the original
     /// dimension. compress copies it from score_options::scale; attend and recompress use it unless told another.
@@ -167,12 +167,12 @@ struct cache_view
     using memory = std::conditional_t<std::is_const_v<T>, V const, V>;
 
     cache_layout layout;
-    memory<std::byte>* arena  = nullptr; // [arena_bytes]
+    memory<std::byte>* arena  = nullptr; ///< [arena_bytes]
     index_t arena_bytes       = 0;
-    memory<head_entry>* heads = nullptr; // [H]
-    memory<std::byte>* tail   = nullptr; // [H] runs of tail_capacity tokens: keys, then values
+    memory<head_entry>* heads = nullptr; ///< [H]
+    memory<std::byte>* tail   = nullptr; ///< [H] runs of tail_capacity tokens: keys, then values
     index_t tail_capacity     = 0;
-    memory<index_t>* appended = nullptr; // [1] tokens in the tail, the same for every head
+    memory<index_t>* appended = nullptr; ///< [1] tokens in the tail, the same for every head
 
     using element_type                  = std::remove_const_t<T>;
     static constexpr space memory_space = S;

@@ -170,7 +170,7 @@ constexpr void expects(bool condition, Pieces... pieces)
     if (!condition) [[unlikely]] { detail::fail<Exception>(detail::kinds<Pieces...>, detail::argument(pieces)...); }
 }
 
-/// Product and sum of sizes, checked.
+/// Product of sizes, checked.
 /// \throws size_overflow   the result leaves 64 bits
 [[nodiscard]] constexpr index_t checked_multiply(index_t a, index_t b)
 {
@@ -179,6 +179,8 @@ constexpr void expects(bool condition, Pieces... pieces)
     return result;
 }
 
+/// Sum of sizes, checked.
+/// \throws size_overflow   the result leaves 64 bits
 [[nodiscard]] constexpr index_t checked_add(index_t a, index_t b)
 {
     index_t result = 0;

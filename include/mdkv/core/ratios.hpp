@@ -77,8 +77,8 @@ enum class rounding : std::uint8_t
 /// Head dimensions of keys and values.
 struct head_dims
 {
-    index_t keys   = 0; // D
-    index_t values = 0; // Dv
+    index_t keys   = 0; ///< D
+    index_t values = 0; ///< Dv
 
     [[nodiscard]] friend constexpr bool operator==(head_dims const&, head_dims const&) noexcept = default;
 };

@@ -79,6 +79,7 @@ template <foreign_element T>
 {
     return reinterpret_cast<std::conditional_t<std::is_const_v<T>, half const, half>*>(data);
 }
+/// The same memory as bfloat16s.
 template <foreign_element T>
 [[nodiscard]] auto as_bfloat16(T* data) noexcept
 {

@@ -105,9 +105,11 @@ private:
 template <class B>
 concept backend = requires { space{B::memory_space}; };
 
+/// A view that a stage reads, in the backend's memory.
 template <class T, std::size_t Rank, backend B>
 using in_view = view<T const, Rank, B::memory_space>;
 
+/// A view that a stage writes, in the backend's memory.
 template <class T, std::size_t Rank, backend B>
 using out_view = view<T, Rank, B::memory_space>;
 
@@ -176,7 +178,8 @@ template <class T, space S, strided_tensor V>
 } // namespace detail
 
 /// An input of contiguous rows: `in(on, pointer, H, N, D)`.
-/// \throws invalid_argument, size_overflow   an extent is negative, or the span leaves 64 bits
+/// \throws invalid_argument   an extent is negative
+/// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(sizeof...(Extents) > 0)
 [[nodiscard]] constexpr in_view<T, sizeof...(Extents), B> in(B const&, T const* data, Extents... extents)
@@ -186,7 +189,8 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
 }
 
 /// An input with free strides, in elements: `in(on, pointer, {H, N, D}, {D, H * D, 1})` reads [N, H, D] as [H, N, D].
-/// \throws invalid_argument, size_overflow   a stride is negative, the last one is not 1, or the span leaves 64 bits
+/// \throws invalid_argument   a stride is negative, or the last one is not 1
+/// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::size_t Rank>
 [[nodiscard]] constexpr in_view<T, Rank, B> in(
     B const&, T const* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
@@ -202,7 +206,8 @@ template <backend B, strided_tensor V>
 }
 
 /// An output of contiguous rows.
-/// \throws invalid_argument, size_overflow   an extent is negative, or the span leaves 64 bits
+/// \throws invalid_argument   an extent is negative
+/// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(!std::is_const_v<T> && sizeof...(Extents) > 0)
 [[nodiscard]] constexpr out_view<T, sizeof...(Extents), B> out(B const&, T* data, Extents... extents)
@@ -212,7 +217,8 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
 }
 
 /// An output with free strides, in elements.
-/// \throws invalid_argument, size_overflow   a stride is negative, the last one is not 1, or the span leaves 64 bits
+/// \throws invalid_argument   a stride is negative, or the last one is not 1
+/// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::size_t Rank>
     requires(!std::is_const_v<T>)
 [[nodiscard]] constexpr out_view<T, Rank, B> out(

@@ -20,6 +20,7 @@
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
+/// The backend's part of attend.
 template <element T, element U, std::size_t N>
 void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     std::span<sequence_view<T, space::host> const, N> sequences, attend_options options, out_view<U, 3, backend> output,

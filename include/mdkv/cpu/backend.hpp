@@ -54,11 +54,12 @@ struct backend
 struct any_job
 {
     char const* name;
-    index_t scratch_bytes; // scratch of a team
+    index_t scratch_bytes; ///< scratch of a team
     void (*call)(void const* job, std::byte* scratch, index_t item);
     void const* job;
 };
 
+/// The start of any job: its items on the backend's threads, with scratch of a team for each thread.
 MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t items)
 {
     constexpr auto line = static_cast<index_t>(workspace::alignment);

@@ -67,6 +67,7 @@ inline void expects_finite(in_view<double, 3, backend> gram)
 
 } // namespace gram_sums
 
+/// The backend's part of accumulate_gram.
 template <element T>
 void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out_view<double, 3, backend> gram)
 {
@@ -101,6 +102,7 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
     run(on, mdkv::detail::gram_of_parts<space::host>{sums, parts, gram}, heads * dim);
 }
 
+/// The backend's part of eigenbasis.
 inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram, out_view<float, 3, backend> basis,
     out_view<float, 2, backend> energy)
 {

@@ -48,8 +48,9 @@ public:
     cache() noexcept = default;
 
     /// Room for `arena_bytes` of packed tokens (as many as `packed_bytes` returns) and `tail_tokens` appended ones.
-    /// \throws invalid_argument, size_overflow   a size is negative or too large
-    /// \throws std::bad_alloc                    (or an exception of the resource)
+    /// \throws invalid_argument   a size is negative
+    /// \throws size_overflow      a size leaves 64 bits
+    /// \throws std::bad_alloc     (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens = 0,
         std::pmr::memory_resource* resource = std::pmr::get_default_resource())
         : owner{layout, arena_bytes, tail_tokens, host_memory{resource}}

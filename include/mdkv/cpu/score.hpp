@@ -22,6 +22,7 @@
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
+/// The backend's part of score.
 template <element T, element U>
 void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3, backend> keys,
     in_view<T, 3, backend> values, in_view<T, 3, backend> window_keys, in_view<float, 3, backend> key_basis,

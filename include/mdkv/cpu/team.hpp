@@ -120,6 +120,7 @@ MDKV_HD void widen_lanes(team const&, half const* from, float (&x)[N]) noexcept
     for (int l = 0; l < static_cast<int>(N); l += vector_lanes) { simd::store(x + l, simd::load(from + l)); }
 #endif
 }
+/// See widen_lanes.
 template <std::size_t N>
     requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept

@@ -59,8 +59,9 @@ public:
     cache_owner() noexcept = default;
 
     /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones.
-    /// \throws invalid_argument, size_overflow   a size is negative or too large
-    /// \throws the memory's exceptions
+    /// \throws invalid_argument   a size is negative
+    /// \throws size_overflow      a size leaves 64 bits
+    /// \throws std::bad_alloc     (or an exception of the memory)
     cache_owner(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, Memory memory)
         : memory_{memory}
         , arena_{checked(arena_bytes, "arena_bytes"), memory}
@@ -103,8 +104,9 @@ public:
 
     /// Makes room for at least `tokens` appended tokens in all, keeping the present ones; on a GPU without waiting, on
     /// the cache's stream. Views made before are stale afterwards. If it throws, nothing has changed.
-    /// \throws invalid_argument, size_overflow   tokens is negative or too large, or the cache has no heads
-    /// \throws the memory's exceptions
+    /// \throws invalid_argument   tokens is negative, or the cache has no heads
+    /// \throws size_overflow      the tail's bytes leave 64 bits
+    /// \throws std::bad_alloc     (or an exception of the memory)
     void reserve_tail(index_t tokens)
     {
         if (checked(tokens, "tokens") <= view_.tail_capacity) { return; }

@@ -60,6 +60,7 @@ template <class T, std::size_t Rank, space S, dlpack_tensor V>
 
 } // namespace detail
 
+/// An input from a DLPack tensor.
 /// \throws invalid_argument   dimensions, element type or device differ from the view's, or a stride is negative
 /// \throws size_overflow      the span leaves 64 bits
 template <class T, std::size_t Rank, backend B, dlpack_tensor V>
@@ -67,6 +68,9 @@ template <class T, std::size_t Rank, backend B, dlpack_tensor V>
 {
     return detail::view_of_dlpack<T const, Rank, B::memory_space>(tensor);
 }
+/// An output from a DLPack tensor.
+/// \throws invalid_argument   dimensions, element type or device differ from the view's, or a stride is negative
+/// \throws size_overflow      the span leaves 64 bits
 template <class T, std::size_t Rank, backend B, dlpack_tensor V>
 [[nodiscard]] out_view<T, Rank, B> out(B const&, V const& tensor)
 {

@@ -72,6 +72,7 @@ struct find_not_finite
 /// \param on         backend: threads
 /// \param[in] name   name of the view, for the message
 /// \param[in] rows   [H, N, D]
+/// \param     layer  number for the message; negative: none
 /// \cost   reads the view once
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  names the first offending row in (head, row) order, for any number of threads

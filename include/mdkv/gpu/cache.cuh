@@ -32,8 +32,9 @@ public:
 
     /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones. The budget's bytes are enough: pack writes
     /// no more bytes than allocate was given.
-    /// \throws invalid_argument, size_overflow   a size is negative or too large
-    /// \throws cuda_error                        the directory could not be cleared (or an exception of the resource)
+    /// \throws invalid_argument   a size is negative
+    /// \throws size_overflow      a size leaves 64 bits
+    /// \throws cuda_error         the directory could not be cleared (or an exception of the resource)
     cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, cudaStream_t stream, Resource& resource)
         : owner{layout, arena_bytes, tail_tokens, stream_memory<Resource>{stream, std::addressof(resource)}}
     {}

@@ -53,7 +53,9 @@ private:
 
 /// Joins losses by two sets of rows. One set may have many rows of one kind (all of a prompt's queries, replayed), the
 /// other few rows (the last ones, which are most like the next), so each set is measured by its own mean:
-///   joined = first / mean(first) + weight * second / mean(second)
+///
+///     joined = first / mean(first) + weight * second / mean(second)
+///
 /// with the means over all heads and tokens of the losses at rung 0, which drops tokens if any rung does.
 ///
 /// \param on            backend: threads, scratch

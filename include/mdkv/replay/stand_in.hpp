@@ -67,9 +67,10 @@ template <backend B>
 /// more (`fewest_dropped`): a token that stands for none would draw attention from kept tokens. The dropped tokens form M
 /// groups, each around a seed: M of these tokens, evenly spaced, are seeds, and each token joins the seed with the nearest
 /// key. For a group, with a_ti the attention that row t pays to token i, and s_t the sum of a_ti over the group:
-///   value  mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
-///   key    the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
-///          attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
+/// - value: mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
+/// - key: the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
+///   attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
+///
 /// Appended, they are ordinary tokens of the tail: see docs/integrate.md for the calls that count or fold the tail.
 ///
 /// \param on            backend: threads, scratch

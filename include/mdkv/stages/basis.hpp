@@ -77,7 +77,8 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
 /// \cost   O(H*S*D*D + H*D^3), samples read once; scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument, insufficient_workspace   see its two parts; nothing was changed if the workspace is too small
+/// \throws invalid_argument        see accumulate_gram and eigenbasis
+/// \throws insufficient_workspace  naming the size needed; nothing was changed
 /// \see    tests/basis.cpp
 template <backend B, element T>
 void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)

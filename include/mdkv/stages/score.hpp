@@ -76,10 +76,12 @@ struct score_options
 /// Loss of every token at every rung: the paper's bound on the change of the window's attention output if all tokens were
 /// stored at that rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N
 /// keys replaced by their stored form; ||x|| is the norm of x over the Q queries of the G query heads (`options.over`):
-///   dropped               2 ||P|| |v|
-///   projected, quantised  ||P' - P|| |v| + ||P|| |v - v'|, k' and v' as read back
-///   codes of whole vectors  see quantisation_loss
-///   full                  0
+///
+///     dropped                 2 ||P|| |v|
+///     projected, quantised    ||P' - P|| |v| + ||P|| |v - v'|, k' and v' as read back
+///     codes of whole vectors  see quantisation_loss
+///     full                    0
+///
 /// By the triangle inequality a loss is at least the norm of the rows' own losses, and equal to it for `sum`.
 ///
 /// Prefill can score chunk by chunk while it has the queries: `keys` and `values` are a chunk's, `window_keys` keys
