@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST = {"fragments": 0, "wide": 218}
+MOST = {"fragments": 0, "wide": 0}
 COMMENT = re.compile(r"//[/!]?<?\s?(.*)$")
 FORBIDDEN = r"(?:of|as|so|those|what|whatever)\b"
 BEGINS = re.compile(FORBIDDEN, re.IGNORECASE)
@@ -40,7 +40,7 @@ def wide():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if line.startswith("```"):
                 code = not code
-            elif len(line) > 110 and not code and not line.lstrip().startswith("|") and "](" not in line:
+            elif len(line) > 110 and not code and " " in line.strip() and not line.lstrip().startswith("|") and "](" not in line:
                 yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
 
 
