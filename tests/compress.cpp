@@ -227,7 +227,6 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
     for (index_t q = 0; q < rows; ++q) { weights.set(0.25F * static_cast<float>(q + 1), q); }
     options choice{.limit = budget::fraction(1, 5)};
     choice.pooling               = {5, pooling::adaptive};
-    choice.scoring.quantisation  = quantisation_loss::noise;
     choice.scoring.query_weights = weights.in();
     cpu::cache<half> cache;
     compress_report const report = compressed(x, ratios, choice, cache);
@@ -1215,7 +1214,10 @@ TEST_CASE("what the losses promise is what attention pays: the window's own quer
                 support::oracle::matrix q{2, 32};
                 for (index_t g = 0; g < 2; ++g)
                 {
-                    for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d)); }
+                    for (index_t d = 0; d < 32; ++d)
+                    {
+                        q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d));
+                    }
                 }
                 auto const want = support::oracle::attention(q, keys, values, static_cast<support::real>(x.scale()));
                 for (index_t g = 0; g < 2; ++g)

@@ -133,30 +133,14 @@ struct score_block
         device::sync();
     }
 
-    /// Makes the operands that the tile's keys give besides themselves: basis coordinates and dequantised keys.
-    __device__ void prepare_keys() const
+    /// Projects the tile's keys.
+    __device__ void project_keys() const
     {
-        constexpr int group = static_cast<int>(quantised_group);
-        int const step      = tiling.tokens();
         if (plan.latent > 0) { project(plan.dim, operands.key_basis, plan.key_columns(), plan.latent); }
-        for (int i = 1; i < plan.softmaxes; ++i)
-        {
-            score_logits const& l = plan.logits[i];
-            if (l.of != score_operand::again) { continue; }
-            for (int c = tiling.share() * group; c < l.count; c += tiling.shares() * group)
-            {
-                float const* const from = (l.in_basis ? tile.latents : tile.rows) + c * step + tiling.token();
-                float* const to         = tile.again + (l.first + c) * step + tiling.token();
-                int const n             = l.count - c < group ? l.count - c : group;
-                for_each_read_again(
-                    from, n, step, l.kind, !l.in_basis, to, [=](int j, float, float read) { to[j * step] = read; });
-                if (!l.in_basis) { mdkv::detail::hadamard(to, n, step); } // rotates back: queries are not rotated
-            }
-        }
-        device::sync();
     }
 
-    /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1.
+    /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1, whose sums those of a wider
+    /// projection continue.
     template <element T>
     __device__ __forceinline__ void multiply(score_products& logits, int i, int panel) const
     {
@@ -170,15 +154,14 @@ struct score_block
                 return;
             }
         }
-        score_logits const& l = plan.logits[i];
-        float const* tokens   = tile.rows;
-        if (l.of == score_operand::latents) { tokens = tile.latents; }
-        if (l.of == score_operand::again) { tokens = tile.again; }
-        float const* const queries = l.in_basis ? operands.latents + index_t{panel} * plan.key_columns() * score_panel
-                                                : operands.queries + index_t{panel} * plan.dim * score_panel;
-        if (!l.goes_on()) { clear(logits); }
-        multiply_add(logits, tokens + l.first * tiling.tokens() + token, tiling.tokens(),
-            queries + l.first_of_query() * score_panel + row, score_panel, l.count);
+        int const begin            = i == 0 ? 0 : plan.columns[i - 1];
+        int const end              = i == 0 ? plan.dim : plan.columns[i];
+        int const all              = i == 0 ? plan.dim : plan.key_columns();
+        float const* const tokens  = i == 0 ? tile.rows : tile.latents;
+        float const* const queries = i == 0 ? operands.queries : operands.latents;
+        if (begin == 0) { clear(logits); }
+        multiply_add(logits, tokens + begin * tiling.tokens() + token, tiling.tokens(),
+            queries + (index_t{panel} * all + begin) * score_panel + row, score_panel, end - begin);
     }
 
     /// The lane's hidden products, bit 4 * token + row, for the `count` tokens from `first` on and rows from `first_row`
