@@ -1214,10 +1214,7 @@ TEST_CASE("what the losses promise is what attention pays: the window's own quer
                 support::oracle::matrix q{2, 32};
                 for (index_t g = 0; g < 2; ++g)
                 {
-                    for (index_t d = 0; d < 32; ++d)
-                    {
-                        q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d));
-                    }
+                    for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d)); }
                 }
                 auto const want = support::oracle::attention(q, keys, values, static_cast<support::real>(x.scale()));
                 for (index_t g = 0; g < 2; ++g)

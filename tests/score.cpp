@@ -4,10 +4,8 @@
 #include <mdkv/score.hpp>
 
 #include <mdkv/channels.hpp>
-#include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/detail/quantiser.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -539,34 +537,6 @@ TEST_CASE("a prompt may be scored chunk by chunk, each chunk with its own querie
         }
         std::vector<float> const all = loss.elements();
         CHECK(std::all_of(all.begin(), all.begin() + tokens, [](float l) { return l > 0; })); // dropped, of head 0
-    }
-}
-
-TEST_CASE("groups that get their minimum and scale together get the same ones as each alone")
-{
-    support::source random{"quantisers"};
-    for (float const size :
-        {0.0F, 1e-9F, 1e-6F, 1e-3F, 1.0F, 3e4F, 6.6e4F, 1e30F, std::numeric_limits<float>::infinity()})
-    {
-        CAPTURE(size);
-        std::vector<float> x;
-        for (int i = 0; i < 200; ++i) { x.push_back(size * static_cast<float>(random.uniform() - 0.4)); }
-        for (auto const kind : {storage::int8, storage::int4})
-        {
-            cpu::detail::quantisers together;
-            for (int g = 0; g < 4; ++g) { together.find_bounds(g, x.data() + g * 64, g < 3 ? 64 : 8); }
-            together.fit(kind);
-            for (int g = 0; g < 4; ++g)
-            {
-                auto const begin         = x.begin() + g * 64;
-                auto const [least, most] = std::minmax_element(begin, begin + (g < 3 ? 64 : 8));
-                mdkv::detail::quantiser const alone{*least, *most, kind};
-                auto const same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
-                CHECK(same(together.minimum[g], alone.minimum));
-                CHECK(same(together.scale[g], alone.scale));
-                CHECK(same(together.inverse[g], alone.inverse));
-            }
-        }
     }
 }
 

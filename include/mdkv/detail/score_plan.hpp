@@ -64,7 +64,6 @@ struct score_plan
     int value_dim    = 0;
     int latent       = 0; ///< coordinates in the key basis that are multiplied with queries
     int value_latent = 0;
-    int coded        = 0;     ///< the most coordinates of a quantised value
     bool rotates     = false; ///< some rung holds codes of rotated coordinates
 
     int per_head   = 0; ///< Q
@@ -177,7 +176,6 @@ private:
         rungs[count++] = {static_cast<int>(r), keys, values, 0, u.kind, u.projected(), kept};
         rotates        = rotates || !u.projected();
         if (u.projected()) { value_latent = value_latent < values ? values : value_latent; }
-        if (u.quantised()) { coded = coded < values ? values : coded; }
     }
 
     /// Adds the softmax of the next wider projected keys. Returns whether there are such keys.

@@ -4,8 +4,8 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/detail/coded_rows.hpp>
 #include <mdkv/cpu/detail/hadamard.hpp>
-#include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/score_plan.hpp>
@@ -38,7 +38,6 @@ struct score_slot
     float* rows;    // [block, dim or value_dim]
     float* rotated; // [block, dim or value_dim]              rows, rotated
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
-    float* again;   // [block, coded]                         a rung's values, quantised and dequantised
     float* sums;    // [softmaxes, block, lanes]              totals over rows of P, then of |P' - P|
     float* spread;  // [block]                                variance of a logit, if codes were a whole range apart
 
@@ -46,7 +45,6 @@ struct score_slot
         : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
         , rotated{memory.take<float>(plan.rotates ? tile::block * (std::max)(plan.dim, plan.value_dim) : 0)}
         , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
-        , again{memory.take<float>(tile::block * plan.coded)}
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
         , spread{memory.take<float>(plan.rotates ? tile::block : 0)}
     {}
@@ -141,21 +139,6 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     return total;
 }
 
-/// |x - y|^2
-[[nodiscard]] inline float squared_distance(float const* x, float const* y, index_t n) noexcept
-{
-    simd::floats wide = simd::broadcast(0.0F);
-    float rest        = 0;
-    index_t i         = 0;
-    for (; i + simd::lanes <= n; i += simd::lanes)
-    {
-        simd::floats const d = simd::load(x + i) - simd::load(y + i);
-        wide += d * d;
-    }
-    for (; i < n; ++i) { rest += (x[i] - y[i]) * (x[i] - y[i]); }
-    return simd::sum(wide) + rest;
-}
-
 /// A block of a head's tokens, multiplied with the head's queries tile by tile.
 struct score_block
 {
@@ -243,7 +226,11 @@ struct score_block
     {
         index_t const columns = plan.value_columns();
         if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
-        if (plan.rotates) { hadamard_rows(slot.rows, count, plan.value_dim, slot.rotated); }
+        if (plan.rotates) { std::copy_n(slot.rows, count * plan.value_dim, slot.rotated); }
+        for (index_t i = 0; plan.rotates && i < count; ++i)
+        {
+            hadamard_row(slot.rotated + i * plan.value_dim, plan.value_dim);
+        }
         auto const total = [&](int softmax, index_t i) {
             auto const join = [&](simd::floats a, simd::floats b) {
                 return mdkv::detail::joined_rows(plan.norm, a, b);
@@ -270,11 +257,12 @@ struct score_block
             score_rung const& u     = plan.rungs[r];
             float const* const from = u.projected ? slot.latents : slot.rotated;
             index_t const step      = u.projected ? columns : plan.value_dim;
-            if (u.quantised()) { read_again(from, count, step, u.values, u.kind, slot.again); }
+            float roundings[tile::block]{}; // |v - v'|^2 by codes
+            if (u.quantised()) { find_roundings(from, count, step, u.values, u.kind, roundings); }
             for (index_t i = 0; i < count; ++i)
             {
                 float const* const x = from + i * step;
-                float missing        = u.quantised() ? squared_distance(x, slot.again + i * u.values, u.values) : 0.0F;
+                float missing        = roundings[i];
                 float& lost          = loss(of, u.index, first + i);
                 if (!u.projected)
                 {

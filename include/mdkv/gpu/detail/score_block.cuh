@@ -1,10 +1,7 @@
 /// \file score_block.cuh: a block of score and its tile of tokens: read as floats, projected, dequantised, and multiplied with the queries (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/hadamard.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/detail/rows.cuh>
@@ -20,39 +17,6 @@ namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
 using kernels::token_rows;
-
-/// Quantiser of a group of n coordinates, `step` apart. A group with a non-finite coordinate is dequantised to NaN.
-[[nodiscard]] __device__ inline mdkv::detail::quantiser quantiser_of(float const* x, int n, int step, storage kind)
-{
-    float least   = x[0];
-    float most    = x[0];
-    float nothing = 0;
-    for (int i = 0; i < n; ++i)
-    {
-        float const v = x[i * step];
-        least         = v < least ? v : least;
-        most          = v > most ? v : most;
-        nothing += v * 0.0F;
-    }
-    return {nothing == 0.0F ? least : nothing, most, kind};
-}
-
-/// Calls use(i, x, x') for the n coordinates x of a group, `step` apart; x' is x quantised and dequantised. If `rotated`,
-/// x are the rotated coordinates (a copy at `work`).
-template <class Use>
-__device__ __forceinline__ void for_each_read_again(
-    float const* from, int n, int step, storage kind, bool rotated, float* work, Use const& use)
-{
-    if (rotated)
-    {
-        for (int i = 0; i < n; ++i) { work[i * step] = from[i * step]; }
-        mdkv::detail::hadamard(work, n, step);
-        from = work;
-    }
-    mdkv::detail::quantiser const codes = quantiser_of(from, n, step, kind);
-    int const most                      = mdkv::detail::most_code(kind);
-    for (int i = 0; i < n; ++i) { use(i, from[i * step], codes.value(codes.code(from[i * step], most))); }
-}
 
 /// A tile of a head's tokens, and this lane's share of its products: four tokens by four rows of a panel.
 struct score_block

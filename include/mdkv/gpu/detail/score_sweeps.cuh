@@ -4,6 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/coded_columns.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
@@ -255,16 +256,10 @@ private:
             int const n            = plan.dim - c < group ? plan.dim - c : group;
             float const* const key = block.tile.rows + c * step + tiling.token();
             float* const x         = block.tile.rotated + c * step + tiling.token();
-            for (int i = 0; i < n; ++i) { x[i * step] = (key[i * step] - mean[c + i]) * factor[c + i]; }
-            mdkv::detail::hadamard(x, n, step);
-            float low  = x[0];
-            float high = x[0];
-            for (int i = 1; i < n; ++i)
-            {
-                low  = x[i * step] < low ? x[i * step] : low;
-                high = x[i * step] > high ? x[i * step] : high;
-            }
-            spread += (high - low) * (high - low) * weight[c / group];
+            for (int i = 0; i < n; ++i) { x[i * step] = key[i * step]; }
+            mdkv::detail::rotate_columns<1>(x, n, step, mean + c, factor + c);
+            mdkv::detail::column_bounds<1> const b{x, n, step};
+            spread += (b.most - b.least) * (b.most - b.least) * weight[c / group];
         }
         sums.spread[device::thread()] = spread;
     }
@@ -287,13 +282,25 @@ private:
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
+            auto const most             = static_cast<float>(mdkv::detail::most_code(u.kind));
             float rounding              = 0;
             for (int c = share * group; u.quantised() && c < u.values; c += shares * group)
             {
-                detail::for_each_read_again((u.projected ? latents : value) + c * step,
-                    u.values - c < group ? u.values - c : group, step, u.kind, !u.projected,
-                    tile.rotated + c * step + tiling.token(),
-                    [&](int, float before, float read) { rounding += (before - read) * (before - read); });
+                int const n    = u.values - c < group ? u.values - c : group;
+                float const* x = latents + c * step;
+                if (!u.projected)
+                {
+                    float* const own = tile.rotated + c * step + tiling.token();
+                    for (int i = 0; i < n; ++i) { own[i * step] = value[(c + i) * step]; }
+                    mdkv::detail::rotate_columns<1>(own, n, step);
+                    x = own;
+                }
+                auto const codes = mdkv::detail::column_bounds<1>{x, n, step}.fitted(u.kind);
+                for (int i = 0; i < n; ++i)
+                {
+                    float const error = x[i * step] - codes.values(codes.codes(x[i * step], most));
+                    rounding += error * error;
+                }
             }
             sums.roundings[r * threads + device::thread()] = rounding;
             sums.kept[r * threads + device::thread()] =
