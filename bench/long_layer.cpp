@@ -141,8 +141,7 @@ std::vector<float> pooled_losses(stage_runner& run, preset const& chosen, layer_
     std::vector<float> pooled(scored.size());
     run([&](host const& with) {
         auto const loss = out(with, scored.data(), heads, rungs, tokens);
-        score(with, layer.queries, layer.keys, layer.values, layer.window_keys, none, none, chosen.ratios,
-            {.quantisation = chosen.quantisation}, loss);
+        score(with, layer.queries, layer.keys, layer.values, layer.window_keys, none, none, chosen.ratios, {}, loss);
         pool(with, as_input(loss), chosen.pooling, out(with, pooled.data(), heads, rungs, tokens));
     });
     return pooled;

@@ -72,8 +72,7 @@ void recompress_against_compress(benchmark::State& state)
             auto const row = in(on, rows.data() + t * heads * dim, heads, dim);
             append(on, row, row, cache.view());
         }
-        recompress_options<cpu::backend> options{
-            .limit = limit, .pooling = chosen.pooling, .quantisation = chosen.quantisation};
+        recompress_options<cpu::backend> options{.limit = limit, .pooling = chosen.pooling};
         options.allocation.charge = chosen.charge;
         auto const fold           = [&](cpu::backend const& with) {
             recompress(with, in(with, asked.data(), heads * group, recent, dim), chosen.ratios, options, cache);

@@ -1,6 +1,6 @@
 // Scoring: one streamed nested sweep pair against the paper's Algorithm 1 as one would write it with a matrix library:
-// every matrix materialised, one rung after another (Eigen, float, the same threads: one); and quantised rungs against
-// eviction, which needs no P'.
+// every matrix materialised, one rung after another (Eigen, float, the same threads: one); and codes of whole
+// vectors against eviction.
 #include <mdkv/cpu/score.hpp>
 
 #include <mdkv/core/ratios.hpp>
@@ -141,10 +141,10 @@ void literal(head const& h, std::vector<float>& loss)
     }
 }
 
-void ours(head& h, ratio_set const& ratios, bool lse_given, quantisation_loss rule, std::vector<float>& loss)
+void ours(head& h, ratio_set const& ratios, bool lse_given, std::vector<float>& loss)
 {
     h.run([&](cpu::backend const& on) {
-        score_options<cpu::backend> options{.quantisation = rule};
+        score_options<cpu::backend> options;
         if (lse_given) { options.lse = in(on, h.lse.data(), group, window); }
         score(on, in(on, h.queries.data(), group, window, dim), in(on, h.keys.data(), 1, h.tokens, dim),
             in(on, h.values.data(), 1, h.tokens, dim), in(on, h.window_keys.data(), 1, window, dim),
@@ -163,7 +163,7 @@ void score_against_literal(benchmark::State& state)
     std::vector<float> a(size);
     std::vector<float> b(size);
     bench::measure_pair(
-        state, [&] { ours(h, paper_ratios, lse_given, quantisation_loss::bound, a); }, [&] { literal(h, b); });
+        state, [&] { ours(h, paper_ratios, lse_given, a); }, [&] { literal(h, b); });
 
     double difference = 0;
     double total      = 0;
@@ -184,27 +184,24 @@ BENCHMARK(score_against_literal)
     ->Unit(benchmark::kMillisecond)
     ->Iterations(9);
 
-/// a: drop, int4, int8 and everything; b: drop or keep. Arguments: tokens, whether the log-sum-exps are given, whether the
-/// rungs' loss is that of their values only.
+/// a: drop, int4, int8 and everything; b: drop or keep. Arguments: tokens, whether the log-sum-exps are given.
 void bits_against_eviction(benchmark::State& state)
 {
     head h{state.range(0)};
     bool const lse_given = state.range(1) != 0;
-    auto const rule      = state.range(2) != 0 ? quantisation_loss::noise : quantisation_loss::bound;
     static_cast<void>(softmax(h, h.keys, &h.lse));
     std::vector<float> a(static_cast<std::size_t>(h.tokens) * bit_ratios.size());
     std::vector<float> b(static_cast<std::size_t>(h.tokens) * evict_ratios.size());
     bench::measure_pair(
-        state, [&] { ours(h, bit_ratios, lse_given, rule, a); },
-        [&] { ours(h, evict_ratios, lse_given, quantisation_loss::bound, b); });
+        state, [&] { ours(h, bit_ratios, lse_given, a); }, [&] { ours(h, evict_ratios, lse_given, b); });
     // What is dropped and what is kept whole loses the same in both.
     auto const tokens = static_cast<std::ptrdiff_t>(h.tokens);
     if (!std::equal(a.begin(), a.begin() + tokens, b.begin())) { state.SkipWithError("the two disagree"); }
 }
 
 BENCHMARK(bits_against_eviction)
-    ->ArgNames({"tokens", "lse_given", "noise"})
-    ->ArgsProduct({{8192}, {0, 1}, {0, 1}})
+    ->ArgNames({"tokens", "lse_given"})
+    ->ArgsProduct({{8192}, {0, 1}})
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond)
     ->Iterations(9);

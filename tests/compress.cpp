@@ -227,7 +227,6 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
     for (index_t q = 0; q < rows; ++q) { weights.set(0.25F * static_cast<float>(q + 1), q); }
     options choice{.limit = budget::fraction(1, 5)};
     choice.pooling               = {5, pooling::adaptive};
-    choice.scoring.quantisation  = quantisation_loss::noise;
     choice.scoring.query_weights = weights.in();
     cpu::cache<half> cache;
     compress_report const report = compressed(x, ratios, choice, cache);

@@ -45,7 +45,6 @@ TEST_CASE("a preset's options reach compress")
     auto const options = presets::by_window.options<cpu::backend>(budget::kv_size(64));
     CHECK(options.pooling.kind == presets::by_window.pooling.kind);
     CHECK(options.pooling.width == presets::by_window.pooling.width);
-    CHECK(options.scoring.quantisation == quantisation_loss::noise);
     CHECK(
         presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
 }
@@ -60,19 +59,6 @@ TEST_CASE("a preset's scale reaches every call that is not given a cache, and is
     CHECK(presets::best.options<cpu::backend>(budget::kv_size(64)).scoring.scale == 0.0F);
     CHECK(presets::best.replay(rotary_encoding<cpu::backend>{}).scale == 0.0F);
     CHECK(presets::best.stand_in().scale == 0.0F);
-}
-
-TEST_CASE("codes are scored by their values wherever nothing else is said, and the paper's rungs by its bound")
-{
-    CHECK(score_options<cpu::backend>{}.quantisation == quantisation_loss::noise);
-    CHECK(compress_options<cpu::backend>{}.scoring.quantisation == quantisation_loss::noise);
-    CHECK(recompress_options<cpu::backend>{}.quantisation == quantisation_loss::noise);
-    CHECK(replay_options<cpu::backend>{}.quantisation == quantisation_loss::noise);
-    CHECK(preset{"", bit_ratios}.quantisation == quantisation_loss::noise);
-    for (preset const& p : {presets::paper, presets::paper_literal, presets::evict})
-    {
-        CHECK(p.quantisation == quantisation_loss::bound);
-    }
 }
 
 TEST_CASE("a preset's weights reach balance: those of odd tokens less where tokens are few")

@@ -268,7 +268,6 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 {.scale            = p.scale,
                     .lse           = slice<1>(*all.lse, x.count() - Q, Q),
                     .query_weights = weights.in(),
-                    .quantisation  = p.quantisation,
                     .even_queries  = p.even_queries(Q)},
                 scored.out());
         });

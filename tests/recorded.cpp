@@ -331,13 +331,10 @@ void record_score()
                 });
                 record(text("score.", element_name<T>(), ".", s.name(), ".", set.name, ".", name), hashed(loss));
             };
-            constexpr auto bound = quantisation_loss::bound;
-            scored("bound", {.quantisation = bound});
-            scored("noise", {.quantisation = quantisation_loss::noise});
-            scored("bound_weights", {.query_weights = weights.in(), .quantisation = bound});
-            scored("noise_weights", {.query_weights = weights.in(), .quantisation = quantisation_loss::noise});
-            scored("place_scale", {.scale = 0.25F, .first_query = s.tokens / 2, .quantisation = bound});
-            scored("lse_given", {.first_query = s.tokens / 2, .lse = lse.in(), .quantisation = bound});
+            scored("noise", {});
+            scored("noise_weights", {.query_weights = weights.in()});
+            scored("place_scale", {.scale = 0.25F, .first_query = s.tokens / 2});
+            scored("lse_given", {.first_query = s.tokens / 2, .lse = lse.in()});
         }
     }
 }
@@ -454,7 +451,6 @@ void record_folds(shape const& s, named_set const& set, std::string const& how)
         append_rows(cache, s, 11 + 6 * fold);
         index_t const before = cache.arena_bytes();
         options.limit        = budget::bytes(fold == 0 ? before - 1000 : fold == 1 ? before : 10 * before);
-        options.quantisation = fold == 0 ? quantisation_loss::bound : quantisation_loss::noise;
         options.pooling      = {.width = fold == 0 ? 7 : 3, .kind = fold == 0 ? pooling::max : pooling::adaptive};
         tensor<std::int32_t, 2> sources{{s.heads, most_slots<half>(cache.view())}};
         options.sources = sources.out();

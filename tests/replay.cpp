@@ -99,10 +99,9 @@ worst_error against_oracle(layer<half> const& x, options const& choice)
     for (index_t h = 0; h < x.sizes.heads; ++h)
     {
         auto const want = support::expected_scores(read, h, rungs,
-            {.noise    = choice.quantisation == quantisation_loss::noise,
-                .power = choice.over == row_norm::maximum     ? maximum
-                         : choice.over == row_norm::euclidean ? 2
-                                                              : 1});
+            {.power = choice.norm == row_norm::maximum     ? maximum
+                      : choice.norm == row_norm::euclidean ? 2
+                                                           : 1});
         for (index_t r = 0; r < 4; ++r)
         {
             for (index_t t = 0; t < x.sizes.tokens; ++t)
@@ -125,12 +124,12 @@ TEST_CASE("replayed losses are those of the chunk's queries so many positions la
         {
             for (bool const own : {false, true})
             {
-                for (row_norm const over : {row_norm::sum, row_norm::euclidean, row_norm::maximum})
+                for (row_norm const norm : {row_norm::sum, row_norm::euclidean, row_norm::maximum})
                 {
                     CAPTURE(tokens);
                     CAPTURE(sinks);
                     CAPTURE(own);
-                    options const choice{.ahead = 300, .own = own, .over = over};
+                    options const choice{.ahead = 300, .own = own, .norm = norm};
                     worst_error const error = against_oracle(chunk_of(tokens, sinks), choice);
                     CAPTURE(error);
                     CHECK(error.within(tolerance));
@@ -138,9 +137,8 @@ TEST_CASE("replayed losses are those of the chunk's queries so many positions la
             }
         }
     }
-    options const bound{.encoding = {.base = 5e5, .rotating = 20, .pairs = rotary_pairs::neighbours},
-        .quantisation             = quantisation_loss::bound};
-    worst_error const error = against_oracle(chunk_of(60, 4), bound);
+    options const neighbours{.encoding = {.base = 5e5, .rotating = 20, .pairs = rotary_pairs::neighbours}};
+    worst_error const error = against_oracle(chunk_of(60, 4), neighbours);
     CAPTURE(error);
     CHECK(error.within(tolerance));
 }
@@ -185,8 +183,7 @@ TEST_CASE("the presets' options are those of replay")
     CHECK_FALSE(best.own);
     CHECK(any.own);
     CHECK(any.ahead == presets::any_question.replayed->ahead);
-    CHECK(any.over == row_norm::euclidean);
-    CHECK(any.quantisation == quantisation_loss::noise);
+    CHECK(any.norm == row_norm::euclidean);
 }
 
 TEST_CASE("bad arguments of replay are named before anything is changed")

@@ -58,7 +58,6 @@ public:
         return {.scale     = node_.scale(),
             .lse_elsewhere = sinks(on),
             .query_weights = mdkv::in(on, weights_.data(), count_),
-            .quantisation  = preset_.quantisation,
             .even_queries  = preset_.even_queries(count_)};
     }
     /// The sinks' logits as log-sum-exps of keys elsewhere, if there are sinks.

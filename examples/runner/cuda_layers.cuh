@@ -269,7 +269,6 @@ private:
                 .pooling       = request.pooling,
                 .scoring       = {.lse   = mdkv::slice<1>(all_lse, layer.query_tokens - scoring, scoring),
                           .query_weights = mdkv::in(on, floats(weights), scoring),
-                          .quantisation  = request.quantisation,
                           .even_queries  = request.even_queries},
                 .on_non_finite = mdkv::non_finite::unchecked, // looked at before
                 .layer         = layer.layer,

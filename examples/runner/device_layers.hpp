@@ -24,9 +24,8 @@ struct device_request
 {
     std::int64_t bytes = 0; // the layer may keep
     mdkv::pool_options pooling{};
-    mdkv::projection_charge charge       = mdkv::projection_charge::by_use;
-    mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
-    float even_queries                   = 0.0F;
+    mdkv::projection_charge charge = mdkv::projection_charge::by_use;
+    float even_queries             = 0.0F;
     std::span<float const> query_weights{}; // [Q] as many of the layer's last queries score
     std::uint8_t* rungs      = nullptr;     // [heads, past] receives the tokens' rungs, or null
     std::int64_t tail_tokens = 0;           // room made for appended tokens; more of them cost a copy of the tail

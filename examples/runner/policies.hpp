@@ -95,29 +95,28 @@ struct policy
     bool output_weighted   = false;              // the ranking's second stage weighs values by the output projection
     mdkv::ratio_set ratios = mdkv::evict_ratios; // of the mixed ones; keep or drop for the others
     mdkv::pool_options pooling{1};
-    mdkv::projection_charge charge       = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
-    mdkv::quantisation_loss quantisation = mdkv::quantisation_loss::bound;
-    std::int64_t keep                    = 0; // last tokens that stay as they are, at most the window; 0: the window
-    std::int64_t queries                 = 0; // last queries that score, at least the window's
-    std::int64_t fold_queries            = 8; // last appended ones that a fold scores by; they take memory of the cache
-    double early                         = 1; // what a query before the window's counts
-    double even                          = 0; // part of the queries' weight whose attention is taken to be even
-    scoring_rows rows                    = scoring_rows::window;
-    mdkv::row_norm over                  = mdkv::row_norm::euclidean; // of replayed rows
-    std::int64_t chunk                   = 256;                       // tokens whose queries see each other's keys only
-    std::int64_t ahead                   = 256;                       // positions by which they are turned
-    bool own                             = false; // rows of a replay see its own tokens, too: those before them
-    double join                          = 1;     // weight of the window's losses beside replayed ones
-    double depth                         = 0;     // e^depth is the weight of the last layer in one budget
-    double odd                           = 0;     // losses in one budget count by how odd tokens are: sharing_part::odd
-    std::int64_t stand_ins               = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
-    mdkv::storage stored                 = mdkv::storage::plain; // of kept tokens, of the selected ones
-    double beta                          = 0;                    // how uneven pyramid and head_scores are
-    double floor                         = 0.2;                  // share of a head's budget that adaptive leaves it
-    double channels                      = 0.4;                  // share of the key channels that think drops
-    std::int64_t sinks                   = 4;                    // first tokens that recency keeps
-    std::uint64_t seed                   = 0;                    // of random
-    std::string head_scores{};                                   // file
+    mdkv::projection_charge charge = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
+    std::int64_t keep              = 0; // last tokens that stay as they are, at most the window; 0: the window
+    std::int64_t queries           = 0; // last queries that score, at least the window's
+    std::int64_t fold_queries      = 8; // last appended ones that a fold scores by; they take memory of the cache
+    double early                   = 1; // what a query before the window's counts
+    double even                    = 0; // part of the queries' weight whose attention is taken to be even
+    scoring_rows rows              = scoring_rows::window;
+    mdkv::row_norm norm            = mdkv::row_norm::euclidean; // of replayed rows
+    std::int64_t chunk             = 256;                       // tokens whose queries see each other's keys only
+    std::int64_t ahead             = 256;                       // positions by which they are turned
+    bool own                       = false; // rows of a replay see its own tokens, too: those before them
+    double join                    = 1;     // weight of the window's losses beside replayed ones
+    double depth                   = 0;     // e^depth is the weight of the last layer in one budget
+    double odd                     = 0;     // losses in one budget count by how odd tokens are: sharing_part::odd
+    std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
+    mdkv::storage stored           = mdkv::storage::plain; // of kept tokens, of the selected ones
+    double beta                    = 0;                    // how uneven pyramid and head_scores are
+    double floor                   = 0.2;                  // share of a head's budget that adaptive leaves it
+    double channels                = 0.4;                  // share of the key channels that think drops
+    std::int64_t sinks             = 4;                    // first tokens that recency keeps
+    std::uint64_t seed             = 0;                    // of random
+    std::string head_scores{};                             // file
     bool per_query_head = false; // caches keys and values once for every query head, as most authors do
     std::string label{};         // the name and whatever was set: how tables and files call it
     backend_kind backend = backend_kind::cpu;
@@ -160,19 +159,18 @@ struct policy
 /// The preset's options. Its window is the runner's unless it is smaller.
 inline void take(policy& p, mdkv::preset const& from)
 {
-    p.ratios       = from.ratios;
-    p.pooling      = from.pooling;
-    p.charge       = from.charge;
-    p.quantisation = from.quantisation;
-    p.keep         = from.window < from.question ? from.window : 0;
-    p.queries      = from.queries > from.question ? from.queries : 0;
-    p.early        = double{from.early_weight};
-    p.even         = double{from.even};
-    p.stand_ins    = from.stand_ins;
+    p.ratios    = from.ratios;
+    p.pooling   = from.pooling;
+    p.charge    = from.charge;
+    p.keep      = from.window < from.question ? from.window : 0;
+    p.queries   = from.queries > from.question ? from.queries : 0;
+    p.early     = double{from.early_weight};
+    p.even      = double{from.even};
+    p.stand_ins = from.stand_ins;
     if (from.replayed)
     {
         p.rows  = from.last_queries_score() ? scoring_rows::both : scoring_rows::replay;
-        p.over  = from.replayed->over;
+        p.norm  = from.replayed->norm;
         p.chunk = from.replayed->chunk;
         p.ahead = from.replayed->ahead;
         p.own   = from.replayed->own;
@@ -242,8 +240,8 @@ inline void take(policy& p, mdkv::preset const& from)
         if (p.kind == k::mixed)
         {
             p.parameters.insert(p.parameters.begin(),
-                {"pool", "pooling", "ratios", "charge", "loss", "keep", "queries", "fold_queries", "early", "even",
-                    "rows", "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins"});
+                {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
+                    "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -331,10 +329,6 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         p.charge = either("use", "always") ? mdkv::projection_charge::by_use : mdkv::projection_charge::always;
     }
-    else if (parameter == "loss")
-    {
-        p.quantisation = either("bound", "noise") ? mdkv::quantisation_loss::bound : mdkv::quantisation_loss::noise;
-    }
     else if (parameter == "keep" || parameter == "queries")
     {
         auto const tokens = parse_integer<std::int64_t>(parameter == "keep" ? "keep" : "queries", value);
@@ -358,7 +352,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     else if (parameter == "over")
     {
         if (value != "sum" && value != "rms" && value != "max") { refuse("must be sum, rms or max"); }
-        p.over = value == "sum"   ? mdkv::row_norm::sum
+        p.norm = value == "sum"   ? mdkv::row_norm::sum
                  : value == "rms" ? mdkv::row_norm::euclidean
                                   : mdkv::row_norm::maximum;
     }

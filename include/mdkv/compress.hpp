@@ -6,11 +6,11 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/stages/pool.hpp>
-#include <mdkv/stages/score.hpp>
 
 #include <cstdint>
 #include <optional>

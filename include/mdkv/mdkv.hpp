@@ -8,6 +8,7 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/version.hpp>
 #include <mdkv/core/view.hpp>

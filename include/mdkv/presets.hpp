@@ -4,13 +4,13 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
-#include <mdkv/stages/score.hpp>
 
 #include <optional>
 
@@ -39,7 +39,7 @@ inline constexpr index_t stand_in_queries = 16;
 /// How a prompt's own queries score it while it is read: `replay`.
 struct replay_part
 {
-    row_norm over = row_norm::euclidean; ///< replay_options::over
+    row_norm norm = row_norm::euclidean; ///< replay_options::norm
     index_t chunk = 256;                 ///< length: a replayed query attends to all keys of its chunk
     index_t sinks = 4;                   ///< first tokens of a prompt; a replayed query attends to their keys, too
     index_t ahead = 256;                 ///< replay_options::ahead
@@ -61,13 +61,12 @@ struct preset
     char const* name;
     ratio_set ratios;
     pool_options pooling{};
-    projection_charge charge       = projection_charge::by_use;
-    quantisation_loss quantisation = quantisation_loss::noise;
-    index_t window                 = 32;   ///< last tokens of the prompt, stored uncompressed
-    index_t queries                = 32;   ///< last queries to score with
-    index_t question               = 32;   ///< the last queries, which have weight 1
-    float early_weight             = 1.0F; ///< weight of the queries before the question: score_options::query_weights
-    float even                     = 0.0F; ///< score_options::even_queries as a multiple of the queries' total weight
+    projection_charge charge = projection_charge::by_use;
+    index_t window           = 32;   ///< last tokens of the prompt, stored uncompressed
+    index_t queries          = 32;   ///< last queries to score with
+    index_t question         = 32;   ///< the last queries, which have weight 1
+    float early_weight       = 1.0F; ///< weight of the queries before the question: score_options::query_weights
+    float even               = 0.0F; ///< score_options::even_queries as a multiple of the queries' total weight
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
@@ -100,22 +99,14 @@ struct preset
     template <backend B>
     [[nodiscard]] compress_options<B> options(budget limit) const
     {
-        return {.limit  = limit,
-            .pooling    = pooling,
-            .allocation = {.charge = charge},
-            .scoring    = {.scale = scale, .quantisation = quantisation}};
+        return {.limit = limit, .pooling = pooling, .allocation = {.charge = charge}, .scoring = {.scale = scale}};
     }
     /// The options of replay for a model's position encoding.
     template <backend B>
     [[nodiscard]] replay_options<B> replay(rotary_encoding<B> const& encoding) const
     {
         replay_part const how = replayed.value_or(replay_part{});
-        return {.ahead    = how.ahead,
-            .own          = how.own,
-            .encoding     = encoding,
-            .scale        = scale,
-            .quantisation = quantisation,
-            .over         = how.over};
+        return {.ahead = how.ahead, .own = how.own, .encoding = encoding, .scale = scale, .norm = how.norm};
     }
     /// The options of stand_in.
     [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }
@@ -138,21 +129,14 @@ namespace presets
 {
 
 /// MixedDimKV, its losses pooled over 7 neighbours and projections charged to the heads that use them.
-inline constexpr preset paper{.name = "paper",
-    .ratios                         = paper_ratios,
-    .pooling                        = {.width = 7, .kind = pooling::max},
-    .quantisation                   = quantisation_loss::bound};
+inline constexpr preset paper{.name = "paper", .ratios = paper_ratios, .pooling = {.width = 7, .kind = pooling::max}};
 
 /// MixedDimKV by its printed algorithm.
-inline constexpr preset paper_literal{.name = "paper_literal",
-    .ratios                                 = paper_ratios,
-    .pooling                                = {.width = 1},
-    .charge                                 = projection_charge::always,
-    .quantisation                           = quantisation_loss::bound};
+inline constexpr preset paper_literal{
+    .name = "paper_literal", .ratios = paper_ratios, .pooling = {.width = 1}, .charge = projection_charge::always};
 
 /// Token eviction by MixedDimKV's scores.
-inline constexpr preset evict{
-    .name = "evict", .ratios = evict_ratios, .pooling = {.width = 1}, .quantisation = quantisation_loss::bound};
+inline constexpr preset evict{.name = "evict", .ratios = evict_ratios, .pooling = {.width = 1}};
 
 /// The best that one call of compress can do (docs/lab/2026-11/quality.md): tokens in 0, 4, 8 or all bits, adaptive
 /// pooling, and more queries than the question's.

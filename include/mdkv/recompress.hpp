@@ -12,7 +12,6 @@
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/stages/pool.hpp>
-#include <mdkv/stages/score.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -40,7 +39,6 @@ struct recompress_options
 
     /// [Q]  see score_options::query_weights
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
-    quantisation_loss quantisation                    = quantisation_loss::noise;
     float even_queries                                = 0.0F; ///< see score_options::even_queries
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move

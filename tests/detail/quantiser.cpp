@@ -3,6 +3,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include "support/compare.hpp"
 #include "support/packed.hpp"
@@ -21,7 +22,7 @@ namespace
 {
 
 using namespace mdkv;
-using detail::quantiser;
+using quantiser = detail::quantiser<>;
 using support::index_t;
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
@@ -112,6 +113,42 @@ TEST_CASE("a constant group has no scale, a group beyond half is cut, one with a
     }
 }
 
+TEST_CASE("groups that get their quantisers side by side get the same ones as each alone")
+{
+    support::source random{"quantisers"};
+    for (float const size : {0.0F, 1e-9F, 1e-6F, 1e-3F, 1.0F, 3e4F, 6.6e4F, 1e30F, infinity, nan_value})
+    {
+        CAPTURE(size);
+        for (auto const kind : {storage::int8, storage::int4})
+        {
+            constexpr int lanes = 4;
+            float least[lanes], most[lanes], x[lanes];
+            for (int l = 0; l < lanes; ++l)
+            {
+                least[l] = (l == 3 ? 1 : size) * static_cast<float>(random.uniform() - 1);
+                most[l]  = least[l] + (l % 4 == 2 ? 0 : size) * static_cast<float>(random.uniform());
+                x[l]     = static_cast<float>(random.uniform(-1, 1)) * (l == 3 ? 1 : size);
+            }
+            using floats = detail::lane_floats<lanes>;
+            detail::quantiser<lanes> const together{
+                detail::load_lanes<floats>(least), detail::load_lanes<floats>(most), kind};
+            floats const codes =
+                together.codes(detail::load_lanes<floats>(x), static_cast<float>(detail::most_code(kind)));
+            floats const values = together.values(codes);
+            for (int l = 0; l < lanes; ++l)
+            {
+                quantiser const alone{least[l], most[l], kind};
+                auto const same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+                CHECK(same(together.minimum[l], alone.minimum));
+                CHECK(same(together.scale[l], alone.scale));
+                CHECK(same(together.inverse[l], alone.inverse));
+                CHECK(static_cast<int>(codes[l]) == alone.code(x[l], detail::most_code(kind)));
+                CHECK(same(values[l], alone.value(alone.code(x[l], detail::most_code(kind)))));
+            }
+        }
+    }
+}
+
 TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do not spoil each other")
 {
     support::source random{"groups of a tile"};
@@ -154,7 +191,7 @@ TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do
                 }
                 detail::hadamard(group.data(), g);
                 bool const finite = std::all_of(group.begin(), group.end(), [](float x) { return std::isfinite(x); });
-                quantiser const q    = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
+                quantiser const q = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
                 run_entry const& run = cache.view().heads[0].runs[0];
                 auto const stored =
                     support::coded_token(cache.view().arena + (side == support::side::key ? run.keys : run.values),

@@ -94,7 +94,6 @@ struct growing : support::growing_cache<T>
             .pooling                                 = choice.pooling,
             .allocation                              = choice.allocation,
             .scale                                   = choice.scale,
-            .quantisation                            = choice.quantisation,
             .sources                                 = made.sources.out()};
         if (elsewhere != nullptr) { same.lse_elsewhere = elsewhere->in(); }
         support::run([&](cpu::backend const& on) {

@@ -132,7 +132,6 @@ runner::device_request request_of(preset const& from, std::int64_t bytes, std::s
     request.bytes         = bytes;
     request.pooling       = from.pooling;
     request.charge        = from.charge;
-    request.quantisation  = from.quantisation;
     request.query_weights = weights;
     return request;
 }
@@ -160,10 +159,9 @@ outcome on_cpu(runner::prompt_layer<T> const& layer, ratio_set const& ratios, ru
                in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim),
                in(on, layer.values, layer.heads, layer.tokens, layer.value_dim), layer.window);
         compress_options<cpu::backend> options;
-        options.limit                = budget::bytes(request.bytes);
-        options.pooling              = request.pooling;
-        options.allocation.charge    = request.charge;
-        options.scoring.quantisation = request.quantisation;
+        options.limit             = budget::bytes(request.bytes);
+        options.pooling           = request.pooling;
+        options.allocation.charge = request.charge;
         options.scoring.lse =
             slice<1>(in(on, layer.lse, layer.heads * layer.group, layer.query_tokens), first, scoring);
         options.scoring.query_weights = in(on, request.query_weights.data(), scoring);

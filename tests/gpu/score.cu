@@ -50,9 +50,8 @@ struct choice
     tensor<float, 2> const* lse        = nullptr;
     tensor<float, 2> const* elsewhere  = nullptr;
     tensor<float, 1> const* weights    = nullptr;
-    quantisation_loss rule             = quantisation_loss::bound;
     rounding round                     = rounding::exact;
-    row_norm over                      = row_norm::sum;
+    row_norm norm                      = row_norm::sum;
     float even                         = 0.0F;
     tensor<float, 3> const* queries    = nullptr; ///< instead of the layer's
 };
@@ -60,8 +59,7 @@ struct choice
 template <class B>
 score_options<B> options_of(choice const& c)
 {
-    return {
-        .scale = c.scale, .first_query = c.first_query, .quantisation = c.rule, .over = c.over, .even_queries = c.even};
+    return {.scale = c.scale, .first_query = c.first_query, .norm = c.norm, .even_queries = c.even};
 }
 
 template <class T>
@@ -223,53 +221,48 @@ TEST_CASE("score on the GPU agrees with the CPU for ratio sets of one to sixteen
     }
 }
 
-TEST_CASE(
-    "score on the GPU agrees with the CPU for quantised rungs of every kind, under either rule, with every option")
+TEST_CASE("score on the GPU agrees with the CPU for quantised rungs of every kind, with every option")
 {
-    for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
+    for (index_t const dim : {64, 40})
     {
-        CAPTURE(static_cast<int>(rule));
-        for (index_t const dim : {64, 40})
-        {
-            auto const x = exact_layer<bfloat16>(
-                {.queries = 5, .tokens = 75, .window = 6, .dim = dim, .value_dim = 104 - dim, .first_query = 70});
-            for (auto const& rungs : support::quantised_sets) { compare(x, rungs, {.rule = rule}); }
-        }
-        auto const x =
-            exact_layer<bfloat16>({.group = 3, .queries = 4, .tokens = 130, .window = 4, .dim = 64, .value_dim = 64});
-        tensor<float, 2> const lse = lse_of(x);
-        tensor<float, 1> weights{{4}};
-        weights.assign(std::vector<float>{0.25F, 0.0F, 1.0F, 37.5F});
-        for (auto const* const given : {static_cast<tensor<float, 2> const*>(nullptr), &lse})
-        {
-            for (auto const& rungs : {mixed_rungs, std::vector<rung>{drop, full}})
-            {
-                compare(x, rungs, {.lse = given, .weights = &weights, .rule = rule});
-                compare(x, rungs, {.lse = given, .elsewhere = &lse, .rule = rule}); // as if all were there twice
-            }
-        }
-        compare(x, mixed_rungs, {.scale = 0.07F, .rule = rule});
+        auto const x = exact_layer<bfloat16>(
+            {.queries = 5, .tokens = 75, .window = 6, .dim = dim, .value_dim = 104 - dim, .first_query = 70});
+        for (auto const& rungs : support::quantised_sets) { compare(x, rungs); }
     }
+    auto const x =
+        exact_layer<bfloat16>({.group = 3, .queries = 4, .tokens = 130, .window = 4, .dim = 64, .value_dim = 64});
+    tensor<float, 2> const lse = lse_of(x);
+    tensor<float, 1> weights{{4}};
+    weights.assign(std::vector<float>{0.25F, 0.0F, 1.0F, 37.5F});
+    for (auto const* const given : {static_cast<tensor<float, 2> const*>(nullptr), &lse})
+    {
+        for (auto const& rungs : {mixed_rungs, std::vector<rung>{drop, full}})
+        {
+            compare(x, rungs, {.lse = given, .weights = &weights});
+            compare(x, rungs, {.lse = given, .elsewhere = &lse}); // as if all were there twice
+        }
+    }
+    compare(x, mixed_rungs, {.scale = 0.07F});
 }
 
 TEST_CASE("score on the GPU agrees with the CPU in every norm over rows, for chunks of a prompt as well")
 {
     tensor<float, 1> weights{{9}};
     for (index_t i = 0; i < 9; ++i) { weights.set(0.25F * static_cast<float>(i), i); }
-    for (auto const over : {row_norm::euclidean, row_norm::maximum})
+    for (auto const norm : {row_norm::euclidean, row_norm::maximum})
     {
-        CAPTURE(static_cast<int>(over));
+        CAPTURE(static_cast<int>(norm));
         for (auto const& rungs : {paper_rungs, mixed_rungs})
         {
             auto const x = exact_layer<half>(
                 {.group = 3, .queries = 9, .tokens = 75, .window = 6, .dim = 64, .value_dim = 64, .first_query = 70});
-            compare(x, rungs, {.first_query = 70, .over = over});
-            compare(x, rungs, {.first_query = 200, .weights = &weights, .over = over});
-            compare(x, rungs, {.first_query = 200, .over = over, .even = 2.5F});
+            compare(x, rungs, {.first_query = 70, .norm = norm});
+            compare(x, rungs, {.first_query = 200, .weights = &weights, .norm = norm});
+            compare(x, rungs, {.first_query = 200, .norm = norm, .even = 2.5F});
         }
         check<bfloat16>({.group = 2, .queries = 70, .tokens = 70, .window = 4, .dim = 64, .value_dim = 64},
-            {drop, full_int4, full}, {.first_query = 74, .rule = quantisation_loss::noise, .over = over});
-        check<float>({.group = 1, .queries = 3, .tokens = 300, .dim = 40, .value_dim = 8}, paper_rungs, {.over = over});
+            {drop, full_int4, full}, {.first_query = 74, .norm = norm});
+        check<float>({.group = 1, .queries = 3, .tokens = 300, .dim = 40, .value_dim = 8}, paper_rungs, {.norm = norm});
     }
 }
 
@@ -303,21 +296,18 @@ TEST_CASE_TEMPLATE("score on the GPU gives the same bits for every placement of 
 TEST_CASE("score on the GPU makes a value that is a NaN its own token's losses NaN, and no other token's")
 {
     layer_sizes const sizes{.heads = 1, .tokens = 70, .dim = 64, .value_dim = 64};
-    for (auto const rule : {quantisation_loss::bound, quantisation_loss::noise})
+    std::vector<float> const want = on_gpu(layer<half>{sizes}, mixed_rungs);
+    for (index_t const dim : {3, 40})
     {
-        std::vector<float> const want = on_gpu(layer<half>{sizes}, mixed_rungs, {.rule = rule});
-        for (index_t const dim : {3, 40})
+        layer<half> y{sizes};
+        y.values.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 66, dim);
+        std::vector<float> const got = on_gpu(y, mixed_rungs);
+        int wrong                    = 0;
+        for (std::size_t i = 0; i + 70 < got.size(); ++i)
         {
-            layer<half> y{sizes};
-            y.values.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 66, dim);
-            std::vector<float> const got = on_gpu(y, mixed_rungs, {.rule = rule});
-            int wrong                    = 0;
-            for (std::size_t i = 0; i + 70 < got.size(); ++i)
-            {
-                wrong += (i % 70 == 66 ? std::isnan(got[i]) : got[i] == want[i]) ? 0 : 1;
-            }
-            CHECK(wrong == 0);
+            wrong += (i % 70 == 66 ? std::isnan(got[i]) : got[i] == want[i]) ? 0 : 1;
         }
+        CHECK(wrong == 0);
     }
 }
 

@@ -200,8 +200,7 @@ void stages_of_prefill(layer const& x)
     auto mixed = packed(x, paper_ratios, as_input(rung), as_input(uk), as_input(uv), "pack paper");
     step.attend_to("attend paper", mixed);
 
-    scored("score bits", bit_ratios, {.quantisation = quantisation_loss::noise});
-    scored("score bits, bound", bit_ratios, {.quantisation = quantisation_loss::bound});
+    scored("score bits", bit_ratios, {});
     run_stage(
         "pool adaptive", [&](host const& with) { pool(with, as_input(loss), presets::by_window.pooling, smooth); });
     run_stage("join", [&](host const& with) { join(with, as_input(smooth), as_input(loss), 4.0F, smooth); });
@@ -270,7 +269,6 @@ void stages_of_decoding(layer const& x)
     });
     run_stage("recompress", [&](host const& with) {
         recompress_options<host> options{.limit = budget::kv_size(160), .pooling = presets::by_window.pooling};
-        options.quantisation = presets::by_window.quantisation;
         recompress(with, slice<1>(x.of.queries, window - 8, 8), bit_ratios, options, cache);
     });
 }

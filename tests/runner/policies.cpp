@@ -55,7 +55,7 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     runner::policy const best = runner::find_policy("best");
     CHECK(best.rows == runner::scoring_rows::both);
     CHECK(best.join == double{mdkv::presets::best.replayed->join});
-    CHECK(best.over == mdkv::row_norm::euclidean);
+    CHECK(best.norm == mdkv::row_norm::euclidean);
     CHECK(best.one_budget());
     runner::policy const any = runner::find_policy("any_question");
     CHECK(any.rows == runner::scoring_rows::replay);
@@ -100,10 +100,9 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK(runner::parse_policy("random[seed=7]").seed == 7);
 
     auto const mixed = runner::parse_policy(
-        "paper[ratios=0,1/4:int8,1:int4+charge=always+loss=noise+keep=16+queries=64+early=0.5+even=4+fold_queries=16]");
+        "paper[ratios=0,1/4:int8,1:int4+charge=always+keep=16+queries=64+early=0.5+even=4+fold_queries=16]");
     CHECK(runner::text_of(mixed.ratios) == "0,1/4:int8,1:int4");
     CHECK(mixed.charge == mdkv::projection_charge::always);
-    CHECK(mixed.quantisation == mdkv::quantisation_loss::noise);
     CHECK(mixed.keep == 16);
     CHECK(mixed.queries == 64);
     CHECK(mixed.early == 0.5);
@@ -112,7 +111,7 @@ TEST_CASE("a policy's parameters are set in brackets, and its label says so")
     CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[fold_queries=0]")), mdkv::invalid_argument);
     auto const replayed = runner::parse_policy("by_window[rows=both+over=rms+chunk=128+join=2]");
     CHECK(replayed.rows == runner::scoring_rows::both);
-    CHECK(replayed.over == mdkv::row_norm::euclidean);
+    CHECK(replayed.norm == mdkv::row_norm::euclidean);
     CHECK(replayed.chunk == 128);
     CHECK(replayed.join == 2);
     CHECK(!replayed.own);

@@ -321,9 +321,8 @@ struct coordinates
 /// What losses may depend on besides.
 struct scoring
 {
-    std::vector<real> weights = {};    ///< [Q]; none: 1
-    bool noise = false; ///< quantised tokens with all coordinates lose by the noise of their keys, not by the bound
-    real power                = 1;     ///< of the norm over a head's rows; infinity: their maximum
+    std::vector<real> weights = {}; ///< [Q]; none: 1
+    real power                = 1;  ///< of the norm over a head's rows; infinity: their maximum
 };
 
 /// Algorithm 1 for one KV head: the losses [rungs, N] of the first N rows of `keys`; what follows them is the window, whose
@@ -401,15 +400,11 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         matrix v       = values;
         if (all)
         {
-            for (count j = 0; j < n; ++j)
-            {
-                read_again_turned(reduced, j, kept.bits);
-                read_again_turned(v, j, kept.bits);
-            }
+            for (count j = 0; j < n; ++j) { read_again_turned(v, j, kept.bits); }
         }
         else
         {
-            reduced = compressed(tokens, key_basis, kept.keys, key_basis, kept.bits);
+            reduced = compressed(tokens, key_basis, kept.keys);
             v       = compressed(values, value_basis, kept.values, value_basis, kept.bits);
         }
         for (count j = 0; j < n; ++j)
@@ -417,13 +412,12 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
             for (count d = 0; d < dim; ++d) { changed(j, d) = reduced(j, d); }
         }
         probabilities const other = attention(changed);
-        bool const by_noise       = how.noise && all;
         for (count j = 0; j < n; ++j)
         {
             real far = 0;
             for (count d = 0; d < values.cols; ++d) { far += (values(j, d) - v(j, d)) * (values(j, d) - v(j, d)); }
-            far              = std::sqrt(far);
-            if (by_noise)
+            far = std::sqrt(far);
+            if (all)
             {
                 real const x   = std::min(logit_variance(tokens, j, known, scale, kept.bits == 8 ? 255 : 15), real{20});
                 real const y   = real{0.25} * real{0.25} * std::exp(x) * std::expm1(x) * dot(values, j, values, j);

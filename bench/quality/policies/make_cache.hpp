@@ -252,7 +252,6 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             {.bytes            = limit,
                 .pooling       = policy_.pooling,
                 .charge        = policy_.charge,
-                .quantisation  = policy_.quantisation,
                 .even_queries  = even_queries(weights),
                 .query_weights = weights,
                 .rungs         = rungs,
@@ -278,7 +277,6 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
             .pooling = policy_.pooling,
             .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
                 .query_weights = in(on, weights.data(), rows),
-                .quantisation  = policy_.quantisation,
                 .even_queries  = even_queries(weights)},
             .layer   = layer.layer,
         };

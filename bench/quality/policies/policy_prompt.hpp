@@ -42,7 +42,6 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         .ratios             = p.ratios,
         .pooling            = p.pooling,
         .charge             = p.charge,
-        .quantisation       = p.quantisation,
         .window             = window,
         .queries            = std::max<std::int64_t>({most, p.queries, 1}),
         .question           = most,
@@ -52,7 +51,7 @@ static_assert(detail::chunk_tokens == prefill_chunk);
     if (p.rows != scoring_rows::window)
     {
         float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
-        made.replayed    = {.over = p.over, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
+        made.replayed    = {.norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
     }
     if (p.one_budget()) { made.shared = {.depth = static_cast<float>(p.depth), .odd = static_cast<float>(p.odd)}; }
     return made;

@@ -36,10 +36,9 @@ template <mdkv::element T>
         auto const none   = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
         mdkv::score(on, in(on, kv.queries, shape.query_heads, kv.window, shape.key_dim), slice<1>(keys, 0, past),
             slice<1>(values, 0, past), slice<1>(keys, past, kv.tokens - past), none, none, chosen.ratios,
-            {.first_query     = kv.tokens - kv.window,
-                .lse          = in(on, kv.lse, shape.query_heads, kv.window),
-                .quantisation = chosen.quantisation,
-                .over         = chosen.over},
+            {.first_query = kv.tokens - kv.window,
+                .lse      = in(on, kv.lse, shape.query_heads, kv.window),
+                .norm     = chosen.norm},
             mdkv::out(on, losses.data(), shape.kv_heads, rungs, past));
         return 0;
     });

@@ -78,7 +78,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on,
         mdkv::detail::score_channels<T, U, backend>{
             options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, plan},
-        plan.noisy ? heads : 0);
+        plan.rotates ? heads : 0);
 
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
@@ -102,7 +102,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             index_t const count = (std::min)(block, end - t);
             detail::score_block const here{slot, plan, h, offset + t, count};
             tile::read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
-            if (!in_window) { here.prepare_keys(); }
+            if (!in_window) { here.project_keys(); }
             here.add_states(exact_needed, in_window, states, head, part);
         }
     });
@@ -121,10 +121,10 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = (std::min)(block, end - t);
             detail::score_block const here{slot, plan, h, t, count};
-            if (plan.more == 0 || plan.softmaxes > 1 || plan.noisy) // otherwise sweep one has left all that is needed
+            if (plan.more == 0 || plan.softmaxes > 1 || plan.rotates) // otherwise sweep one has left all that is needed
             {
                 tile::read_block(keys, head, t, count, slot.rows);
-                here.prepare_keys();
+                here.project_keys();
             }
             here.add_losses();
             here.add_noise();

@@ -5,9 +5,9 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/coded_columns.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
-#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -278,45 +278,34 @@ private:
         auto const most         = static_cast<float>(most_code(kind));
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
-            float* const x = mine.x + i;
-            for (int j = 0; at.basis == run_basis::rotated && !at.rows.by_token && j < n; ++j)
+            float* const x  = mine.x + i;
+            bool const keys = !at.rows.by_token;
+            if (at.basis == run_basis::rotated)
             {
-                floats const centred = load_lanes<floats>(x + j * tile) - mine.mean[c + j];
-                store_lanes(x + j * tile, centred * mine.factor[c + j]);
+                rotate_columns<lanes>(x, n, tile, keys ? mine.mean + c : nullptr, keys ? mine.factor + c : nullptr);
             }
-            if (at.basis == run_basis::rotated) { hadamard<lanes>(x, n, tile); }
-            floats least   = load_lanes<floats>(x);
-            floats largest = least;
-            floats spoilt  = least * 0.0F; // NaN if a coordinate is NaN or infinite: comparisons may miss it
-            for (int j = 1; j < n; ++j)
+            quantiser<lanes> const q = column_bounds<lanes>{x, n, tile}.fitted(kind);
+            store_lanes(mine.minimum + i, q.minimum);
+            store_lanes(mine.inverse + i, q.inverse);
+            float scale[std::size_t{lanes}];
+            store_lanes(scale, q.scale);
+            for (int l = 0; l < lanes && i + l < at.width; ++l)
             {
-                floats const value = load_lanes<floats>(x + j * tile);
-                least              = smaller(value, least);
-                largest            = larger(value, largest);
-                spoilt += value * 0.0F;
-            }
-            store_lanes(mine.minimum + i, least + spoilt);
-            store_lanes(mine.inverse + i, largest + spoilt);
-            for (int l = i; l < i + lanes; ++l)
-            {
-                quantiser const q{mine.minimum[l], mine.inverse[l], kind};
-                mine.minimum[l] = q.minimum;
-                mine.inverse[l] = q.inverse;
-                if (l >= at.width) { continue; }
-                store_at(to + group.scale(l), narrow<half>(q.scale));
-                store_at(to + group.minimum(l), narrow<half>(q.minimum));
+                store_at(to + group.scale(i + l), narrow<half>(scale[l]));
+                store_at(to + group.minimum(i + l), narrow<half>(mine.minimum[i + l]));
             }
         }
         t.sync();
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
-            floats const minimum = load_lanes<floats>(mine.minimum + i % tile);
-            floats const inverse = load_lanes<floats>(mine.inverse + i % tile);
-            floats code          = quantiser::codes(load_lanes<floats>(mine.x + i), minimum, inverse, most);
-            int const other      = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
+            quantiser<lanes> q;
+            q.minimum       = load_lanes<floats>(mine.minimum + i % tile);
+            q.inverse       = load_lanes<floats>(mine.inverse + i % tile);
+            floats code     = q.codes(load_lanes<floats>(mine.x + i), most);
+            int const other = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
             if (kind == storage::int4 && other < n * tile)
             {
-                code += 16.0F * quantiser::codes(load_lanes<floats>(mine.x + other), minimum, inverse, most);
+                code += 16.0F * q.codes(load_lanes<floats>(mine.x + other), most);
             }
             store_lanes(mine.x + i, code);
         }

@@ -5,6 +5,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 
+#include <cstddef>
 #include <limits>
 
 namespace mdkv::inline MDKV_MACHINE::detail
@@ -16,6 +17,22 @@ inline constexpr float largest_half = 65504.0F;
 [[nodiscard]] MDKV_HD constexpr float within_half(float x) noexcept
 {
     return x < -largest_half ? -largest_half : x > largest_half ? largest_half : x;
+}
+
+/// Numbers rounded to half, cut to its range.
+[[nodiscard]] MDKV_HD inline float rounded_to_half(float x) noexcept
+{
+    return widen(narrow<half>(within_half(x)));
+}
+template <class V>
+[[nodiscard]] MDKV_HD V rounded_to_half(V x) noexcept
+{
+    constexpr int lanes = sizeof(V) / sizeof(float);
+    float all[std::size_t{lanes}];
+    __builtin_memcpy(all, &x, sizeof x);
+    MDKV_FOR_LANES(l, lanes) { all[l] = rounded_to_half(all[l]); }
+    __builtin_memcpy(&x, all, sizeof x);
+    return x;
 }
 
 /// A constant: device code may not call numeric_limits.
@@ -32,47 +49,50 @@ inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 /// but for the rounding of the minimum, which cuts coordinates below it, and of a scale that is no normal half (below
 /// 2^-14). Reading a group and writing it again gives the same group if the scale is a normal half and at least a thousandth
 /// of the minimum; otherwise a group that differs by no more than these roundings. If the group is constant, the scale is 0
-/// and every code is 0.
+/// and every code is 0. `Lanes` neighbouring groups have their quantisers side by side.
+template <int Lanes = 1>
 struct quantiser
 {
-    float minimum = 0;
-    float scale   = 0;
-    float inverse = 0; ///< 1 / scale, or 0
+    using floats = lane_floats<Lanes>;
+
+    floats minimum{};
+    floats scale{};
+    floats inverse{}; ///< 1 / scale, or 0
 
     quantiser() = default;
 
     /// For a group whose coordinates lie in [least, most]. Coordinates beyond half's range are cut to it. A group that holds
     /// a NaN or an infinity (pass either bound as such) has NaN for its minimum and its scale: it is read as NaN, never as
     /// numbers.
-    MDKV_HD quantiser(float least, float most, storage kind) noexcept
+    MDKV_HD quantiser(floats const& least, floats const& most, storage kind) noexcept
     {
-        if (!(least * 0.0F == 0.0F && most * 0.0F == 0.0F))
-        {
-            minimum = scale = not_a_number;
-            return;
-        }
-        minimum = widen(narrow<half>(within_half(least)));
-        scale   = (within_half(most) - minimum) / static_cast<float>(most_code(kind));
-        scale   = widen(narrow<half>(within_half(scale)));
-        scale   = scale > 0.0F ? scale : 0.0F; // the rounded minimum may lie above the largest coordinate
-        inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+        floats const zero{};
+        floats const nan    = zero + not_a_number;
+        floats const spoilt = least * 0.0F + most * 0.0F;
+        floats const limit  = zero + largest_half;
+        minimum             = rounded_to_half(least);
+        scale = rounded_to_half((smaller(larger(most, -limit), limit) - minimum) / static_cast<float>(most_code(kind)));
+        scale = scale > 0.0F ? scale : zero; // the rounded minimum may lie above the largest coordinate
+        minimum = spoilt == 0.0F ? minimum : nan;
+        scale   = spoilt == 0.0F ? scale : nan;
+        inverse = scale > 0.0F ? 1.0F / (scale > 0.0F ? scale : zero + 1.0F) : zero;
     }
 
-    /// Nearest codes of neighbouring groups; halves go up.
-    template <class Floats>
-    [[nodiscard]] MDKV_HD static Floats codes(
-        Floats const& x, Floats const& minimum, Floats const& inverse, float most) noexcept
+    /// Nearest codes, of which `most` is the largest; halves go up.
+    [[nodiscard]] MDKV_HD floats codes(floats const& x, float most) const noexcept
     {
-        Floats at = (x - minimum) * inverse + 0.5F;
-        at        = at > 0.0F ? at : Floats{}; // a NaN is 0
-        return cut_off(at >= most ? Floats{} + most : at);
+        floats at = (x - minimum) * inverse + 0.5F;
+        at        = at > 0.0F ? at : floats{}; // a NaN is 0
+        return cut_off(at >= most ? floats{} + most : at);
     }
+    [[nodiscard]] MDKV_HD floats values(floats const& codes) const noexcept { return minimum + scale * codes; }
+
+    /// The same for one coordinate of one group.
     [[nodiscard]] MDKV_HD int code(float x, int most) const noexcept
     {
-        return static_cast<int>(codes(x, minimum, inverse, static_cast<float>(most)));
+        return static_cast<int>(codes(x, static_cast<float>(most)));
     }
-
-    [[nodiscard]] MDKV_HD float value(int c) const noexcept { return minimum + scale * static_cast<float>(c); }
+    [[nodiscard]] MDKV_HD float value(int c) const noexcept { return values(static_cast<float>(c)); }
 };
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

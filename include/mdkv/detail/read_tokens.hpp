@@ -200,17 +200,18 @@ private:
         t.sync();
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
-            floats const minimum = load_lanes<floats>(mine.minimum + i % tile);
-            floats const scale   = load_lanes<floats>(mine.scale + i % tile);
-            floats code          = load_lanes<floats>(x + i);
+            quantiser<lanes> q;
+            q.minimum   = load_lanes<floats>(mine.minimum + i % tile);
+            q.scale     = load_lanes<floats>(mine.scale + i % tile);
+            floats code = load_lanes<floats>(x + i);
             if (at.rows.kind == storage::int4)
             {
                 floats const upper = cut_off(code * 0.0625F);
                 int const other    = i + group.bytes * tile;
-                if (other < n * tile) { store_lanes(x + other, minimum + scale * upper); }
+                if (other < n * tile) { store_lanes(x + other, q.values(upper)); }
                 code -= 16.0F * upper;
             }
-            store_lanes(x + i, minimum + scale * code);
+            store_lanes(x + i, q.values(code));
         }
         if (at.basis != run_basis::rotated) { return; }
         t.sync();

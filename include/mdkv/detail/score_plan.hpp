@@ -1,10 +1,9 @@
 /// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where operands lie, the formula of a loss (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
-#include <mdkv/stages/score.hpp>
-
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/quantiser.hpp>
@@ -13,54 +12,28 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
+#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// A rung that is neither dropped nor full.
+/// A rung that is neither dropped nor full. If it is not projected, it holds codes of rotated coordinates.
 struct score_rung
 {
     int index;   ///< number in the ratio set
+    int keys;    ///< coordinates of a key that it stores
     int values;  ///< coordinates of a value that it stores
-    int softmax; ///< number of the softmax that is its P'; 0: its loss has no first term
+    int softmax; ///< number of the softmax that is its P'; 0 unless it is projected
     storage kind;
-    bool projected;  ///< its coordinates are in the basis
-    bool leaves_out; ///< it leaves out coordinates, and not only rounds them
-    bool noisy;      ///< its loss is quantisation_loss::noise
-    int kept_from;   ///< first coordinate that is not already in the previous rung
+    bool projected; ///< its coordinates are in the basis
+    int kept_from;  ///< first coordinate that is not already in the previous rung
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
-    /// Whether its coordinates are rotated, group by group, before they become codes (detail/hadamard.hpp).
-    [[nodiscard]] MDKV_HD bool rotated() const noexcept { return quantised() && !projected; }
     /// |v'|^2 before rounding: `before`, the previous rung's, plus the squares of the coordinates from kept_from on.
     [[nodiscard]] MDKV_HD float kept(float before, float squares) const noexcept
     {
         return (kept_from == 0 ? 0.0F : before) + squares;
     }
-};
-
-/// Where the keys of a softmax are.
-enum class score_operand : std::uint8_t
-{
-    keys,    ///< original keys
-    latents, ///< keys in the basis
-    again    ///< keys dequantised from codes
-};
-
-/// The products that are the logits of one softmax.
-struct score_logits
-{
-    score_operand of;
-    int first; ///< first coordinate of the operand
-    int count; ///< number of coordinates
-    bool in_basis;
-    storage kind; ///< storage of the codes
-
-    /// Because bases nest, a wider plain rung goes on from the sums of the previous softmax.
-    [[nodiscard]] MDKV_HD bool goes_on() const noexcept { return of == score_operand::latents && first > 0; }
-    /// Coordinate of the queries that `first` is multiplied with.
-    [[nodiscard]] MDKV_HD int first_of_query() const noexcept { return of == score_operand::latents ? first : 0; }
 };
 
 /// A head's prepared operands.
@@ -76,11 +49,12 @@ struct score_head
 };
 
 /// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token
-/// that each query sees; and where operands lie.
+/// that each query sees; and where operands lie. Softmax 0 is the exact one; the others are of keys that are cut to their
+/// first coordinates in the basis, one for each number of coordinates that a projected rung stores, ascending.
 struct score_plan
 {
-    score_rung rungs[max_rungs];
-    score_logits logits[max_rungs + 1]; ///< logits of every softmax: the exact one, then one for each rung with P'
+    score_rung rungs[max_rungs]{};
+    int columns[max_rungs + 1]{}; ///< coordinates of each softmax's keys; entry 0 stands before the first
     int count     = 0;
     int softmaxes = 1;
     int dropped   = -1; ///< index in the ratio set, or none
@@ -90,10 +64,7 @@ struct score_plan
     int value_dim    = 0;
     int latent       = 0; ///< coordinates in the key basis that are multiplied with queries
     int value_latent = 0;
-    int again        = 0;     ///< coordinates of quantised keys, of all softmaxes together
-    int value_again  = 0;     ///< the most coordinates of a quantised value
-    bool rotates     = false; ///< some rung's values are rotated
-    bool noisy       = false; ///< some rung's loss has the noise of its keys' codes
+    bool rotates     = false; ///< some rung holds codes of rotated coordinates
 
     int per_head   = 0; ///< Q
     int query_rows = 0; ///< G*Q
@@ -101,8 +72,8 @@ struct score_plan
     int panel      = 0; ///< rows that are multiplied together
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
-    row_norm over  = row_norm::sum;
-    float even     = 0; ///< total of the rows with uniform attention (even_queries), as `over` adds rows up
+    row_norm norm  = row_norm::sum;
+    float even     = 0; ///< total of the rows with uniform attention (even_queries), as `norm` adds rows up
 
     index_t first_query = 0;       ///< place of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
@@ -120,7 +91,7 @@ struct score_plan
         , panel{panel_}
         , unit{unit_}
         , to_log2{scale_in_base_two(options.scale, dim)}
-        , over{options.over}
+        , norm{options.norm}
         , first_query{options.first_query.value_or(tokens - queries)}
     {
         first_query = first_query < tokens ? first_query : tokens;
@@ -128,9 +99,8 @@ struct score_plan
         {
             float const each = 1.0F / static_cast<float>(tokens);
             float const all  = options.even_queries * static_cast<float>(group);
-            even             = over == row_norm::maximum ? each : all * each * (over == row_norm::sum ? 1.0F : each);
+            even             = norm == row_norm::maximum ? each : all * each * (norm == row_norm::sum ? 1.0F : each);
         }
-        logits[0] = {score_operand::keys, 0, dim, false, storage::plain};
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves; quantised ones lie between
         {
             for (std::size_t r = 0; r < ratios.size(); ++r)
@@ -140,10 +110,10 @@ struct score_plan
                 if (u.full()) { full = static_cast<int>(r); }
                 if (u.dropped() || u.full() || u.quantised() != quantised) { continue; }
                 add(r, u, static_cast<int>(ratios.coordinates(r, dim)),
-                    static_cast<int>(ratios.coordinates(r, value_dim)),
-                    quantised && !u.projected() && options.quantisation == quantisation_loss::noise);
+                    static_cast<int>(ratios.coordinates(r, value_dim)));
             }
         }
+        while (add_softmax()) {}
     }
 
     [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
@@ -171,7 +141,7 @@ struct score_plan
     {
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
-    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return noisy ? 3 * dim + groups() : 0; }
+    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() : 0; }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
         return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
@@ -200,21 +170,29 @@ private:
         return static_cast<int>(n);
     }
 
-    void add(std::size_t r, rung const& u, int keys, int values, bool by_noise) noexcept
+    void add(std::size_t r, rung const& u, int keys, int values) noexcept
     {
-        auto const raise = [](int& most, int n) { most = most < n ? n : most; };
-        int const kept   = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
-        rungs[count++]   = {static_cast<int>(r), values, by_noise ? 0 : softmaxes, u.kind, u.projected(),
-              !u.quantised() || values < value_dim, by_noise, kept};
-        noisy            = noisy || by_noise;
-        rotates          = rotates || (u.quantised() && !u.projected());
-        if (u.projected()) { raise(value_latent, values); }
-        if (u.quantised()) { raise(value_again, values); }
-        if (by_noise) { return; }
-        logits[softmaxes++] = u.quantised() ? score_logits{score_operand::again, again, keys, u.projected(), u.kind}
-                                            : score_logits{score_operand::latents, latent, keys - latent, true, u.kind};
-        again += u.quantised() ? keys : 0;
-        if (u.projected()) { raise(latent, keys); }
+        int const kept = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
+        rungs[count++] = {static_cast<int>(r), keys, values, 0, u.kind, u.projected(), kept};
+        rotates        = rotates || !u.projected();
+        if (u.projected()) { value_latent = value_latent < values ? values : value_latent; }
+    }
+
+    /// Adds the softmax of the next wider projected keys. Returns whether there are such keys.
+    bool add_softmax() noexcept
+    {
+        int wider = 0;
+        for (score_rung const& u : rungs)
+        {
+            if (u.projected && u.keys > latent && (wider == 0 || u.keys < wider)) { wider = u.keys; }
+        }
+        if (wider == 0) { return false; }
+        for (score_rung& u : rungs)
+        {
+            if (u.projected && u.keys == wider) { u.softmax = softmaxes; }
+        }
+        columns[softmaxes++] = latent = wider;
+        return true;
     }
 };
 
@@ -238,42 +216,55 @@ struct score_states
     }
 };
 
-/// The total of a token's rows with one row more. For `euclidean` its root is the norm. A NaN stays a NaN.
-template <row_norm Over>
-[[nodiscard]] MDKV_HD float with_row(float total, float x) noexcept
+/// The total of a token's rows, one number or a vector of them, with one row more. For `euclidean` its root is the norm. A
+/// NaN stays a NaN.
+template <row_norm Norm, class V>
+[[nodiscard]] MDKV_HD V with_row(V const& total, V const& x) noexcept
 {
-    if constexpr (Over == row_norm::euclidean) { return total + x * x; }
-    else if constexpr (Over == row_norm::maximum) { return (total < x ? x : total) + x * 0.0F; }
+    if constexpr (Norm == row_norm::euclidean) { return total + x * x; }
+    else if constexpr (Norm == row_norm::maximum) { return (total < x ? x : total) + x * 0.0F; }
     else { return total + x; }
 }
 
 /// The total of both parts of a token's rows.
-[[nodiscard]] MDKV_HD inline float joined_rows(row_norm over, float a, float b) noexcept
+template <class V>
+[[nodiscard]] MDKV_HD V joined_rows(row_norm norm, V const& a, V const& b) noexcept
 {
-    return over == row_norm::maximum ? with_row<row_norm::maximum>(a, b) : a + b;
+    return norm == row_norm::maximum ? with_row<row_norm::maximum>(a, b) : a + b;
 }
 
-[[nodiscard]] MDKV_HD inline float norm_of(row_norm over, float total) noexcept
+/// Calls body with the norm as a constant (std::integral_constant).
+template <class Body>
+MDKV_HD void with_norm(row_norm norm, Body const& body)
 {
-    return over == row_norm::euclidean ? sqrtf(total) : total;
+    using enum row_norm;
+    if (norm == maximum) { body(std::integral_constant<row_norm, maximum>{}); }
+    else if (norm == euclidean) { body(std::integral_constant<row_norm, euclidean>{}); }
+    else { body(std::integral_constant<row_norm, sum>{}); }
+}
+
+[[nodiscard]] MDKV_HD inline float norm_of(row_norm norm, float total) noexcept
+{
+    return norm == row_norm::euclidean ? sqrtf(total) : total;
 }
 
 /// ||P|| of a token, from the total of its rows.
 [[nodiscard]] MDKV_HD inline float mass_of(score_plan const& plan, float total) noexcept
 {
-    return norm_of(plan.over, joined_rows(plan.over, total, plan.even));
+    return norm_of(plan.norm, joined_rows(plan.norm, total, plan.even));
 }
 
 /// Loss of a dropped token, from ||P|| and |v|.
-[[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float norm) noexcept
+[[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float length) noexcept
 {
-    return 2 * mass * norm;
+    return 2 * mass * length;
 }
 
-/// Loss of a stored token, from ||P' - P|| (0 if the rule leaves it out), ||P||, |v| and |v - v'|.
-[[nodiscard]] MDKV_HD inline float stored_loss(float moved, float mass, float norm, float missing) noexcept
+/// Loss of a projected token, from the total of |P' - P| over the rows, ||P||, |v| and |v - v'|^2.
+[[nodiscard]] MDKV_HD inline float projected_loss(
+    row_norm norm, float moved, float mass, float length, float missing) noexcept
 {
-    return moved * norm + mass * missing;
+    return norm_of(norm, moved) * length + mass * sqrtf(missing);
 }
 
 /// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. An x above 20 counts as 20: the loss is then
@@ -285,13 +276,14 @@ template <row_norm Over>
     return e * (e - 1);
 }
 
-/// Loss of a token stored as codes, from ||P||, |v|, |v - v'|^2, and `spread`, its logit's variance at a step of one range.
-[[nodiscard]] MDKV_HD inline float noisy_loss(
-    float mass, float norm, float missing, float spread, storage kind) noexcept
+/// Loss of a token stored as codes of whole vectors, from ||P||, |v|, |v - v'|^2, and `spread`, its logit's variance at a
+/// step of one range.
+[[nodiscard]] MDKV_HD inline float coded_loss(
+    float mass, float length, float missing, float spread, storage kind) noexcept
 {
     auto const steps = static_cast<float>(most_code(kind));
     float const x    = spread / (steps * steps);
-    return mass * sqrtf(missing + key_noise * key_noise * variance_of_weight(x) * norm * norm);
+    return mass * sqrtf(missing + key_noise * key_noise * variance_of_weight(x) * length * length);
 }
 
 /// Whether |v|^2 - |v'|^2, which is |v - v'|^2 because a basis is orthonormal, cancels too far (a thousandth leaves four

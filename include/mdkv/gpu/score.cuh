@@ -22,9 +22,9 @@
 namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
-// How it works. A block takes a tile of tokens: it reads the tile once, finds coordinates in the basis and keys as
-// quantised rungs dequantise them, and multiplies all of that with the queries, panel by panel, in registers; nothing of
-// size queries x tokens leaves the registers. Tokens are read twice, because every softmax needs its normaliser before the
+// How it works. A block takes a tile of tokens: it reads the tile once, finds coordinates in the basis, and
+// multiplies keys and coordinates with the queries, panel by panel, in registers; nothing of size queries x tokens leaves
+// the registers. Tokens are read twice, because every softmax needs its normaliser before the
 // first loss: sweep one adds up the log-sum-exps of a part of the tokens per block, which one job joins; sweep two adds up
 // differences of probabilities over the queries, token by token, and writes the losses.
 
@@ -67,7 +67,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on,
         mdkv::detail::score_channels<T, U, backend>{
             options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, plan},
-        plan.noisy ? heads : 0);
+        plan.rotates ? heads : 0);
     if (plan.latent > 0 || tiling.tensor)
     {
         launch(on, kernels::score_panels<U>{queries, key_basis, plan, tiling.tensor},

@@ -159,7 +159,6 @@ struct prompt_work
             .lse                        = last<1>(rows.lse, Q),
             .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
             .query_weights              = as_input(weights),
-            .quantisation               = p.quantisation,
             .even_queries               = p.even_queries(Q)};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), part_of(key_bases, l),

@@ -173,7 +173,6 @@ struct recompressing
         };
         score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
             .query_weights             = options.query_weights,
-            .quantisation              = options.quantisation,
             .even_queries              = options.even_queries};
         if (coded > 0) { choice.channels = head(channels); }
         if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }

@@ -152,7 +152,7 @@ private:
 
 /// Rotates position-encoded rows ahead by the same number of positions: they become the rows of the same tokens at later
 /// positions, because rotations add up. A prompt's queries N positions ahead approximate the queries of a second reading;
-/// scored without a mask they stand for any later question (`score_options::over`).
+/// scored without a mask they stand for any later question (`score_options::norm`).
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]  queries   [H*G, Q, D]  after position encoding; keys will do as well

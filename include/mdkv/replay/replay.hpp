@@ -3,6 +3,7 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -32,9 +33,8 @@ struct replay_options
     /// [H*G, C]  see score_options: sink logits, or keys kept elsewhere.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    float scale                    = 0.0F;                     ///< see score_options
-    quantisation_loss quantisation = quantisation_loss::noise; ///< see score_options
-    row_norm over                  = row_norm::euclidean;      ///< see score_options
+    float scale   = 0.0F;                ///< see score_options
+    row_norm norm = row_norm::euclidean; ///< see score_options
 };
 
 /// Losses of a chunk of a prompt's tokens by the queries of a second reading, which stand for any later question. The
@@ -89,8 +89,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
             {.scale            = options.scale,
                 .first_query   = chunk + first, // rows see chunk and sinks, and own keys up to their place
                 .lse_elsewhere = options.lse_elsewhere,
-                .quantisation  = options.quantisation,
-                .over          = options.over},
+                .norm          = options.norm},
             loss);
     });
 }

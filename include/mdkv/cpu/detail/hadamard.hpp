@@ -68,11 +68,4 @@ MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
     }
 }
 
-/// Rotates `count` contiguous rows of n coordinates; `to` may be `from`.
-inline void hadamard_rows(float const* from, index_t count, index_t n, float* to) noexcept
-{
-    if (to != from) { std::copy_n(from, count * n, to); }
-    for (index_t row = 0; row < count; ++row) { hadamard_row(to + row * n, n); }
-}
-
 } // namespace mdkv::inline MDKV_MACHINE::cpu::detail

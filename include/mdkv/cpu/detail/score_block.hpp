@@ -4,8 +4,8 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/detail/coded_rows.hpp>
 #include <mdkv/cpu/detail/hadamard.hpp>
-#include <mdkv/cpu/detail/read_again.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/score_plan.hpp>
@@ -17,19 +17,17 @@
 #include <limits>
 
 // How it works. Query rows lie in vector lanes and tokens are broadcast: a row's softmax state then never crosses lanes,
-// and keys are read as they are stored. Because bases nest, the logits of a wider plain rung continue the sum of the
-// narrower one; quantised rungs dequantise their keys and multiply all the coordinates they hold. Every softmax needs its
-// normaliser before the first loss, so the keys are read twice: sweep one finds the log-sum-exps of the exact softmax
-// (unless the caller has them) and of every rung that needs P', sweep two adds up the losses. Nothing of size rows x
-// tokens exists outside one tile, except for few tokens, whose exact logits sweep one leaves for sweep two. Logits are in
-// units of log2; the scale is folded into the queries, and a query's weight into its log-sum-exps.
+// and keys are read as they are stored. Because bases nest, the logits of a wider projected rung continue the sums of the
+// narrower one; codes of whole vectors need no product. Every softmax needs its normaliser before the first loss, so the
+// keys are read twice: sweep one finds the log-sum-exps of the exact softmax (unless the caller has them) and of every
+// projected one, sweep two adds up the losses. Nothing of size rows x tokens exists outside one tile, except for few
+// tokens, whose exact logits sweep one leaves for sweep two. Logits are in units of log2; the scale is folded into the
+// queries, and a query's weight into its log-sum-exps.
 
 namespace mdkv::inline MDKV_MACHINE::cpu::detail
 {
 
 using mdkv::detail::score_head;
-using mdkv::detail::score_logits;
-using mdkv::detail::score_operand;
 using mdkv::detail::score_plan;
 using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
@@ -40,7 +38,6 @@ struct score_slot
     float* rows;    // [block, dim or value_dim]
     float* rotated; // [block, dim or value_dim]              rows, rotated
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
-    float* again;   // [block, count] dequantised keys for each quantised softmax; or one rung's values
     float* sums;    // [softmaxes, block, lanes]              totals over rows of P, then of |P' - P|
     float* spread;  // [block]                                variance of a logit, if codes were a whole range apart
 
@@ -48,9 +45,8 @@ struct score_slot
         : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
         , rotated{memory.take<float>(plan.rotates ? tile::block * (std::max)(plan.dim, plan.value_dim) : 0)}
         , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
-        , again{memory.take<float>(tile::block * (std::max)(plan.again, plan.value_again))}
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
-        , spread{memory.take<float>(plan.noisy ? tile::block : 0)}
+        , spread{memory.take<float>(plan.rotates ? tile::block : 0)}
     {}
 
     [[nodiscard]] float* sum(index_t softmax, index_t token) const noexcept
@@ -84,43 +80,24 @@ inline void add_to_state(float* largest_logits, float* sums, score_tile const& l
     }
 }
 
-/// `with_row` of score_plan.hpp for vectors; nvcc allows no vectors in functions that a device shares.
-inline simd::floats larger_row(simd::floats total, simd::floats x) noexcept
-{
-    return (total < x ? x : total) + x * 0.0F;
-}
-
 /// Adds |P' - P| of one tile to its tokens' totals [tile::rows, lanes], from logits and log-sum-exps of P'. If `is_exact`,
 /// both belong to P itself: then P is added, and stored in `exact`.
-inline void add_differences(
-    row_norm over, score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
+template <row_norm Norm>
+void add_differences(score_tile const& logits, float const* lse, bool is_exact, score_tile& exact, float* sums) noexcept
 {
-    auto const add = [&](auto const& with) {
-        for (int i = 0; i < tile::rows; ++i)
+    for (int i = 0; i < tile::rows; ++i)
+    {
+        simd::floats total = simd::load(sums + i * simd::lanes);
+        for (int v = 0; v < tile::vectors; ++v)
         {
-            simd::floats total = simd::load(sums + i * simd::lanes);
-            for (int v = 0; v < tile::vectors; ++v)
-            {
-                // A NaN log-sum-exp gives a NaN; one that is far too low gives infinity.
-                simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
-                simd::floats const p     = simd::exp2(simd::smaller(simd::broadcast(128.0F), power));
-                total                    = with(total, is_exact ? p : simd::abs(p - exact[i][v]));
-                if (is_exact) { exact[i][v] = p; }
-            }
-            simd::store(sums + i * simd::lanes, total);
+            // A NaN log-sum-exp gives a NaN; one that is far too low gives infinity.
+            simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
+            simd::floats const p     = simd::exp2(simd::smaller(simd::broadcast(128.0F), power));
+            total                    = mdkv::detail::with_row<Norm>(total, is_exact ? p : simd::abs(p - exact[i][v]));
+            if (is_exact) { exact[i][v] = p; }
         }
-    };
-    using simd::floats;
-    using enum row_norm;
-    if (over == sum) [[likely]]
-    {
-        add([](floats a, floats x) { return a + x; });
+        simd::store(sums + i * simd::lanes, total);
     }
-    else if (over == euclidean)
-    {
-        add([](floats a, floats x) { return a + x * x; });
-    }
-    else { add(larger_row); }
 }
 
 /// Multiplies a head's queries with its key basis.
@@ -162,21 +139,6 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     return total;
 }
 
-/// |x - y|^2
-[[nodiscard]] inline float squared_distance(float const* x, float const* y, index_t n) noexcept
-{
-    simd::floats wide = simd::broadcast(0.0F);
-    float rest        = 0;
-    index_t i         = 0;
-    for (; i + simd::lanes <= n; i += simd::lanes)
-    {
-        simd::floats const d = simd::load(x + i) - simd::load(y + i);
-        wide += d * d;
-    }
-    for (; i < n; ++i) { rest += (x[i] - y[i]) * (x[i] - y[i]); }
-    return simd::sum(wide) + rest;
-}
-
 /// A block of a head's tokens, multiplied with the head's queries tile by tile.
 struct score_block
 {
@@ -186,31 +148,11 @@ struct score_block
     index_t first; ///< first token
     index_t count;
 
-    /// Finds the basis coordinates of the keys in slot.rows, and the keys as quantised rungs dequantise them: once a
-    /// block, for any number of queries.
-    void prepare_keys() const noexcept
+    /// Finds the basis coordinates of the keys in slot.rows: once a block, for any number of queries.
+    void project_keys() const noexcept
     {
-        if (plan.latent > 0)
-        {
-            tile::multiply_block(slot.rows, plan.dim, head.key_basis, plan.key_columns(), slot.latents);
-        }
-        index_t const rows = tile::round_up(count, tile::rows);
-        bool rotated_yet   = false;
-        for (int i = 1; i < plan.softmaxes; ++i)
-        {
-            score_logits const& l = plan.logits[i];
-            float* const again    = slot.again + l.first * tile::block;
-            if (l.of != score_operand::again) { continue; }
-            if (l.in_basis)
-            {
-                read_again(slot.latents, rows, plan.key_columns(), l.count, l.kind, again);
-                continue;
-            }
-            if (!rotated_yet) { hadamard_rows(slot.rows, rows, plan.dim, slot.rotated); }
-            rotated_yet = true;
-            read_again(slot.rotated, rows, plan.dim, plan.dim, l.kind, again);
-            hadamard_rows(again, rows, plan.dim, again);
-        }
+        if (plan.latent == 0) { return; }
+        tile::multiply_block(slot.rows, plan.dim, head.key_basis, plan.key_columns(), slot.latents);
     }
 
     /// Sweep one: adds the logits to the states of a head's part, to the exact softmax's only if `exact_needed`. If
@@ -246,8 +188,10 @@ struct score_block
                 score_tile const* logits = &shown;
                 if (i == 0 && plan.more > 0) { std::memcpy(shown, kept_logits(t, p), sizeof shown); }
                 else { logits = &multiply(i, t, p, sums, shown); }
-                add_differences(
-                    plan.over, *logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
+                mdkv::detail::with_norm(plan.norm, [&](auto norm) {
+                    add_differences<norm>(
+                        *logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
+                });
             }
         });
     }
@@ -259,7 +203,7 @@ struct score_block
         float const* const mean   = head.channels;
         float const* const factor = mean + dim;
         float const* const weight = factor + 2 * dim;
-        for (index_t i = 0; plan.noisy && i < count; ++i)
+        for (index_t i = 0; plan.rotates && i < count; ++i)
         {
             float const* const key = slot.rows + i * dim;
             float* const x         = slot.rotated;
@@ -282,50 +226,52 @@ struct score_block
     {
         index_t const columns = plan.value_columns();
         if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
-        if (plan.rotates) { hadamard_rows(slot.rows, count, plan.value_dim, slot.rotated); }
+        if (plan.rotates) { std::copy_n(slot.rows, count * plan.value_dim, slot.rotated); }
+        for (index_t i = 0; plan.rotates && i < count; ++i)
+        {
+            hadamard_row(slot.rotated + i * plan.value_dim, plan.value_dim);
+        }
         auto const total = [&](int softmax, index_t i) {
             auto const join = [&](simd::floats a, simd::floats b) {
-                return plan.over == row_norm::maximum ? larger_row(a, b) : a + b;
+                return mdkv::detail::joined_rows(plan.norm, a, b);
             };
             return simd::over_lanes(simd::load(slot.sum(softmax, i)), join);
         };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
-        float norm[tile::block];
-        float kept[tile::block]{}; // part of |v|^2 in the coordinates of the rung before
+        float length[tile::block];  // |v|
+        float kept[tile::block]{};  // part of |v|^2 in the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
             squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
-            norm[i]    = std::sqrt(squared[i]);
-            if (plan.dropped >= 0) { loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], norm[i]); }
+            length[i]  = std::sqrt(squared[i]);
+            if (plan.dropped >= 0)
+            {
+                loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], length[i]);
+            }
             if (plan.full >= 0) { loss(of, plan.full, first + i) = 0.0F; }
         }
         for (int r = 0; r < plan.count; ++r)
         {
             score_rung const& u     = plan.rungs[r];
-            float const* const from = u.rotated() ? slot.rotated : slot.latents;
-            index_t const step      = u.rotated() ? plan.value_dim : columns;
-            if (u.quantised()) { read_again(from, count, step, u.values, u.kind, slot.again); }
+            float const* const from = u.projected ? slot.latents : slot.rotated;
+            index_t const step      = u.projected ? columns : plan.value_dim;
+            float roundings[tile::block]{}; // |v - v'|^2 by codes
+            if (u.quantised()) { find_roundings(from, count, step, u.values, u.kind, roundings); }
             for (index_t i = 0; i < count; ++i)
             {
                 float const* const x = from + i * step;
-                float missing        = u.quantised() ? squared_distance(x, slot.again + i * u.values, u.values) : 0.0F;
-                if (u.leaves_out)
+                float missing        = roundings[i];
+                float& lost          = loss(of, u.index, first + i);
+                if (!u.projected)
                 {
-                    kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
-                    missing +=
-                        squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
-                }
-                if (u.noisy)
-                {
-                    loss(of, u.index, first + i) =
-                        mdkv::detail::noisy_loss(mass[i], norm[i], missing, slot.spread[i], u.kind);
+                    lost = mdkv::detail::coded_loss(mass[i], length[i], missing, slot.spread[i], u.kind);
                     continue;
                 }
-                loss(of, u.index, first + i) = mdkv::detail::stored_loss(
-                    u.softmax > 0 ? mdkv::detail::norm_of(plan.over, total(u.softmax, i)) : 0.0F, mass[i], norm[i],
-                    std::sqrt(missing));
+                kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
+                missing += squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
+                lost = mdkv::detail::projected_loss(plan.norm, total(u.softmax, i), mass[i], length[i], missing);
             }
         }
     }
@@ -346,22 +292,19 @@ private:
         return head.more + (p * (plan.more / plan.rows) + first + t) * tile::width;
     }
 
-    /// Logits of softmax i, of panel p with the block's tokens from t on. `sums` comes in with the logits of softmax i -
-    /// 1. The result is `sums`, or `shown` if some logits are hidden.
+    /// Logits of softmax i, of panel p with the block's tokens from t on. Because bases nest, those of a projected softmax
+    /// continue the sums of the one before it: `sums` comes in with the logits of softmax i - 1. The result is `sums`, or
+    /// `shown` if some logits are hidden.
     [[nodiscard]] score_tile const& multiply(
         int i, index_t t, index_t p, score_tile& sums, score_tile& shown) const noexcept
     {
-        score_logits const& l = plan.logits[i];
-        index_t const columns = plan.key_columns();
-        float const* queries =
-            l.in_basis ? head.latents + p * columns * tile::width : head.queries + p * plan.dim * tile::width;
-        float const* keys = slot.rows;
-        index_t step      = plan.dim;
-        if (l.of == score_operand::latents) { keys = slot.latents + l.first, step = columns; }
-        if (l.of == score_operand::again) { keys = slot.again + l.first * tile::block, step = l.count; }
-        if (!l.goes_on()) { std::memset(sums, 0, sizeof sums); }
-        tile::multiply_add<tile::vectors>(
-            keys + t * step, step, 1, queries + l.first_of_query() * tile::width, tile::width, l.count, sums);
+        index_t const begin   = i == 0 ? 0 : plan.columns[i - 1];
+        index_t const end     = i == 0 ? plan.dim : plan.columns[i];
+        index_t const step    = i == 0 ? plan.dim : plan.key_columns();
+        float const* queries  = (i == 0 ? head.queries : head.latents) + (p * step + begin) * tile::width;
+        float const* const at = (i == 0 ? slot.rows : slot.latents) + t * step + begin;
+        if (begin == 0) { std::memset(sums, 0, sizeof sums); }
+        tile::multiply_add<tile::vectors>(at, step, 1, queries, tile::width, end - begin, sums);
         if (plan.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return sums; }
         hide(t, p, sums, shown);
         return shown;

@@ -1,10 +1,7 @@
 /// \file score_block.cuh: a block of score and its tile of tokens: read as floats, projected, dequantised, and multiplied with the queries (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/hadamard.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/detail/rows.cuh>
@@ -20,39 +17,6 @@ namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
 using kernels::token_rows;
-
-/// Quantiser of a group of n coordinates, `step` apart. A group with a non-finite coordinate is dequantised to NaN.
-[[nodiscard]] __device__ inline mdkv::detail::quantiser quantiser_of(float const* x, int n, int step, storage kind)
-{
-    float least   = x[0];
-    float most    = x[0];
-    float nothing = 0;
-    for (int i = 0; i < n; ++i)
-    {
-        float const v = x[i * step];
-        least         = v < least ? v : least;
-        most          = v > most ? v : most;
-        nothing += v * 0.0F;
-    }
-    return {nothing == 0.0F ? least : nothing, most, kind};
-}
-
-/// Calls use(i, x, x') for the n coordinates x of a group, `step` apart; x' is x quantised and dequantised. If `rotated`,
-/// x are the rotated coordinates (a copy at `work`).
-template <class Use>
-__device__ __forceinline__ void for_each_read_again(
-    float const* from, int n, int step, storage kind, bool rotated, float* work, Use const& use)
-{
-    if (rotated)
-    {
-        for (int i = 0; i < n; ++i) { work[i * step] = from[i * step]; }
-        mdkv::detail::hadamard(work, n, step);
-        from = work;
-    }
-    mdkv::detail::quantiser const codes = quantiser_of(from, n, step, kind);
-    int const most                      = mdkv::detail::most_code(kind);
-    for (int i = 0; i < n; ++i) { use(i, from[i * step], codes.value(codes.code(from[i * step], most))); }
-}
 
 /// A tile of a head's tokens, and this lane's share of its products: four tokens by four rows of a panel.
 struct score_block
@@ -133,30 +97,14 @@ struct score_block
         device::sync();
     }
 
-    /// Makes the operands that the tile's keys give besides themselves: basis coordinates and dequantised keys.
-    __device__ void prepare_keys() const
+    /// Projects the tile's keys.
+    __device__ void project_keys() const
     {
-        constexpr int group = static_cast<int>(quantised_group);
-        int const step      = tiling.tokens();
         if (plan.latent > 0) { project(plan.dim, operands.key_basis, plan.key_columns(), plan.latent); }
-        for (int i = 1; i < plan.softmaxes; ++i)
-        {
-            score_logits const& l = plan.logits[i];
-            if (l.of != score_operand::again) { continue; }
-            for (int c = tiling.share() * group; c < l.count; c += tiling.shares() * group)
-            {
-                float const* const from = (l.in_basis ? tile.latents : tile.rows) + c * step + tiling.token();
-                float* const to         = tile.again + (l.first + c) * step + tiling.token();
-                int const n             = l.count - c < group ? l.count - c : group;
-                for_each_read_again(
-                    from, n, step, l.kind, !l.in_basis, to, [=](int j, float, float read) { to[j * step] = read; });
-                if (!l.in_basis) { mdkv::detail::hadamard(to, n, step); } // rotates back: queries are not rotated
-            }
-        }
-        device::sync();
     }
 
-    /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1.
+    /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1, whose sums those of a wider
+    /// projection continue.
     template <element T>
     __device__ __forceinline__ void multiply(score_products& logits, int i, int panel) const
     {
@@ -170,15 +118,14 @@ struct score_block
                 return;
             }
         }
-        score_logits const& l = plan.logits[i];
-        float const* tokens   = tile.rows;
-        if (l.of == score_operand::latents) { tokens = tile.latents; }
-        if (l.of == score_operand::again) { tokens = tile.again; }
-        float const* const queries = l.in_basis ? operands.latents + index_t{panel} * plan.key_columns() * score_panel
-                                                : operands.queries + index_t{panel} * plan.dim * score_panel;
-        if (!l.goes_on()) { clear(logits); }
-        multiply_add(logits, tokens + l.first * tiling.tokens() + token, tiling.tokens(),
-            queries + l.first_of_query() * score_panel + row, score_panel, l.count);
+        int const begin            = i == 0 ? 0 : plan.columns[i - 1];
+        int const end              = i == 0 ? plan.dim : plan.columns[i];
+        int const all              = i == 0 ? plan.dim : plan.key_columns();
+        float const* const tokens  = i == 0 ? tile.rows : tile.latents;
+        float const* const queries = i == 0 ? operands.queries : operands.latents;
+        if (begin == 0) { clear(logits); }
+        multiply_add(logits, tokens + begin * tiling.tokens() + token, tiling.tokens(),
+            queries + (index_t{panel} * all + begin) * score_panel + row, score_panel, end - begin);
     }
 
     /// The lane's hidden products, bit 4 * token + row, for the `count` tokens from `first` on and rows from `first_row`

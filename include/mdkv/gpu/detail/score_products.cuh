@@ -18,8 +18,6 @@ namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
 using mdkv::detail::score_head;
-using mdkv::detail::score_logits;
-using mdkv::detail::score_operand;
 using mdkv::detail::score_plan;
 using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
@@ -44,7 +42,7 @@ struct score_tiling
 {
     int token_shift;  ///< log2 of the warps that share out the tokens; other warps multiply other rows
     bool tensor;      ///< exact logits by tensor cores
-    bool plain_keys;  ///< keys themselves are needed in float: to be projected, or to become codes
+    bool plain_keys;  ///< keys themselves are needed in float: to be projected, or rotated
     index_t keys = 0; ///< bytes of shared memory that a tile of keys needs
     index_t all  = 0; ///< bytes with sweep two's sums
 
@@ -70,7 +68,7 @@ struct score_tile
 {
     float* rows;    // [dim or value_dim, tokens]  keys only if plain_keys
     float* latents; // [latent or value_latent, tokens]
-    float* again;   // [again or value_again, tokens]
+    float* rotated; // [dim or value_dim, tokens]  only if some rung rotates
 
     // [tokens, dim / 2 + 1]  keys in pairs, for tensor cores; the odd step avoids bank conflicts
     std::uint32_t* pairs;
@@ -78,7 +76,7 @@ struct score_tile
     MDKV_HD score_tile(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
         : rows{take<float>(memory, t, t.plain_keys ? p.dim : 0, p.value_dim)}
         , latents{take<float>(memory, t, p.latent, p.value_latent)}
-        , again{take<float>(memory, t, p.noisy && p.again < p.dim ? p.dim : p.again, p.value_again)}
+        , rotated{take<float>(memory, t, p.rotates ? p.dim : 0, p.rotates ? p.value_dim : 0)}
         , pairs{take<std::uint32_t>(memory, t, t.tensor ? p.dim / 2 + 1 : 0, 0)}
     {}
 
@@ -110,16 +108,16 @@ struct score_thread_sums
         , roundings{memory.take<float>(index_t{p.count} * parts)}
         , kept{memory.take<float>(index_t{p.count} * parts)}
         , rests{memory.take<float>(index_t{p.count} * parts)}
-        , spread{memory.take<float>(p.noisy ? parts : 0)}
+        , spread{memory.take<float>(p.rotates ? parts : 0)}
     {}
 
     /// Total i of one token at `sums`: its parts joined in their order.
-    [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm over = row_norm::sum) const
+    [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm norm = row_norm::sum) const
     {
         float total = 0;
         for (int part = token; part < parts; part += tokens)
         {
-            total = mdkv::detail::joined_rows(over, total, sums[i * parts + part]);
+            total = mdkv::detail::joined_rows(norm, total, sums[i * parts + part]);
         }
         return total;
     }
@@ -129,7 +127,7 @@ inline score_tiling::score_tiling(score_plan const& p, bool half_width)
     // Wide tiles keep the block busy while tokens are projected, narrow tiles if there are many rows.
     : token_shift{p.rows / score_panel < score_warps ? 3 : 2}
     , tensor{half_width && p.dim % score_depth == 0}
-    , plain_keys{!tensor || p.softmaxes > 1 || p.noisy}
+    , plain_keys{!tensor || p.softmaxes > 1 || p.rotates}
 {
     do {
         --token_shift;
@@ -203,11 +201,11 @@ __device__ __forceinline__ void multiply_exact(
 /// Totals of four numbers over the lanes that differ in the bits `high` and `low`. A lane gets one of the four totals,
 /// selected by its own two bits.
 [[nodiscard]] __device__ __forceinline__ float fold4(
-    float const (&x)[4], int high, int low, row_norm over = row_norm::sum)
+    float const (&x)[4], int high, int low, row_norm norm = row_norm::sum)
 {
     bool const h    = (device::lane() & high) != 0;
     bool const l    = (device::lane() & low) != 0;
-    auto const join = [&](float a, float b) { return mdkv::detail::joined_rows(over, a, b); };
+    auto const join = [&](float a, float b) { return mdkv::detail::joined_rows(norm, a, b); };
     float const a   = join(h ? x[2] : x[0], device::shuffle_xor(h ? x[0] : x[2], high));
     float const b   = join(h ? x[3] : x[1], device::shuffle_xor(h ? x[1] : x[3], high));
     return join(l ? b : a, device::shuffle_xor(l ? a : b, low));

@@ -4,6 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/coded_columns.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
@@ -79,7 +80,7 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
 
 /// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'. If `is_exact`, both belong to
 /// P itself: then P is added, and stored in `exact`.
-template <row_norm Over>
+template <row_norm Norm>
 __device__ __forceinline__ void add_differences(score_products const& logits, float const (&lse)[4], unsigned hidden,
     bool is_exact, score_products& exact, float (&totals)[4])
 {
@@ -88,7 +89,7 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
         for (int j = 0; j < 4; ++j)
         {
             float const probability = exp2f(shown(logits[i][j], hidden, i, j) - lse[j]);
-            totals[i]               = mdkv::detail::with_row<Over>(totals[i], fabsf(probability - exact[i][j]));
+            totals[i]               = mdkv::detail::with_row<Norm>(totals[i], fabsf(probability - exact[i][j]));
             if (is_exact) { exact[i][j] = probability; }
         }
     }
@@ -137,7 +138,7 @@ struct score_sums
             int const count = tiling.count(tokens, t);
             device::sync(); // the tile before may still be read, and states be cleared
             block.read(from, t, count, true);
-            if (!in_window) { block.prepare_keys(); }
+            if (!in_window) { block.project_keys(); }
             add_tile(block, part, offset + t, count, in_window);
         }
     }
@@ -198,13 +199,9 @@ struct score_losses
         detail::score_block const block{plan, tiling, head, memory};
         detail::score_thread_sums const sums{memory, plan, tiling};
         block.read(keys, first, count, true);
-        block.prepare_keys();
+        block.project_keys();
         add_differences(block, first, count, sums);
-        if (plan.noisy)
-        {
-            device::sync(); // dequantised keys may still be in use
-            add_noise(block, sums);
-        }
+        if (plan.rotates) { add_noise(block, sums); }
         device::sync();
         block.read(values, first, count, false);
         if (plan.value_latent > 0)
@@ -236,17 +233,11 @@ private:
                 float4 const of_rows = detail::load4(block.operands.lse + index_t{softmax} * plan.rows + row);
                 float const lse[4]{of_rows.x, of_rows.y, of_rows.z, of_rows.w};
                 float totals[4] = {};
-                if (plan.over == row_norm::maximum)
-                {
-                    detail::add_differences<row_norm::maximum>(logits, lse, hidden, softmax == 0, exact, totals);
-                }
-                else if (plan.over == row_norm::euclidean)
-                {
-                    detail::add_differences<row_norm::euclidean>(logits, lse, hidden, softmax == 0, exact, totals);
-                }
-                else { detail::add_differences<row_norm::sum>(logits, lse, hidden, softmax == 0, exact, totals); }
+                mdkv::detail::with_norm(plan.norm, [&](auto norm) {
+                    detail::add_differences<norm>(logits, lse, hidden, softmax == 0, exact, totals);
+                });
                 float& total = sums.probabilities[softmax * threads + device::thread()];
-                total        = mdkv::detail::joined_rows(plan.over, total, detail::fold4(totals, 2, 1, plan.over));
+                total        = mdkv::detail::joined_rows(plan.norm, total, detail::fold4(totals, 2, 1, plan.norm));
             }
         }
     }
@@ -264,17 +255,11 @@ private:
         {
             int const n            = plan.dim - c < group ? plan.dim - c : group;
             float const* const key = block.tile.rows + c * step + tiling.token();
-            float* const x         = block.tile.again + c * step + tiling.token();
-            for (int i = 0; i < n; ++i) { x[i * step] = (key[i * step] - mean[c + i]) * factor[c + i]; }
-            mdkv::detail::hadamard(x, n, step);
-            float low  = x[0];
-            float high = x[0];
-            for (int i = 1; i < n; ++i)
-            {
-                low  = x[i * step] < low ? x[i * step] : low;
-                high = x[i * step] > high ? x[i * step] : high;
-            }
-            spread += (high - low) * (high - low) * weight[c / group];
+            float* const x         = block.tile.rotated + c * step + tiling.token();
+            for (int i = 0; i < n; ++i) { x[i * step] = key[i * step]; }
+            mdkv::detail::rotate_columns<1>(x, n, step, mean + c, factor + c);
+            mdkv::detail::column_bounds<1> const b{x, n, step};
+            spread += (b.most - b.least) * (b.most - b.least) * weight[c / group];
         }
         sums.spread[device::thread()] = spread;
     }
@@ -297,17 +282,29 @@ private:
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
+            auto const most             = static_cast<float>(mdkv::detail::most_code(u.kind));
             float rounding              = 0;
             for (int c = share * group; u.quantised() && c < u.values; c += shares * group)
             {
-                detail::for_each_read_again((u.projected ? latents : value) + c * step,
-                    u.values - c < group ? u.values - c : group, step, u.kind, u.rotated(),
-                    tile.again + c * step + tiling.token(),
-                    [&](int, float before, float read) { rounding += (before - read) * (before - read); });
+                int const n    = u.values - c < group ? u.values - c : group;
+                float const* x = latents + c * step;
+                if (!u.projected)
+                {
+                    float* const own = tile.rotated + c * step + tiling.token();
+                    for (int i = 0; i < n; ++i) { own[i * step] = value[(c + i) * step]; }
+                    mdkv::detail::rotate_columns<1>(own, n, step);
+                    x = own;
+                }
+                auto const codes = mdkv::detail::column_bounds<1>{x, n, step}.fitted(u.kind);
+                for (int i = 0; i < n; ++i)
+                {
+                    float const error = x[i * step] - codes.values(codes.codes(x[i * step], most));
+                    rounding += error * error;
+                }
             }
             sums.roundings[r * threads + device::thread()] = rounding;
             sums.kept[r * threads + device::thread()] =
-                squares(latents, u.kept_from, u.leaves_out ? u.values : u.kept_from);
+                squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
         }
     }
 
@@ -322,7 +319,7 @@ private:
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
-            if (!u.leaves_out) { continue; }
+            if (!u.projected) { continue; }
             kept = u.kept(kept, sums.joined(sums.kept, r, token));
             if (!mdkv::detail::cancels(squared - kept, squared)) { continue; }
             float rest = 0;
@@ -341,30 +338,26 @@ private:
     {
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares, 0, token);
-        float const norm    = sqrtf(squared);
-        auto const total    = [&](int softmax) { return sums.joined(sums.probabilities, softmax, token, plan.over); };
+        float const length  = sqrtf(squared);
+        auto const total    = [&](int softmax) { return sums.joined(sums.probabilities, softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
-        if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, norm); }
+        if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, length); }
         if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
             float missing               = sums.joined(sums.roundings, r, token);
-            if (u.leaves_out)
+            float& lost                 = loss(head, u.index, at);
+            if (!u.projected)
             {
-                kept = u.kept(kept, sums.joined(sums.kept, r, token));
-                missing +=
-                    mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
-            }
-            if (u.noisy)
-            {
-                loss(head, u.index, at) =
-                    mdkv::detail::noisy_loss(mass, norm, missing, sums.joined(sums.spread, 0, token), u.kind);
+                lost = mdkv::detail::coded_loss(mass, length, missing, sums.joined(sums.spread, 0, token), u.kind);
                 continue;
             }
-            float const moved       = u.softmax > 0 ? mdkv::detail::norm_of(plan.over, total(u.softmax)) : 0.0F;
-            loss(head, u.index, at) = mdkv::detail::stored_loss(moved, mass, norm, sqrtf(missing));
+            kept = u.kept(kept, sums.joined(sums.kept, r, token));
+            missing +=
+                mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
+            lost = mdkv::detail::projected_loss(plan.norm, total(u.softmax), mass, length, missing);
         }
     }
 };
