@@ -1,9 +1,11 @@
-/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: the inverse of pack_tile.hpp.
+/// \file read_tokens.hpp: jobs that read a packed cache back: projections, channels, and tokens as vectors, sixteen tokens of a run at a time, the inverse of pack_tile.hpp.
 #pragma once
 
+#include <mdkv/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/hadamard.hpp>
@@ -19,6 +21,65 @@
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
+
+/// A head's stored projections as rows of bases, 0 beyond the stored columns; one item a head. They are orthonormal but for
+/// the rounding to T.
+template <element T, space S>
+struct read_projections
+{
+    static constexpr char const* name = "recompress_read_projections";
+
+    cache_view<T, S> cache;
+    view<float, 3, S> key_basis;   // [H, D, D]
+    view<float, 3, S> value_basis; // [H, Dv, Dv]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        head_entry const& entry     = cache.heads[h];
+        auto const [dim, value_dim] = cache.layout.dims;
+        for (index_t i = t.rank(); i < dim * dim; i += t.size())
+        {
+            index_t const c  = i / dim;
+            index_t const at = i % dim * entry.key_columns + c; // [D, key_columns]
+            key_basis(h, c, i % dim) =
+                c < entry.key_columns ? matrix_at<T>(cache.arena, entry.key_projection, at) : 0.0F;
+        }
+        for (index_t i = t.rank(); i < value_dim * value_dim; i += t.size())
+        {
+            index_t const c = i / value_dim;
+            value_basis(h, c, i % value_dim) =
+                c < entry.value_columns ? matrix_at<T>(cache.arena, entry.value_projection, i) : 0.0F;
+        }
+    }
+};
+
+/// The channels of a head's keys: the stored means and scales or, if the head has no rotated tokens yet, ones fitted to its
+/// tokens. The queries' root mean squares are always the present ones. An item is a head.
+template <element T, element U, backend B>
+struct stored_channels
+{
+    static constexpr char const* name = "recompress_channels";
+    static constexpr int threads      = 128;
+
+    stored_slots<T, B::memory_space> slots;
+    fit_key_channels<T, U, B> fitted;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        bool const stored = has_channels(slots.cache.layout, slots.cache, h);
+        fitted.fit(t, h, stored ? 0 : slots.tokens(h), [](index_t i) { return i; });
+        if (!stored) { return; }
+        t.sync();
+        index_t const dim = slots.layout.dims.keys;
+        for (index_t i = t.rank(); i < 2 * dim; i += t.size())
+        {
+            fitted.channels(h, i / dim, i % dim) =
+                matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, i);
+        }
+    }
+};
 
 /// Reads tokens [H, M] before the new window as vectors of the original dimension, zero-padded in shorter heads, and the
 /// window. Exact tokens come out bit for bit. An item is a strip of the keys, or of the values, of one run of a head; or the
@@ -43,14 +104,11 @@ struct read_tokens
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of projected tokens, or 0
-        index_t channels;                                   ///< D of rotated keys, or 0
         T** row        = cut.take<T*>(tile);                // [16]  where the tile's tokens go
         float* columns = cut.take<float>(projected * tile); // [projected, 16]  coordinates in the basis
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]
-        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
-        float* factor  = cut.take<float>(channels);         // [channels]  scales
     };
 
     /// The keys or the values of one tile.
@@ -77,11 +135,7 @@ struct read_tokens
         auto const [dim, value_dim] = slots.layout.dims;
         return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] MDKV_HD index_t channels() const noexcept
-    {
-        return slots.cache.layout.any_rotated() ? slots.cache.layout.dims.keys : 0;
-    }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -93,13 +147,7 @@ struct read_tokens
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         bool const exact     = strip.rung >= slots.cache.layout.rungs;
         carver cut           = t.scratch();
-        scratch const mine{cut, projected(), channels()};
-        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.channels : 0;
-        for (index_t d = t.rank(); d < rotated; d += t.size())
-        {
-            mine.mean[d]   = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, d);
-            mine.factor[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, rotated + d);
-        }
+        scratch const mine{cut, projected()};
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
             auto const count = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
@@ -173,8 +221,8 @@ private:
     }
 
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void read_codes(
-        Team const& t, scratch const& mine, place const& at, int c, int n, float* x)
+    MDKV_OUTLINE MDKV_HD void read_codes(
+        Team const& t, scratch const& mine, place const& at, int c, int n, float* x) const
     {
         constexpr int lanes         = Team::register_lanes;
         using floats                = lane_floats<lanes>;
@@ -191,10 +239,10 @@ private:
             for (int i = member(t); i < group.bytes * tile; i += members(t)) { x[i] = 0.0F; }
             t.sync();
         }
-        for_codes(t, group, [&](int place, int first, int step, auto count) {
+        for_codes(t, group, [&](int byte, int first, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
             std::uint8_t codes[std::size_t{bytes}];
-            __builtin_memcpy(codes, from + group.codes + place, sizeof codes);
+            __builtin_memcpy(codes, from + group.codes + byte, sizeof codes);
             for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
         });
         t.sync();
@@ -214,13 +262,16 @@ private:
         }
         if (at.basis != run_basis::rotated) { return; }
         t.sync();
+        auto const channel = [&](index_t i) {
+            return matrix_at<T>(slots.cache.arena, slots.cache.heads[at.h].key_channels, i);
+        };
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
             hadamard<lanes>(x + i, n, tile);
             for (int j = 0; !at.rows.by_token && j < n; ++j)
             {
-                floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
-                store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
+                floats const scaled = load_lanes<floats>(x + j * tile + i) * channel(slots.layout.dims.keys + c + j);
+                store_lanes(x + j * tile + i, scaled + channel(c + j));
             }
         }
     }
