@@ -178,11 +178,16 @@ struct recompressing
         if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }
         score(on, slice<0>(queries, h * group, group), slice<1>(head(keys), 0, n), slice<1>(head(values), 0, n),
             head(window_keys), head(key_basis), head(value_basis), ratios, choice, scored);
-        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
-            if (!pooled || !can.reaches(0)) { return; } // padding has no losses
-            pool(on, as_input(slice<2>(scored, begin, end - begin)), options.pooling,
-                slice<2>(loss, begin, end - begin));
-        });
+        index_t begin = 0;
+        for (std::size_t i = 0; pooled && i < most_runs(slots.cache.layout); ++i)
+        {
+            index_t const count = slots.tokens(h, i);
+            if (count > 0)
+            {
+                pool(on, as_input(slice<2>(scored, begin, count)), options.pooling, slice<2>(loss, begin, count));
+            }
+            begin += count;
+        }
     }
 
     /// The allocation that leaves all tokens at their present rungs.
@@ -190,18 +195,22 @@ struct recompressing
     {
         index_t const window = shape.window_bytes();
         allocation kept{.status = allocation_status::everything_kept, .limit = options.limit.in_bytes(shape) - window};
-        index_t bytes = 0; // of the new arena
+        index_t arena_bytes = 0;
         for (index_t h = 0; h < H; ++h)
         {
             array<index_t, max_rungs> tokens{};
-            slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
-                tokens[can.own] += end - begin;
-                kept.token_bytes += (end - begin) * ratios.bytes(can.own, shape.dims, shape.element_bytes);
-            });
+            for (std::size_t i = 0; i < most_runs(slots.cache.layout); ++i)
+            {
+                index_t const count = slots.tokens(h, i);
+                if (count == 0) { continue; }
+                std::size_t const r = slots.choice_of(h, i).own;
+                tokens[r] += count;
+                kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
+            }
             head_entry entry;
-            bytes = lay_out_head<T>(slots.layout, tokens, bytes, entry);
+            arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry);
         }
-        kept.charged_bytes = bytes - window - kept.token_bytes;
+        kept.charged_bytes = arena_bytes - window - kept.token_bytes;
         return kept;
     }
 

@@ -82,6 +82,12 @@ struct stored_slots
     {
         return tokens_of_head(cache, h) - layout.window;
     }
+    /// Tokens of run i of head h before its new window. Tokens that leave the present window count with the tail, because they
+    /// are neighbours in the text.
+    [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h, std::size_t i) const noexcept
+    {
+        return run_of_head(cache, h, i).tokens - (i == cache.layout.rungs ? layout.window : 0);
+    }
 
     /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r. Padding can take none.
     struct choice
@@ -96,7 +102,7 @@ struct stored_slots
         [[nodiscard]] MDKV_HD constexpr bool stays(std::size_t r) const noexcept { return unchanged && r == own; }
     };
 
-    /// The choice of the tokens of run i of head h. The present rung of exact tokens is the full rung, or the costliest
+    /// The choice of the tokens of run i of head h, which has some. The present rung of exact tokens is the full rung, or the costliest
     /// reachable one if the set has no full rung. Exact tokens are read and written instead of copied; plain coordinates in
     /// the basis are copied to every rung that keeps the first of them.
     [[nodiscard]] MDKV_HD constexpr choice choice_of(index_t h, std::size_t i) const noexcept
@@ -123,16 +129,14 @@ struct stored_slots
         return c;
     }
 
-    /// Calls body(begin, end, choice) for the slots of each run of head h, and at last for its padding. Slots of the present
-    /// window that leave it count with the tail, beside which they stand in the text.
+    /// Calls body(begin, end, choice) for the slots of each run of head h, and at last for its padding.
     template <class Body>
     MDKV_HD constexpr void for_runs(index_t h, Body const& body) const
     {
         index_t begin = 0;
         for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
         {
-            index_t const leaving = i == cache.layout.rungs ? layout.window : 0;
-            index_t const end     = begin + run_of_head(cache, h, i).tokens - leaving;
+            index_t const end = begin + tokens(h, i);
             if (begin < end) { body(begin, end, choice_of(h, i)); }
             begin = end;
         }
