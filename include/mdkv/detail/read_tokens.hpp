@@ -36,21 +36,18 @@ struct read_projections
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        head_entry const& entry     = cache.heads[h];
-        auto const [dim, value_dim] = cache.layout.dims;
-        for (index_t i = t.rank(); i < dim * dim; i += t.size())
-        {
-            index_t const c  = i / dim;
-            index_t const at = i % dim * entry.key_columns + c; // [D, key_columns]
-            key_basis(h, c, i % dim) =
-                c < entry.key_columns ? matrix_at<T>(cache.arena, entry.key_projection, at) : 0.0F;
-        }
-        for (index_t i = t.rank(); i < value_dim * value_dim; i += t.size())
-        {
-            index_t const c = i / value_dim;
-            value_basis(h, c, i % value_dim) =
-                c < entry.value_columns ? matrix_at<T>(cache.arena, entry.value_projection, i) : 0.0F;
-        }
+        // key_projection [D, key_columns], value_projection [value_columns, Dv]
+        head_entry const& entry = cache.heads[h];
+        auto const read         = [&](auto const& basis, index_t begin, index_t columns, index_t apart, index_t step) {
+            index_t const dim = basis.extent(2);
+            for (index_t i = t.rank(); i < dim * dim; i += t.size())
+            {
+                index_t const at           = i / dim * apart + i % dim * step;
+                basis(h, i / dim, i % dim) = i / dim < columns ? matrix_at<T>(cache.arena, begin, at) : 0.0F;
+            }
+        };
+        read(key_basis, entry.key_projection, entry.key_columns, 1, entry.key_columns);
+        read(value_basis, entry.value_projection, entry.value_columns, cache.layout.dims.values, 1);
     }
 };
 
@@ -104,11 +101,14 @@ struct read_tokens
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of projected tokens, or 0
+        index_t channels;                                   ///< D of rotated keys, or 0
         T** row        = cut.take<T*>(tile);                // [16]  where the tile's tokens go
         float* columns = cut.take<float>(projected * tile); // [projected, 16]  coordinates in the basis
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]
+        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
+        float* factor  = cut.take<float>(channels);         // [channels]  scales
     };
 
     /// The keys or the values of one tile.
@@ -117,7 +117,6 @@ struct read_tokens
         index_t h;
         run_rows rows;
         run_basis basis;
-        bool exact;
         index_t first; ///< first token, counted in the run
         int count;     ///< number of tokens
         index_t slot;  ///< slot of the first token
@@ -135,7 +134,11 @@ struct read_tokens
         auto const [dim, value_dim] = slots.layout.dims;
         return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
     }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected()); }
+    [[nodiscard]] MDKV_HD index_t channels() const noexcept
+    {
+        return slots.cache.layout.any_rotated() ? slots.cache.layout.dims.keys : 0;
+    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -145,13 +148,18 @@ struct read_tokens
         if (i == 2 * strips()) { return pad(t, h); }
         auto const strip     = strip_at(slots.cache, h, i / 2, runs());
         run_rows const& rows = strip.run.rows(i % 2 != 0);
-        bool const exact     = strip.rung >= slots.cache.layout.rungs;
         carver cut           = t.scratch();
-        scratch const mine{cut, projected()};
+        scratch const mine{cut, projected(), channels()};
+        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.channels : 0;
+        for (index_t d = t.rank(); d < rotated; d += t.size())
+        {
+            mine.mean[d]   = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, d);
+            mine.factor[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, rotated + d);
+        }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
             auto const count = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
-            read_tile(t, mine, place{h, rows, strip.run.basis, exact, from, count, strip.slot + from - strip.first});
+            read_tile(t, mine, place{h, rows, strip.run.basis, from, count, strip.slot + from - strip.first});
         }
     }
 
@@ -182,7 +190,7 @@ private:
         t.sync(); // the tile before may still be written
         for (int i = member(t); i < at.count; i += members(t)) { mine.row[i] = row_of(at, i); }
         t.sync();
-        if (at.exact)
+        if (at.basis == run_basis::original) // only exact tokens
         {
             index_t const step = at.rows.step(at.first);
             for_tokens(t, at.count, at.rows.coordinates, [&](int i, int c) {
@@ -221,8 +229,8 @@ private:
     }
 
     template <team Team>
-    MDKV_OUTLINE MDKV_HD void read_codes(
-        Team const& t, scratch const& mine, place const& at, int c, int n, float* x) const
+    MDKV_OUTLINE MDKV_HD static void read_codes(
+        Team const& t, scratch const& mine, place const& at, int c, int n, float* x)
     {
         constexpr int lanes         = Team::register_lanes;
         using floats                = lane_floats<lanes>;
@@ -262,16 +270,13 @@ private:
         }
         if (at.basis != run_basis::rotated) { return; }
         t.sync();
-        auto const channel = [&](index_t i) {
-            return matrix_at<T>(slots.cache.arena, slots.cache.heads[at.h].key_channels, i);
-        };
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
             hadamard<lanes>(x + i, n, tile);
             for (int j = 0; !at.rows.by_token && j < n; ++j)
             {
-                floats const scaled = load_lanes<floats>(x + j * tile + i) * channel(slots.layout.dims.keys + c + j);
-                store_lanes(x + j * tile + i, scaled + channel(c + j));
+                floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
+                store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
             }
         }
     }

@@ -92,14 +92,13 @@ struct stored_slots
     /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r. Padding can take none.
     struct choice
     {
-        std::size_t own         = 0;     ///< present rung
-        bool unchanged          = false; ///< values at the present rung stay the same, bit for bit
-        std::uint32_t reachable = 0;     ///< rungs no higher than `own`, through projections that the head stores
-        std::uint32_t copied    = 0;     ///< reachable rungs whose bytes are among the stored ones
+        std::size_t own         = 0;         ///< present rung
+        std::size_t kept        = max_rungs; ///< rung that keeps values bit for bit: the present rung, or none
+        std::uint32_t reachable = 0;         ///< rungs no higher than `own`, through projections that the head stores
+        std::uint32_t copied    = 0;         ///< reachable rungs whose bytes are among the stored ones
 
         [[nodiscard]] MDKV_HD constexpr bool reaches(std::size_t r) const noexcept { return (reachable >> r & 1) != 0; }
         [[nodiscard]] MDKV_HD constexpr bool copies(std::size_t r) const noexcept { return (copied >> r & 1) != 0; }
-        [[nodiscard]] MDKV_HD constexpr bool stays(std::size_t r) const noexcept { return unchanged && r == own; }
     };
 
     /// The choice of the tokens of run i of head h, which has some. The present rung of exact tokens is the full rung, or the costliest
@@ -125,7 +124,7 @@ struct stored_slots
             c.reachable |= 1U << r;
             c.copied |= (copied ? 1U : 0U) << r;
         }
-        c.unchanged = !exact || c.own == layout.full_rung;
+        if (!exact || c.own == layout.full_rung) { c.kept = c.own; }
         return c;
     }
 
@@ -164,7 +163,7 @@ struct mask_losses
                 for (std::size_t r = 0; r < slots.layout.rungs; ++r)
                 {
                     float& x = loss(h, static_cast<index_t>(r), slot);
-                    x        = can.stays(r) ? 0.0F : can.reaches(r) ? x : dropped;
+                    x        = r == can.kept ? 0.0F : can.reaches(r) ? x : dropped;
                 }
             }
         });
@@ -196,7 +195,7 @@ struct settle_rungs
                 std::size_t const r      = can.reaches(wanted) ? wanted : 0;
                 rung(h, slot)            = static_cast<std::uint8_t>(r);
                 carried(h, slot)         = can.copies(r) ? 1 : 0;
-                stay += can.stays(r) ? 1 : 0;
+                stay += r == can.kept ? 1 : 0;
             }
         });
         stay = t.sum(stay);
