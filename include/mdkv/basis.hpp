@@ -14,7 +14,8 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
-/// The last job of accumulate_gram: adds the parts of a head, one after another, to both triangles of its Gram matrix. An item is a row of a head.
+/// The last job of accumulate_gram: adds the parts of a head, one after another, to both triangles of its Gram matrix.
+/// An item is a row of a head.
 template <space S>
 struct gram_of_parts
 {
