@@ -82,8 +82,8 @@ struct stored_slots
     {
         return tokens_of_head(cache, h) - layout.window;
     }
-    /// Tokens of run i of head h before its new window. Tokens that leave the present window count with the tail, because they
-    /// are neighbours in the text.
+    /// Tokens of run i of head h before its new window. Tokens that leave the present window count with the tail, because
+    /// they are neighbours in the text.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h, std::size_t i) const noexcept
     {
         return run_of_head(cache, h, i).tokens - (i == cache.layout.rungs ? layout.window : 0);
@@ -101,9 +101,9 @@ struct stored_slots
         [[nodiscard]] MDKV_HD constexpr bool copies(std::size_t r) const noexcept { return (copied >> r & 1) != 0; }
     };
 
-    /// The choice of the tokens of run i of head h, which has some. The present rung of exact tokens is the full rung, or the costliest
-    /// reachable one if the set has no full rung. Exact tokens are read and written instead of copied; plain coordinates in
-    /// the basis are copied to every rung that keeps the first of them.
+    /// The choice of the tokens of run i of head h, which has some. The present rung of exact tokens is the full rung, or the
+    /// costliest reachable one if the set has no full rung. Exact tokens are read and written instead of copied; plain
+    /// coordinates in the basis are copied to every rung that keeps the first of them.
     [[nodiscard]] MDKV_HD constexpr choice choice_of(index_t h, std::size_t i) const noexcept
     {
         cache_layout const& now = cache.layout;
