@@ -110,9 +110,9 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache, and a copy
 ///         of the directory and the counts of every rung in host memory
 /// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
-///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs, once for
-///         allocate's choice and for the new counts. Work on the cache must have been enqueued on the backend's stream,
-///         or be waited for by it; afterwards every stream may work on the cache, which keeps its own
+///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs and once
+///         for allocate's choice. Work on the cache must have been enqueued on the backend's stream, or be waited for by it;
+///         afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
 ///                                 cannot drop; an option is negative or not finite

@@ -10,7 +10,6 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
-#include <mdkv/detail/gram_of_parts.hpp>
 
 #include <algorithm>
 #include <cmath>

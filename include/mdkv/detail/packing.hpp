@@ -8,9 +8,10 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/channels.hpp>
+#include <mdkv/detail/check.hpp>
 #include <mdkv/detail/pack_tile.hpp>
+#include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/engine/slots.hpp>
 
 #include <cstddef>
 #include <cstdint>

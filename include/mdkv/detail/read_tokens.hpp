@@ -1,9 +1,11 @@
-/// \file read_tokens.hpp: the job that reads the tokens of a packed cache back as vectors, sixteen tokens of a run at a time: the inverse of pack_tile.hpp.
+/// \file read_tokens.hpp: jobs that read a packed cache back: projections, channels, and tokens as vectors, sixteen tokens of a run at a time, the inverse of pack_tile.hpp.
 #pragma once
 
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/hadamard.hpp>
@@ -19,6 +21,62 @@
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
+
+/// A head's stored projections as rows of bases, 0 beyond the stored columns; one item a head. They are orthonormal but for
+/// the rounding to T.
+template <element T, space S>
+struct read_projections
+{
+    static constexpr char const* name = "recompress_read_projections";
+
+    cache_view<T, S> cache;
+    view<float, 3, S> key_basis;   // [H, D, D]
+    view<float, 3, S> value_basis; // [H, Dv, Dv]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        // key_projection [D, key_columns], value_projection [value_columns, Dv]
+        head_entry const& entry = cache.heads[h];
+        auto const read         = [&](auto const& basis, index_t begin, index_t columns, index_t apart, index_t step) {
+            index_t const dim = basis.extent(2);
+            for (index_t i = t.rank(); i < dim * dim; i += t.size())
+            {
+                index_t const at           = i / dim * apart + i % dim * step;
+                basis(h, i / dim, i % dim) = i / dim < columns ? matrix_at<T>(cache.arena, begin, at) : 0.0F;
+            }
+        };
+        read(key_basis, entry.key_projection, entry.key_columns, 1, entry.key_columns);
+        read(value_basis, entry.value_projection, entry.value_columns, cache.layout.dims.values, 1);
+    }
+};
+
+/// The channels of a head's keys: the stored means and scales or, if the head has no rotated tokens yet, ones fitted to its
+/// tokens. The queries' root mean squares are always the present ones. An item is a head.
+template <element T, element U, backend B>
+struct stored_channels
+{
+    static constexpr char const* name = "recompress_channels";
+    static constexpr int threads      = 128;
+
+    stored_slots<T, B::memory_space> slots;
+    fit_key_channels<T, U, B> fitted;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        bool const stored = has_channels(slots.cache.layout, slots.cache, h);
+        fitted.fit(t, h, stored ? 0 : slots.tokens(h), [](index_t i) { return i; });
+        if (!stored) { return; }
+        t.sync();
+        index_t const dim = slots.layout.dims.keys;
+        for (index_t i = t.rank(); i < 2 * dim; i += t.size())
+        {
+            fitted.channels(h, i / dim, i % dim) =
+                matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, i);
+        }
+    }
+};
 
 /// Reads tokens [H, M] before the new window as vectors of the original dimension, zero-padded in shorter heads, and the
 /// window. Exact tokens come out bit for bit. An item is a strip of the keys, or of the values, of one run of a head; or the
@@ -59,7 +117,6 @@ struct read_tokens
         index_t h;
         run_rows rows;
         run_basis basis;
-        bool exact;
         index_t first; ///< first token, counted in the run
         int count;     ///< number of tokens
         index_t slot;  ///< slot of the first token
@@ -91,7 +148,6 @@ struct read_tokens
         if (i == 2 * strips()) { return pad(t, h); }
         auto const strip     = strip_at(slots.cache, h, i / 2, runs());
         run_rows const& rows = strip.run.rows(i % 2 != 0);
-        bool const exact     = strip.rung >= slots.cache.layout.rungs;
         carver cut           = t.scratch();
         scratch const mine{cut, projected(), channels()};
         index_t const rotated = strip.run.basis == run_basis::rotated ? mine.channels : 0;
@@ -103,7 +159,7 @@ struct read_tokens
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
             auto const count = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
-            read_tile(t, mine, place{h, rows, strip.run.basis, exact, from, count, strip.slot + from - strip.first});
+            read_tile(t, mine, place{h, rows, strip.run.basis, from, count, strip.slot + from - strip.first});
         }
     }
 
@@ -134,7 +190,7 @@ private:
         t.sync(); // the tile before may still be written
         for (int i = member(t); i < at.count; i += members(t)) { mine.row[i] = row_of(at, i); }
         t.sync();
-        if (at.exact)
+        if (at.basis == run_basis::original) // only exact tokens
         {
             index_t const step = at.rows.step(at.first);
             for_tokens(t, at.count, at.rows.coordinates, [&](int i, int c) {
@@ -191,10 +247,10 @@ private:
             for (int i = member(t); i < group.bytes * tile; i += members(t)) { x[i] = 0.0F; }
             t.sync();
         }
-        for_codes(t, group, [&](int place, int first, int step, auto count) {
+        for_codes(t, group, [&](int byte, int first, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
             std::uint8_t codes[std::size_t{bytes}];
-            __builtin_memcpy(codes, from + group.codes + place, sizeof codes);
+            __builtin_memcpy(codes, from + group.codes + byte, sizeof codes);
             for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
         });
         t.sync();

@@ -1,4 +1,4 @@
-/// \file stored_slots.hpp: the tokens of a packed cache by their slots, as its directory lists them: how many, at which rung; jobs of recompress that choose their new rungs.
+/// \file stored_slots.hpp: the tokens of a packed cache by their slots, as its directory lists them; jobs of recompress that settle their new rungs and copy tokens unchanged.
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -8,6 +8,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_loops.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -81,60 +82,64 @@ struct stored_slots
     {
         return tokens_of_head(cache, h) - layout.window;
     }
-
-    /// Whether head h stores all that is needed to read rung r.
-    [[nodiscard]] MDKV_HD constexpr bool open(index_t h, std::size_t r) const noexcept
+    /// Tokens of run i of head h before its new window. Tokens that leave the present window count with the tail, because
+    /// they are neighbours in the text.
+    [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h, std::size_t i) const noexcept
     {
-        return !layout.projected(r)
-               || (layout.key_coordinates[r] <= cache.heads[h].key_columns
-                   && layout.value_coordinates[r] <= cache.heads[h].value_columns);
+        return run_of_head(cache, h, i).tokens - (i == cache.layout.rungs ? layout.window : 0);
     }
 
-    /// The rung of exact tokens: the full rung, or the costliest open one if the set has no full rung.
-    [[nodiscard]] MDKV_HD constexpr std::size_t exact_rung(index_t h) const noexcept
+    /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r. Padding can take none.
+    struct choice
     {
-        if (layout.full_rung < layout.rungs) { return layout.full_rung; }
-        std::size_t r = layout.rungs - 1;
-        while (r > 0 && !open(h, r)) { --r; }
-        return r;
-    }
+        std::size_t own         = 0;         ///< present rung
+        std::size_t kept        = max_rungs; ///< rung that keeps values bit for bit: the present rung, or none
+        std::uint32_t reachable = 0;         ///< rungs no higher than `own`, through projections that the head stores
+        std::uint32_t copied    = 0;         ///< reachable rungs whose bytes are among the stored ones
 
-    /// One slot of [H, M].
-    struct place
-    {
-        bool token      = false; ///< false for a slot that pads a shorter head
-        bool exact      = false;
-        std::size_t run = 0; ///< run in the present cache
-        std::size_t own = 0; ///< the token's present rung, by its number in the new cache
+        [[nodiscard]] MDKV_HD constexpr bool reaches(std::size_t r) const noexcept { return (reachable >> r & 1) != 0; }
+        [[nodiscard]] MDKV_HD constexpr bool copies(std::size_t r) const noexcept { return (copied >> r & 1) != 0; }
     };
-    [[nodiscard]] MDKV_HD constexpr place at(index_t h, index_t slot) const noexcept
+
+    /// The choice of the tokens of run i of head h, which has some. The present rung of exact tokens is the full rung, or the
+    /// costliest reachable one if the set has no full rung. Exact tokens are read and written instead of copied; plain
+    /// coordinates in the basis are copied to every rung that keeps the first of them.
+    [[nodiscard]] MDKV_HD constexpr choice choice_of(index_t h, std::size_t i) const noexcept
     {
-        if (slot >= tokens(h)) { return {}; }
-        std::size_t const run = token_at(cache, h, slot).rung;
-        bool const exact      = run >= cache.layout.rungs;
-        return {true, exact, run, exact ? exact_rung(h) : same[run]};
+        cache_layout const& now = cache.layout;
+        head_entry const& entry = cache.heads[h];
+        bool const exact        = i >= now.rungs;
+        bool const cut          = !exact && now.projected(i) && now.kinds[i] == storage::plain;
+        std::size_t const full  = layout.full_rung < layout.rungs ? layout.full_rung : layout.rungs - 1;
+        std::size_t const last  = exact ? full : same[i];
+        choice c;
+        for (std::size_t r = 0; r <= last; ++r)
+        {
+            bool const projected = layout.projected(r);
+            bool const open =
+                layout.key_coordinates[r] <= entry.key_columns && layout.value_coordinates[r] <= entry.value_columns;
+            if (projected && !open) { continue; }
+            bool const copied = !exact && (r == last || (cut && projected && layout.kinds[r] == storage::plain));
+            c.own             = r;
+            c.reachable |= 1U << r;
+            c.copied |= (copied ? 1U : 0U) << r;
+        }
+        if (!exact || c.own == layout.full_rung) { c.kept = c.own; }
+        return c;
     }
 
-    /// Whether a token of head h may be at rung r: no higher than now, and through projections that its head stores.
-    [[nodiscard]] MDKV_HD constexpr bool reaches(index_t h, place const& p, std::size_t r) const noexcept
+    /// Calls body(begin, end, choice) for the slots of each run of head h, and at last for its padding.
+    template <class Body>
+    MDKV_HD constexpr void for_runs(index_t h, Body const& body) const
     {
-        return p.token && r <= p.own && open(h, r);
-    }
-
-    /// Whether a token keeps its values at rung r, bit for bit.
-    [[nodiscard]] MDKV_HD constexpr bool stays(place const& p, std::size_t r) const noexcept
-    {
-        return p.token && r == p.own && (!p.exact || r == layout.full_rung);
-    }
-
-    /// Whether a token's bytes at rung r are bytes that it is stored in now: the rung is its own, or keeps the first of
-    /// its plain coordinates in the basis. Exact tokens are read and written instead.
-    [[nodiscard]] MDKV_HD constexpr bool carries(place const& p, std::size_t r) const noexcept
-    {
-        if (!p.token || p.exact) { return false; }
-        bool const cut = cache.layout.projected(p.run) && layout.projected(r)
-                         && cache.layout.kinds[p.run] == storage::plain && layout.kinds[r] == storage::plain;
-        return cut || p.own == r;
+        index_t begin = 0;
+        for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
+        {
+            index_t const end = begin + tokens(h, i);
+            if (begin < end) { body(begin, end, choice_of(h, i)); }
+            begin = end;
+        }
+        body(begin, most, choice{});
     }
 };
 
@@ -151,17 +156,17 @@ struct mask_losses
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        for (index_t slot = t.rank(); slot < slots.most; slot += t.size())
-        {
-            auto const p        = slots.at(h, slot);
-            float const dropped = p.token ? loss(h, 0, slot) : 0.0F;
-            for (std::size_t r = 0; r < slots.layout.rungs; ++r)
+        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+            for (index_t slot = begin + t.rank(); slot < end; slot += t.size())
             {
-                auto const i     = static_cast<index_t>(r);
-                bool const zero  = !p.token || slots.stays(p, r);
-                loss(h, i, slot) = zero ? 0.0F : slots.reaches(h, p, r) ? loss(h, i, slot) : dropped;
+                float const dropped = can.reaches(0) ? loss(h, 0, slot) : 0.0F;
+                for (std::size_t r = 0; r < slots.layout.rungs; ++r)
+                {
+                    float& x = loss(h, static_cast<index_t>(r), slot);
+                    x        = r == can.kept ? 0.0F : can.reaches(r) ? x : dropped;
+                }
             }
-        }
+        });
     }
 };
 
@@ -177,23 +182,70 @@ struct settle_rungs
     view<std::uint8_t, 2, S> rung;    // [H, M]
     view<std::uint8_t, 2, S> carried; // [H, M]
     bool as_stored;
-    index_t* kept; // [1]  the caller sets it to 0
+    view<index_t, 2, S> counts; // [H, R+2]  the last column receives the number of tokens that stay
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t stay = 0;
-        for (index_t slot = t.rank(); slot < slots.most; slot += t.size())
-        {
-            auto const p             = slots.at(h, slot);
-            std::size_t const wanted = as_stored ? p.own : std::size_t{rung(h, slot)};
-            std::size_t const r      = slots.reaches(h, p, wanted) ? wanted : 0;
-            rung(h, slot)            = static_cast<std::uint8_t>(r);
-            carried(h, slot)         = slots.carries(p, r) ? 1 : 0;
-            stay += slots.stays(p, r) ? 1 : 0;
-        }
+        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+            for (index_t slot = begin + t.rank(); slot < end; slot += t.size())
+            {
+                std::size_t const wanted = as_stored ? can.own : std::size_t{rung(h, slot)};
+                std::size_t const r      = can.reaches(wanted) ? wanted : 0;
+                rung(h, slot)            = static_cast<std::uint8_t>(r);
+                carried(h, slot)         = can.copies(r) ? 1 : 0;
+                stay += r == can.kept ? 1 : 0;
+            }
+        });
         stay = t.sum(stay);
-        if (t.rank() == 0) { t.add_across(kept, stay); }
+        if (t.rank() == 0) { counts(h, counts.extent(1) - 1) = stay; }
+    }
+};
+
+/// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies the bytes that need no
+/// change, as settle_rungs has marked them.
+template <element T, space S>
+struct carry_over
+{
+    static constexpr char const* name = "recompress_carry_over";
+    static constexpr int threads      = 64;
+
+    stored_slots<T, S> slots;
+    cache_view<T, S> to;                      ///< new cache, packed
+    view<std::int32_t const, 2, S> positions; // [H, M]    from list_slots
+    view<index_t const, 2, S> first;          // [H, R+1]
+    view<std::uint8_t const, 2, S> carried;   // [H, M]    by old slot
+    view<std::int32_t, 2, S> sources;         // [H, S]    the old slot of every new slot, or -1; or empty
+
+    [[nodiscard]] MDKV_HD index_t each() const
+    {
+        index_t const most = slots.most + slots.layout.window;
+        return sources.extent(1) > most ? sources.extent(1) : most;
+    }
+    [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h            = item / each();
+        index_t const slot         = item % each();
+        cache_layout const& layout = slots.layout;
+        stored_token const target  = token_at(to, h, slot);
+        std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
+        index_t source             = -1;
+        if (target.rung <= layout.rungs) // in the exact run the window comes last
+        {
+            auto const i        = static_cast<index_t>(r);
+            index_t const count = r < layout.rungs ? first(h, i + 1) - first(h, i) : 0;
+            source              = target.place < count ? positions(h, first(h, i) + target.place)
+                                                       : slots.tokens(h) + target.place - count;
+        }
+        if (t.rank() == 0 && slot < sources.extent(1)) { sources(h, slot) = static_cast<std::int32_t>(source); }
+        if (target.rung >= layout.rungs || carried(h, source) == 0) { return; }
+        stored_token const token = token_at(slots.cache, h, source);
+        copy_token<T>(t, token.run.keys, token.place, target.run.keys, target.place);
+        copy_token<T>(t, token.run.values, token.place, target.run.values, target.place);
     }
 };
 

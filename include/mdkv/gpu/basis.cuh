@@ -8,7 +8,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
-#include <mdkv/detail/gram_of_parts.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/gram.cuh>
 #include <mdkv/gpu/detail/rows.cuh>

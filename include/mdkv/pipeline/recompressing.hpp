@@ -13,11 +13,10 @@
 #include <mdkv/detail/packing.hpp>
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/stored_slots.hpp>
-#include <mdkv/detail/stored_tokens.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
-#include <mdkv/engine/slots.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
@@ -93,10 +92,10 @@ struct recompressing
     out_view<std::uint8_t, 2, B> rung   = room<std::uint8_t>(on, frame, H, M);
     out_view<std::int32_t, 2, B> listed = room<std::int32_t>(on, frame, H, M); ///< slots by new rung
     out_view<std::uint8_t, 2, B> carried =
-        room<std::uint8_t>(on, frame, H, M);                             ///< 1 for tokens whose stored bytes are copied
-    index_t* counts = frame.template take<index_t>(H * (rungs + 1) + 1); ///< `first`, then the tokens that stay
-    out_view<index_t, 2, B> first = out(on, counts, H, rungs + 1);       ///< where each rung's slots begin
-    bool real                     = frame.ready();
+        room<std::uint8_t>(on, frame, H, M); ///< 1 for tokens whose stored bytes are copied
+    out_view<index_t, 2, B> counts = room<index_t>(on, frame, H, rungs + 2); ///< `first`, then the tokens that stay
+    out_view<index_t, 2, B> first  = slice<1>(counts, 0, rungs + 1);         ///< where each rung's slots begin
+    bool real                      = frame.ready();
 
     /// Returns the report; `cache` is replaced last.
     template <class Cache>
@@ -106,12 +105,12 @@ struct recompressing
         run(on, read_tokens<T, S>{
                     there, as_input(key_basis), as_input(value_basis), keys, values, window_keys, window_values});
         run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}}, coded);
-        recompress_report report = settle(nullptr);
-        if (!real || report.resident_bytes > report.limit_bytes)
-        {
-            allocation const chosen = choose(report.limit_bytes - report.window_bytes);
-            report                  = settle(&chosen);
-        }
+        allocation chosen = everything_kept();
+        bool const fits   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;
+        if (!real || !fits) { chosen = choose(chosen.limit); }
+        run(on, settle_rungs<T, S>{there, rung, carried, fits, counts}, H);
+        run(on, sort_slots<B>{as_input(rung), listed, first}, H);
+        recompress_report const result = report(chosen);
 
         Cache made;
         wait_at_end<B> const over{on};
@@ -119,7 +118,7 @@ struct recompressing
         to.layout = slots.layout;
         if (real)
         {
-            made = cache.like(slots.layout, report.resident_bytes, cache.tail_capacity());
+            made = cache.like(slots.layout, result.resident_bytes, cache.tail_capacity());
             made.wait();
             to = made.view();
         }
@@ -127,10 +126,10 @@ struct recompressing
             as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, as_input(carried));
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
-        if (!real) { return report; }
+        if (!real) { return result; }
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
-        return report;
+        return result;
     }
 
     /// Gives every token its new rung by its loss within `bytes`.
@@ -181,7 +180,7 @@ struct recompressing
         index_t begin = 0;
         for (std::size_t i = 0; pooled && i < most_runs(slots.cache.layout); ++i)
         {
-            index_t const count = run_of_head(slots.cache, h, i).tokens - (i == slots.cache.layout.rungs ? W : 0);
+            index_t const count = slots.tokens(h, i);
             if (count > 0)
             {
                 pool(on, as_input(slice<2>(scored, begin, count)), options.pooling, slice<2>(loss, begin, count));
@@ -190,47 +189,59 @@ struct recompressing
         }
     }
 
-    /// Lists the tokens by new rung: the chosen one, or without `chosen` the present one. Returns tokens and bytes of the
-    /// new arena; waits.
-    [[nodiscard]] recompress_report settle(allocation const* chosen)
+    /// The allocation that leaves all tokens at their present rungs.
+    [[nodiscard]] allocation everything_kept() const
     {
-        recompress_report report;
-        report.limit_bytes  = options.limit.in_bytes(shape);
-        report.window_bytes = shape.window_bytes();
-        index_t* const kept = real ? counts + H * (rungs + 1) : nullptr;
-        run(on, fill<index_t>{kept, 0, 1});
-        run(on, settle_rungs<T, S>{there, rung, carried, chosen == nullptr, kept}, H);
-        list_slots(on, as_input(rung), listed, first);
-        if (!real) { return report; }
-        std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 1) + 1));
-        fetch(on, counts, all.data(), H * (rungs + 1) + 1);
-        report.released     = H * run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens;
-        report.kept         = all.back();
-        report.lowered      = -report.kept; // kept tokens are not lowered
-        report.chosen       = chosen != nullptr ? *chosen : allocation{};
-        auto& tokens_at     = report.chosen.tokens;
-        tokens_at           = {};
-        index_t token_bytes = 0;
+        index_t const window = shape.window_bytes();
+        allocation kept{.status = allocation_status::everything_kept, .limit = options.limit.in_bytes(shape) - window};
+        index_t arena_bytes = 0;
         for (index_t h = 0; h < H; ++h)
         {
-            index_t const* const begin = all.data() + h * (rungs + 1);
+            array<index_t, max_rungs> tokens{};
+            for (std::size_t i = 0; i < most_runs(slots.cache.layout); ++i)
+            {
+                index_t const count = slots.tokens(h, i);
+                if (count == 0) { continue; }
+                std::size_t const r = slots.choice_of(h, i).own;
+                tokens[r] += count;
+                kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
+            }
+            head_entry entry;
+            arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry);
+        }
+        kept.charged_bytes = arena_bytes - window - kept.token_bytes;
+        return kept;
+    }
+
+    /// The report on the settled rungs; waits.
+    [[nodiscard]] recompress_report report(allocation const& chosen) const
+    {
+        recompress_report result{.limit_bytes = options.limit.in_bytes(shape),
+            .window_bytes                     = shape.window_bytes(),
+            .released                         = H * run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens,
+            .chosen                           = chosen};
+        if (!real) { return result; }
+        std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
+        fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
+        auto& tokens_at = result.chosen.tokens;
+        tokens_at       = {};
+        for (index_t h = 0; h < H; ++h)
+        {
+            index_t const* const begin = all.data() + h * (rungs + 2);
             array<index_t, max_rungs> tokens{};
             for (std::size_t r = 0; r < ratios.size(); ++r)
             {
                 tokens[r] = begin[r + 1] - begin[r] - (r == 0 ? M - slots.tokens(h) : 0); // padding
                 tokens_at[r] += tokens[r];
-                (r == 0 ? report.dropped : report.lowered) += tokens[r];
-                token_bytes += tokens[r] * ratios.bytes(r, shape.dims, shape.element_bytes);
+                result.lowered += tokens[r];
             }
             head_entry entry;
-            report.resident_bytes = lay_out_head<T>(slots.layout, tokens, report.resident_bytes, entry);
+            result.resident_bytes = lay_out_head<T>(slots.layout, tokens, result.resident_bytes, entry);
+            result.kept += begin[rungs + 1];
         }
-        if (chosen != nullptr) { return report; }
-        report.chosen.status        = allocation_status::everything_kept;
-        report.chosen.limit         = report.limit_bytes - report.window_bytes;
-        report.chosen.token_bytes   = token_bytes;
-        report.chosen.charged_bytes = report.resident_bytes - report.window_bytes - token_bytes;
-        return report;
+        result.dropped = tokens_at[0];
+        result.lowered -= result.kept + result.dropped;
+        return result;
     }
 };
 
