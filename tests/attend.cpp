@@ -193,6 +193,22 @@ TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attend
         {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
 }
 
+TEST_CASE_TEMPLATE("stand-ins are attended like tokens, in heads that have many, few or none", T, float, half)
+{
+    std::vector<rung> const mixed{drop, part(1, 8), full_int4, full};
+    for (index_t const stand_ins : {1, 8, 40})
+    {
+        for (index_t const window : {0, 5, 16})
+        {
+            check_attention<T, float>(
+                {.heads = 3, .tokens = 70, .window = window, .dims = {32, 24}, .rungs = mixed, .stand_ins = stand_ins},
+                3);
+        }
+        check_attention<T, float>({.heads = 2, .tokens = 20, .window = 0, .stand_ins = stand_ins}, 2, 0); // alone
+        check_attention<T, float>({.heads = 2, .tokens = 20, .stand_ins = stand_ins}, 2, 1); // nothing is dropped
+    }
+}
+
 TEST_CASE("tokens stored as codes are attended as what they are read as, next to plain ones, whatever the group")
 {
     std::vector<rung> const original{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
@@ -428,6 +444,7 @@ TEST_CASE_TEMPLATE("queries of the last n tokens at once see what those of one t
     for (one_case const& c : {one_case{{.dims = {16, 24}}, 1, 1, 1}, one_case{{}, 3, 2, 2},
              one_case{{.heads = 3, .tokens = 90, .window = 5, .dims = {64, 32}, .rungs = mixed}, 4, 17, 33},
              one_case{{.heads = 1, .tokens = 0, .window = 0}, 2, 70, 70}, // nothing but the tail
+             one_case{{.heads = 3, .tokens = 40, .dims = {16, 24}, .stand_ins = 8}, 2, 9, 20},
              one_case{
                  {.heads = 2, .tokens = 70, .dims = {32, 16}}, 2, 300, 420}, // whole blocks that a query does not see
              one_case{{.heads = 2, .tokens = 9000, .dims = {64, 64}, .rungs = mixed}, 3, 5, 300, two}}) // several parts

@@ -109,7 +109,7 @@ struct recompressing
         recompress_report report = settle(nullptr);
         if (!real || report.resident_bytes > report.limit_bytes)
         {
-            allocation const chosen = choose(report.limit_bytes - report.window_bytes);
+            allocation const chosen = choose(report.limit_bytes - report.window_bytes - report.stand_in_bytes);
             report                  = settle(&chosen);
         }
 
@@ -124,7 +124,8 @@ struct recompressing
             to = made.view();
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, as_input(carried));
+            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, {}, {},
+            as_input(carried), there.cache.heads);
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
         if (!real) { return report; }
@@ -182,7 +183,7 @@ struct recompressing
         index_t begin = 0;
         for (std::size_t i = 0; pooled && i < most_runs(slots.cache.layout); ++i)
         {
-            index_t const count = run_of_head(slots.cache, h, i).tokens - (i == slots.cache.layout.rungs ? W : 0);
+            index_t const count = slots_of_head(slots.cache, h, i).tokens - (i == slots.cache.layout.rungs ? W : 0);
             if (count > 0)
             {
                 pool(on, as_input(slice<2>(scored, begin, count)), options.pooling, slice<2>(loss, begin, count));
@@ -196,8 +197,9 @@ struct recompressing
     [[nodiscard]] recompress_report settle(allocation const* chosen)
     {
         recompress_report report;
-        report.limit_bytes  = options.limit.in_bytes(shape);
-        report.window_bytes = shape.window_bytes();
+        report.limit_bytes    = options.limit.in_bytes(shape);
+        report.window_bytes   = shape.window_bytes();
+        report.stand_in_bytes = stand_in_bytes(slots.cache);
         index_t* const kept = real ? counts + H * (rungs + 1) : nullptr;
         run(on, fill<index_t>{kept, 0, 1});
         run(on, settle_rungs<T, S>{there, rung, carried, chosen == nullptr, kept}, H);
@@ -224,13 +226,15 @@ struct recompressing
                 token_bytes += tokens[r] * ratios.bytes(r, shape.dims, shape.element_bytes);
             }
             head_entry entry;
-            report.resident_bytes = lay_out_head<T>(slots.layout, tokens, report.resident_bytes, entry);
+            report.resident_bytes =
+                lay_out_head<T>(slots.layout, tokens, report.resident_bytes, entry, slots.cache.heads[h].stand_ins);
         }
         if (chosen != nullptr) { return report; }
         report.chosen.status        = allocation_status::everything_kept;
-        report.chosen.limit         = report.limit_bytes - report.window_bytes;
+        index_t const fixed         = report.window_bytes + report.stand_in_bytes;
+        report.chosen.limit         = report.limit_bytes - fixed;
         report.chosen.token_bytes   = token_bytes;
-        report.chosen.charged_bytes = report.resident_bytes - report.window_bytes - token_bytes;
+        report.chosen.charged_bytes = report.resident_bytes - fixed - token_bytes;
         return report;
     }
 };

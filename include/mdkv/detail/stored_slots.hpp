@@ -42,13 +42,22 @@ struct host_directory
     host_directory& operator=(host_directory const&) = delete;
 };
 
-/// Tokens of a head, window and tail included; only the directory is read.
+/// Tokens of a head that have slots, window and tail included; only the directory is read.
 template <element T, space S>
 [[nodiscard]] MDKV_HD constexpr index_t tokens_of_head(cache_view<T, S> const& cache, index_t h) noexcept
 {
     index_t tokens = 0;
-    for (std::size_t i = 0; i < most_runs(cache.layout); ++i) { tokens += run_of_head(cache, h, i).tokens; }
+    for (std::size_t i = 0; i < most_runs(cache.layout); ++i) { tokens += slots_of_head(cache, h, i).tokens; }
     return tokens;
+}
+
+/// Bytes of all heads' stand-ins; only the directory is read.
+template <element T>
+[[nodiscard]] constexpr index_t stand_in_bytes(cache_view<T, space::host> const& cache) noexcept
+{
+    index_t tokens = 0;
+    for (index_t h = 0; h < cache.layout.heads; ++h) { tokens += cache.heads[h].stand_ins; }
+    return tokens * (cache.layout.dims.keys + cache.layout.dims.values) * index_t{sizeof(T)};
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
@@ -67,7 +76,7 @@ template <element T, space S>
     return same;
 }
 
-/// Slots count a head's tokens over its runs (run_of_head.hpp); all but the last W are to be stored anew.
+/// Slots count a head's tokens over its runs without stand-ins (run_of_head.hpp); all but the last W are to be stored anew.
 template <element T, space S>
 struct stored_slots
 {

@@ -78,7 +78,7 @@ struct stored_channels
 };
 
 /// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies the bytes that need no
-/// change, as settle_rungs has marked them.
+/// change, as settle_rungs has marked them. Then copies the stand-ins.
 template <element T, space S>
 struct carry_over
 {
@@ -94,7 +94,7 @@ struct carry_over
 
     [[nodiscard]] MDKV_HD index_t each() const
     {
-        index_t const most = slots.most + slots.layout.window;
+        index_t const most = slots.most + slots.layout.window + 1; // one item without any slot: there may be stand-ins
         return sources.extent(1) > most ? sources.extent(1) : most;
     }
     [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
@@ -104,6 +104,7 @@ struct carry_over
     {
         index_t const h            = item / each();
         index_t const slot         = item % each();
+        for (index_t i = slot; i < to.heads[h].stand_ins; i += each()) { copy_stand_in(t, h, i); }
         cache_layout const& layout = slots.layout;
         stored_token const target  = token_at(to, h, slot);
         std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
@@ -120,6 +121,17 @@ struct carry_over
         stored_token const token = token_at(slots.cache, h, source);
         copy_token<T>(t, token.run.keys, token.place, target.run.keys, target.place);
         copy_token<T>(t, token.run.values, token.place, target.run.values, target.place);
+    }
+
+private:
+    template <team Team>
+    MDKV_HD void copy_stand_in(Team const& t, index_t h, index_t i) const
+    {
+        stored_run const from = run_of_head(slots.cache, h, slots.cache.layout.rungs);
+        stored_run const run  = run_of_head(to, h, slots.layout.rungs);
+        index_t const count   = to.heads[h].stand_ins;
+        copy_token<T>(t, from.keys, from.tokens - count + i, run.keys, run.tokens - count + i);
+        copy_token<T>(t, from.values, from.tokens - count + i, run.values, run.tokens - count + i);
     }
 };
 
