@@ -224,7 +224,7 @@ TEST_CASE(
     for (index_t j = 0; j < 5; ++j)
     {
         for (index_t d = 1; d < 8; ++d) { CHECK(made.keys.get(0, j, d) == 0.25F); }
-        CHECK(made.keys.get(0, j, 0) > 0.1F); // where rows do not look
+        CHECK(made.keys.get(0, j, 0) > 0.1F);                                            // where rows do not look
         if (j > 0) { CHECK(made.values.get(0, j, 0) == static_cast<float>(8 * j + 4)); } // its seed's alone
     }
 }

@@ -180,7 +180,7 @@ recompress_report recompress(
     }
     layer_shape const shape{heads, rows / heads, most - layout.window, layout.window, layout.dims, index_t{sizeof(T)}};
     shape.expects_valid("recompress");
-    index_t const limit = options.limit.in_bytes(shape);
+    index_t const limit     = options.limit.in_bytes(shape);
     index_t const stand_ins = detail::stand_in_bytes(directory);
     index_t const least     = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", layout.window,

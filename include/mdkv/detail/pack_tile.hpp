@@ -32,12 +32,12 @@ struct pack_tiles
     static constexpr int piece        = quantised_group; ///< coordinates at a time
     static constexpr int sums         = 8;               ///< sums of products that grow side by side
 
-    in_view<T, 3, B> keys;            // [H, N, D]
-    in_view<T, 3, B> values;          // [H, N, Dv]
-    in_view<T, 3, B> window_keys;     // [H, W, D]
-    in_view<T, 3, B> window_values;   // [H, W, Dv]
-    in_view<float, 3, B> key_basis;   // [H, D, D]    read only if neither basis is empty
-    in_view<float, 3, B> value_basis; // [H, Dv, Dv]
+    in_view<T, 3, B> keys;                // [H, N, D]
+    in_view<T, 3, B> values;              // [H, N, Dv]
+    in_view<T, 3, B> window_keys;         // [H, W, D]
+    in_view<T, 3, B> window_values;       // [H, W, Dv]
+    in_view<float, 3, B> key_basis;       // [H, D, D]    read only if neither basis is empty
+    in_view<float, 3, B> value_basis;     // [H, Dv, Dv]
     in_view<float, 3, B> stand_in_keys;   // [H, M, D]    empty if none are to be written
     in_view<float, 3, B> stand_in_values; // [H, M, Dv]
     cache_view<T, B::memory_space> cache;

@@ -200,7 +200,7 @@ struct recompressing
         report.limit_bytes    = options.limit.in_bytes(shape);
         report.window_bytes   = shape.window_bytes();
         report.stand_in_bytes = stand_in_bytes(slots.cache);
-        index_t* const kept = real ? counts + H * (rungs + 1) : nullptr;
+        index_t* const kept   = real ? counts + H * (rungs + 1) : nullptr;
         run(on, fill<index_t>{kept, 0, 1});
         run(on, settle_rungs<T, S>{there, rung, carried, chosen == nullptr, kept}, H);
         list_slots(on, as_input(rung), listed, first);

@@ -102,8 +102,8 @@ struct carry_over
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h            = item / each();
-        index_t const slot         = item % each();
+        index_t const h    = item / each();
+        index_t const slot = item % each();
         for (index_t i = slot; i < to.heads[h].stand_ins; i += each()) { copy_stand_in(t, h, i); }
         cache_layout const& layout = slots.layout;
         stored_token const target  = token_at(to, h, slot);
