@@ -4,6 +4,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
@@ -207,6 +208,23 @@ TEST_CASE_TEMPLATE("stand-ins are attended like tokens, in heads that have many,
         check_attention<T, float>({.heads = 2, .tokens = 20, .window = 0, .stand_ins = stand_ins}, 2, 0); // alone
         check_attention<T, float>({.heads = 2, .tokens = 20, .stand_ins = stand_ins}, 2, 1); // nothing is dropped
     }
+}
+
+TEST_CASE("truncate_tail takes out appended tokens, and no stand-in")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 30, .dims = {32, 24}, .stand_ins = 8}};
+    auto cache      = layer.packed(2);
+    auto const q    = random_queries<float>(4, 32);
+    auto const want = attended<half, float>(cache.view(), q);
+    support::run([&](cpu::backend const& on) {
+        append(on, slice<1>(layer.keys.in(), 0, 2), slice<1>(layer.values.in(), 0, 2), cache.view());
+    });
+    CHECK(attended<half, float>(cache.view(), q).lse.elements() != want.lse.elements());
+    support::run([&](cpu::backend const& on) { truncate_tail(on, 0, cache.view()); });
+    auto const got = attended<half, float>(cache.view(), q);
+    CHECK(got.lse.elements() == want.lse.elements());
+    CHECK(got.output.elements() == want.output.elements());
+    CHECK(cache.view().heads[0].stand_ins == layer.stand_ins(0));
 }
 
 TEST_CASE("tokens stored as codes are attended as what they are read as, next to plain ones, whatever the group")
