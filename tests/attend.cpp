@@ -4,6 +4,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
@@ -191,6 +192,39 @@ TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attend
         {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {part(1, 8), part(1, 2)}}, 2);
     check_attention<float, half>(
         {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
+}
+
+TEST_CASE_TEMPLATE("stand-ins are attended like tokens, in heads that have many, few or none", T, float, half)
+{
+    std::vector<rung> const mixed{drop, part(1, 8), full_int4, full};
+    for (index_t const stand_ins : {1, 8, 40})
+    {
+        for (index_t const window : {0, 5, 16})
+        {
+            check_attention<T, float>(
+                {.heads = 3, .tokens = 70, .window = window, .dims = {32, 24}, .rungs = mixed, .stand_ins = stand_ins},
+                3);
+        }
+        check_attention<T, float>({.heads = 2, .tokens = 20, .window = 0, .stand_ins = stand_ins}, 2, 0); // alone
+        check_attention<T, float>({.heads = 2, .tokens = 20, .stand_ins = stand_ins}, 2, 1); // nothing is dropped
+    }
+}
+
+TEST_CASE("truncate_tail takes out appended tokens, and no stand-in")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 30, .dims = {32, 24}, .stand_ins = 8}};
+    auto cache      = layer.packed(2);
+    auto const q    = random_queries<float>(4, 32);
+    auto const want = attended<half, float>(cache.view(), q);
+    support::run([&](cpu::backend const& on) {
+        append(on, slice<1>(layer.keys.in(), 0, 2), slice<1>(layer.values.in(), 0, 2), cache.view());
+    });
+    CHECK(attended<half, float>(cache.view(), q).lse.elements() != want.lse.elements());
+    support::run([&](cpu::backend const& on) { truncate_tail(on, 0, cache.view()); });
+    auto const got = attended<half, float>(cache.view(), q);
+    CHECK(got.lse.elements() == want.lse.elements());
+    CHECK(got.output.elements() == want.output.elements());
+    CHECK(cache.view().heads[0].stand_ins == layer.stand_ins(0));
 }
 
 TEST_CASE("tokens stored as codes are attended as what they are read as, next to plain ones, whatever the group")
@@ -428,6 +462,7 @@ TEST_CASE_TEMPLATE("queries of the last n tokens at once see what those of one t
     for (one_case const& c : {one_case{{.dims = {16, 24}}, 1, 1, 1}, one_case{{}, 3, 2, 2},
              one_case{{.heads = 3, .tokens = 90, .window = 5, .dims = {64, 32}, .rungs = mixed}, 4, 17, 33},
              one_case{{.heads = 1, .tokens = 0, .window = 0}, 2, 70, 70}, // nothing but the tail
+             one_case{{.heads = 3, .tokens = 40, .dims = {16, 24}, .stand_ins = 8}, 2, 9, 20},
              one_case{
                  {.heads = 2, .tokens = 70, .dims = {32, 16}}, 2, 300, 420}, // whole blocks that a query does not see
              one_case{{.heads = 2, .tokens = 9000, .dims = {64, 64}, .rungs = mixed}, 3, 5, 300, two}}) // several parts

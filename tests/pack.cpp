@@ -547,6 +547,100 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
     for (std::size_t d = 0; d < 32; ++d) { CHECK(std::fabs(key[d] - (d == 5 ? 3e5 : 0)) <= 3e5 * 0x1p-10); }
 }
 
+TEST_CASE_TEMPLATE(
+    "stand-ins lie behind the window, as many as a head drops tokens, and change nothing else", T, float, half)
+{
+    std::vector<rung> const mixed{drop, part(1, 8), full_int4, full};
+    for (packed_sizes sizes : {packed_sizes{.heads = 3, .tokens = 50, .window = 5, .rungs = mixed},
+             {.heads = 2, .tokens = 9, .window = 0}, {.heads = 2, .tokens = 40, .window = 16, .dims = {24, 9}},
+             {.heads = 2, .tokens = 30, .window = 2, .rungs = {drop}},
+             {.heads = 2, .tokens = 30, .window = 2, .rungs = {full_int4, full}}})
+    {
+        for (index_t const most : {1, 5, 20})
+        {
+            sizes.stand_ins = most;
+            packed_layer<T> layer{sizes};
+            index_t const few = std::min<index_t>(3, sizes.tokens);
+            for (index_t t = few; t < sizes.tokens;
+                 ++t) // the last head drops few tokens, head 0 none if there are three
+            {
+                auto const costly = static_cast<std::uint8_t>(sizes.rungs.size() - 1);
+                layer.rung.set(costly, sizes.heads - 1, t);
+                if (sizes.heads > 2) { layer.rung.set(costly, 0, t); }
+            }
+            for (index_t t = 0; t < few && sizes.heads > 2; ++t) { layer.rung.set(1, 0, t); }
+            sizes.stand_ins = 0;
+            packed_layer<T> without{sizes};
+            without.rung.assign(layer.rung.elements());
+            auto const got  = layer.packed();
+            auto const want = without.packed();
+            index_t all     = 0;
+            for (index_t h = 0; h < sizes.heads; ++h)
+            {
+                index_t const count = layer.stand_ins(h);
+                auto const stored   = support::stored_tokens(got.view(), h);
+                auto const before   = support::stored_tokens(want.view(), h);
+                REQUIRE(got.view().heads[h].stand_ins == count);
+                REQUIRE(stored.size() == before.size() + static_cast<std::size_t>(count));
+                for (std::size_t i = 0; i < before.size(); ++i)
+                {
+                    CHECK(support::same_bits(stored[i].key, before[i].key));
+                    CHECK(support::same_bits(stored[i].value, before[i].value));
+                }
+                for (index_t j = 0; j < count; ++j)
+                {
+                    auto const& token = stored[before.size() + static_cast<std::size_t>(j)];
+                    CHECK(token.rung == -1);
+                    for (index_t d = 0; d < sizes.dims.keys; ++d)
+                    {
+                        float const x = widen(narrow<T>(layer.stand_in_keys.get(h, j, d)));
+                        CHECK(token.key_numbers[static_cast<std::size_t>(d)] == double{x});
+                    }
+                    for (index_t d = 0; d < sizes.dims.values; ++d)
+                    {
+                        float const x = widen(narrow<T>(layer.stand_in_values.get(h, j, d)));
+                        CHECK(token.value_numbers[static_cast<std::size_t>(d)] == double{x});
+                    }
+                }
+                all += count;
+            }
+            CHECK(got.arena_bytes()
+                  == want.arena_bytes() + all * (sizes.dims.keys + sizes.dims.values) * index_t{sizeof(T)});
+            CHECK((all > 0) == layer.ratios.can_drop());
+            if (sizes.heads > 2) { CHECK(got.view().heads[0].stand_ins == 0); }
+        }
+    }
+}
+
+TEST_CASE("stand-ins of wrong shapes are refused by name, and an arena without their bytes is too small")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 50, .stand_ins = 3}};
+    auto const text = [&](auto const& keys, auto const& values, index_t bytes) {
+        cpu::cache<half> cache{layer.layout, bytes};
+        return error_text<error>([&] {
+            support::run([&](cpu::backend const& on) {
+                mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(),
+                    layer.key_basis.in(), layer.value_basis.in(), layer.rung.in(), cache.view(), {}, {}, keys.in(),
+                    values.in());
+            });
+        });
+    };
+    tensor<float, 3> const none{{2, 0, 16}}, narrow_keys{{2, 3, 15}}, fewer{{2, 2, 16}};
+    index_t const bytes = layer.bytes();
+    CHECK(text(narrow_keys, layer.stand_in_values, bytes)
+          == "pack: stand_in_keys must be [H,M,D] = [2, 3, 16], its extent 2 is 15");
+    CHECK(text(layer.stand_in_keys, fewer, bytes)
+          == "pack: stand_in_values must be [H,M,Dv] = [2, 3, 16], its extent 1 is 2");
+    CHECK(text(none, layer.stand_in_values, bytes)
+          == "pack: stand_in_values must be [H,M,Dv] = [2, 0, 16], its extent 1 is 3");
+    CHECK(text(layer.stand_in_keys, layer.stand_in_values, bytes - 1).find("pack: the arena holds ") == 0);
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](cpu::backend const& on) {
+            static_cast<void>(packed_bytes<half>(on, layer.rung.in(), layer.layout, -1));
+        });
+    }) == "packed_bytes: stand_ins is -1; it must not be negative");
+}
+
 TEST_CASE("`needed` tells the bytes that the tokens take")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 50}};

@@ -1,9 +1,9 @@
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -18,13 +18,18 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
@@ -319,25 +324,20 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         auto const chosen = slice<0>(rungs.in(), l * H, H);
         auto const keys = slice<1>(all.keys, 0, N), values = slice<1>(all.values, 0, N);
         cache_layout const layout{p.ratios, H, window, {D, Dv}, p.scale};
-        index_t size = 0, n = 0;
-        support::run([&](host const& on) {
-            size = packed_bytes<half>(on, chosen, layout);
-            n    = std::min(extra, fewest_dropped(on, chosen));
-        });
-        caches.emplace_back(layout, size, n);
-        support::run([&](host const& on) {
-            pack(on, keys, values, slice<1>(all.keys, N, window), slice<1>(all.values, N, window), key_bases[i].in(),
-                value_bases[i].in(), chosen, caches.back().view(),
-                N == 0 ? in_view<float, 3, host>{} : channels[i].in());
-        });
-        if (n == 0) { continue; }
-        tensor<float, 3> made_keys{{H, n, D}}, made_values{{H, n, Dv}};
+        index_t size = 0;
+        support::run([&](host const& on) { size = packed_bytes<half>(on, chosen, layout, extra); });
+        caches.emplace_back(layout, size);
+        tensor<float, 3> made_keys{{H, extra, D}}, made_values{{H, extra, Dv}};
         index_t const by = std::min(stand_in_queries, x.count());
         support::run([&](host const& on) {
             stand_in(on, slice<1>(all.queries, x.count() - by, by), keys, values, chosen,
                 slice<1>(*all.lse, x.count() - by, by), x.tokens, p.stand_in(), made_keys.out(), made_values.out());
         });
-        support::run([&](host const& on) { append(on, made_keys.in(), made_values.in(), caches.back().view()); });
+        support::run([&](host const& on) {
+            pack(on, keys, values, slice<1>(all.keys, N, window), slice<1>(all.values, N, window), key_bases[i].in(),
+                value_bases[i].in(), chosen, caches.back().view(),
+                N == 0 ? in_view<float, 3, host>{} : channels[i].in(), {}, made_keys.in(), made_values.in());
+        });
     }
     return contents_of(caches);
 }
@@ -438,7 +438,11 @@ TEST_CASE(
         CAPTURE(p.name);
         auto const got = by_prompt(x, p, budget::fraction(1, 4));
         CHECK(got == by_hand(x, p, budget::fraction(1, 4)));
-        CHECK((got[0].appended > 0) == (p.stand_ins > 0));
+        for (contents const& one : got)
+        {
+            CHECK(one.tail.empty());
+            for (head_entry const& head : one.heads) { CHECK((head.stand_ins > 0) == (p.stand_ins > 0)); }
+        }
     }
 }
 
@@ -494,7 +498,7 @@ TEST_CASE("the state may have memory of its own, every call then counts its own 
             index_t resident = 0;
             for (std::size_t l = 0; l < 2; ++l)
             {
-                index_t const stored = caches[l].arena_bytes() + caches[l].appended() * 2 * (32 + 48) * 2;
+                index_t const stored = caches[l].arena_bytes();
                 CHECK(reports[l].resident_bytes == stored);
                 CHECK(reports[l].chosen.multiplier == total.multiplier);
                 resident += stored;
@@ -518,7 +522,7 @@ TEST_CASE("a place that the caller has made is filled with the bytes of an owner
         places.clear();
         for (index_t l = 0; l < 2; ++l)
         {
-            auto& place = places.emplace_back(one.layout(), one.arena_bytes(on, l), one.stand_ins(on, l));
+            auto& place = places.emplace_back(one.layout(), one.arena_bytes(on, l));
             compressed_layer<half, space::host> to{place.view()};
             compress_report const report = one.pack(on, l, x.whole(l), to);
             CHECK(report.resident_bytes == -1);
@@ -599,8 +603,7 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
           == "prompt: preset.replayed.chunk is 0; it must be at least 1");
     CHECK(of_preset([](preset& o) { o.replayed->sinks = -2; })
           == "prompt: preset.replayed.sinks is -2; it must not be negative");
-    CHECK(
-        of_preset([](preset& o) { o.stand_ins = 129; }) == "prompt: preset.stand_ins is 129; it must be from 0 to 128");
+    CHECK(of_preset([](preset& o) { o.stand_ins = -1; }) == "prompt: preset.stand_ins is -1; it must not be negative");
     CHECK(of_preset([](preset& o) { o.replayed->join = -1; }).find("prompt: preset.replayed.join is -1") == 0);
     CHECK(of_preset([](preset& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }).find("prompt: preset.scale")
           == 0);

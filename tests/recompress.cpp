@@ -198,6 +198,84 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
     CHECK(less.lowered + less.dropped > 0);
 }
 
+TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their bytes from the limit alone")
+{
+    for (std::vector<rung> const& rungs : {listed(bit_ratios), every_kind, std::vector<rung>{drop, full_int4}})
+    {
+        CAPTURE(rungs.size());
+        support::packed_sizes sizes{.heads = 3, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = rungs};
+        packed_layer<half> plain{sizes};
+        sizes.stand_ins = 8;
+        packed_layer<half> layer{sizes};
+        for (index_t t = 0; t < 70; ++t)
+        {
+            if (t >= 3 && layer.rung.get(0, t) == 0) { layer.rung.set(1, 0, t); } // head 0 drops three at most
+            if (layer.rung.get(1, t) == 0) { layer.rung.set(1, 1, t); }           // head 1 drops nothing
+        }
+        plain.rung.assign(layer.rung.elements());
+        auto cache          = layer.packed(6);
+        auto other          = plain.packed(6);
+        index_t const bytes = cache.arena_bytes() - other.arena_bytes();
+        REQUIRE(bytes == (layer.stand_ins(0) + 8) * (40 + 24) * 2);
+        std::vector<std::vector<support::stored_token<half>>> made;
+        for (index_t h = 0; h < 3; ++h)
+        {
+            auto const all = support::stored_tokens(cache.view(), h);
+            made.emplace_back(all.end() - layer.stand_ins(h), all.end());
+        }
+        for (int i = 0; i < 3; ++i)
+        {
+            support::run([&](host const& on) {
+                auto const keys = slice<1>(layer.keys.in(), 6 * i, 6), values = slice<1>(layer.values.in(), 6 * i, 6);
+                append(on, keys, values, cache.view());
+                append(on, keys, values, other.view());
+            });
+            index_t const limit = other.arena_bytes() - 900 * i; // holds everything but the tail, then less
+            index_t const most  = most_slots(other.view());
+            REQUIRE(most_slots(cache.view()) == most);
+            tensor<std::int32_t, 2> sources{{3, most}}, want{{3, most}};
+            auto const fold = [&](auto& folded, index_t within, auto& to) {
+                recompress_report report;
+                support::run([&](host const& on) {
+                    report = recompress(on, slice<1>(layer.keys.in(), 40, 4), layer.ratios,
+                        {.limit = budget::bytes(within), .sources = to.out()}, folded);
+                });
+                return report;
+            };
+            auto const got      = fold(cache, limit + bytes, sources);
+            auto const expected = fold(other, limit, want);
+            CHECK(got.stand_in_bytes == bytes);
+            CHECK(expected.stand_in_bytes == 0);
+            CHECK(got.resident_bytes == cache.arena_bytes());
+            CHECK(got.resident_bytes == expected.resident_bytes + bytes);
+            CHECK(got.dropped == expected.dropped);
+            CHECK(got.kept == expected.kept);
+            CHECK(got.chosen.limit == expected.chosen.limit);
+            CHECK(sources.elements() == want.elements());
+            for (index_t h = 0; h < 3; ++h)
+            {
+                auto const now    = support::stored_tokens(cache.view(), h);
+                auto const text   = support::stored_tokens(other.view(), h);
+                auto const& stood = made[static_cast<std::size_t>(h)];
+                bool same         = now.size() == text.size() + stood.size();
+                for (std::size_t j = 0; same && j < now.size(); ++j)
+                {
+                    auto const& is = j < text.size() ? text[j] : stood[j - text.size()];
+                    same = support::same_bits(now[j].key, is.key) && support::same_bits(now[j].value, is.value);
+                }
+                CHECK(same);
+            }
+        }
+        CHECK(error_text<invalid_argument>([&] {
+            support::run([&](host const& on) {
+                static_cast<void>(recompress(on, slice<1>(layer.keys.in(), 40, 4), layer.ratios,
+                    {.limit = budget::bytes(3 * 4 * 128 + bytes - 1)}, cache));
+            });
+        }).find("cannot hold the window of 4 tokens and the stand-ins; at least " + std::to_string(3 * 4 * 128 + bytes))
+              != std::string::npos);
+    }
+}
+
 TEST_CASE(
     "a limit that holds every slot at the costliest rung raises no token, and makes none of a shorter head's padding")
 {

@@ -63,7 +63,7 @@ public:
         attention_node const first = layers_.front()->node.get();
         mdkv::preset p             = with_.chosen.preset;
         p.scale                    = first.scale();
-        p.stand_ins                = 0; // a fold would drop them
+        p.stand_ins                = 0; // a layer is packed by its rungs alone
         mdkv::prompt_shape<host> const shape{.layers = std::ssize(layers_),
             .heads                                   = first.heads(),
             .group                                   = first.query_heads() / first.heads(),

@@ -106,14 +106,11 @@ class cuda_cache final : public layer_cache
 public:
     using packed = mdkv::gpu::cache<T, Resource>;
 
+    /// \param finished  its tail is empty
     /// \param scratch   must outlive the cache
-    /// \param appended  tokens of its tail, which stand for dropped ones
-    cuda_cache(packed finished, std::int64_t group, device_scratch<Resource>& scratch, std::int64_t appended = 0)
+    cuda_cache(packed finished, std::int64_t group, device_scratch<Resource>& scratch)
         : cache_{std::move(finished)}
         , query_heads_{cache_.layout().heads * group}
-        , appended_{appended}
-        , beside_{cache_.layout().heads * appended * (cache_.layout().dims.keys + cache_.layout().dims.values)
-                  * std::int64_t{sizeof(T)}}
         , scratch_{&scratch}
     {}
 
@@ -147,13 +144,12 @@ public:
         ++appended_;
     }
 
-    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes() + beside_; }
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes(); }
 
 private:
     packed cache_;
     std::int64_t query_heads_;
-    std::int64_t appended_; // the device's own count is not read
-    std::int64_t beside_;   // bytes of stand-ins
+    std::int64_t appended_ = 0; // the device's own count is not read
     device_scratch<Resource>* scratch_;
     std::vector<float> step_; // [query_heads * D + heads * (D + Dv)]  query, key, value
 };
@@ -206,7 +202,7 @@ public:
     [[nodiscard]] std::unique_ptr<layer_cache> copy(mdkv::cpu::cache<T> const& made, std::int64_t group) override
     {
         auto there = mdkv::gpu::to_device(made, scratch_.backend().stream, scratch_.memory());
-        return std::make_unique<cuda_cache<T, Resource>>(std::move(there), group, scratch_, made.appended());
+        return std::make_unique<cuda_cache<T, Resource>>(std::move(there), group, scratch_);
     }
 
 private:

@@ -46,7 +46,7 @@ public:
     [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer,
         mdkv::ratio_set const& ratios, device_request const& request, mdkv::compress_report& report) = 0;
 
-    /// The same cache on the device; its tail may have tokens that stand for dropped ones.
+    /// The same cache on the device; its tail is empty.
     /// \param group   query heads that share each cached head
     [[nodiscard]] virtual std::unique_ptr<layer_cache> copy(mdkv::cpu::cache<T> const& made, std::int64_t group) = 0;
 };

@@ -380,7 +380,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     else if (parameter == "stand_ins")
     {
         p.stand_ins = parse_integer<std::int64_t>("stand_ins", value);
-        if (p.stand_ins < 0 || p.stand_ins > 128) { refuse("must be between 0 and 128"); }
+        if (p.stand_ins < 0) { refuse("must not be negative"); }
     }
     else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }

@@ -70,7 +70,7 @@ struct preset
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
-    index_t stand_ins                   = 0; ///< stand-ins of each head, at most stand_ins_within: `stand_in`
+    index_t stand_ins                   = 0; ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
 
     /// The model's factor of q.k, in all options that the functions below give; 0 means 1/sqrt(D). For a model with another
     /// factor: `preset p = presets::best; p.scale = ...`.

@@ -131,8 +131,7 @@ public:
     {
         constexpr char const* stage = "prompt::read_chunk";
         index_t const count         = rows.keys.extent(1);
-        progress_.expects_layer(stage, layer, work_.shape.layers);
-        progress_.expects_open(stage, layer);
+        progress_.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, count);
         expects(rows.queries.extent(1) == count, stage, ": queries [H*G, Q, D] has Q = ", rows.queries.extent(1),
             "; the chunk has ", count, " tokens");
@@ -157,8 +156,7 @@ public:
     void take_losses(B const& on, index_t layer, in_view<float, 3, B> losses)
     {
         constexpr char const* stage = "prompt::take_losses";
-        progress_.expects_layer(stage, layer, work_.shape.layers);
-        progress_.expects_open(stage, layer);
+        progress_.expects_open(stage, layer, work_.shape.layers);
         index_t const n = losses.extent(2);
         expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
@@ -187,8 +185,7 @@ public:
     {
         constexpr char const* stage = "prompt::finish_layer";
         index_t const tokens        = rows.keys.extent(1);
-        progress_.expects_layer(stage, layer, work_.shape.layers);
-        progress_.expects_open(stage, layer);
+        progress_.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, tokens);
         expects(tokens <= work_.shape.tokens, stage, ": keys are of ", tokens, " tokens, above the prompt's ",
             work_.shape.tokens);
@@ -245,6 +242,7 @@ public:
             ": a loss is NaN or infinite; keys, values or queries are not finite, or too large to multiply");
         expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung");
+        if (!dry_ && total.tokens[0] == 0) { next.stand_ins = 0; }
         choice_ = next;
         return total;
     }
@@ -264,20 +262,12 @@ public:
         return work_.rungs_of(layer, work_.layer(tokens_).tokens);
     }
 
-    /// Tokens of each head that stand for dropped ones in a layer's tail. A dry run returns the most.
-    /// \cost   the cost of fewest_dropped
-    /// \sync   returns when done, on a GPU too: it waits for the device
-    [[nodiscard]] index_t stand_ins(B const& on, index_t layer) const
-    {
-        return work_.stand_ins(on, rungs_of(layer), choice_);
-    }
-
-    /// Bytes of a layer's arena, without stand-ins. A dry run returns 0.
+    /// Bytes of a layer's arena, stand-ins included. A dry run returns 0.
     /// \cost   the cost of packed_bytes
     /// \sync   returns when done, on a GPU too: it waits for the device
     [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
     {
-        return packed_bytes<T>(on, rungs_of(layer), layout());
+        return packed_bytes<T>(on, rungs_of(layer), layout(), choice_.stand_ins);
     }
 
     /// The layout of all layers' caches.
@@ -287,18 +277,18 @@ public:
             work_.settings.scale};
     }
 
-    /// Packs a layer at its rungs, and appends its stand-ins to the cache's tail.
+    /// Packs a layer at its rungs, with its stand-ins; the cache's tail is empty.
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param rows   the rows that `finish_layer` had; `lse` is needed if there are stand-ins
-    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail is full
-    ///               of stand-ins: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either
-    ///               backend, whose arena holds `arena_bytes` and whose tail `stand_ins`; its report is not written
+    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail has no
+    ///               room: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either backend,
+    ///               whose arena holds `arena_bytes`; its report is not written
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins
-    /// \cost   pack, stand_in and append; allocates the new cache of an owner, and on a GPU host memory for rungs
-    /// \sync   returns when done (cpu); on a GPU the rungs are waited for, and the rest is enqueued
+    /// \cost   stand_in and pack; allocates the new cache of an owner
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does
     ///                                 not fit

@@ -24,7 +24,7 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B>
 struct recompress_options
 {
-    /// Limit of the arena: window, tokens and projections, without the tail. A fraction is one of the bytes that the
+    /// Limit of the arena: window, stand-ins, tokens and projections, without the tail. A fraction is one of the bytes that the
     /// cache's present tokens take uncompressed, and shrinks with them; prefer bytes or a KV size.
     budget limit = budget::kv_size(128);
 
@@ -43,7 +43,7 @@ struct recompress_options
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
     /// data kept beside the tokens; -1 beyond a head's last slot. Slots count a head's tokens in the order of the
-    /// cache: the runs by rung, the exact run, the tail. S at least `most_slots` of the old cache.
+    /// cache: the runs by rung, the exact run without its stand-ins, the tail. S at least `most_slots` of the old cache.
     std::optional<out_view<std::int32_t, 2, B>> sources = std::nullopt;
 };
 
@@ -52,6 +52,7 @@ struct recompress_report
 {
     index_t limit_bytes    = 0;
     index_t window_bytes   = 0;
+    index_t stand_in_bytes = 0; ///< stand-ins, all of which stay
     index_t resident_bytes = 0; ///< bytes of the new arena, measured; never above limit_bytes
     index_t released       = 0; ///< tokens that left the window or the tail
     index_t kept           = 0; ///< released or stored tokens that keep their bytes
@@ -60,7 +61,7 @@ struct recompress_report
     allocation chosen; ///< status everything_kept: all tokens stay unchanged, losses were not read
 };
 
-/// The most slots a head has: all its tokens, window and tail included. Only the directory is read.
+/// The most slots a head has: all its tokens, window and tail included, without stand-ins. Only the directory is read.
 template <class T>
 [[nodiscard]] index_t most_slots(cache_view<T, space::host> const& cache) noexcept
 {
@@ -94,7 +95,8 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 /// all from the stored values: no originals are needed, and no projections are made, so that a head's rungs are limited
 /// to its stored projections. The recent queries measure a stored token's loss against its stored value, over the
 /// head's stored tokens. A token that keeps its rung keeps every stored bit, in any number of calls. If the limit holds
-/// all tokens unchanged, they stay unchanged. Afterwards tokens inside a run are not in text order.
+/// all tokens unchanged, they stay unchanged. Stand-ins stay, bit for bit; losses are measured without their attention.
+/// Afterwards tokens inside a run are not in text order.
 ///
 /// \param on              backend: threads, scratch
 /// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
@@ -114,8 +116,8 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 ///         for allocate's choice. Work on the cache must have been enqueued on the backend's stream, or be waited for by it;
 ///         afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        shapes disagree; the limit is below the window (naming the least that works); the set
-///                                 cannot drop; an option is negative or not finite
+/// \throws invalid_argument        shapes disagree; the limit is below window and stand-ins (naming the least that
+///                                 works); the set cannot drop; an option is negative or not finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
 ///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
@@ -177,9 +179,11 @@ recompress_report recompress(
     }
     layer_shape const shape{heads, rows / heads, most - layout.window, layout.window, layout.dims, index_t{sizeof(T)}};
     shape.expects_valid("recompress");
-    index_t const limit = options.limit.in_bytes(shape);
-    expects(limit >= shape.window_bytes(), "recompress: a budget of ", limit, " bytes cannot hold the window of ",
-        layout.window, " tokens; at least ", shape.window_bytes(), " bytes are needed");
+    index_t const limit     = options.limit.in_bytes(shape);
+    index_t const stand_ins = detail::stand_in_bytes(directory);
+    index_t const least     = shape.window_bytes() + stand_ins;
+    expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", layout.window,
+        stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
     return detail::staged(on, "recompress", [&](B const& stages) {
         detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape,
             detail::stored_slots<T, space::host>{directory, next, shape.tokens},

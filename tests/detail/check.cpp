@@ -195,7 +195,6 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
         {"replay", [](operands& x, host const& on) { x.replay(on); }},
         {"compress", [](operands& x, host const& on) { x.compress(on); }},
         {"stand_in", [](operands& x, host const& on) { x.stand_in(on); }},
-        {"fewest_dropped", [](operands& x, host const& on) { static_cast<void>(fewest_dropped(on, x.rung.in())); }},
         {"pool", [](operands& x, host const& on) { pool(on, x.loss.in(), {}, x.other.out()); }},
         {"pool", [](operands& x, host const& on) { pool(on, x.loss.in(), {7, pooling::adaptive}, x.other.out()); }},
         {"join", [](operands& x, host const& on) { join(on, x.loss.in(), x.other.in(), 1, x.loss.out()); }},

@@ -149,6 +149,13 @@ TEST_CASE("attention on the GPU is that of the CPU, whatever the group, the elem
     check<half, float>({.heads = 1, .tokens = 40, .dims = {7, 1}, .rungs = {drop, full}}, 2);
 }
 
+TEST_CASE("stand-ins are attended on the GPU as on the CPU")
+{
+    check<half, float>({.heads = 3, .tokens = 70, .window = 5, .dims = {32, 24}, .stand_ins = 8}, 3);
+    check<half, float>({.heads = 2, .tokens = 40, .window = 0, .dims = {32, 24}, .stand_ins = 17}, 2, 0);
+    check<float, float>({.heads = 2, .tokens = 40, .dims = {32, 24}, .stand_ins = 8}, 2, 1); // nothing is dropped
+}
+
 TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to plain ones")
 {
     for (auto const& rungs : {codes, rotated})

@@ -121,6 +121,25 @@ TEST_CASE_TEMPLATE("pack on the GPU gives the CPU's bits", T, float, half, bfloa
     }
 }
 
+TEST_CASE("stand-ins are stored on the GPU as on the CPU, as many as a head drops tokens")
+{
+    for (index_t const stand_ins : {3, 20})
+    {
+        packed_layer<half> layer{{.heads = 3,
+            .tokens                      = 50,
+            .window                      = 5,
+            .dims                        = {40, 24},
+            .rungs                       = {drop, part(1, 8), full_int4, full},
+            .stand_ins                   = stand_ins}};
+        for (index_t t = 0; t < 50; ++t)
+        {
+            if (layer.rung.get(1, t) == 0) { layer.rung.set(1, 1, t); } // head 1 drops nothing
+        }
+        REQUIRE(layer.stand_ins(0) > 0);
+        check_same(packed_on_device(layer), layer.packed());
+    }
+}
+
 TEST_CASE("every storage at once, at aligned and at odd sizes, is the CPU's")
 {
     for (head_dims const dims : {head_dims{64, 64}, {40, 56}, {100, 8}, {128, 64}})

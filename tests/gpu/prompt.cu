@@ -126,15 +126,15 @@ outcome on_gpu(std::vector<one_layer> const& all, preset const& chosen, budget l
         made = {read(p, on, whole, chunk, limit), {}};
         for (index_t l = 0; l < layers; ++l)
         {
-            index_t const bytes = p.arena_bytes(on, l);
-            index_t const extra = p.stand_ins(on, l);
-            cpu::cache<half> const room{p.layout(), bytes, extra};
+            cpu::cache<half> const room{p.layout(), p.arena_bytes(on, l)};
             support::device_cache<half> const stored{room.view()};
             compressed_layer<half, space::device> to{stored.view()};
             static_cast<void>(p.pack(on, l, whole(l), to));
-            made.stand_ins += extra;
             auto const chosen_rungs = p.rungs_of(l);
             if (on.scratch->counting()) { continue; }
+            std::vector<head_entry> heads(2);
+            fetch(on, stored.view().heads, heads.data(), 2);
+            for (head_entry const& head : heads) { made.stand_ins += head.stand_ins; }
             std::vector<std::uint8_t> copy(static_cast<std::size_t>(chosen_rungs.required_span_size()));
             fetch(on, chosen_rungs.data_handle(), copy.data(), chosen_rungs.required_span_size());
             for (index_t h = 0; h < 2; ++h)
@@ -169,8 +169,11 @@ outcome on_cpu(std::vector<one_layer> const& all, preset const& chosen, budget l
         {
             cpu::cache<half> cache;
             static_cast<void>(p.pack(on, l, whole(l), cache));
-            made.stand_ins += cache.appended();
             auto const rungs = p.rungs_of(l);
+            for (index_t h = 0; h < 2 && !on.scratch->counting(); ++h)
+            {
+                made.stand_ins += cache.view().heads[h].stand_ins;
+            }
             for (index_t h = 0; h < 2 && !on.scratch->counting(); ++h)
             {
                 for (index_t i = 0; i < rungs.extent(1); ++i) { made.rungs.push_back(rungs(h, i)); }

@@ -1,9 +1,11 @@
 #include <mdkv/recompress.hpp>
 
+#include <mdkv/append.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
@@ -13,6 +15,7 @@
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/presets.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
 
@@ -49,6 +52,7 @@ using support::every_kind;
 using support::index_t;
 using support::listed;
 using support::owned_cache;
+using support::packed_layer;
 using support::tensor;
 using device  = gpu::backend;
 using options = recompress_options<device>;
@@ -223,6 +227,32 @@ TEST_CASE(
     check_everything_kept<bfloat16>(listed(paper_ratios));
     check_everything_kept<float>(every_kind_of_floats);
     check_everything_kept<half>(support::turned_kinds, support::turned_dims);
+}
+
+TEST_CASE("stand-ins outlive folds on the GPU bit for bit")
+{
+    packed_layer<half> const layer{
+        {.heads = 3, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = every_kind, .stand_ins = 8}};
+    auto cache = layer.packed(6);
+    support::run([&](cpu::backend const& on) {
+        append(on, slice<1>(layer.keys.in(), 0, 6), slice<1>(layer.values.in(), 0, 6), cache.view());
+    });
+    device_resource memory;
+    auto there         = gpu::to_device(cache, nullptr, memory);
+    index_t const need = cache.arena_bytes() + 6 * 3 * (40 + 24) * 2;
+    auto const limit   = budget::bytes(need); // everything is kept: the same bytes
+    device_tensor<half, 3> const queries{layer.window_keys};
+    recompress_report got, want;
+    support::run_on_device_now(
+        [&](device const& on) { got = recompress(on, queries.in(), layer.ratios, options{.limit = limit}, there); });
+    support::run([&](cpu::backend const& on) {
+        want = recompress(on, layer.window_keys.in(), layer.ratios, {.limit = limit}, cache);
+    });
+    CHECK(got.stand_in_bytes == (layer.stand_ins(0) + layer.stand_ins(1) + layer.stand_ins(2)) * (40 + 24) * 2);
+    CHECK(got.stand_in_bytes == want.stand_in_bytes);
+    CHECK(got.resident_bytes == need);
+    auto const back = gpu::to_host(there, nullptr);
+    CHECK(support::cache_contents<half>{back} == support::cache_contents<half>{cache});
 }
 
 TEST_CASE("folds on the GPU are the CPU's for every kind of rung, element type, pooling and number of queries")

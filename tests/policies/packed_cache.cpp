@@ -7,11 +7,8 @@
 #include <string>
 #include <vector>
 
-#include <mdkv/append.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
-#include <mdkv/cpu/backend.hpp>
 
 #include "support/host.hpp"
 #include "support/prompt.hpp"
@@ -47,47 +44,6 @@ TEST_CASE_TEMPLATE("a packed cache attends over the kept tokens, the window and 
     runner::packed_cache<T> cache{{}, scratch, layer, kept, 3};
     // 40 are far beyond the three that room was made for.
     support::check_appended(cache, scratch, prompt, kept_tokens(layer, kept), 40);
-}
-
-TEST_CASE_TEMPLATE("stand-ins are attended like tokens, and their bytes count", T, float, mdkv::half)
-{
-    support::random_prompt<T> prompt{{.value_dim = 8}};
-    auto const& layer = prompt.layer;
-    auto const kept   = prompt.some_tokens(0.3);
-    runner::scratch_memory scratch;
-    std::int64_t const count = 3;
-    auto const keys          = support::random_rows<float>(prompt.random, layer.heads * count * layer.key_dim);
-    auto const values        = support::random_rows<float>(prompt.random, layer.heads * count * layer.value_dim);
-    auto packed              = runner::pack_layer({}, scratch, layer, runner::keep_or_drop(), {}, kept);
-    packed.reserve_tail(count);
-    scratch.run({}, [&](mdkv::cpu::backend on) {
-        mdkv::append(on, mdkv::in(on, keys.data(), layer.heads, count, layer.key_dim),
-            mdkv::in(on, values.data(), layer.heads, count, layer.value_dim), packed.view());
-        return 0;
-    });
-    std::int64_t const before = packed.arena_bytes();
-    runner::packed_cache<T> cache{std::move(packed), layer.group};
-    CHECK(cache.resident_bytes()
-          == before + count * layer.heads * (layer.key_dim + layer.value_dim) * std::int64_t{sizeof(T)});
-    auto tokens        = kept_tokens(layer, kept);
-    auto const rounded = [](std::vector<float> const& rows, std::int64_t first, std::int64_t n) {
-        std::vector<double> row;
-        for (std::int64_t d = 0; d < n; ++d)
-        {
-            row.push_back(double{mdkv::widen(mdkv::narrow<T>(rows[static_cast<std::size_t>(first + d)]))});
-        }
-        return row;
-    };
-    for (std::int64_t h = 0; h < layer.heads; ++h)
-    {
-        for (std::int64_t i = 0; i < count; ++i)
-        {
-            std::int64_t const at = h * count + i;
-            tokens[static_cast<std::size_t>(h)].push_back({rounded(keys, at * layer.key_dim, layer.key_dim),
-                rounded(values, at * layer.value_dim, layer.value_dim)});
-        }
-    }
-    support::check_appended(cache, scratch, prompt, tokens, 5);
 }
 
 TEST_CASE("a packed cache's bytes are those of kept tokens and window, whatever is appended")

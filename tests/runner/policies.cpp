@@ -148,7 +148,7 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
                                 "end, nor heads=query");
     refuses("by_window[own=1]", "policy by_window: own = 1: must be yes or no");
     refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
-    refuses("best[stand_ins=129]", "policy best: stand_ins = 129: must be between 0 and 128");
+    refuses("best[stand_ins=-1]", "policy best: stand_ins = -1: must not be negative");
     refuses("by_window[stand_ins=4]",
         "policy \"by_window[stand_ins=4]\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out");
     refuses("by_window[depth=x]", "policy by_window: depth = x: must be a number between -10 and 10");

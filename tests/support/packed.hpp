@@ -35,8 +35,9 @@ struct packed_sizes
     index_t window = 4;
     mdkv::head_dims dims{16, 16};
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
-    double common = 0; ///< added to every third coordinate of all keys
-    float scale   = 0; ///< cache_layout::scale
+    double common     = 0; ///< added to every third coordinate of all keys
+    float scale       = 0; ///< cache_layout::scale
+    index_t stand_ins = 0; ///< most stand-ins of a head, random ones
 };
 
 /// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given. Queries have a basis of
@@ -54,6 +55,8 @@ struct packed_layer
     tensor<float, 3> key_basis;
     tensor<float, 3> value_basis;
     tensor<std::uint8_t, 2> rung;
+    tensor<float, 3> stand_in_keys;
+    tensor<float, 3> stand_in_values;
 
     explicit packed_layer(packed_sizes const& s, int every_rung = -1, placement how = {})
         : sizes{s}
@@ -66,6 +69,8 @@ struct packed_layer
         , key_basis{{s.heads, s.dims.keys, s.dims.keys}}
         , value_basis{{s.heads, s.dims.values, s.dims.values}}
         , rung{{s.heads, s.tokens}}
+        , stand_in_keys{{s.heads, s.stand_ins, s.dims.keys}}
+        , stand_in_values{{s.heads, s.stand_ins, s.dims.values}}
     {
         source random{"packed layer", s.tokens + 1000 * s.dims.keys};
         fill(random, keys, s.common);
@@ -82,18 +87,30 @@ struct packed_layer
                 rung.set(static_cast<std::uint8_t>(r), h, t);
             }
         }
+        fill(random, stand_in_keys, s.common);
+        fill(random, stand_in_values);
+    }
+
+    /// Stand-ins that head h has.
+    [[nodiscard]] index_t stand_ins(index_t h) const
+    {
+        index_t dropped = 0;
+        for (index_t t = 0; t < sizes.tokens; ++t) { dropped += rung.get(h, t) == 0 && ratios.can_drop() ? 1 : 0; }
+        return std::min(dropped, sizes.stand_ins);
     }
 
     void pack(mdkv::cpu::backend const& on, mdkv::cache_view<T, mdkv::space::host> const& cache) const
     {
         mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
-            rung.in(), cache);
+            rung.in(), cache, {}, {}, stand_in_keys.in(), stand_in_values.in());
     }
 
     [[nodiscard]] index_t bytes() const
     {
         index_t bytes = 0;
-        run([&](mdkv::cpu::backend const& on) { bytes = mdkv::packed_bytes<T>(on, rung.in(), layout); });
+        run([&](mdkv::cpu::backend const& on) {
+            bytes = mdkv::packed_bytes<T>(on, rung.in(), layout, sizes.stand_ins);
+        });
         return bytes;
     }
 
@@ -109,7 +126,8 @@ struct packed_layer
     }
 
 private:
-    static void fill(source& random, tensor<T, 3>& to, double common = 0)
+    template <class V>
+    static void fill(source& random, tensor<V, 3>& to, double common = 0)
     {
         for (index_t h = 0; h < to.extent(0); ++h)
         {
@@ -118,7 +136,7 @@ private:
                 for (index_t d = 0; d < to.extent(2); ++d)
                 {
                     double const own = random.normal();
-                    to.set(mdkv::narrow<T>(static_cast<float>(d % 3 == 0 ? own + common : own)), h, t, d);
+                    to.set(mdkv::narrow<V>(static_cast<float>(d % 3 == 0 ? own + common : own)), h, t, d);
                 }
             }
         }

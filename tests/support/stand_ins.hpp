@@ -4,6 +4,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/replay/stand_in.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -54,16 +55,26 @@ struct stand_in_case
 
     struct rows
     {
-        std::vector<double> keys, values; // [H, M, D]
+        std::vector<double> keys, values; // [H, M, D]  zeros beyond a head's last stand-in
     };
+
+    [[nodiscard]] mdkv::index_t dropped(mdkv::index_t h) const
+    {
+        mdkv::index_t count = 0;
+        for (mdkv::index_t i = 0; i < prompt.sizes.tokens; ++i) { count += rungs.get(h, i) == 0 ? 1 : 0; }
+        return count;
+    }
 
     [[nodiscard]] rows expected(index_t groups) const
     {
         rows made;
         for (index_t h = 0; h < prompt.sizes.heads; ++h)
         {
-            auto const of = groups_of(h, groups);
-            for (index_t j = 0; j < groups; ++j) { add(made, h, j, of); }
+            index_t const own = std::min(groups, dropped(h));
+            auto const of     = groups_of(h, own);
+            for (index_t j = 0; j < own; ++j) { add(made, h, j, of); }
+            made.keys.resize(static_cast<std::size_t>((h + 1) * groups * prompt.sizes.dim), 0);
+            made.values.resize(static_cast<std::size_t>((h + 1) * groups * prompt.sizes.value_dim), 0);
         }
         return made;
     }

@@ -115,7 +115,7 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         made[i].report = scratch.run(executor, [&](mdkv::cpu::backend on) {
             return prompt.pack(on, place, policy_prompt<T>::rows_of(on, layer), packed);
         });
-        packed.reserve_tail(packed.appended() + tail_tokens);
+        packed.reserve_tail(tail_tokens);
         if (device_ != nullptr) { made[i].cache = device_->copy(packed, layer.group); }
         else { made[i].cache = std::make_unique<packed_cache<T>>(std::move(packed), layer.group); }
         auto const rungs = prompt.rungs_of(place);

@@ -98,15 +98,12 @@ template <mdkv::element T>
 class packed_cache : public layer_cache
 {
 public:
-    /// \param finished      its tail may have tokens that stand for dropped ones
     /// \param group         query heads that share each cached head
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
     packed_cache(mdkv::cpu::cache<T> finished, std::int64_t group, std::int64_t tail_tokens = 0)
         : cache_{std::move(finished)}
         , query_heads_{cache_.layout().heads * group}
         , lse_(static_cast<std::size_t>(query_heads_))
-        , beside_{cache_.layout().heads * cache_.appended() * (cache_.layout().dims.keys + cache_.layout().dims.values)
-                  * std::int64_t{sizeof(T)}}
     {
         cache_.reserve_tail(tail_tokens);
     }
@@ -136,7 +133,7 @@ public:
     }
 
     /// Window, tokens, projections and stand-ins.
-    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes() + beside_; }
+    [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes(); }
 
     [[nodiscard]] mdkv::cpu::cache<T> const& packed() const noexcept { return cache_; }
 
@@ -146,7 +143,6 @@ protected:
 
 private:
     std::vector<float> lse_; // [query_heads], needed by attend alone
-    std::int64_t beside_;    // bytes of stand-ins, which are in the tail
 };
 
 } // namespace runner

@@ -53,7 +53,8 @@ struct layer_shape
     }
 };
 
-/// Limit of one layer: window, kept tokens, projections and channels of keys together, without the tail of decoded tokens.
+/// Limit of one layer: window, kept tokens, stand-ins, projections and channels of keys together, without the tail of decoded
+/// tokens.
 class budget
 {
 public:

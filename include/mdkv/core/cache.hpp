@@ -25,7 +25,7 @@ namespace mdkv::inline MDKV_MACHINE
 //   rung 1            keys, values    tokens at that rung, positions ascending; the full rung is not among these
 //   rung 2            keys, values
 //   ...
-//   exact run         keys, values    tokens at the full rung, then the window: original vectors
+//   exact run         keys, values    tokens at the full rung, then the window: original vectors; then the head's stand-ins
 //
 // and beside the arena the tail: per head one exact run with room for tail_capacity appended tokens.
 //
@@ -130,6 +130,13 @@ struct cache_layout
         return stored_bytes(kinds[r], value_coordinates[r], element_bytes);
     }
 
+    /// Stand-ins of a head with `cheapest` tokens at rung 0 that may have `most`: no more than it drops.
+    [[nodiscard]] MDKV_HD constexpr index_t stand_ins(index_t cheapest, index_t most) const noexcept
+    {
+        index_t const dropped = key_coordinates[0] > 0 ? 0 : cheapest;
+        return dropped < most ? dropped : most;
+    }
+
     [[nodiscard]] friend constexpr bool operator==(cache_layout const&, cache_layout const&) noexcept = default;
 };
 
@@ -147,12 +154,13 @@ struct run_entry
 struct head_entry
 {
     mdkv::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
-    run_entry exact;                          ///< full-rung tokens, then the window
+    run_entry exact;                          ///< full-rung tokens, the window, then the stand-ins
     index_t key_projection   = 0;             ///< byte offset of [Dk, key_columns]
     index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
     index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
     index_t key_channels     = 0; ///< byte offset of [2, Dk], means and scales, if a rotated rung is in use
+    index_t stand_ins        = 0; ///< the last tokens of the exact run; they have no slots
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
@@ -205,11 +213,12 @@ template <class T, space S>
 
 } // namespace detail
 
-/// Lays out one head from the number of its tokens at each rung: fills the entry and returns the first free byte.
+/// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
+/// free byte.
 /// All offsets are decided here; the sum over the heads is the arena's size.
 template <element T>
 [[nodiscard]] MDKV_HD constexpr index_t lay_out_head(cache_layout const& layout,
-    mdkv::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry) noexcept
+    mdkv::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry, index_t stand_ins = 0) noexcept
 {
     constexpr index_t bytes = sizeof(T);
     entry                   = head_entry{};
@@ -237,7 +246,8 @@ template <element T>
         entry.runs[r].keys   = place(tokens[r] * layout.key_bytes(r, bytes));
         entry.runs[r].values = place(tokens[r] * layout.value_bytes(r, bytes));
     }
-    entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window;
+    entry.stand_ins    = stand_ins;
+    entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window + stand_ins;
     entry.exact.keys   = place(entry.exact.tokens * layout.dims.keys * bytes);
     entry.exact.values = place(entry.exact.tokens * layout.dims.values * bytes);
     if (layout.full_rung < layout.rungs) { entry.runs[layout.full_rung] = entry.exact; }

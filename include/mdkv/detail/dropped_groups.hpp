@@ -9,13 +9,13 @@
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <cmath>
 #include <cstdint>
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-inline constexpr std::uint8_t no_group = 255; ///< group of a kept token
-inline constexpr int most_stand_ins    = 128; ///< most stand-ins of a head: products with seeds and rows share memory
+inline constexpr std::int32_t no_group = -1; ///< group of a kept token
 
 /// Rows of stand_in: the queries of a head, times the logits' factor, and behind each its log-sum-exp; both in base 2. An
 /// item is a head.
@@ -48,8 +48,8 @@ struct scale_queries
     }
 };
 
-/// Chooses the keys around which groups form: of n dropped tokens the numbers floor((j + 1/2) n / M), which are M different
-/// ones if n is at least M. An item is a head.
+/// Chooses the keys around which a head's groups form: of its n dropped tokens the m = min(M, n) different ones with numbers
+/// floor((j + 1/2) n / m). An item is a head.
 template <backend B, element T>
 struct choose_seeds
 {
@@ -57,28 +57,26 @@ struct choose_seeds
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    out_view<index_t, 2, B> places; // [H, M]  -1 if fewer than M tokens are dropped
-    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros if there is none
+    out_view<index_t, 2, B> places; // [H, M]  -1 beyond the last group
+    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last group
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t const tokens = rungs.extent(1);
-        index_t const groups = places.extent(1);
+        index_t const most   = places.extent(1);
         index_t const dim    = keys.extent(2);
         index_t const each   = (tokens + t.size() - 1) / t.size();
         index_t const begin  = t.rank() * each < tokens ? t.rank() * each : tokens;
         index_t const end    = tokens - begin < each ? tokens : begin + each;
         index_t dropped      = 0;
         for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
-        auto const all = t.prefix(dropped);
-        if (all.total < groups)
-        {
-            for (index_t j = t.rank(); j < groups; j += t.size()) { places(h, j) = -1; }
-        }
+        auto const all       = t.prefix(dropped);
+        index_t const groups = all.total < most ? all.total : most;
+        for (index_t j = groups + t.rank(); j < most; j += t.size()) { places(h, j) = -1; }
         index_t number = all.before;
         index_t j      = 0;
-        for (index_t i = begin; all.total >= groups && i < end; ++i)
+        for (index_t i = begin; i < end; ++i)
         {
             if (rungs(h, i) != 0) { continue; }
             while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
@@ -86,7 +84,7 @@ struct choose_seeds
             ++number;
         }
         t.sync();
-        for (index_t g = t.rank(); g < groups; g += t.size())
+        for (index_t g = t.rank(); g < most; g += t.size())
         {
             index_t const at = places(h, g);
             float square     = 0;
@@ -109,9 +107,9 @@ struct attend_dropped
     static constexpr char const* name = "attend_dropped";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr index_t tiles    = 16;             ///< tiles of a strip
-    static constexpr int sums         = 8;              ///< products of rows at a time
-    static constexpr int block        = most_stand_ins; ///< rows whose attention is in scratch at a time
+    static constexpr index_t tiles    = 16;  ///< tiles of a strip
+    static constexpr int sums         = 8;   ///< products of rows at a time
+    static constexpr int block        = 128; ///< rows, or seeds, whose products are in scratch at a time
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
@@ -119,7 +117,7 @@ struct attend_dropped
     in_view<float, 3, B> seeds;          // from choose_seeds
     in_view<float, 3, B> queries;        // from scale_queries
     index_t first_query, each;           // row r sees tokens up to first_query + r % each
-    out_view<std::uint8_t, 2, B> groups; // [H, N]
+    out_view<std::int32_t, 2, B> groups; // [H, N]
     out_view<float, 2, B> weights;       // [H, N]
     out_view<float, 4, B> shares;        // [H, strips, M, G * Q]
 
@@ -128,9 +126,10 @@ struct attend_dropped
         carver& cut;
         index_t dim;
         float* columns      = cut.take<float>(dim * tile);   // [D, 16]  keys
-        float* attention    = cut.take<float>(block * tile); // [rows, 16]
+        float* attention    = cut.take<float>(block * tile); // [rows, 16], before that products [seeds, 16]
         double* sums        = cut.take<double>(tile);        // [16]  over the rows
-        std::uint8_t* group = cut.take<std::uint8_t>(tile);  // [16]
+        float* least        = cut.take<float>(tile); // [16]  half the squared distance to the nearest seed so far
+        std::int32_t* group = cut.take<std::int32_t>(tile); // [16]
     };
 
     [[nodiscard]] static index_t strips(index_t tokens) noexcept
@@ -175,15 +174,24 @@ private:
         t.sync();
         bool any = false;
         for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
-        if (any) { compare(t, mine, h); }
-        t.sync();
         for (int i = member(t); i < tile; i += members(t))
         {
             mine.sums[i]  = 0;
-            mine.group[i] =
-                i < count && rungs(h, first + i) == 0 ? group_of(h, first + i, mine.attention + i) : no_group;
-            if (i < count) { groups(h, first + i) = mine.group[i]; }
+            mine.group[i] = no_group;
         }
+        for (index_t from = 0; any && from < seeds.extent(1); from += block)
+        {
+            index_t const left = seeds.extent(1) - from;
+            auto const here    = static_cast<int>(left < block ? left : block);
+            compare(t, mine, h, from, here);
+            t.sync();
+            for (int i = member(t); i < count; i += members(t))
+            {
+                if (rungs(h, first + i) == 0) { join_nearest(mine, h, first + i, i, from, here); }
+            }
+            t.sync();
+        }
+        for (int i = member(t); i < count; i += members(t)) { groups(h, first + i) = mine.group[i]; }
         t.sync();
         for (index_t from = 0; any && from < rows; from += block)
         {
@@ -235,19 +243,18 @@ private:
         }
     }
 
-    /// Writes the products of seed j and token i to attention[j][i], for at most `most_stand_ins` seeds.
+    /// Writes the products of seed from + j and token i to attention[j][i] for j < count.
     template <team Team>
-    MDKV_HD void compare(Team const& t, scratch const& mine, index_t h) const
+    MDKV_HD void compare(Team const& t, scratch const& mine, index_t h, index_t from, int count) const
     {
         constexpr int parts = tile / Team::lanes;
         auto const dim      = static_cast<int>(keys.extent(2));
-        auto const count    = static_cast<int>(seeds.extent(1));
         for (int i = member(t); i < (count + sums - 1) / sums * parts; i += members(t))
         {
             int const j      = i / parts * sums;
             int const column = i % parts * Team::lanes;
             float const* row[sums]{};
-            for (int k = 0; k < sums; ++k) { row[k] = seeds.row(h, j + k < count ? j + k : j); }
+            for (int k = 0; k < sums; ++k) { row[k] = seeds.row(h, from + (j + k < count ? j + k : j)); }
             float product[sums][Team::lanes];
             column_products(t, row, mine.columns + column, dim, product);
             for (int k = 0; k < sums && j + k < count; ++k)
@@ -257,23 +264,19 @@ private:
         }
     }
 
-    /// The seed nearest to a token, by the token's products with the seeds, `tile` apart: half the squared distance is
-    /// |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own group, so that no group is empty even if keys are equal.
-    [[nodiscard]] MDKV_HD std::uint8_t group_of(index_t h, index_t token, float const* products) const
+    /// Puts token i of the tile in the group of the nearest of `count` seeds, if none before `from` is as near. Half the
+    /// squared distance is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own group, so that no group is empty even if keys
+    /// are equal.
+    MDKV_HD void join_nearest(scratch const& mine, index_t h, index_t token, int i, index_t from, int count) const
     {
-        int best    = 0;
-        float least = 0;
-        for (int j = 0; j < static_cast<int>(seeds.extent(1)); ++j)
+        for (int j = 0; j < count && places(h, from + j) >= 0; ++j)
         {
-            if (places(h, j) == token) { return static_cast<std::uint8_t>(j); }
-            float const distance = seeds(h, j, keys.extent(2)) - products[j * tile];
-            if (j == 0 || distance < least)
-            {
-                best  = j;
-                least = distance;
-            }
+            float const distance = seeds(h, from + j, keys.extent(2)) - mine.attention[j * tile + i];
+            bool const own       = places(h, from + j) == token;
+            if (!own && mine.group[i] != no_group && !(distance < mine.least[i])) { continue; }
+            mine.least[i] = own ? -INFINITY : distance;
+            mine.group[i] = static_cast<std::int32_t>(from + j);
         }
-        return static_cast<std::uint8_t>(best);
     }
 };
 

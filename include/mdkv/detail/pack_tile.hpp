@@ -20,9 +20,9 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections. The number of
-/// a run's strips stands in the directory, which the host may not read: the number of items is the most there can be, and
-/// items beyond the last strip do nothing.
+/// An item is a strip of the keys, or of the values, of one run of a head; or the head's projections and stand-ins. The
+/// number of a run's strips stands in the directory, which the host may not read: the number of items is the most there can
+/// be, and items beyond the last strip do nothing.
 template <element T, backend B>
 struct pack_tiles
 {
@@ -32,12 +32,14 @@ struct pack_tiles
     static constexpr int piece        = quantised_group; ///< coordinates at a time
     static constexpr int sums         = 8;               ///< sums of products that grow side by side
 
-    in_view<T, 3, B> keys;            // [H, N, D]
-    in_view<T, 3, B> values;          // [H, N, Dv]
-    in_view<T, 3, B> window_keys;     // [H, W, D]
-    in_view<T, 3, B> window_values;   // [H, W, Dv]
-    in_view<float, 3, B> key_basis;   // [H, D, D]    read only if neither basis is empty
-    in_view<float, 3, B> value_basis; // [H, Dv, Dv]
+    in_view<T, 3, B> keys;                // [H, N, D]
+    in_view<T, 3, B> values;              // [H, N, Dv]
+    in_view<T, 3, B> window_keys;         // [H, W, D]
+    in_view<T, 3, B> window_values;       // [H, W, Dv]
+    in_view<float, 3, B> key_basis;       // [H, D, D]    read only if neither basis is empty
+    in_view<float, 3, B> value_basis;     // [H, Dv, Dv]
+    in_view<float, 3, B> stand_in_keys;   // [H, M, D]    empty if none are to be written
+    in_view<float, 3, B> stand_in_values; // [H, M, Dv]
     cache_view<T, B::memory_space> cache;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
@@ -65,7 +67,7 @@ struct pack_tiles
         run_rows rows;
         run_basis basis;
         index_t first; ///< first token, counted in the run
-        int width;
+        int width;     ///< number of tokens
     };
 
     [[nodiscard]] MDKV_HD index_t projected() const noexcept
@@ -91,7 +93,11 @@ struct pack_tiles
     {
         index_t const h = item / (2 * strips() + 1);
         index_t const i = item % (2 * strips() + 1);
-        if (i == 2 * strips()) { return write_projections(t, h); }
+        if (i == 2 * strips())
+        {
+            write_projections(t, h);
+            return write_stand_ins(t, h);
+        }
         auto const strip     = strip_at(cache, h, i / 2, runs());
         run_rows const& rows = strip.run.rows(i % 2 != 0);
         carver cut           = t.scratch();
@@ -104,7 +110,8 @@ struct pack_tiles
         }
         for (index_t from = strip.first; from < strip.end; from += tile)
         {
-            place const at{h, strip.rung, rows, strip.run.basis, from, rows.width(from)};
+            auto const left = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
+            place const at{h, strip.rung, rows, strip.run.basis, from, left};
             if (!all_carried(at)) { write_tile(t, mine, at); }
         }
     }
@@ -125,6 +132,26 @@ private:
         for (index_t i = t.rank(); i < entry.value_columns * dims.values; i += t.size())
         {
             write(entry.value_projection, i, value_basis(h, i / dims.values, i % dims.values));
+        }
+    }
+
+    /// Writes stand-ins behind the window, in tiles that may begin with tokens of the window.
+    template <team Team>
+    MDKV_HD void write_stand_ins(Team const& t, index_t h) const
+    {
+        if (stand_in_keys.empty()) { return; }
+        stored_run const run = run_of_head(cache, h, cache.layout.rungs);
+        index_t const count  = cache.heads[h].stand_ins;
+        for (int of_values = 0; of_values < 2; ++of_values)
+        {
+            run_rows const& rows = run.rows(of_values != 0);
+            auto const& from     = of_values != 0 ? stand_in_values : stand_in_keys;
+            for (index_t i = t.rank(); i < count * rows.coordinates; i += t.size())
+            {
+                index_t const j = i / rows.coordinates;
+                auto const c    = static_cast<int>(i % rows.coordinates);
+                store_at(rows.begin + rows.coordinate(run.tokens - count + j, c), narrow<T>(from(h, j, c)));
+            }
         }
     }
 
@@ -167,7 +194,7 @@ private:
     [[nodiscard]] MDKV_HD T const* row_of(place const& at, index_t i) const
     {
         cache_layout const& layout = cache.layout;
-        index_t const window       = cache.heads[at.h].exact.tokens - layout.window;
+        index_t const window       = cache.heads[at.h].exact.tokens - cache.heads[at.h].stand_ins - layout.window;
         if (at.r == layout.rungs && i >= window)
         {
             return (at.rows.by_token ? window_values : window_keys).row(at.h, i - window);
@@ -186,8 +213,9 @@ private:
                 t, reinterpret_cast<std::byte const*>(mine.row[i]), to + i * at.rows.token_bytes, at.rows.token_bytes);
         }
         if (at.rows.by_token) { return; }
+        int const step = at.rows.step(at.first);
         for_tokens(t, at.width, at.rows.coordinates,
-            [&](int i, int c) { store_at(to + (c * at.width + i) * at.rows.unit, load_at<T>(mine.row[i] + c)); });
+            [&](int i, int c) { store_at(to + c * step + i * at.rows.unit, load_at<T>(mine.row[i] + c)); });
     }
 
     /// to[c][i] = row[i][from + c] for c < n and all of the tile's places.

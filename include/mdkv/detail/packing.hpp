@@ -19,6 +19,18 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
+/// How many stand-ins each head has.
+struct stand_in_counts
+{
+    index_t most             = 0;       ///< most of a head; it has no more than it drops tokens
+    head_entry const* stored = nullptr; ///< [H]  directory of a cache whose stand-ins are copied afterwards; or null
+
+    [[nodiscard]] MDKV_HD constexpr index_t of(cache_layout const& layout, index_t h, index_t cheapest) const noexcept
+    {
+        return stored != nullptr ? stored[h].stand_ins : layout.stand_ins(cheapest, most);
+    }
+};
+
 /// Lays out every head's entry from its number of tokens at each rung, one head after another. One item.
 template <element T, backend B>
 struct lay_out_heads
@@ -28,7 +40,8 @@ struct lay_out_heads
     cache_view<T, B::memory_space> cache;
     bool bases;                   ///< neither basis is missing
     in_view<index_t, 2, B> first; // [H, R+1] where each rung's tokens begin
-    index_t* needed;              // [1]  bytes of the arena, or the largest index_t if a basis is missing
+    stand_in_counts stand_ins;
+    index_t* needed; // [1]  bytes of the arena, or the largest index_t if a basis is missing
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t) const
@@ -47,9 +60,10 @@ struct lay_out_heads
                 auto const at = static_cast<index_t>(r);
                 count[r]      = first(h, at + 1) - first(h, at);
             }
-            auto const sum = t.prefix(there ? lay_out_head<T>(layout, count, 0, entry) : index_t{0});
+            index_t const more = there ? stand_ins.of(layout, h, count[0]) : 0;
+            auto const sum     = t.prefix(there ? lay_out_head<T>(layout, count, 0, entry, more) : index_t{0});
             unbased += there && !bases && entry.key_columns > 0 ? 1 : 0;
-            if (there) { static_cast<void>(lay_out_head<T>(layout, count, bytes + sum.before, cache.heads[h])); }
+            if (there) { static_cast<void>(lay_out_head<T>(layout, count, bytes + sum.before, cache.heads[h], more)); }
             bytes += sum.total;
         }
         index_t const all = t.sum(unbased) > 0 ? INT64_MAX : bytes;
@@ -110,7 +124,7 @@ struct write_channels
 ///                            lacks a basis
 template <element T, backend B>
 [[nodiscard]] index_t bytes_of_rungs(B const&, char const* stage, in_view<std::uint8_t, 2, B> rung,
-    std::uint8_t const* rungs, cache_layout const& layout, bool bases)
+    std::uint8_t const* rungs, cache_layout const& layout, bool bases, stand_in_counts const& stand_ins)
 {
     index_t bytes = 0;
     for (index_t h = 0; h < layout.heads; ++h)
@@ -129,7 +143,7 @@ template <element T, backend B>
                 " tokens at projected rung ", r, ", but key_basis or value_basis is empty");
         }
         head_entry entry;
-        bytes = lay_out_head<T>(layout, tokens, bytes, entry);
+        bytes = lay_out_head<T>(layout, tokens, bytes, entry, stand_ins.of(layout, h, tokens[0]));
     }
     return bytes;
 }
@@ -137,11 +151,13 @@ template <element T, backend B>
 /// The body of pack, for checked arguments.
 /// \param channels  from fit_channels; if empty, fitted to the kept keys alone
 /// \param carried   1 for tokens whose bytes are copied afterwards: tiles of only such tokens are not written; or empty
+/// \param stored    directory of a cache whose stand-ins are copied afterwards, with no stand_in_keys; or null
 template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<float, 3, B> channels, in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache,
-    out_view<index_t, 1, B> needed, in_view<std::uint8_t, 2, B> carried = {})
+    out_view<index_t, 1, B> needed, in_view<float, 3, B> stand_in_keys, in_view<float, 3, B> stand_in_values,
+    in_view<std::uint8_t, 2, B> carried = {}, head_entry const* stored = nullptr)
 {
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
@@ -155,22 +171,25 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     auto const fitted    = room<float>(on, frame, fits ? heads : 0, 3, layout.dims.keys);
     bool const real      = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
+    stand_in_counts const stand_ins{stand_in_keys.extent(1), stored};
     if constexpr (B::memory_space == space::host)
     {
-        index_t const bytes = real ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases) : 0;
+        index_t const bytes =
+            real ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases, stand_ins) : 0;
         expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
             cache.arena_bytes, " bytes, ", bytes, " are needed");
     }
     run(on, sort_slots<B>{rung, positions, first}, heads);
-    lay_out_heads<T, B> const entries{cache, bases, as_input(first), (needed.empty() ? counted : needed).data_handle()};
+    lay_out_heads<T, B> const entries{
+        cache, bases, as_input(first), stand_ins, (needed.empty() ? counted : needed).data_handle()};
     run(on, entries, 1);
     if (fits)
     {
         run(on, fit_kept_channels<T, B>{{{}, keys, fitted}, as_input(positions), as_input(first), cache}, heads);
     }
     run(on, write_channels<T, B>{fits ? as_input(fitted) : channels, cache}, layout.any_rotated() ? heads : 0);
-    run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, cache,
-                as_input(positions), as_input(first), carried});
+    run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, stand_in_keys,
+                stand_in_values, cache, as_input(positions), as_input(first), carried});
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

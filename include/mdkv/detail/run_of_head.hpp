@@ -192,6 +192,16 @@ template <element T, space S>
     return run_of_head<T>(cache.layout, cache, h, i);
 }
 
+/// Run i of head h without stand-ins: the tokens that have slots.
+template <element T, space S>
+[[nodiscard]] MDKV_HD constexpr stored_run slots_of_head(
+    cache_view<T, S> const& cache, index_t h, std::size_t i) noexcept
+{
+    stored_run run = run_of_head(cache, h, i);
+    run.tokens -= i == cache.layout.rungs ? cache.heads[h].stand_ins : 0;
+    return run;
+}
+
 /// A token in its run.
 struct stored_token
 {
@@ -201,13 +211,14 @@ struct stored_token
 };
 
 /// Token `slot` of head h, counted over the runs in their order; a slot beyond the runs before it counts as the tail's.
+/// Stand-ins have no slots.
 template <element T, space S>
 [[nodiscard]] MDKV_HD constexpr stored_token token_at(cache_view<T, S> const& cache, index_t h, index_t slot) noexcept
 {
     std::size_t const last = most_runs(cache.layout) - 1;
     for (std::size_t i = 0; i < last; ++i)
     {
-        stored_run const run = run_of_head(cache, h, i);
+        stored_run const run = slots_of_head(cache, h, i);
         if (slot < run.tokens) { return {run, slot, i}; }
         slot -= run.tokens;
     }

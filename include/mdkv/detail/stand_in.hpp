@@ -5,7 +5,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/element.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
@@ -14,7 +13,7 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The stand-in of each group; NaNs if a head has fewer dropped tokens than groups. An item is a group of a head.
+/// The stand-in of each group; zeros beyond a head's last group. An item is a group of a head.
 template <backend B, element T>
 struct place_stand_in
 {
@@ -23,7 +22,7 @@ struct place_stand_in
 
     in_view<T, 3, B> keys, values;
     in_view<index_t, 2, B> places; // from choose_seeds
-    in_view<std::uint8_t, 2, B> groups;
+    in_view<std::int32_t, 2, B> groups;
     in_view<float, 2, B> weights;
     in_view<float, 4, B> shares;
     in_view<float, 3, B> queries; // from scale_queries
@@ -57,8 +56,8 @@ struct place_stand_in
         scratch const mine{cut, dim > values.extent(2) ? dim : values.extent(2)};
         if (places(h, j) < 0)
         {
-            for (index_t d = t.rank(); d < dim; d += t.size()) { key[d] = not_a_number; }
-            for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { stand_in_values(h, j, d) = not_a_number; }
+            for (index_t d = t.rank(); d < dim; d += t.size()) { key[d] = 0; }
+            for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { stand_in_values(h, j, d) = 0; }
             return;
         }
         mean(t, keys, h, j, mine.sums, key);

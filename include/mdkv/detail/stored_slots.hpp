@@ -43,13 +43,22 @@ struct host_directory
     host_directory& operator=(host_directory const&) = delete;
 };
 
-/// Tokens of a head, window and tail included; only the directory is read.
+/// Tokens of a head that have slots, window and tail included; only the directory is read.
 template <element T, space S>
 [[nodiscard]] MDKV_HD constexpr index_t tokens_of_head(cache_view<T, S> const& cache, index_t h) noexcept
 {
     index_t tokens = 0;
-    for (std::size_t i = 0; i < most_runs(cache.layout); ++i) { tokens += run_of_head(cache, h, i).tokens; }
+    for (std::size_t i = 0; i < most_runs(cache.layout); ++i) { tokens += slots_of_head(cache, h, i).tokens; }
     return tokens;
+}
+
+/// Bytes of all heads' stand-ins; only the directory is read.
+template <element T>
+[[nodiscard]] constexpr index_t stand_in_bytes(cache_view<T, space::host> const& cache) noexcept
+{
+    index_t tokens = 0;
+    for (index_t h = 0; h < cache.layout.heads; ++h) { tokens += cache.heads[h].stand_ins; }
+    return tokens * (cache.layout.dims.keys + cache.layout.dims.values) * index_t{sizeof(T)};
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
@@ -68,7 +77,7 @@ template <element T, space S>
     return same;
 }
 
-/// Slots count a head's tokens over its runs (run_of_head.hpp); all but the last W are to be stored anew.
+/// Slots count a head's tokens over its runs without stand-ins (run_of_head.hpp); all but the last W are to be stored anew.
 template <element T, space S>
 struct stored_slots
 {
@@ -86,7 +95,7 @@ struct stored_slots
     /// they are neighbours in the text.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h, std::size_t i) const noexcept
     {
-        return run_of_head(cache, h, i).tokens - (i == cache.layout.rungs ? layout.window : 0);
+        return slots_of_head(cache, h, i).tokens - (i == cache.layout.rungs ? layout.window : 0);
     }
 
     /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r. Padding can take none.
@@ -204,7 +213,7 @@ struct settle_rungs
 };
 
 /// Goes over the slots of the new cache, one item each: lists where their tokens were, and copies the bytes that need no
-/// change, as settle_rungs has marked them.
+/// change, as settle_rungs has marked them. Then copies the stand-ins.
 template <element T, space S>
 struct carry_over
 {
@@ -220,7 +229,7 @@ struct carry_over
 
     [[nodiscard]] MDKV_HD index_t each() const
     {
-        index_t const most = slots.most + slots.layout.window;
+        index_t const most = slots.most + slots.layout.window + 1; // one item without any slot: there may be stand-ins
         return sources.extent(1) > most ? sources.extent(1) : most;
     }
     [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
@@ -228,8 +237,9 @@ struct carry_over
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h            = item / each();
-        index_t const slot         = item % each();
+        index_t const h    = item / each();
+        index_t const slot = item % each();
+        for (index_t i = slot; i < to.heads[h].stand_ins; i += each()) { copy_stand_in(t, h, i); }
         cache_layout const& layout = slots.layout;
         stored_token const target  = token_at(to, h, slot);
         std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
@@ -246,6 +256,17 @@ struct carry_over
         stored_token const token = token_at(slots.cache, h, source);
         copy_token<T>(t, token.run.keys, token.place, target.run.keys, target.place);
         copy_token<T>(t, token.run.values, token.place, target.run.values, target.place);
+    }
+
+private:
+    template <team Team>
+    MDKV_HD void copy_stand_in(Team const& t, index_t h, index_t i) const
+    {
+        stored_run const from = run_of_head(slots.cache, h, slots.cache.layout.rungs);
+        stored_run const run  = run_of_head(to, h, slots.layout.rungs);
+        index_t const count   = to.heads[h].stand_ins;
+        copy_token<T>(t, from.keys, from.tokens - count + i, run.keys, run.tokens - count + i);
+        copy_token<T>(t, from.values, from.tokens - count + i, run.values, run.tokens - count + i);
     }
 };
 

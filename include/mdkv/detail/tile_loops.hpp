@@ -36,7 +36,7 @@ struct stored_strip
     return slots / stored_strip::tokens + static_cast<index_t>(runs);
 }
 
-/// Strip n of head h, counted over its first `runs` runs.
+/// Strip n of head h, counted over its first `runs` runs. Stand-ins are in no strip.
 template <element T, space S>
 [[nodiscard]] MDKV_HD constexpr stored_strip strip_at(
     cache_view<T, S> const& cache, index_t h, index_t n, std::size_t runs) noexcept
@@ -45,7 +45,7 @@ template <element T, space S>
     index_t slot           = 0;
     for (std::size_t i = 0; i < runs; ++i)
     {
-        stored_run const run = run_of_head(cache, h, i);
+        stored_run const run = slots_of_head(cache, h, i);
         index_t const here   = (run.tokens + size - 1) / size;
         if (n < here)
         {

@@ -5,7 +5,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/dropped_groups.hpp>
 #include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/presets.hpp>
@@ -95,8 +94,9 @@ struct prompt_progress
     {
         expects(layer >= 0 && layer < layers, stage, ": layer is ", layer, "; it must be from 0 to ", layers - 1);
     }
-    MDKV_OUTLINE void expects_open(char const* stage, index_t layer) const
+    MDKV_OUTLINE void expects_open(char const* stage, index_t layer, index_t layers) const
     {
+        expects_layer(stage, layer, layers);
         expects(of(layer) >= 0, stage, ": layer ", layer, " is finished");
     }
     MDKV_OUTLINE void expects_next(char const* stage, index_t layer, index_t first) const
@@ -136,8 +136,7 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     replay_part const how = p.replayed.value_or(replay_part{});
     expects(how.chunk >= 1, "prompt: preset.replayed.chunk is ", how.chunk, "; it must be at least 1");
     expects(how.sinks >= 0, "prompt: preset.replayed.sinks is ", how.sinks, "; it must not be negative");
-    expects(p.stand_ins >= 0 && p.stand_ins <= most_stand_ins, "prompt: preset.stand_ins is ", p.stand_ins,
-        "; it must be from 0 to ", most_stand_ins);
+    expects(p.stand_ins >= 0, "prompt: preset.stand_ins is ", p.stand_ins, "; it must not be negative");
     expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
                                                       "known before the prompt's end; such a preset cannot replay");
     expects_not_negative("prompt", "preset.early_weight", p.early_weight);

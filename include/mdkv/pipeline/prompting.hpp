@@ -3,10 +3,10 @@
 
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -16,12 +16,16 @@
 #include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
@@ -223,12 +227,6 @@ struct prompt_work
         return sum[0];
     }
 
-    /// Number of each head's stand-ins for the tokens that these rungs drop.
-    [[nodiscard]] static index_t stand_ins(B const& on, in_view<std::uint8_t, 2, B> chosen, prompt_choice const& choice)
-    {
-        return choice.stand_ins == 0 ? 0 : (std::min)(choice.stand_ins, fewest_dropped(on, chosen));
-    }
-
     template <class Destination>
     compress_report pack_layer(B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form,
         prompt_choice const& choice, Destination& to) const
@@ -237,12 +235,11 @@ struct prompt_work
         layer_shape const one = layer(rows.keys.extent(1));
         auto const [H, N]     = std::pair{one.heads, one.tokens};
         auto const chosen     = as_input(rungs_of(l, N));
-        index_t const extra   = stand_ins(on, chosen, choice);
         auto const keys       = slice<1>(rows.keys, 0, N);
         auto const values     = slice<1>(rows.values, 0, N);
         workspace::frame frame{*on.scratch, "prompt::pack"};
-        auto const made_keys   = room<float>(on, frame, H, extra, one.dims.keys);
-        auto const made_values = room<float>(on, frame, H, extra, one.dims.values);
+        auto const made_keys   = room<float>(on, frame, H, choice.stand_ins, one.dims.keys);
+        auto const made_values = room<float>(on, frame, H, choice.stand_ins, one.dims.values);
         bool const real        = frame.ready();
         compress_report result;
         result.status            = choice.whole ? compress_status::uncompressed : compress_status::compressed;
@@ -256,12 +253,11 @@ struct prompt_work
         [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
         if constexpr (owner)
         {
-            index_t const bytes   = packed_bytes<T>(on, chosen, form);
-            result.resident_bytes = bytes + one.bytes_of(extra);
+            result.resident_bytes = packed_bytes<T>(on, chosen, form, choice.stand_ins);
             cache.layout          = form;
             if (real)
             {
-                made  = to.like(form, bytes, extra);
+                made  = to.like(form, result.resident_bytes, 0);
                 cache = made.view();
             }
             for (index_t h = 0; h < H && real; ++h)
@@ -270,15 +266,15 @@ struct prompt_work
             }
         }
         else { cache = to.cache; }
-        mdkv::pack(on, keys, values, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
-            part_of(key_bases, l), part_of(value_bases, l), chosen, cache, part_of(channels, l));
-        if (extra > 0)
+        if (choice.stand_ins > 0)
         {
             index_t const count = (std::min)(stand_in_queries, rows.queries.extent(1));
             mdkv::stand_in(on, last<1>(rows.queries, count), keys, values, chosen, *last<1>(rows.lse, count),
                 N + one.window, settings.stand_in(), made_keys, made_values);
-            append(on, as_input(made_keys), as_input(made_values), cache);
         }
+        mdkv::pack(on, keys, values, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
+            part_of(key_bases, l), part_of(value_bases, l), chosen, cache, part_of(channels, l), {},
+            as_input(made_keys), as_input(made_values));
         if constexpr (owner)
         {
             if (real) { to = std::move(made); }

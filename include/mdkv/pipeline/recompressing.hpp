@@ -123,7 +123,8 @@ struct recompressing
             to = made.view();
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, as_input(carried));
+            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, {}, {},
+            as_input(carried), there.cache.heads);
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
         if (!real) { return result; }
@@ -192,8 +193,8 @@ struct recompressing
     /// The allocation that leaves all tokens at their present rungs.
     [[nodiscard]] allocation everything_kept() const
     {
-        index_t const window = shape.window_bytes();
-        allocation kept{.status = allocation_status::everything_kept, .limit = options.limit.in_bytes(shape) - window};
+        index_t const fixed = shape.window_bytes() + stand_in_bytes(slots.cache);
+        allocation kept{.status = allocation_status::everything_kept, .limit = options.limit.in_bytes(shape) - fixed};
         index_t arena_bytes = 0;
         for (index_t h = 0; h < H; ++h)
         {
@@ -207,9 +208,9 @@ struct recompressing
                 kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
             }
             head_entry entry;
-            arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry);
+            arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry, slots.cache.heads[h].stand_ins);
         }
-        kept.charged_bytes = arena_bytes - window - kept.token_bytes;
+        kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
         return kept;
     }
 
@@ -218,6 +219,7 @@ struct recompressing
     {
         recompress_report result{.limit_bytes = options.limit.in_bytes(shape),
             .window_bytes                     = shape.window_bytes(),
+            .stand_in_bytes                   = stand_in_bytes(slots.cache),
             .released                         = H * run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens,
             .chosen                           = chosen};
         if (!real) { return result; }
@@ -236,7 +238,8 @@ struct recompressing
                 result.lowered += tokens[r];
             }
             head_entry entry;
-            result.resident_bytes = lay_out_head<T>(slots.layout, tokens, result.resident_bytes, entry);
+            result.resident_bytes =
+                lay_out_head<T>(slots.layout, tokens, result.resident_bytes, entry, slots.cache.heads[h].stand_ins);
             result.kept += begin[rungs + 1];
         }
         result.dropped = tokens_at[0];

@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 namespace mdkv::inline MDKV_MACHINE
 {
@@ -27,51 +26,14 @@ struct stand_in_options
     std::optional<index_t> first_query = std::nullopt;
 };
 
-/// The fewest dropped tokens (rung 0) of any head, and so the most stand-ins that each head may have. A dry run returns N.
-///
-/// \param on         backend
-/// \param[in] rungs  [H, N]  0 for dropped tokens, if the ratio set can drop
-/// \return     0 without heads
-/// \cost   reads rungs once, on the host; no scratch. On a GPU the rungs are copied to host memory that this call allocates
-/// \sync   returns when done, on a GPU too: it waits for the device
-/// \order  deterministic
-/// \throws invalid_argument   the memory of rungs is null or not aligned
-/// \see    tests/stand_in.cpp
-template <backend B>
-[[nodiscard]] index_t fewest_dropped(B const& on, in_view<std::uint8_t, 2, B> rungs)
-{
-    detail::check{on, "fewest_dropped"}.in("rungs", rungs, rungs.extents(), "H,N");
-    index_t const heads  = rungs.extent(0);
-    index_t const tokens = rungs.extent(1);
-    if (detail::dry_run(on) || rungs.empty()) { return heads == 0 ? 0 : tokens; }
-    std::uint8_t const* all = rungs.data_handle();
-    std::vector<std::uint8_t> copy;
-    if constexpr (B::memory_space != space::host)
-    {
-        copy.resize(static_cast<std::size_t>(rungs.required_span_size()));
-        fetch(on, all, copy.data(), rungs.required_span_size());
-        all = copy.data();
-    }
-    index_t fewest = tokens;
-    for (index_t h = 0; h < heads; ++h)
-    {
-        index_t dropped = 0;
-        for (index_t i = 0; i < tokens; ++i) { dropped += all[rungs.offset(h, i)] == 0 ? 1 : 0; }
-        fewest = dropped < fewest ? dropped : fewest;
-    }
-    return fewest;
-}
-
-/// M extra tokens per head that approximate the joint attention of the dropped tokens (rung 0), which `attend` otherwise
-/// ignores. The caller appends them to the cache, whose limit must have room for them. Each head has dropped M tokens or
-/// more (`fewest_dropped`): a token that stands for none would draw attention from kept tokens. The dropped tokens form M
-/// groups, each around a seed: M of these tokens, evenly spaced, are seeds, and each token joins the seed with the nearest
-/// key. For a group, with a_ti the attention that row t pays to token i, and s_t the sum of a_ti over the group:
+/// Up to M extra tokens per head that approximate the joint attention of the dropped tokens (rung 0), which `attend`
+/// otherwise ignores; `pack` stores them with the head's window. A head that drops n tokens has min(M, n) stand-ins, because
+/// a token that stands for none would draw attention from kept tokens. The dropped tokens form as many groups, each around
+/// a seed: evenly spaced ones are seeds, and each token joins the seed with the nearest key. For a group, with a_ti the
+/// attention that row t pays to token i, and s_t the sum of a_ti over the group:
 /// - value: mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
 /// - key: the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
 ///   attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
-///
-/// Appended, they are ordinary tokens of the tail: see docs/integrate.md for the calls that count or fold the tail.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;
@@ -82,15 +44,14 @@ template <backend B>
 /// \param[in]  lse      [H*G, Q]     see score_options: over all keys that each query sees, keys kept elsewhere included
 /// \param[in]  tokens   number of the prompt's tokens, N + W: the N, and the W after them, which are never compressed
 /// \param[in]  options  scale, place of the queries
-/// \param[out] stand_in_keys    [H, M, D]   M from 0 to 128, and to fewest_dropped(on, rungs)
+/// \param[out] stand_in_keys    [H, M, D]   zeros beyond a head's last stand-in
 /// \param[out] stand_in_values  [H, M, Dv]
 /// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1
 /// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256) + H*(N + M*D))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a group's sums of 256 tokens in
 ///         float, all others in double
-/// \throws invalid_argument        a shape disagrees, an output overlaps, an option is out of its range, or a head has
-///                                 dropped fewer than M tokens (gpu: only the device knows: that head's stand-ins are NaN)
+/// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
 template <backend B, element T, element U>
@@ -109,8 +70,6 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     expects(heads == 0 || (dim >= 1 && values.extent(2) >= 1), "stand_in: head dimensions are ", dim, " and ",
         values.extent(2), "; they must be at least 1");
     expects(heads == 0 || per_head >= 1, "stand_in: queries [H*G, Q, D] has Q = 0");
-    expects(groups <= detail::most_stand_ins, "stand_in: stand_in_keys [H, M, D] has M = ", groups, ", above ",
-        detail::most_stand_ins);
     detail::expects_not_negative("stand_in", "scale", options.scale);
     expects(tokens >= past, "stand_in: tokens is ", tokens, ", below N = ", past);
     expects(!options.first_query || *options.first_query >= 0, "stand_in: first_query is ",
@@ -125,12 +84,6 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         .in("lse", lse, {query_heads, per_head}, "H*G,Q")
         .out("stand_in_keys", stand_in_keys, {heads, groups, dim}, "H,M,D")
         .out("stand_in_values", stand_in_values, {heads, groups, values.extent(2)}, "H,M,Dv");
-    if constexpr (B::memory_space == space::host)
-    {
-        index_t const fewest = fewest_dropped(on, rungs);
-        expects(groups <= fewest || heads == 0, "stand_in: stand_in_keys [H, M, D] has M = ", groups,
-            "; a head has dropped ", fewest, " tokens, and M must not be above that of any (fewest_dropped)");
-    }
     if (heads == 0 || groups == 0) { return; }
     index_t const rows = query_heads / heads * per_head;
     float const scale  = detail::scale_or_default(options.scale, dim);
@@ -141,7 +94,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         auto const scaled  = detail::room<float>(with, frame, heads, rows, dim + 1);
         auto const places  = detail::room<index_t>(with, frame, heads, groups);
         auto const seeds   = detail::room<float>(with, frame, heads, groups, dim + 1);
-        auto const group   = detail::room<std::uint8_t>(with, frame, heads, past);
+        auto const group   = detail::room<std::int32_t>(with, frame, heads, past);
         auto const weights = detail::room<float>(with, frame, heads, past);
         auto const shares  = detail::room<float>(with, frame, heads, work::strips(past), groups, rows);
         auto const lacking = detail::room<float>(with, frame, heads, groups, 2, rows);

@@ -22,17 +22,20 @@ namespace mdkv::inline MDKV_MACHINE
 /// \param on          backend
 /// \param[in] rung    [H, N]
 /// \param[in] layout  layout of the cache, in element type T
+/// \param stand_ins   stand-ins of each head, at most: a head has no more than it drops tokens
 /// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory
 ///         that this call allocates
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  deterministic
-/// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token)
+/// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token), or stand_ins is negative
 /// \throws size_overflow            N is 2^31 or more
 /// \see    tests/pack.cpp
 template <element T, backend B>
-[[nodiscard]] index_t packed_bytes(B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout)
+[[nodiscard]] index_t packed_bytes(
+    B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout, index_t stand_ins = 0)
 {
     detail::check{on, "packed_bytes"}.in("rung", rung, {layout.heads, rung.extent(1)}, "H,N");
+    expects(stand_ins >= 0, "packed_bytes: stand_ins is ", stand_ins, "; it must not be negative");
     expects<size_overflow>(
         rung.extent(1) <= INT32_MAX, "packed_bytes: N = ", rung.extent(1), " is beyond the limit of ", INT32_MAX);
     if (detail::dry_run(on)) { return 0; }
@@ -44,13 +47,18 @@ template <element T, backend B>
         fetch(on, rungs, copy.data(), rung.required_span_size());
         rungs = copy.data();
     }
-    return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true);
+    return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true, {stand_ins});
 }
 
-/// Writes projections, projected tokens, full tokens and window, and the directory; empties the tail. Stored values are
+/// Writes projections, projected tokens, full tokens, window, stand-ins and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
 /// codes. Original coordinates are rotated before they become codes, keys centred and scaled by channel before that: see
 /// cache.hpp and fit_channels. A coded group that has a NaN or an infinity among its coordinates is stored as NaN.
+///
+/// Stand-ins are further tokens of a head in the element type, behind its window. Every query attends to them. They are no
+/// tokens of the text: they have no slots, neither `truncate_tail` nor an attend of several tokens touches them, and
+/// `recompress` keeps them. A head that drops n tokens (rung 0, if the set can drop) stores its first min(M, n) ones, none
+/// if it drops nothing.
 ///
 /// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. In
 /// both cases nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend
@@ -65,11 +73,13 @@ template <element T, backend B>
 /// \param[in]  key_basis     [H, D, D]   orthonormal rows; may be [0, 0, 0] when no projected rung is in use
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
-/// \param      cache         arena of at least packed_bytes(rung, layout); directory [H]
+/// \param      cache         arena of at least packed_bytes(rung, layout, M); directory [H]
 /// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone,
 ///                           with worse codes if queries differ much from channel to channel
 /// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is
 ///                           missing
+/// \param[in]  stand_in_keys    [H, M, D]   from stand_in for the same rungs; or empty
+/// \param[in]  stand_in_values  [H, M, Dv]
 /// \pre    N < 2^31
 /// \cost   kept rows are read once; without `channels`, fit_channels; O(D*r) multiply-adds per
 ///         projected token; scratch: a list of all positions, a tile
@@ -84,7 +94,8 @@ template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, in_view<float, 3, B> channels = {},
-    out_view<index_t, 1, B> needed = {})
+    out_view<index_t, 1, B> needed = {}, in_view<float, 3, B> stand_in_keys = {},
+    in_view<float, 3, B> stand_in_values = {})
 {
     cache_layout const& layout = cache.layout;
     index_t const dim          = layout.dims.keys;
@@ -102,12 +113,18 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     if (!value_basis.empty()) { arguments.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv"); }
     if (!channels.empty()) { arguments.in("channels", channels, {heads, 3, dim}, "H,3,D"); }
     if (!needed.empty()) { arguments.out("needed", needed, {1}, "1"); }
+    index_t const stand_ins = stand_in_keys.extent(1);
+    if (stand_ins > 0 || !stand_in_values.empty())
+    {
+        arguments.in("stand_in_keys", stand_in_keys, {heads, stand_ins, dim}, "H,M,D")
+            .in("stand_in_values", stand_in_values, {heads, stand_ins, value_dim}, "H,M,Dv");
+    }
     arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
 
-    detail::pack_tokens(
-        on, keys, values, window_keys, window_values, key_basis, value_basis, channels, rung, cache, needed);
+    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, channels, rung, cache,
+        needed, stand_in_keys, stand_in_values);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE

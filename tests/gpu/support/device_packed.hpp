@@ -63,6 +63,8 @@ struct device_layer
     device_tensor<float, 3> key_basis;
     device_tensor<float, 3> value_basis;
     device_tensor<std::uint8_t, 2> rung;
+    device_tensor<float, 3> stand_in_keys;
+    device_tensor<float, 3> stand_in_values;
 
     explicit device_layer(packed_layer<T> const& from)
         : layout{from.layout}
@@ -73,12 +75,14 @@ struct device_layer
         , key_basis{from.key_basis}
         , value_basis{from.value_basis}
         , rung{from.rung}
+        , stand_in_keys{from.stand_in_keys}
+        , stand_in_values{from.stand_in_values}
     {}
 
     void pack(mdkv::gpu::backend const& on, mdkv::cache_view<T, mdkv::space::device> const& cache) const
     {
         mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
-            rung.in(), cache);
+            rung.in(), cache, {}, {}, stand_in_keys.in(), stand_in_values.in());
     }
 };
 
