@@ -56,7 +56,8 @@ private:
         index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
         index_t const left      = w.spends(p) ? p.left : 0;
         std::uint8_t* const to  = w.rungs_of(here);
-        std::int32_t reached[max_rungs][std::size_t{lanes}]{}; // tokens at a rung or above; at 0: with a non-finite loss
+        std::int32_t reached[max_rungs]
+                            [std::size_t{lanes}]{}; // tokens at a rung or above; at 0: with a non-finite loss
         upgrades best{};
         neighbours<lanes> group;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
@@ -114,7 +115,10 @@ private:
             }
         });
         std::uint32_t any = 0;
-        MDKV_FOR_LANES(l, Lanes) { any |= more[l]; }
+        MDKV_FOR_LANES(l, Lanes)
+        {
+            any |= more[l];
+        }
         for (int l = 0; any != 0 && l < Lanes; ++l)
         {
             if (more[l] == 0) { continue; }
@@ -131,7 +135,7 @@ private:
     MDKV_HD void count_rungs(Team const& t, part const& here, rung_table const& rungs,
         std::int32_t const (&reached)[max_rungs][std::size_t{Team::lanes}]) const
     {
-        auto const over_lanes = [&](std::int32_t const (&x)[std::size_t{Team::lanes}]) {
+        auto const over_lanes = [&](std::int32_t const(&x)[std::size_t{Team::lanes}]) {
             index_t sum = 0;
             for (std::int32_t const n : x) { sum += n; }
             return t.sum(sum);
@@ -166,8 +170,9 @@ private:
             {
                 if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
                 // The largest complement stands for the most loss saved, by the first token.
-                index_t const token         = here.head * w.tokens + here.first + best.token[a][c];
-                std::uint64_t const largest = t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
+                index_t const token = here.head * w.tokens + here.first + best.token[a][c];
+                std::uint64_t const largest =
+                    t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
                 if (t.rank() == 0 && largest != 0)
                 {
                     t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);

@@ -167,6 +167,7 @@ struct curve_reader
         index_t edge = -1;                   ///< the lowest edge that fits; negative if none does
         index_t left = 0;                    ///< bytes left by the thresholds above bin `edge` - 1 (bin 0 at edge 0)
         double least = 0;                    ///< lower bound of the loss
+        double lost  = __builtin_huge_val(); ///< estimate of the loss
         double most  = __builtin_huge_val(); ///< upper bound of the loss
     };
 
@@ -213,25 +214,31 @@ struct curve_reader
         return best;
     }
 
+    /// The set of every head: without `sets` its best one at the given edge, else sets[h], but `set` for `head`.
+    struct choice
+    {
+        std::uint8_t const* sets = nullptr; // [heads]
+        index_t head             = -1;
+        index_t set              = 0;
+    };
     struct total
     {
         index_t bytes;
         double loss;
     };
-    /// \param sets  [heads], or null: the best set of every head at this edge
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(std::uint8_t const* sets, index_t e) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(choice const& made, index_t e) const
     {
         total sum{};
         for (index_t h = 0; h < w.heads; ++h)
         {
-            index_t const k = sets == nullptr ? best_set(h, e) : index_t{sets[h]};
+            index_t const k = made.sets == nullptr ? best_set(h, e) : h == made.head ? made.set : index_t{made.sets[h]};
             sum.bytes += taken(h, k, e);
             sum.loss += lost(h, k, e);
         }
         return sum;
     }
 
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(std::uint8_t const* sets) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& made) const
     {
         outcome here;
         index_t low  = 0;
@@ -239,31 +246,36 @@ struct curve_reader
         while (low < high)
         {
             index_t const middle = (low + high) / 2;
-            if (total_at(sets, middle).bytes <= limit) { high = middle; }
+            if (total_at(made, middle).bytes <= limit) { high = middle; }
             else { low = middle + 1; }
         }
         index_t const before = low > 0 ? low - 1 : 0;
-        auto const higher    = total_at(sets, before);
-        here.least           = higher.loss + price(higher.bytes - limit, before);
+        auto const higher    = total_at(made, before);
+        index_t const excess = higher.bytes - limit;
+        here.least           = higher.loss + price(excess, before);
         if (low == coarse_bins) { return here; }
-        // Between two edges the loss is convex, above its tangents.
-        auto const lower   = total_at(sets, low);
+        // Between two edges the loss is convex: below its chord, above its tangents.
+        auto const lower   = total_at(made, low);
         here.edge          = low;
-        here.left          = limit - (low > 0 ? lower.bytes : total_at(sets, 1).bytes);
+        here.left          = limit - (low > 0 ? lower.bytes : total_at(made, 1).bytes);
         here.most          = lower.loss;
         double const right = here.most - price(limit - lower.bytes, low);
         here.least         = here.least > right ? here.least : right;
         here.least         = here.least < here.most ? here.least : here.most; // despite rounding
+        double const way = excess > 0 ? static_cast<double>(here.left) / static_cast<double>(excess + here.left) : 0.0;
+        double const chord = here.most - rounded_product(here.most - higher.loss, way);
+        here.lost          = (here.least + chord) * 0.5;
         return here;
     }
 };
 
 /// Chooses every head's set, and the first bits of the multiplier that goes with it. Candidates are the same set for every
-/// head, and the heads' own choices at the edge where the limit binds. A candidate is not solved if the curves show that it
-/// loses more than another one.
+/// head, and the heads' own choices at the edge where the limit binds, changed head by head. A candidate is not solved if
+/// the curves show that it loses more than another one.
 struct choose
 {
-    static constexpr char const* name = "allocate_choose";
+    static constexpr char const* name      = "allocate_choose";
+    static constexpr index_t most_changing = 64; ///< heads; with more, their own choices stay as they are
 
     work w;
 
@@ -278,18 +290,19 @@ struct choose
         if (found->over()) { return; }
         auto* const at = t.scratch().template take<curve_reader::outcome>(w.candidates);
         curve_reader const read{w, limit};
-        auto const free    = read.at_limit(nullptr);
+        auto const free    = read.at_limit({});
         index_t const edge = free.edge < 0 ? coarse_bins - 1 : free.edge;
         for (index_t h = t.rank(); h < w.heads; h += t.size())
         {
             own[h] = static_cast<std::uint8_t>(read.best_set(h, edge));
         }
         t.sync();
-        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { at[c] = read.at_limit(sets + c * w.heads); }
+        for (index_t step = 0; step < 2 * w.heads && w.heads <= most_changing && change_best(t, read, own); ++step) {}
+        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { at[c] = read.at_limit({sets + c * w.heads}); }
         t.sync();
         if (t.rank() != 0) { return; }
         double most = __builtin_huge_val();
-        bool alike  = true; // whether the heads' own choices are one of the other candidates
+        bool alike  = true; // whether the combination is one of the other candidates
         for (index_t c = 0; c < w.candidates; ++c) { most = at[c].most < most ? at[c].most : most; }
         for (index_t h = 0; h < w.heads; ++h) { alike = alike && own[h] == own[0]; }
         for (index_t c = 0; c < w.candidates; ++c)
@@ -301,6 +314,30 @@ struct choose
             found[c].undecided  = coarse_bits;
         }
         w.dual[limit] = free.least;
+    }
+
+private:
+    /// Makes the change of one head's set that loses least at the limit. Returns whether one helps.
+    template <team Team>
+    [[nodiscard]] MDKV_HD bool change_best(Team const& t, curve_reader const& read, std::uint8_t* sets) const
+    {
+        index_t const changes = w.heads * w.sets;
+        double const before   = read.at_limit({sets}).lost;
+        double least          = before;
+        index_t change        = changes;
+        for (index_t c = t.rank(); c < changes; c += t.size())
+        {
+            if (!read.affords(c % w.sets)) { continue; }
+            double const lost = read.at_limit({sets, c / w.sets, c % w.sets}).lost;
+            change            = lost < least ? c : change;
+            least             = lost < least ? lost : least;
+        }
+        double const best = -t.largest(-least);
+        if (!(best < before)) { return false; }
+        change = changes - t.largest(least == best ? changes - change : index_t{0}); // the first of equal changes
+        if (t.rank() == 0) { sets[change / w.sets] = static_cast<std::uint8_t>(change % w.sets); }
+        t.sync();
+        return true;
     }
 };
 

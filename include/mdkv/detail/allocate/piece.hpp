@@ -16,7 +16,7 @@ namespace mdkv::inline MDKV_MACHINE::detail::dual
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[bins + 1]; ///< bytes, by bin or by token; the last one is of thresholds in no bin
+    std::int64_t sums[bins]; ///< bytes, by bin or by token
     double losses[columns];
     rung_table rungs;
     index_t steps[max_rungs];     ///< bytes from each open rung but the first to the one before it
@@ -60,9 +60,11 @@ struct alignas(16) open_piece
 template <int Lanes>
 struct neighbours
 {
-    float loss[max_rungs][std::size_t{Lanes}]; ///< at the open rungs; 0 past the end, and for tokens with a non-finite loss
+    float loss[max_rungs]
+              [std::size_t{Lanes}]; ///< at the open rungs; 0 past the end, and for tokens with a non-finite loss
     float theta[max_rungs][std::size_t{Lanes}]; ///< thresholds 1, ..., rungs.count - 1
-    std::int32_t non_finite[std::size_t{Lanes}]; ///< 1 for tokens with a loss that is NaN or infinite, also at a closed rung
+    std::int32_t
+        non_finite[std::size_t{Lanes}]; ///< 1 for tokens with a loss that is NaN or infinite, also at a closed rung
 
     MDKV_HD void read(open_piece const& from, index_t first)
     {
@@ -72,13 +74,19 @@ struct neighbours
             float const* const row = from.rows[r] + first;
             if (first + Lanes <= from.count)
             {
-                MDKV_FOR_LANES(l, Lanes) { loss[r][l] = row[l]; }
+                MDKV_FOR_LANES(l, Lanes)
+                {
+                    loss[r][l] = row[l];
+                }
             }
             else
             {
                 for (int l = 0; l < Lanes; ++l) { loss[r][l] = first + l < from.count ? row[l] : 0.0F; }
             }
-            MDKV_FOR_LANES(l, Lanes) { zero[l] += loss[r][l] * 0.0F; }
+            MDKV_FOR_LANES(l, Lanes)
+            {
+                zero[l] += loss[r][l] * 0.0F;
+            }
         }
         std::int32_t any = 0;
         MDKV_FOR_LANES(l, Lanes)
@@ -88,7 +96,10 @@ struct neighbours
         }
         for (std::size_t r = 0; any != 0 && r < from.rungs.count; ++r)
         {
-            MDKV_FOR_LANES(l, Lanes) { loss[r][l] = zero[l] == 0.0F ? loss[r][l] : 0.0F; }
+            MDKV_FOR_LANES(l, Lanes)
+            {
+                loss[r][l] = zero[l] == 0.0F ? loss[r][l] : 0.0F;
+            }
         }
         find_thresholds(from.rungs, loss, theta);
     }

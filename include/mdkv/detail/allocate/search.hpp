@@ -50,6 +50,39 @@ struct first_over
     }
 };
 
+/// Calls body(token, above, step) for the thresholds of a piece that are in [multiplier, multiplier + 2^undecided): `above`
+/// is the bits' distance from the multiplier, `step` the bytes of the threshold's step.
+template <team Team, class Body>
+[[gnu::always_inline]] MDKV_HD inline void for_thresholds(
+    Team const& t, open_piece const& own, problem const& p, Body const& body)
+{
+    constexpr int lanes          = Team::lanes;
+    std::size_t const count      = own.rungs.count;
+    std::uint32_t const first    = p.multiplier;
+    std::uint32_t const interval = std::uint32_t{1} << p.undecided;
+    neighbours<lanes> group;
+    for (index_t i = t.rank() * lanes; i < own.count; i += t.size() * lanes)
+    {
+        group.read(own, i);
+        for (std::size_t j = 1; j < count; ++j)
+        {
+            index_t const step = own.steps[j];
+            std::uint32_t above[std::size_t{lanes}]; // wraps round below the interval
+            std::uint32_t least = ~0U;
+            MDKV_FOR_LANES(l, lanes)
+            {
+                above[l] = bits_of_float(group.theta[j][l]) - first;
+                least    = above[l] < least ? above[l] : least;
+            }
+            if (least >= interval) { continue; }
+            for (int l = 0; l < lanes; ++l)
+            {
+                if (above[l] < interval) { body(i + l, above[l], step); }
+            }
+        }
+    }
+}
+
 /// Clears the histograms, and finds the sets that each limit allows before any loss is read.
 struct begin
 {
@@ -124,7 +157,9 @@ struct weigh
         open_piece& own = *t.scratch().template take<open_piece>(1);
         own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         own.clear(t, own.sums, p.bins());
-        add_thresholds(t, own, p);
+        int const shift = p.shift();
+        for_thresholds(
+            t, own, p, [&](index_t, std::uint32_t above, index_t step) { t.add(own.sums + (above >> shift), step); });
         t.sync();
         std::int64_t* const to = w.fine + here.problem * bins;
         index_t all            = 0;
@@ -136,44 +171,6 @@ struct weigh
         }
         all = t.sum(all);
         if (t.rank() == 0) { w.near[item] = all; }
-    }
-
-private:
-    template <team Team>
-    MDKV_HD static void add_thresholds(Team const& t, open_piece& own, problem const& p)
-    {
-        constexpr int lanes          = Team::lanes;
-        std::uint32_t const first    = p.multiplier;
-        std::uint32_t const interval = std::uint32_t{1} << p.undecided;
-        int const shift              = p.shift();
-        std::size_t const count      = own.rungs.count;
-        neighbours<lanes> group;
-        for (index_t i = t.rank() * lanes; i < own.count; i += t.size() * lanes)
-        {
-            group.read(own, i);
-            std::uint32_t bin[max_rungs][std::size_t{lanes}];
-            std::uint32_t lowest[std::size_t{lanes}]; // of a token's bins
-            std::uint32_t least = no_bin;
-            MDKV_FOR_LANES(l, lanes) { lowest[l] = no_bin; }
-            for (std::size_t j = 1; j < count; ++j)
-            {
-                MDKV_FOR_LANES(l, lanes)
-                {
-                    std::uint32_t const above = bits_of_float(group.theta[j][l]) - first; // wraps round below the interval
-                    bin[j][l]                 = above < interval ? above >> shift : no_bin;
-                    lowest[l]                 = bin[j][l] < lowest[l] ? bin[j][l] : lowest[l];
-                }
-            }
-            MDKV_FOR_LANES(l, lanes) { least = lowest[l] < least ? lowest[l] : least; }
-            // All thresholds of a token with one in the interval are added: that is faster than a test of each.
-            for (int l = 0; least != no_bin && l < lanes; ++l)
-            {
-                for (std::size_t j = 1; lowest[l] != no_bin && j < count; ++j)
-                {
-                    t.add(own.sums + bin[j][l], own.steps[j]);
-                }
-            }
-        }
     }
 };
 
@@ -191,7 +188,7 @@ struct narrow
         if (!w.searches(p)) { return; }
         std::int64_t* const sums = w.fine + item * bins;
         index_t const last       = p.bins() - 1;
-        first_over const at = first_over::find(t, p.bins(), p.left, [&](index_t i) { return sums[last - i]; });
+        first_over const at      = first_over::find(t, p.bins(), p.left, [&](index_t i) { return sums[last - i]; });
         t.sync();
         for (index_t b = t.rank(); b <= last; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
@@ -218,33 +215,11 @@ struct weigh_ties
         index_t const stretch = here.head * w.stretches_per_head + here.first / stretch_tokens;
         if (!w.spends(w.problems[here.problem]) || w.near[here.problem * w.stretches() + stretch] == 0) { return; }
         open_piece& own = *t.scratch().template take<open_piece>(1);
-        by_token(t, own, w, here);
+        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
         index_t all = 0;
-        for (index_t i = t.rank(); i < here.count; i += t.size()) { all += own.sums[i]; }
+        for_thresholds(t, own, w.problems[here.problem], [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
         if (t.rank() == 0) { w.ties[item] = all; }
-    }
-
-    /// Fills own.sums with the bytes of each token's tie.
-    template <team Team>
-    MDKV_HD static void by_token(Team const& t, open_piece& own, work const& w, part const& here)
-    {
-        constexpr int lanes    = Team::lanes;
-        float const multiplier = float_of_bits(w.problems[here.problem].multiplier);
-        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-        neighbours<lanes> group;
-        for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
-        {
-            group.read(own, i);
-            index_t bytes[std::size_t{lanes}]{};
-            for (std::size_t j = 1; j < own.rungs.count; ++j)
-            {
-                index_t const step = own.steps[j];
-                MDKV_FOR_LANES(l, lanes) { bytes[l] += group.theta[j][l] == multiplier ? step : 0; }
-            }
-            for (int l = 0; l < lanes && i + l < here.count; ++l) { own.sums[i + l] = bytes[l]; }
-        }
-        t.sync();
     }
 };
 
@@ -267,9 +242,11 @@ struct find_tie
         index_t const left             = p.left - of_pieces.before;
         part const here                = w.part_of(item * w.pieces() + of_pieces.at);
         open_piece& own                = *t.scratch().template take<open_piece>(1);
-        weigh_ties::by_token(t, own, w, here);
-        first_over const of_tokens =
-            first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
+        own.open(t, w, here, w.set_of[item * w.heads + here.head]);
+        own.clear(t, own.sums, here.count);
+        for_thresholds(t, own, p, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
+        t.sync();
+        first_over const of_tokens = first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
         if (t.rank() != 0) { return; }
         p.piece = of_pieces.at;
         p.token = of_tokens.at;

@@ -105,12 +105,12 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     expects(all * tokens < most_tokens, "allocate: loss has ", all, " heads of ", tokens, " tokens; fewer than ",
         most_tokens, " in all are served");
 
-    work w            = arrange(costs, options.charge == projection_charge::by_use, tokens);
-    w.spend_leftover  = options.spend_leftover;
-    w.limits          = limits.extent(0);
-    w.heads           = w.limits == 1 ? all : 1;
-    w.candidates      = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
-    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
+    work w               = arrange(costs, options.charge == projection_charge::by_use, tokens);
+    w.spend_leftover     = options.spend_leftover;
+    w.limits             = limits.extent(0);
+    w.heads              = w.limits == 1 ? all : 1;
+    w.candidates         = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
+    w.pieces_per_head    = (tokens + piece_tokens - 1) / piece_tokens;
     w.stretches_per_head = (tokens + stretch_tokens - 1) / stretch_tokens;
     while (w.dropped_bits < coarse_bits && most >> (41 + w.dropped_bits) != 0) { ++w.dropped_bits; }
     w.loss         = loss.data_handle();

@@ -27,8 +27,7 @@ inline constexpr index_t most_tokens = index_t{1} << 33;
 
 /// Bits of a multiplier that one level of the search decides, and bins of its histogram.
 inline constexpr int level_bits = 11;
-inline constexpr index_t bins         = index_t{1} << level_bits;
-inline constexpr std::uint32_t no_bin = bins; ///< of thresholds outside the interval
+inline constexpr index_t bins   = index_t{1} << level_bits;
 static_assert(piece_tokens <= bins, "sums by bin are also sums by token of a piece");
 /// Bits of a multiplier, a non-negative float: 11, 11 and 9 of them are decided by three levels.
 inline constexpr int multiplier_bits = 31;
@@ -64,10 +63,10 @@ struct problem
     allocation_status status;
     std::uint32_t multiplier; ///< its bits, which are ordered like the numbers; the undecided ones are 0
     int undecided;            ///< number of undecided low bits
-    index_t left;             ///< bytes still to spend by thresholds below multiplier + 2^undecided, then by ties and upgrades
-    index_t piece;            ///< the piece of the first tie that does not fit; ties before it take the costlier rung
-    index_t token;            ///< that tie's number in its piece
-    index_t non_finite;       ///< tokens with a non-finite loss
+    index_t left;  ///< bytes still to spend by thresholds below multiplier + 2^undecided, then by ties and upgrades
+    index_t piece; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
+    index_t token; ///< that tie's number in its piece
+    index_t non_finite; ///< tokens with a non-finite loss
     allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
@@ -168,7 +167,10 @@ struct work
         return p.active && !p.over() && spend_leftover && p.multiplier != 0;
     }
     /// Number `item` of all problems' pieces.
-    [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept { return part_of(item, piece_tokens, pieces_per_head); }
+    [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
+    {
+        return part_of(item, piece_tokens, pieces_per_head);
+    }
     [[nodiscard]] MDKV_HD part stretch_of(index_t item) const noexcept
     {
         return part_of(item, stretch_tokens, stretches_per_head);
@@ -178,7 +180,8 @@ struct work
         index_t const piece = item % (heads * per_head);
         index_t const first = piece % per_head * size;
         index_t const owner = item / (heads * per_head);
-        return {owner, owner / candidates, piece, piece / per_head, first, tokens - first < size ? tokens - first : size};
+        return {
+            owner, owner / candidates, piece, piece / per_head, first, tokens - first < size ? tokens - first : size};
     }
     [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
     {
