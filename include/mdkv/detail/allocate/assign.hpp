@@ -29,8 +29,7 @@ struct assign
     {
         part const here = w.part_of(item);
         if (!w.problems[here.problem].active) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
+        open_piece& own = open_piece::of(t, w, here);
         own.clear(t, own.losses, columns);
         choose_rungs(t, own, here);
         double const loss = tree_sum(t, own.losses);
@@ -115,10 +114,7 @@ private:
             }
         });
         std::uint32_t any = 0;
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            any |= more[l];
-        }
+        MDKV_FOR_LANES(l, Lanes) { any |= more[l]; }
         for (int l = 0; any != 0 && l < Lanes; ++l)
         {
             if (more[l] == 0) { continue; }

@@ -38,8 +38,7 @@ struct weigh_sets
         index_t const limit = item / w.sets / w.pieces();
         part const here     = w.part_of(limit * w.candidates * w.pieces() + item / w.sets % w.pieces());
         if (!w.affords(limit, k)) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, k);
+        open_piece& own = open_piece::of(t, w, here, k);
         own.clear(t, own.sums, 2 * coarse_bins);
         own.clear(t, own.losses, columns);
         constexpr int lanes = Team::lanes;

@@ -24,29 +24,20 @@ struct alignas(16) open_piece
     std::size_t all;              ///< number of rungs, open and closed
     index_t count;                ///< number of tokens
 
-    /// All members of the team fill it together.
+    /// The team's memory, opened for a part of a head that has set k.
     template <team Team>
-    MDKV_HD void open(Team const& t, work const& w, part const& p, index_t k)
+    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, part const& p, index_t k)
     {
-        if (t.rank() == 0)
-        {
-            all                = w.costs.rungs;
-            count              = p.count;
-            rungs.count        = 0;
-            std::size_t closed = all;
-            for (std::size_t r = 0; r < all; ++r)
-            {
-                bool const is_open                     = (w.at(k).open >> r & 1) != 0;
-                rows[is_open ? rungs.count : --closed] = w.loss + (p.limit * w.heads + p.head) * w.loss_of_head
-                                                         + static_cast<index_t>(r) * w.loss_of_rung + p.first;
-                if (!is_open) { continue; }
-                rungs.add(r, w.costs.bytes[r]);
-                std::size_t const c = rungs.count - 1;
-                steps[c]            = c == 0 ? 0 : rungs.cost[c] - rungs.cost[c - 1];
-                for (std::size_t a = 0; a < c; ++a) { rungs.inverse[a][c] = w.inverse[rungs.index[a]][r]; }
-            }
-        }
+        open_piece& own = *t.scratch().template take<open_piece>(1);
+        if (t.rank() == 0) { own.open(w, p, k); }
         t.sync();
+        return own;
+    }
+    /// Opened with the set that the part's problem gives to its head.
+    template <team Team>
+    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, part const& p)
+    {
+        return of(t, w, p, w.set_of[p.problem * w.heads + p.head]);
     }
     template <team Team, class V>
     MDKV_HD static void clear(Team const& t, V* x, index_t n)
@@ -54,17 +45,36 @@ struct alignas(16) open_piece
         for (index_t i = t.rank(); i < n; i += t.size()) { x[i] = 0; }
         t.sync();
     }
+
+private:
+    MDKV_HD void open(work const& w, part const& p, index_t k)
+    {
+        all                = w.costs.rungs;
+        count              = p.count;
+        rungs.count        = 0;
+        std::size_t closed = all;
+        for (std::size_t r = 0; r < all; ++r)
+        {
+            bool const is_open                     = (w.at(k).open >> r & 1) != 0;
+            rows[is_open ? rungs.count : --closed] = w.loss + (p.limit * w.heads + p.head) * w.loss_of_head
+                                                     + static_cast<index_t>(r) * w.loss_of_rung + p.first;
+            if (!is_open) { continue; }
+            rungs.add(r, w.costs.bytes[r]);
+            std::size_t const c = rungs.count - 1;
+            steps[c]            = c == 0 ? 0 : rungs.cost[c] - rungs.cost[c - 1];
+            for (std::size_t a = 0; a < c; ++a) { rungs.inverse[a][c] = w.inverse[rungs.index[a]][r]; }
+        }
+    }
 };
 
 /// Neighbouring tokens of a piece, one a lane.
 template <int Lanes>
 struct neighbours
 {
-    float loss[max_rungs]
-              [std::size_t{Lanes}]; ///< at the open rungs; 0 past the end, and for tokens with a non-finite loss
-    float theta[max_rungs][std::size_t{Lanes}]; ///< thresholds 1, ..., rungs.count - 1
-    std::int32_t
-        non_finite[std::size_t{Lanes}]; ///< 1 for tokens with a loss that is NaN or infinite, also at a closed rung
+    /// Losses at the open rungs; 0 past the end, and for tokens with a non-finite loss.
+    float loss[max_rungs][std::size_t{Lanes}];
+    float theta[max_rungs][std::size_t{Lanes}];  ///< thresholds 1, ..., rungs.count - 1
+    std::int32_t non_finite[std::size_t{Lanes}]; ///< 1 for tokens with a NaN or infinite loss, also at a closed rung
 
     MDKV_HD void read(open_piece const& from, index_t first)
     {
@@ -74,19 +84,13 @@ struct neighbours
             float const* const row = from.rows[r] + first;
             if (first + Lanes <= from.count)
             {
-                MDKV_FOR_LANES(l, Lanes)
-                {
-                    loss[r][l] = row[l];
-                }
+                MDKV_FOR_LANES(l, Lanes) { loss[r][l] = row[l]; }
             }
             else
             {
                 for (int l = 0; l < Lanes; ++l) { loss[r][l] = first + l < from.count ? row[l] : 0.0F; }
             }
-            MDKV_FOR_LANES(l, Lanes)
-            {
-                zero[l] += loss[r][l] * 0.0F;
-            }
+            MDKV_FOR_LANES(l, Lanes) { zero[l] += loss[r][l] * 0.0F; }
         }
         std::int32_t any = 0;
         MDKV_FOR_LANES(l, Lanes)
@@ -96,10 +100,7 @@ struct neighbours
         }
         for (std::size_t r = 0; any != 0 && r < from.rungs.count; ++r)
         {
-            MDKV_FOR_LANES(l, Lanes)
-            {
-                loss[r][l] = zero[l] == 0.0F ? loss[r][l] : 0.0F;
-            }
+            MDKV_FOR_LANES(l, Lanes) { loss[r][l] = non_finite[l] == 0 ? loss[r][l] : 0.0F; }
         }
         find_thresholds(from.rungs, loss, theta);
     }

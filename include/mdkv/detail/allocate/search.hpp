@@ -154,8 +154,7 @@ struct weigh
         part const here  = w.stretch_of(item);
         problem const& p = w.problems[here.problem];
         if (!w.searches(p)) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
+        open_piece& own = open_piece::of(t, w, here);
         own.clear(t, own.sums, p.bins());
         int const shift = p.shift();
         for_thresholds(
@@ -214,9 +213,8 @@ struct weigh_ties
         part const here       = w.part_of(item);
         index_t const stretch = here.head * w.stretches_per_head + here.first / stretch_tokens;
         if (!w.spends(w.problems[here.problem]) || w.near[here.problem * w.stretches() + stretch] == 0) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-        index_t all = 0;
+        open_piece& own = open_piece::of(t, w, here);
+        index_t all     = 0;
         for_thresholds(t, own, w.problems[here.problem], [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
         if (t.rank() == 0) { w.ties[item] = all; }
@@ -241,8 +239,7 @@ struct find_tie
         first_over const of_pieces     = first_over::find(t, w.pieces(), p.left, [&](index_t i) { return ties[i]; });
         index_t const left             = p.left - of_pieces.before;
         part const here                = w.part_of(item * w.pieces() + of_pieces.at);
-        open_piece& own                = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[item * w.heads + here.head]);
+        open_piece& own                = open_piece::of(t, w, here);
         own.clear(t, own.sums, here.count);
         for_thresholds(t, own, p, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
         t.sync();
