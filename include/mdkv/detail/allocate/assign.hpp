@@ -55,8 +55,8 @@ private:
         index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
         index_t const left      = w.spends(p) ? p.left : 0;
         std::uint8_t* const to  = w.rungs_of(here);
-        std::int32_t reached[max_rungs]
-                            [std::size_t{lanes}]{}; // tokens at a rung or above; at 0: with a non-finite loss
+        std::int32_t reached[max_rungs][std::size_t{lanes}]{}; // tokens at a rung or above
+        std::int32_t non_finite[std::size_t{lanes}]{};
         upgrades best{};
         neighbours<lanes> group;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
@@ -68,7 +68,7 @@ private:
             MDKV_FOR_LANES(l, lanes)
             {
                 bar[l] = l < tied ? below : multiplier;
-                reached[0][l] += group.non_finite[l];
+                non_finite[l] += group.non_finite[l];
             }
             for (std::size_t j = 1; j < rungs.count; ++j)
             {
@@ -86,7 +86,7 @@ private:
             }
             if (left > 0) { find_upgrades(i, group, taken, rungs, left, best); }
         }
-        count_rungs(t, here, rungs, reached);
+        count_rungs(t, here, rungs, reached, non_finite);
         if (left > 0) { record_upgrades(t, here, rungs, best, left); }
     }
 
@@ -129,14 +129,15 @@ private:
 
     template <team Team>
     MDKV_HD void count_rungs(Team const& t, part const& here, rung_table const& rungs,
-        std::int32_t const (&reached)[max_rungs][std::size_t{Team::lanes}]) const
+        std::int32_t const (&reached)[max_rungs][std::size_t{Team::lanes}],
+        std::int32_t const (&non_finite)[std::size_t{Team::lanes}]) const
     {
         auto const over_lanes = [&](std::int32_t const(&x)[std::size_t{Team::lanes}]) {
             index_t sum = 0;
             for (std::int32_t const n : x) { sum += n; }
             return t.sum(sum);
         };
-        index_t const non_finite   = over_lanes(reached[0]);
+        index_t const spoilt       = over_lanes(non_finite);
         index_t above              = 0;
         std::int64_t* const counts = w.counts + (here.problem * w.heads + here.head) * index_t{max_rungs};
         for (std::size_t j = rungs.count; j-- > 0;)
@@ -145,7 +146,7 @@ private:
             if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
             above = up_to;
         }
-        if (t.rank() == 0 && non_finite > 0) { t.add_across(&w.problems[here.problem].non_finite, non_finite); }
+        if (t.rank() == 0 && spoilt > 0) { t.add_across(&w.problems[here.problem].non_finite, spoilt); }
     }
 
     /// An upgrade as a number: less for more loss saved, then for the earlier token.

@@ -81,7 +81,7 @@ struct part
 {
     index_t problem;
     index_t limit;
-    index_t piece; ///< number in the problem; of a stretch: its own
+    index_t piece; ///< number among the problem's pieces, or stretches
     index_t head;  ///< number in the limit
     index_t first;
     index_t count;
