@@ -11,6 +11,9 @@
 /// to 32,768 tokens at head dimension 128 in 16 bits, some heads in need of low rungs and some not. Counters: a_ms = by
 /// use, b_ms = always, `loss_ratio` = loss by use / always, `paying` = bytes charged by use / always.
 ///
+/// quotas_against_one_limit: a limit for each head beside one limit for all, of as many bytes together, four rungs. Counters:
+/// a_ms = quotas, b_ms = one limit, a_ns_a_token, b_ns_a_token.
+///
 ///   bench_allocate [--benchmark_format=json]
 
 #include <benchmark/benchmark.h>
@@ -62,14 +65,15 @@ mdkv::rung_costs costs()
 /// Few large losses among many small ones, falling with the rung at rates of their own.
 /// `loss_of_low_rungs`: how much more of it remains at the rungs between in the last head than in the first.
 std::pmr::vector<float> losses(std::size_t rungs, std::pmr::memory_resource* memory, index_t tokens_per_head = tokens,
-    double loss_of_low_rungs = 0)
+    double loss_of_low_rungs = 0, index_t all_heads = heads)
 {
-    auto const row = static_cast<std::size_t>(tokens_per_head);
+    auto const row  = static_cast<std::size_t>(tokens_per_head);
+    auto const rows = static_cast<std::size_t>(all_heads);
     std::mt19937_64 random{20603};
     std::normal_distribution<double> size{0.0, 2.0};
     std::uniform_real_distribution<double> fall{0.5, 1.02};
-    std::pmr::vector<float> loss(static_cast<std::size_t>(heads) * row * rungs, memory);
-    for (std::size_t h = 0; h < heads; ++h)
+    std::pmr::vector<float> loss(rows * row * rungs, memory);
+    for (std::size_t h = 0; h < rows; ++h)
     {
         for (std::size_t i = 0; i < row; ++i)
         {
@@ -78,7 +82,8 @@ std::pmr::vector<float> losses(std::size_t rungs, std::pmr::memory_resource* mem
             {
                 loss[(h * rungs + r) * row + i] = r + 1 == rungs ? 0.0F : static_cast<float>(x);
                 double const rest               = fall(random);
-                x *= rest + (1 - rest) * loss_of_low_rungs * static_cast<double>(h) / static_cast<double>(heads - 1);
+                x *=
+                    rest + (1 - rest) * loss_of_low_rungs * static_cast<double>(h) / static_cast<double>(all_heads - 1);
             }
         }
     }
@@ -276,6 +281,45 @@ void by_use_against_always(benchmark::State& state)
                                / static_cast<double>(std::max<index_t>(report[1].charged_bytes, 1));
     state.counters["gap"] = report[0].gap() / report[0].loss;
 }
+
+void quotas_against_one_limit(benchmark::State& state)
+{
+    index_t const all_heads       = state.range(0);
+    index_t const tokens_per_head = state.range(1);
+    bench::huge_page_resource pages;
+    std::pmr::vector<float> const loss = losses(4, &pages, tokens_per_head, 0, all_heads);
+    mdkv::rung_costs const cost        = costs<4>();
+    std::vector<index_t> const quotas(static_cast<std::size_t>(all_heads), tokens_per_head * 512 / 10);
+    index_t const together = all_heads * quotas.front();
+    std::vector<std::uint8_t> rung(static_cast<std::size_t>(all_heads * tokens_per_head));
+    std::vector<mdkv::allocation> report(quotas.size());
+    mdkv::cpu::thread_pool pool{static_cast<int>(state.range(2))};
+    auto const call = [&](mdkv::workspace& scratch, index_t const* limits, index_t count) {
+        mdkv::cpu::backend const on{&scratch, pool};
+        mdkv::allocate(on, mdkv::in(on, loss.data(), all_heads, 4, tokens_per_head), cost, mdkv::in(on, limits, count),
+            {}, mdkv::out(on, rung.data(), all_heads, tokens_per_head), mdkv::out(on, report.data(), count));
+    };
+    mdkv::workspace count;
+    call(count, quotas.data(), all_heads);
+    std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
+    auto const measured = [&](index_t const* limits, index_t n) {
+        return [&, limits, n] {
+            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
+            call(scratch, limits, n);
+        };
+    };
+    auto const times = bench::measure_pair(state, measured(quotas.data(), all_heads), measured(&together, index_t{1}));
+    double const tokens_of_all     = static_cast<double>(all_heads * tokens_per_head);
+    state.counters["a_ns_a_token"] = times.a * 1e9 / tokens_of_all;
+    state.counters["b_ns_a_token"] = times.b * 1e9 / tokens_of_all;
+}
+
+BENCHMARK(quotas_against_one_limit)
+    ->ArgNames({"heads", "tokens", "threads"})
+    ->ArgsProduct({{8}, {8192, 131072}, {1, 2}})
+    ->ArgsProduct({{240}, {512}, {1, 2}})
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
 
 BENCHMARK(by_use_against_always)
     ->ArgNames({"tokens", "kv_size", "threads"})

@@ -64,10 +64,7 @@ private:
                 T stored[std::size_t{most}];
                 if (n == most)
                 {
-                    MDKV_FOR_LANES(l, most)
-                    {
-                        stored[l] = as_stored(load_at<U>(from + l));
-                    }
+                    MDKV_FOR_LANES(l, most) { stored[l] = as_stored(load_at<U>(from + l)); }
                 }
                 else
                 {

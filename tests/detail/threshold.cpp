@@ -7,20 +7,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include <doctest/doctest.h>
 
 using mdkv::index_t;
 using mdkv::detail::rung_table;
-using mdkv::detail::token_thresholds;
 
 namespace
 {
 
-/// As many rungs as Count, or `rungs`: every threshold is the largest over c >= j of the least quotient over a < j.
-template <int Lanes, std::size_t Count>
+/// Every threshold is the largest over c >= j of the least quotient over a < j.
+template <std::size_t Lanes>
 void check(support::source& random, std::size_t rungs)
 {
     rung_table table;
@@ -31,21 +29,17 @@ void check(support::source& random, std::size_t rungs)
     {
         for (std::size_t c = 0; c < mdkv::max_rungs; ++c) { table.compare(a, c, unit); }
     }
-    float loss[token_thresholds<Lanes, Count>::capacity][Lanes];
+    float loss[mdkv::max_rungs][Lanes];
     for (std::size_t r = 0; r < rungs; ++r)
     {
-        for (int l = 0; l < Lanes; ++l)
+        for (std::size_t l = 0; l < Lanes; ++l)
         {
             loss[r][l] = l == 1 ? static_cast<float>(random.below(3) - 1) * 3e38F : static_cast<float>(random.normal());
         }
     }
-    token_thresholds<Lanes, Count> steps;
-    mdkv::detail::lane_floats<Lanes> rows[token_thresholds<Lanes, Count>::capacity];
-    for (std::size_t r = 0; r < rungs; ++r) { std::memcpy(&rows[r], loss[r], sizeof loss[r]); }
-    steps.find(table, rows);
-    float theta[token_thresholds<Lanes, Count>::capacity][Lanes];
-    for (std::size_t j = 1; j < rungs; ++j) { std::memcpy(theta[j], &steps.theta[j], sizeof theta[j]); }
-    for (int l = 0; l < Lanes; ++l)
+    float theta[mdkv::max_rungs][Lanes];
+    mdkv::detail::find_thresholds(table, loss, theta);
+    for (std::size_t l = 0; l < Lanes; ++l)
     {
         for (std::size_t j = 1; j < rungs; ++j)
         {
@@ -72,17 +66,13 @@ void check(support::source& random, std::size_t rungs)
 TEST_CASE(
     "thresholds are what their definition says, for any number of rungs and neighbours, and fall from step to step")
 {
-    constexpr int lanes = mdkv::cpu::team::register_lanes;
     support::source random{"thresholds"};
     for (int repeat = 0; repeat < 50; ++repeat)
     {
         for (std::size_t rungs = 1; rungs <= mdkv::max_rungs; ++rungs)
         {
-            check<lanes, mdkv::detail::run_time>(random, rungs);
-            check<1, mdkv::detail::run_time>(random, rungs);
+            check<std::size_t{mdkv::cpu::team::lanes}>(random, rungs);
+            check<1>(random, rungs);
         }
-        check<lanes, 2>(random, 2);
-        check<lanes, 4>(random, 4);
-        check<1, 4>(random, 4);
     }
 }

@@ -171,15 +171,9 @@ private:
             double sum[std::size_t{lanes}] = {};
             for (index_t k = p; k < n; k += sums)
             {
-                MDKV_FOR_LANES(l, lanes)
-                {
-                    sum[l] += static_cast<double>(a[k + l]) * static_cast<double>(b[k + l]);
-                }
+                MDKV_FOR_LANES(l, lanes) { sum[l] += static_cast<double>(a[k + l]) * static_cast<double>(b[k + l]); }
             }
-            MDKV_FOR_LANES(l, lanes)
-            {
-                partial_[p + l] = sum[l];
-            }
+            MDKV_FOR_LANES(l, lanes) { partial_[p + l] = sum[l]; }
         }
         t.sync();
         double all = 0;

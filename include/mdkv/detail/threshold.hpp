@@ -49,49 +49,34 @@ struct rung_table
     }
 };
 
-/// Stands for a number of rungs that is known at run time only.
-inline constexpr std::size_t run_time = 0;
-
-/// Calls body(r) for first <= r < end; unrolled if the number of rungs is a constant, so that arrays become registers.
-template <std::size_t Count, class Body>
-[[gnu::always_inline]] MDKV_HD inline void for_rungs(std::size_t first, std::size_t end, Body const& body)
+/// Finds the thresholds of neighbouring tokens, one token a lane. Losses must be finite. A negative threshold counts as 0,
+/// since no multiplier is negative; a threshold is infinite if a difference of losses leaves the range of float.
+/// \param loss   losses at the rungs of the table, cheapest first
+/// \param theta  thresholds 1, ..., rungs.count - 1; the others stay unset
+template <std::size_t Lanes>
+[[gnu::always_inline]] MDKV_HD inline void find_thresholds(
+    rung_table const& rungs, float const (&loss)[max_rungs][Lanes], float (&theta)[max_rungs][Lanes]) noexcept
 {
-    if constexpr (Count == run_time)
+    constexpr int lanes = static_cast<int>(Lanes);
+    for (std::size_t c = 1; c < rungs.count; ++c)
     {
-        MDKV_ROLLED
-        for (std::size_t r = first; r < end; ++r) { body(r); }
-    }
-    else
-    {
-        MDKV_UNROLL
-        for (std::size_t r = first; r < end; ++r) { body(r); }
+        float least[Lanes];
+        MDKV_FOR_LANES(l, lanes)
+        {
+            theta[c][l] = 0.0F;
+            least[l]    = __builtin_huge_valf();
+        }
+        for (std::size_t a = 0; a < c; ++a)
+        {
+            float const inverse = rungs.inverse[a][c];
+            MDKV_FOR_LANES(l, lanes)
+            {
+                float const quotient = (loss[a][l] - loss[c][l]) * inverse;
+                least[l]             = quotient < least[l] ? quotient : least[l];
+                theta[a + 1][l]      = least[l] > theta[a + 1][l] ? least[l] : theta[a + 1][l];
+            }
+        }
     }
 }
-
-/// The thresholds of neighbouring tokens, one token a lane. Count is the number of rungs, or run_time. Losses must
-/// be finite. A negative threshold counts as 0, since no multiplier is negative; a threshold is infinite if a difference
-/// of losses leaves the range of float.
-template <int Lanes, std::size_t Count = run_time>
-struct token_thresholds
-{
-    using floats                          = lane_floats<Lanes>;
-    static constexpr std::size_t capacity = Count == run_time ? max_rungs : Count;
-
-    floats theta[capacity]; ///< theta[1] ... theta[count - 1]; the others are unused
-
-    [[gnu::always_inline]] MDKV_HD void find(rung_table const& rungs, floats const (&loss)[capacity]) noexcept
-    {
-        std::size_t const count = Count == run_time ? rungs.count : Count;
-        for_rungs<Count>(1, count, [&](std::size_t j) { theta[j] = floats{}; });
-        for_rungs<Count>(1, count, [&](std::size_t c) {
-            floats least = (loss[0] - loss[c]) * rungs.inverse[0][c];
-            theta[1]     = larger(theta[1], least);
-            for_rungs<Count>(1, c, [&](std::size_t a) {
-                least        = smaller(least, (loss[a] - loss[c]) * rungs.inverse[a][c]);
-                theta[a + 1] = larger(theta[a + 1], least);
-            });
-        });
-    }
-};
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

@@ -19,8 +19,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// several, and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally
 /// good costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of
 /// rungs, to the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the
-/// widest projections it may use, and pays for them: candidates are the heads' own choices at the multiplier, improved
-/// head by head if there are at most 64, and the same choice for every head; the best is taken. The loss is then never
+/// widest projections it may use, and pays for them: candidates are the same choice for every head, and the heads' own
+/// choices at the multiplier, improved head by head if there are at most 64; the best is taken. The loss is then never
 /// above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV);
 /// with H limits each head has its own (MixedDimKV-H).
 ///
@@ -35,12 +35,11 @@ namespace mdkv::inline MDKV_MACHINE
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], one for each limit
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   two passes over the losses, one more if a sample of them misleads, and some over the few pieces that may
-///         hold the multiplier and its ties, O(R^2) a token; `rung` serves as working memory; scratch 18 KiB a limit, 128
-///         bytes a head, and 16 bytes for 2,048 tokens; charged by use: a pass more, all others once for each candidate
-///         that may be best (at most the number of widths, 0 among them, plus one), and scratch as many times, 16 KiB a
-///         head and width, and a byte a token and width
-/// \sync   returns when done (cpu); enqueued on the stream, 15 launches (gpu)
+/// \cost   four passes over the losses, and one over the few pieces that may have ties, O(R^2) a token; scratch 18 KiB a
+///         limit, 128 bytes a head, and 18 bytes for 2,048 tokens; charged by use: one pass for each width, 0 among them,
+///         and three for each candidate that may be best (at most the number of widths plus one), scratch as many times,
+///         16 KiB a head and width, and a byte a token and width
+/// \sync   returns when done (cpu); enqueued on the stream, at most 13 launches (gpu)
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case

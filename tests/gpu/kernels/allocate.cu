@@ -12,8 +12,10 @@ template __global__ void entry(__grid_constant__ job_of_teams<dual::curves> cons
 template __global__ void entry(__grid_constant__ job_of_teams<dual::choose> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::weigh> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::narrow> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::weigh_ties> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::find_tie> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::assign> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::conclude> const);
-template __global__ void entry(__grid_constant__ job_of_teams<dual::pick> const);
+template __global__ void entry(__grid_constant__ job_of_teams<dual::copy_best> const);
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

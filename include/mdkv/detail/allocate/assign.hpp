@@ -29,145 +29,147 @@ struct assign
     {
         part const here = w.part_of(item);
         if (!w.problems[here.problem].active) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-        own.clear(t, own.losses);
-        with_count(own.rungs.count, [&](auto count) { go<decltype(count)::value>(t, own, here); });
+        open_piece& own = open_piece::of(t, w, here);
+        own.clear(t, own.losses, columns);
+        choose_rungs(t, own, here);
         double const loss = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.losses[item] = loss; }
     }
 
 private:
     /// The best upgrade that one member has seen of each pair of rungs.
-    template <std::size_t Rungs>
     struct upgrades
     {
-        float saved[Rungs][Rungs];
-        index_t token[Rungs][Rungs];
+        float saved[max_rungs][max_rungs];
+        index_t token[max_rungs][max_rungs];
     };
 
-    template <std::size_t Count, team Team>
-    MDKV_HD void go(Team const& t, open_piece& own, part const& here) const
+    template <team Team>
+    MDKV_HD void choose_rungs(Team const& t, open_piece& own, part const& here) const
     {
-        constexpr int lanes            = Team::register_lanes;
-        constexpr std::size_t capacity = token_thresholds<lanes, Count>::capacity;
-        using floats                   = lane_floats<lanes>;
-        using ints                     = lane_ints<lanes>;
-        problem& p                     = w.problems[here.problem];
-        rung_table const& rungs        = own.rungs;
-        std::size_t const count        = Count == run_time ? rungs.count : Count;
-        floats const multiplier        = floats{} + bits_as<float>(p.multiplier);
-        floats const below             = floats{} + bits_as<float>(p.multiplier == 0 ? 0U : p.multiplier - 1);
-        index_t const ties             = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
-        index_t const left             = w.spends(p) ? p.room : 0;
-        std::uint8_t* const to         = w.rungs_of(here);
-        ints const one                 = ints{} + 1;
-        ints reached[capacity]{}; // tokens at a rung or above
-        ints silent{};
-        upgrades<capacity> best{};
-        neighbours<lanes, Count> group;
+        constexpr int lanes     = Team::lanes;
+        problem& p              = w.problems[here.problem];
+        rung_table const& rungs = own.rungs;
+        float const multiplier  = float_of_bits(p.multiplier);
+        float const below       = float_of_bits(p.multiplier == 0 ? 0U : p.multiplier - 1);
+        index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
+        index_t const left      = w.spends(p) ? p.left : 0;
+        std::uint8_t* const to  = w.rungs_of(here);
+        std::int32_t reached[max_rungs][std::size_t{lanes}]{}; // tokens at a rung or above
+        std::int32_t non_finite[std::size_t{lanes}]{};
+        upgrades best{};
+        neighbours<lanes> group;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
         {
             group.read(own, i);
-            floats bar = i + lanes <= ties ? below : multiplier;
-            if (i < ties && i + lanes > ties)
-            {
-                float bars[std::size_t{lanes}];
-                for (int l = 0; l < lanes; ++l) { bars[l] = bits_as<float>(p.multiplier - (i + l < ties ? 1U : 0U)); }
-                __builtin_memcpy(&bar, bars, sizeof bar);
-            }
-            floats chosen = group.loss[0];
-            ints rung     = ints{} + std::int32_t{rungs.index[0]};
-            silent += group.silence == 0.0F ? ints{} : one;
-            for_rungs<Count>(1, count, [&](std::size_t j) {
-                floats const theta = group.steps.theta[j];
-                chosen             = theta > bar ? group.loss[j] : chosen;
-                rung               = theta > bar ? ints{} + std::int32_t{rungs.index[j]} : rung;
-                reached[j] += theta > bar ? one : ints{};
-            });
-            double* const sums = own.losses + (i & (columns - 1));
-            float losses[std::size_t{lanes}];
-            __builtin_memcpy(losses, &chosen, sizeof chosen);
+            float bar[std::size_t{lanes}];
+            std::int32_t taken[std::size_t{lanes}]{}; // number of steps, which is the number of the open rung
+            auto const tied = static_cast<std::int32_t>(ties - i < lanes ? ties - i : index_t{lanes});
             MDKV_FOR_LANES(l, lanes)
             {
-                sums[l] += double{losses[l]};
+                bar[l] = l < tied ? below : multiplier;
+                non_finite[l] += group.non_finite[l];
             }
-            store_bytes<lanes>(rung, to + i, here.count - i);
-            if (left > 0) { look<Count, lanes>(i, group.loss, rung, rungs, left, best); }
+            for (std::size_t j = 1; j < rungs.count; ++j)
+            {
+                MDKV_FOR_LANES(l, lanes)
+                {
+                    std::int32_t const one = group.theta[j][l] > bar[l] ? 1 : 0;
+                    taken[l] += one;
+                    reached[j][l] += one;
+                }
+            }
+            for (int l = 0; l < lanes && i + l < here.count; ++l)
+            {
+                own.losses[(i & (columns - 1)) + l] += double{group.loss[taken[l]][l]};
+                to[i + l] = rungs.index[static_cast<std::size_t>(taken[l])];
+            }
+            if (left > 0) { find_upgrades(i, group, taken, rungs, left, best); }
         }
-        note<Count>(t, here, rungs, reached, silent, best, left);
+        count_rungs(t, here, rungs, reached, non_finite);
+        if (left > 0) { record_upgrades(t, here, rungs, best, left); }
     }
 
     /// Updates the best upgrade of each pair of rungs that fits into `left` bytes with these neighbouring tokens.
-    template <std::size_t Count, int Lanes, std::size_t Rungs>
-    [[gnu::always_inline]] MDKV_HD static void look(index_t first, lane_floats<Lanes> const (&loss)[Rungs],
-        lane_ints<Lanes> const& rung, rung_table const& rungs, index_t left, upgrades<Rungs>& best)
+    template <int Lanes>
+    MDKV_HD static void find_upgrades(index_t first, neighbours<Lanes> const& group,
+        std::int32_t const (&taken)[std::size_t{Lanes}], rung_table const& rungs, index_t left, upgrades& best)
     {
-        using ints               = lane_ints<Lanes>;
-        std::size_t const count  = Count == run_time ? rungs.count : Count;
-        auto const for_all_pairs = [&](auto const& body) {
-            for_rungs<Count>(1, count, [&](std::size_t c) {
-                for_rungs<Count>(0, c, [&](std::size_t a) {
-                    if (rungs.cost[c] - rungs.cost[a] > left) { return; }
-                    auto const saved = (loss[a] - loss[c]) * rungs.inverse[a][c];
-                    ints const more  = saved > best.saved[a][c] ? ints{} + 1 : ints{};
-                    body(a, c, saved, rung == std::int32_t{rungs.index[a]} ? more : ints{});
-                });
-            });
+        auto const for_pairs = [&](auto const& body) {
+            for (std::size_t c = 1; c < rungs.count; ++c)
+            {
+                for (std::size_t a = 0; a < c; ++a)
+                {
+                    if (rungs.cost[c] - rungs.cost[a] <= left) { body(a, c, rungs.inverse[a][c], best.saved[a][c]); }
+                }
+            }
         };
-        ints any{};
-        for_all_pairs([&](std::size_t, std::size_t, auto const&, ints const& more) { any |= more; });
-        if (lane_word<Lanes>(any) == 0) { return; }
-        for_all_pairs([&](std::size_t a, std::size_t c, auto const& saved, ints const& more) {
-            float of[std::size_t{Lanes}];
-            __builtin_memcpy(of, &saved, sizeof of);
-            for_lanes_in(lane_word<Lanes>(more), [&](int l) {
-                if (!(of[l] > best.saved[a][c])) { return; }
-                best.saved[a][c] = of[l];
+        std::uint32_t more[std::size_t{Lanes}]{}; // 1 for tokens with an upgrade that saves more than the best one
+        for_pairs([&](std::size_t a, std::size_t c, float inverse, float most) {
+            auto const from = static_cast<std::int32_t>(a);
+            MDKV_FOR_LANES(l, Lanes)
+            {
+                float const saved = (group.loss[a][l] - group.loss[c][l]) * inverse;
+                more[l] |= (taken[l] == from ? 1U : 0U) & (saved > most ? 1U : 0U);
+            }
+        });
+        std::uint32_t any = 0;
+        MDKV_FOR_LANES(l, Lanes) { any |= more[l]; }
+        for (int l = 0; any != 0 && l < Lanes; ++l)
+        {
+            if (more[l] == 0) { continue; }
+            for_pairs([&](std::size_t a, std::size_t c, float inverse, float& most) {
+                float const saved = (group.loss[a][l] - group.loss[c][l]) * inverse;
+                if (taken[l] != static_cast<std::int32_t>(a) || !(saved > most)) { return; }
+                most             = saved;
                 best.token[a][c] = first + l;
             });
-        });
+        }
+    }
+
+    template <team Team>
+    MDKV_HD void count_rungs(Team const& t, part const& here, rung_table const& rungs,
+        std::int32_t const (&reached)[max_rungs][std::size_t{Team::lanes}],
+        std::int32_t const (&non_finite)[std::size_t{Team::lanes}]) const
+    {
+        auto const over_lanes = [&](std::int32_t const(&x)[std::size_t{Team::lanes}]) {
+            index_t sum = 0;
+            for (std::int32_t const n : x) { sum += n; }
+            return t.sum(sum);
+        };
+        index_t const spoilt       = over_lanes(non_finite);
+        index_t above              = 0;
+        std::int64_t* const counts = w.counts + (here.problem * w.heads + here.head) * index_t{max_rungs};
+        for (std::size_t j = rungs.count; j-- > 0;)
+        {
+            index_t const up_to = j == 0 ? here.count : over_lanes(reached[j]);
+            if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
+            above = up_to;
+        }
+        if (t.rank() == 0 && spoilt > 0) { t.add_across(&w.problems[here.problem].non_finite, spoilt); }
     }
 
     /// An upgrade as a number: less for more loss saved, then for the earlier token.
     [[nodiscard]] MDKV_HD static std::uint64_t upgrade_of(float saved, index_t token)
     {
-        return static_cast<std::uint64_t>(0x7fffffffU - bits_as<std::uint32_t>(saved)) << 33U
+        return static_cast<std::uint64_t>(0x7fffffffU - bits_of_float(saved)) << 33U
                | static_cast<std::uint64_t>(token);
     }
 
-    template <std::size_t Count, team Team, std::size_t Rungs>
-    MDKV_HD void note(Team const& t, part const& here, rung_table const& rungs,
-        lane_ints<Team::register_lanes> const (&reached)[Rungs], lane_ints<Team::register_lanes> const& silent,
-        upgrades<Rungs> const& best, index_t left) const
+    template <team Team>
+    MDKV_HD void record_upgrades(
+        Team const& t, part const& here, rung_table const& rungs, upgrades const& best, index_t left) const
     {
-        auto const over_lanes = [&](lane_ints<Team::register_lanes> const& x) {
-            std::int32_t of[Team::register_lanes];
-            __builtin_memcpy(of, &x, sizeof of);
-            index_t sum = 0;
-            for (std::int32_t const n : of) { sum += n; }
-            return t.sum(sum);
-        };
-        std::size_t const count  = Count == run_time ? rungs.count : Count;
-        index_t const none       = over_lanes(silent);
-        index_t above            = 0;
-        std::int64_t* const told = w.counts + (here.problem * w.heads + here.head) * index_t{max_rungs};
-        for (std::size_t j = count; j-- > 0;)
-        {
-            index_t const up_to = j == 0 ? here.count : over_lanes(reached[j]);
-            if (t.rank() == 0 && up_to > above) { t.add_across(told + rungs.index[j], up_to - above); }
-            above = up_to;
-        }
-        if (t.rank() == 0 && none > 0) { t.add_across(&w.problems[here.problem].silent, none); }
         std::uint64_t* const to = w.best + here.problem * w.rungs() * w.rungs();
-        for (std::size_t c = 1; left > 0 && c < count; ++c)
+        for (std::size_t c = 1; c < rungs.count; ++c)
         {
             for (std::size_t a = 0; a < c; ++a)
             {
                 if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
                 // The largest complement stands for the most loss saved, by the first token.
-                index_t const token         = here.head * w.tokens + here.first + best.token[a][c];
-                std::uint64_t const largest = t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
+                index_t const token = here.head * w.tokens + here.first + best.token[a][c];
+                std::uint64_t const largest =
+                    t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
                 if (t.rank() == 0 && largest != 0)
                 {
                     t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);
@@ -190,7 +192,7 @@ struct conclude
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        double* const room = t.scratch().template take<double>(columns);
+        double* const sums = t.scratch().template take<double>(columns);
         index_t best       = -1;
         for (index_t c = 0; c < w.candidates; ++c)
         {
@@ -198,9 +200,9 @@ struct conclude
             problem& p           = w.problems[number];
             if (!p.active) { continue; }
             double const* const losses = w.losses + number * w.pieces();
-            double const loss          = ordered_sum(t, room, w.pieces(), [&](index_t i) { return losses[i]; });
+            double const loss          = ordered_sum(t, sums, w.pieces(), [&](index_t i) { return losses[i]; });
             if (t.rank() != 0) { continue; }
-            tell(number, p, loss);
+            write_report(number, p, loss);
             if (best < 0 || p.report.loss < w.problems[best].report.loss) { best = number; }
         }
         if (t.rank() != 0) { return; }
@@ -215,7 +217,7 @@ private:
     }
 
     /// Applies upgrades within `left` bytes, and returns the loss that they save.
-    MDKV_HD double buy(index_t number, index_t left) const
+    MDKV_HD double apply_upgrades(index_t number, index_t left) const
     {
         double saved              = 0;
         std::uint64_t* const best = w.best + number * w.rungs() * w.rungs();
@@ -244,13 +246,13 @@ private:
         }
     }
 
-    MDKV_HD void tell(index_t number, problem const& p, double tied_loss) const
+    MDKV_HD void write_report(index_t number, problem const& p, double tied_loss) const
     {
         allocation& report = w.problems[number].report;
         report             = {};
-        report.status      = !p.over() && p.silent > 0 ? allocation_status::non_finite_loss : p.status;
+        report.status      = !p.over() && p.non_finite > 0 ? allocation_status::non_finite_loss : p.status;
         report.limit       = w.limit_values[number / w.candidates];
-        report.loss        = tied_loss - buy(number, p.room);
+        report.loss        = tied_loss - apply_upgrades(number, p.left);
         for (index_t h = 0; h < w.heads && w.tokens > 0; ++h)
         {
             index_t widest = w.by_use ? 0 : w.at(w.set_of[number * w.heads + h]).charge;
@@ -267,10 +269,10 @@ private:
         }
         report.dual = report.loss;
         if (p.over()) { return; }
-        float const m     = bits_as<float>(p.multiplier == no_more ? no_more - 1 : p.multiplier);
+        float const m     = float_of_bits(p.multiplier == no_more ? no_more - 1 : p.multiplier);
         report.multiplier = double{m} / static_cast<double>(w.unit);
         // With or without ties, the rungs minimise loss + multiplier * bytes.
-        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(p.room));
+        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(p.left));
         double const bound =
             w.chooses() && p.status == allocation_status::optimal ? w.dual[number / w.candidates] : own;
         report.dual = report.loss < bound ? report.loss : bound;
@@ -278,9 +280,9 @@ private:
 };
 
 /// Copies the rungs of each limit's best problem to the caller's view.
-struct pick
+struct copy_best
 {
-    static constexpr char const* name = "allocate_pick";
+    static constexpr char const* name = "allocate_copy_best";
 
     work w;
 

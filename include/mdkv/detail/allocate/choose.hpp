@@ -5,6 +5,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstddef>
@@ -37,16 +38,25 @@ struct weigh_sets
         index_t const limit = item / w.sets / w.pieces();
         part const here     = w.part_of(limit * w.candidates * w.pieces() + item / w.sets % w.pieces());
         if (!w.affords(limit, k)) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        own.open(t, w, here, k);
-        own.clear(t, own.sums);
-        own.clear(t, own.losses);
-        constexpr int lanes = Team::register_lanes;
-        neighbours<lanes, run_time> group; // adding to bins takes longer than finding thresholds in a loop
+        open_piece& own = open_piece::of(t, w, here, k);
+        own.clear(t, own.sums, 2 * coarse_bins);
+        own.clear(t, own.losses, columns);
+        constexpr int lanes = Team::lanes;
+        neighbours<lanes> group;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
         {
             group.read(own, i);
-            add<lanes>(t, own, i, group.loss, group.steps.theta);
+            add_thresholds(t, own, group);
+            double* const sums = own.losses + (i & (columns - 1));
+            MDKV_FOR_LANES(l, lanes)
+            {
+                float least = group.loss[0][l];
+                for (std::size_t r = 1; r < own.rungs.count; ++r)
+                {
+                    least = group.loss[r][l] < least ? group.loss[r][l] : least;
+                }
+                sums[l] += double{least};
+            }
         }
         double const least = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.offsets[item] = least; }
@@ -58,27 +68,21 @@ struct weigh_sets
     }
 
 private:
-    template <int Lanes, team Team, std::size_t Rungs>
-    [[gnu::always_inline]] MDKV_HD void add(Team const& t, open_piece& own, index_t first,
-        lane_floats<Lanes> const (&loss)[Rungs], lane_floats<Lanes> const (&theta)[Rungs]) const
+    template <int Lanes, team Team>
+    MDKV_HD void add_thresholds(Team const& t, open_piece& own, neighbours<Lanes> const& group) const
     {
-        lane_floats<Lanes> least = loss[0];
         for (std::size_t j = 1; j < own.rungs.count; ++j)
         {
-            least = smaller(loss[j], least);
-            float values[std::size_t{Lanes}];
-            __builtin_memcpy(values, &theta[j], sizeof values);
-            for_lanes_in(lane_word<Lanes>(theta[j] > 0.0F ? lane_ints<Lanes>{} + 1 : lane_ints<Lanes>{}), [&](int l) {
-                std::uint32_t const bits = bits_as<std::uint32_t>(values[l]);
-                std::int64_t* const bin  = own.sums + (bits >> 21U);
-                t.add(bin, own.step(j));
-                t.add(bin + coarse_bins, own.step(j) * index_t{(bits & 0x1fffffU) >> w.dropped_bits});
-            });
+            for (int l = 0; l < Lanes; ++l)
+            {
+                if (!(group.theta[j][l] > 0.0F)) { continue; }
+                std::uint32_t const bits = bits_of_float(group.theta[j][l]);
+                std::uint32_t const low  = bits & ((1U << coarse_bits) - 1);
+                std::int64_t* const bin  = own.sums + (bits >> coarse_bits);
+                t.add(bin, own.steps[j]);
+                t.add(bin + coarse_bins, own.steps[j] * index_t{low >> w.dropped_bits});
+            }
         }
-        double* const sums = own.losses + (first & (columns - 1));
-        float losses[std::size_t{Lanes}];
-        __builtin_memcpy(losses, &least, sizeof least);
-        for (int l = 0; l < Lanes; ++l) { sums[l] += double{losses[l]}; }
     }
 };
 
@@ -91,7 +95,7 @@ struct curves
     work w;
 
     [[nodiscard]] index_t items() const { return w.limits * w.heads * w.sets; }
-    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(room)}; }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(sums)}; }
 
     /// Loss per widest step at an edge (infinity counts as 2^128).
     [[nodiscard]] MDKV_HD static double edge(index_t bin) noexcept
@@ -110,17 +114,17 @@ struct curves
         if (!w.affords(limit, k)) { return; }
         std::int64_t* const bytes = w.row(head, k);
         std::int64_t* const rest  = bytes + coarse_bins;
-        room& own                 = *t.scratch().template take<room>(1);
+        sums& own                 = *t.scratch().template take<sums>(1);
         double const* const x     = w.offsets + head * w.pieces_per_head * w.sets + k;
-        double loss   = ordered_sum(t, own.sum, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
+        double loss   = ordered_sum(t, own.part, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
         index_t above = 0;
         for (index_t from = 0; from < coarse_bins; from += t.size())
         {
             index_t const b = coarse_bins - 1 - from - t.rank();
             if (b >= 0) { own.loss[b] = loss_in(b, bytes[b], rest[b]); }
-            auto const sums = t.prefix(b >= 0 ? index_t{bytes[b]} : index_t{0});
-            if (b >= 0) { bytes[b] += above + sums.before; }
-            above += sums.total;
+            auto const prefix = t.prefix(b >= 0 ? index_t{bytes[b]} : index_t{0});
+            if (b >= 0) { bytes[b] += above + prefix.before; }
+            above += prefix.total;
         }
         t.sync();
         for (index_t b = 0; t.rank() == 0 && b < coarse_bins; ++b)
@@ -131,9 +135,9 @@ struct curves
     }
 
 private:
-    struct alignas(16) room
+    struct alignas(16) sums
     {
-        double sum[columns];
+        double part[columns];
         double loss[coarse_bins];
     };
 
@@ -160,7 +164,7 @@ struct curve_reader
     struct outcome
     {
         index_t edge = -1;                   ///< the lowest edge that fits; negative if none does
-        index_t room = 0;                    ///< bytes left by the thresholds above bin `edge` - 1 (bin 0 at edge 0)
+        index_t left = 0;                    ///< bytes left by the thresholds above bin `edge` - 1 (bin 0 at edge 0)
         double least = 0;                    ///< lower bound of the loss
         double lost  = __builtin_huge_val(); ///< estimate of the loss
         double most  = __builtin_huge_val(); ///< upper bound of the loss
@@ -221,19 +225,19 @@ struct curve_reader
         index_t bytes;
         double loss;
     };
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(choice const& of, index_t e) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD total total_at(choice const& made, index_t e) const
     {
         total sum{};
         for (index_t h = 0; h < w.heads; ++h)
         {
-            index_t const k = of.sets == nullptr ? best_set(h, e) : h == of.head ? of.set : index_t{of.sets[h]};
+            index_t const k = made.sets == nullptr ? best_set(h, e) : h == made.head ? made.set : index_t{made.sets[h]};
             sum.bytes += taken(h, k, e);
             sum.loss += lost(h, k, e);
         }
         return sum;
     }
 
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& of) const
+    [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& made) const
     {
         outcome here;
         index_t low  = 0;
@@ -241,125 +245,98 @@ struct curve_reader
         while (low < high)
         {
             index_t const middle = (low + high) / 2;
-            if (total_at(of, middle).bytes <= limit) { high = middle; }
+            if (total_at(made, middle).bytes <= limit) { high = middle; }
             else { low = middle + 1; }
         }
         index_t const before = low > 0 ? low - 1 : 0;
-        auto const higher    = total_at(of, before);
+        auto const higher    = total_at(made, before);
         index_t const excess = higher.bytes - limit;
         here.least           = higher.loss + price(excess, before);
         if (low == coarse_bins) { return here; }
         // Between two edges the loss is convex: below its chord, above its tangents.
-        auto const lower   = total_at(of, low);
+        auto const lower   = total_at(made, low);
         here.edge          = low;
-        here.room          = limit - (low > 0 ? lower.bytes : total_at(of, 1).bytes);
+        here.left          = limit - (low > 0 ? lower.bytes : total_at(made, 1).bytes);
         here.most          = lower.loss;
         double const right = here.most - price(limit - lower.bytes, low);
         here.least         = here.least > right ? here.least : right;
         here.least         = here.least < here.most ? here.least : here.most; // despite rounding
-        double const way = excess > 0 ? static_cast<double>(here.room) / static_cast<double>(excess + here.room) : 0.0;
+        double const way = excess > 0 ? static_cast<double>(here.left) / static_cast<double>(excess + here.left) : 0.0;
         double const chord = here.most - rounded_product(here.most - higher.loss, way);
         here.lost          = (here.least + chord) * 0.5;
         return here;
     }
 };
 
-/// Chooses every head's set, and the first digit of the multiplier that goes with it. Candidates are the same set for
-/// every head, unless the curves show that it loses more than another candidate, and the best combination found: from
-/// the heads' own choices on both sides of the edge where the limit binds, steepest descent over single-head changes of
-/// the loss at the limit. Its time grows with the cube of the number of heads: with more than `most_changing` heads,
-/// their own choices stay unchanged.
+/// Chooses every head's set, and the first bits of the multiplier that goes with it. Candidates are the same set for every
+/// head, and the heads' own choices at the edge where the limit binds, changed head by head. A candidate is not solved if
+/// the curves show that it loses more than another one.
 struct choose
 {
     static constexpr char const* name      = "allocate_choose";
-    static constexpr index_t most_changing = 64; // heads
+    static constexpr index_t most_changing = 64; ///< heads; with more, their own choices stay as they are
 
     work w;
 
-    [[nodiscard]] index_t scratch_bytes() const { return room{carver{}, w}.bytes; }
+    [[nodiscard]] index_t scratch_bytes() const { return w.candidates * index_t{sizeof(curve_reader::outcome)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        problem* const found       = w.problems + limit * w.candidates;
-        std::uint8_t* const sets   = w.set_of + limit * w.candidates * w.heads;
-        std::uint8_t* const chosen = sets + w.sets * w.heads;
+        problem* const found     = w.problems + limit * w.candidates;
+        std::uint8_t* const sets = w.set_of + limit * w.candidates * w.heads;
+        std::uint8_t* const own  = sets + w.sets * w.heads;
         if (found->over()) { return; }
-        room const own{t.scratch(), w};
+        auto* const at = t.scratch().template take<curve_reader::outcome>(w.candidates);
         curve_reader const read{w, limit};
-        auto const free  = read.at_limit({});
-        index_t const at = free.edge < 0 ? coarse_bins - 1 : free.edge;
-        double least     = __builtin_huge_val();
-        for (index_t e = at > 0 ? at - 1 : 0; e <= at; ++e)
+        auto const free    = read.at_limit({});
+        index_t const edge = free.edge < 0 ? coarse_bins - 1 : free.edge;
+        for (index_t h = t.rank(); h < w.heads; h += t.size())
         {
-            for (index_t h = t.rank(); h < w.heads; h += t.size())
-            {
-                own.sets[h] = static_cast<std::uint8_t>(read.best_set(h, e));
-            }
-            t.sync();
-            double const lost = descend(t, own, read);
-            for (index_t h = t.rank(); lost <= least && h < w.heads; h += t.size()) { chosen[h] = own.sets[h]; }
-            least = lost < least ? lost : least;
-            t.sync();
+            own[h] = static_cast<std::uint8_t>(read.best_set(h, edge));
         }
-        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { own.at[c] = read.at_limit({sets + c * w.heads}); }
+        t.sync();
+        for (index_t step = 0; step < 2 * w.heads && w.heads <= most_changing && change_best(t, read, own); ++step) {}
+        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { at[c] = read.at_limit({sets + c * w.heads}); }
         t.sync();
         if (t.rank() != 0) { return; }
         double most = __builtin_huge_val();
-        bool alike  = true; // if true, the combination is one of the other candidates
-        for (index_t c = 0; c < w.candidates; ++c) { most = own.at[c].most < most ? own.at[c].most : most; }
-        for (index_t h = 0; h < w.heads; ++h) { alike = alike && chosen[h] == chosen[0]; }
+        bool alike  = true; // whether the combination is one of the other candidates
+        for (index_t c = 0; c < w.candidates; ++c) { most = at[c].most < most ? at[c].most : most; }
+        for (index_t h = 0; h < w.heads; ++h) { alike = alike && own[h] == own[0]; }
         for (index_t c = 0; c < w.candidates; ++c)
         {
-            auto const& here = own.at[c];
-            found[c].active  = here.edge >= 0 && here.least <= most && !(alike && c == w.sets);
-            found[c].room    = here.room;
-            found[c].set_bins(static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0) << 21U, index_t{1} << 21);
+            auto const& here    = at[c];
+            found[c].active     = here.edge >= 0 && here.least <= most && !(alike && c == w.sets);
+            found[c].left       = here.left;
+            found[c].multiplier = static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0) << coarse_bits;
+            found[c].undecided  = coarse_bits;
         }
         w.dual[limit] = free.least;
     }
 
 private:
-    struct room
-    {
-        curve_reader::outcome* at; // [candidates]
-        std::uint8_t* sets;        // [heads]
-        index_t bytes;
-
-        MDKV_HD room(carver cut, work const& w)
-            : at{cut.take<curve_reader::outcome>(w.candidates)}
-            , sets{cut.take<std::uint8_t>(w.heads)}
-            , bytes{cut.bytes()}
-        {}
-    };
-
-    /// Changes the sets until no head's change alone helps. Returns an estimate of their loss.
+    /// Makes the change of one head's set that loses least at the limit. Returns whether one helps.
     template <team Team>
-    [[nodiscard]] MDKV_HD double descend(Team const& t, room const& own, curve_reader const& read) const
+    [[nodiscard]] MDKV_HD bool change_best(Team const& t, curve_reader const& read, std::uint8_t* sets) const
     {
         index_t const changes = w.heads * w.sets;
-        double lost           = read.at_limit({own.sets}).lost;
-        index_t const steps   = w.heads <= most_changing ? 2 * w.heads : 0;
-        for (index_t step = 0; step < steps; ++step)
+        double const before   = read.at_limit({sets}).lost;
+        double least          = before;
+        index_t change        = changes;
+        for (index_t c = t.rank(); c < changes; c += t.size())
         {
-            double least  = lost;
-            index_t where = changes;
-            for (index_t c = t.rank(); c < changes; c += t.size())
-            {
-                index_t const k = c % w.sets;
-                if (!read.affords(k)) { continue; }
-                double const here = read.at_limit({own.sets, c / w.sets, k}).lost;
-                where             = here < least ? c : where;
-                least             = here < least ? here : least;
-            }
-            double const best = -t.largest(-least);
-            if (!(best < lost)) { break; }
-            where = changes - t.largest(least == best ? changes - where : index_t{0}); // first of equal changes
-            if (t.rank() == 0) { own.sets[where / w.sets] = static_cast<std::uint8_t>(where % w.sets); }
-            lost = best;
-            t.sync();
+            if (!read.affords(c % w.sets)) { continue; }
+            double const lost = read.at_limit({sets, c / w.sets, c % w.sets}).lost;
+            change            = lost < least ? c : change;
+            least             = lost < least ? lost : least;
         }
-        return lost;
+        double const best = -t.largest(-least);
+        if (!(best < before)) { return false; }
+        change = changes - t.largest(least == best ? changes - change : index_t{0}); // the first of equal changes
+        if (t.rank() == 0) { sets[change / w.sets] = static_cast<std::uint8_t>(change % w.sets); }
+        t.sync();
+        return true;
     }
 };
 

@@ -1,4 +1,4 @@
-/// \file piece.hpp: how a team reads a piece of one head's tokens: their losses and thresholds, the bins it has seen, its sums (arXiv 2603.20616, section 4.3).
+/// \file piece.hpp: how a team reads a piece of one head's tokens: their losses and thresholds, and its sums (arXiv 2603.20616, section 4.3).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -9,130 +9,102 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// The bins of the last search in which a piece has thresholds, noted in the memory of its rungs, which are not known yet.
-struct seen_bins
-{
-    std::uint8_t* of;
-    index_t count; ///< tokens of the piece
-    index_t mask;
-
-    /// \param first  first token of the piece, counted in the block
-    MDKV_HD seen_bins(work const& w, part const& block, index_t first) noexcept
-        : of{w.rungs_of(block) + first}
-        , count{block.count - first < piece_tokens ? block.count - first : piece_tokens}
-        , mask{count == piece_tokens ? piece_tokens - 1 : 0} // a shorter piece only notes that it has some bin
-    {}
-    [[nodiscard]] MDKV_HD bool has(index_t bin) const noexcept { return bin < 0 || of[bin & mask] != 0; }
-    MDKV_HD void note(index_t bin) const noexcept { of[bin & mask] = 1; }
-    template <team Team>
-    MDKV_HD void clear(Team const& t) const noexcept
-    {
-        for (index_t i = t.rank(); i < count; i += t.size()) { of[i] = 0; }
-    }
-};
-
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
 struct alignas(16) open_piece
 {
-    std::int64_t sums[fine_bins + 2]; ///< sums of the bins, of thresholds above them, and of thresholds in none
+    std::int64_t sums[bins]; ///< bytes, by bin or by token
     double losses[columns];
     rung_table rungs;
+    index_t steps[max_rungs];     ///< bytes from each open rung but the first to the one before it
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others
     std::size_t all;              ///< number of rungs, open and closed
     index_t count;                ///< number of tokens
 
-    /// All members of the team fill it together.
+    /// The team's memory, opened for a part of a head that has set k.
     template <team Team>
-    MDKV_HD void open(Team const& t, work const& w, part const& p, index_t k)
+    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, part const& p, index_t k)
     {
-        if (t.rank() == 0)
+        open_piece& own = *t.scratch().template take<open_piece>(1);
+        if (t.rank() == 0) { own.open(w, p, k); }
+        t.sync();
+        return own;
+    }
+    /// Opened with the set that the part's problem gives to its head.
+    template <team Team>
+    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, part const& p)
+    {
+        return of(t, w, p, w.set_of[p.problem * w.heads + p.head]);
+    }
+    template <team Team, class V>
+    MDKV_HD static void clear(Team const& t, V* x, index_t n)
+    {
+        for (index_t i = t.rank(); i < n; i += t.size()) { x[i] = 0; }
+        t.sync();
+    }
+
+private:
+    MDKV_HD void open(work const& w, part const& p, index_t k)
+    {
+        all                = w.costs.rungs;
+        count              = p.count;
+        rungs.count        = 0;
+        std::size_t closed = all;
+        for (std::size_t r = 0; r < all; ++r)
         {
-            all                = w.costs.rungs;
-            count              = p.count;
-            rungs.count        = 0;
-            std::size_t closed = all;
-            for (std::size_t r = 0; r < all; ++r)
-            {
-                bool const is_open                     = (w.at(k).open >> r & 1) != 0;
-                rows[is_open ? rungs.count : --closed] = w.loss + (p.limit * w.heads + p.head) * w.loss_of_head
-                                                         + static_cast<index_t>(r) * w.loss_of_rung + p.first;
-                if (!is_open) { continue; }
-                rungs.add(r, w.costs.bytes[r]);
-                std::size_t const c = rungs.count - 1;
-                for (std::size_t a = 0; a < c; ++a) { rungs.inverse[a][c] = w.inverse[rungs.index[a]][r]; }
-            }
+            bool const is_open                     = (w.at(k).open >> r & 1) != 0;
+            rows[is_open ? rungs.count : --closed] = w.loss + (p.limit * w.heads + p.head) * w.loss_of_head
+                                                     + static_cast<index_t>(r) * w.loss_of_rung + p.first;
+            if (!is_open) { continue; }
+            rungs.add(r, w.costs.bytes[r]);
+            std::size_t const c = rungs.count - 1;
+            steps[c]            = c == 0 ? 0 : rungs.cost[c] - rungs.cost[c - 1];
+            for (std::size_t a = 0; a < c; ++a) { rungs.inverse[a][c] = w.inverse[rungs.index[a]][r]; }
         }
-        t.sync();
     }
-    template <team Team, class V, std::size_t N>
-    MDKV_HD static void clear(Team const& t, V (&sums_of)[N])
-    {
-        for (index_t i = t.rank(); i < index_t{N}; i += t.size()) { sums_of[i] = 0; }
-        t.sync();
-    }
-    [[nodiscard]] MDKV_HD index_t step(std::size_t j) const noexcept { return rungs.cost[j] - rungs.cost[j - 1]; }
 };
-
-/// The first n of neighbouring losses, then 0.
-template <int Lanes>
-MDKV_OUTLINE MDKV_HD void read_some(float const* from, index_t n, lane_floats<Lanes>& loss)
-{
-    float some[std::size_t{Lanes}]{};
-    for (index_t l = 0; l < n; ++l) { some[l] = from[l]; }
-    loss = load_lanes<lane_floats<Lanes>>(some);
-}
-
-/// The losses of neighbouring tokens, one a lane; 0 past the end.
-template <int Lanes>
-[[nodiscard, gnu::always_inline]] MDKV_HD inline lane_floats<Lanes> read_losses(
-    float const* row, index_t first, index_t count)
-{
-    lane_floats<Lanes> loss;
-    if (first + Lanes <= count) { loss = load_lanes<lane_floats<Lanes>>(row + first); }
-    else { read_some<Lanes>(row + first, count - first, loss); }
-    return loss;
-}
 
 /// Neighbouring tokens of a piece, one a lane.
-template <int Lanes, std::size_t Count>
+template <int Lanes>
 struct neighbours
 {
-    using floats                          = lane_floats<Lanes>;
-    static constexpr std::size_t capacity = token_thresholds<Lanes, Count>::capacity;
+    /// Losses at the open rungs; 0 past the end, and for tokens with a non-finite loss.
+    float loss[max_rungs][std::size_t{Lanes}];
+    float theta[max_rungs][std::size_t{Lanes}];  ///< thresholds 1, ..., rungs.count - 1
+    std::int32_t non_finite[std::size_t{Lanes}]; ///< 1 for tokens with a NaN or infinite loss, also at a closed rung
 
-    floats loss[capacity]; ///< losses of the open rungs; 0 past the end, and for tokens with a non-finite loss
-    floats silence;        ///< non-zero for tokens with a NaN or infinite loss
-    token_thresholds<Lanes, Count> steps;
-
-    [[gnu::always_inline]] MDKV_HD void read(open_piece const& from, index_t first)
+    MDKV_HD void read(open_piece const& from, index_t first)
     {
-        std::size_t const count = Count == run_time ? from.rungs.count : Count;
-        silence                 = floats{};
-        for_rungs<Count>(0, count, [&](std::size_t r) {
-            loss[r] = read_losses<Lanes>(from.rows[r], first, from.count);
-            silence += loss[r] * 0.0F;
-        });
-        for (std::size_t r = count; r < from.all; ++r)
+        float zero[std::size_t{Lanes}]{}; // NaN for tokens with a non-finite loss
+        for (std::size_t r = 0; r < from.all; ++r)
         {
-            silence += read_losses<Lanes>(from.rows[r], first, from.count) * 0.0F;
+            float const* const row = from.rows[r] + first;
+            if (first + Lanes <= from.count)
+            {
+                MDKV_FOR_LANES(l, Lanes) { loss[r][l] = row[l]; }
+            }
+            else
+            {
+                for (int l = 0; l < Lanes; ++l) { loss[r][l] = first + l < from.count ? row[l] : 0.0F; }
+            }
+            MDKV_FOR_LANES(l, Lanes) { zero[l] += loss[r][l] * 0.0F; }
         }
-        for_rungs<Count>(0, count, [&](std::size_t r) { loss[r] = silence == 0.0F ? loss[r] : floats{}; });
-        steps.find(from.rungs, loss);
+        std::int32_t any = 0;
+        MDKV_FOR_LANES(l, Lanes)
+        {
+            non_finite[l] = zero[l] == 0.0F ? 0 : 1;
+            any |= non_finite[l];
+        }
+        for (std::size_t r = 0; any != 0 && r < from.rungs.count; ++r)
+        {
+            MDKV_FOR_LANES(l, Lanes) { loss[r][l] = non_finite[l] == 0 ? loss[r][l] : 0.0F; }
+        }
+        find_thresholds(from.rungs, loss, theta);
     }
 };
-
-/// Calls body with the number of rungs: as a constant if it is 4, the usual one.
-template <class Body>
-MDKV_HD void with_count(std::size_t count, Body const& body)
-{
-    if (count == 4) { body(std::integral_constant<std::size_t, 4>{}); }
-    else { body(std::integral_constant<std::size_t, run_time>{}); }
-}
 
 /// The sum of `columns` doubles, in the same order for every team; overwrites them.
 template <team Team>
@@ -150,15 +122,15 @@ template <team Team>
 }
 
 /// The sum of x(0), ..., x(n - 1), in the same order for every team.
-/// \param room  [columns]
+/// \param scratch  [columns]
 template <team Team, class X>
-[[nodiscard]] MDKV_HD double ordered_sum(Team const& t, double* room, index_t n, X const& x)
+[[nodiscard]] MDKV_HD double ordered_sum(Team const& t, double* scratch, index_t n, X const& x)
 {
     double total = 0;
     for (index_t from = 0; from < n; from += columns)
     {
-        for (index_t c = t.rank(); c < columns; c += t.size()) { room[c] = from + c < n ? x(from + c) : 0.0; }
-        total += tree_sum(t, room);
+        for (index_t c = t.rank(); c < columns; c += t.size()) { scratch[c] = from + c < n ? x(from + c) : 0.0; }
+        total += tree_sum(t, scratch);
     }
     return total;
 }

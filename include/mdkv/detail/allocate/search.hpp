@@ -15,93 +15,75 @@
 //     bytes(m) = c_0 + sum_j s_j [theta_j > m]
 //
 // One histogram of thresholds, weighted with s_j, therefore gives the bytes at every edge between bins: a bisection that
-// tries two thousand multipliers in a pass. Few thresholds should fall into the bins of the first pass, because adding to a
-// bin takes longer than finding a threshold: a sample finds the range of these bins. If the sample was wrong, later passes
-// search all multipliers.
+// tries two thousand multipliers in a pass. A level is `weigh`, which fills the histogram, and `narrow`, which finds the bin of
+// the multiplier; the bin is the next level's interval. At the multiplier itself `weigh_ties` and `find_tie` do the same for
+// the ties, by piece and then by token.
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// The lowest bin above which all bytes fit; `bins` if nothing fits.
-struct cut
+/// The first of n numbers that makes the sum exceed `left`; the last one if none does.
+struct first_over
 {
-    index_t bin;
-    index_t above; ///< bytes above the bin
-    index_t all;   ///< bytes in all bins and above them
+    index_t at;
+    index_t before; ///< sum of the numbers before it
 
-    /// \param carried  bytes above all bins
-    template <team Team>
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD static cut find(
-        Team const& t, std::int64_t const* sums, index_t bins, index_t carried, index_t room)
+    /// \param x  x(i) is number i; not negative
+    template <team Team, class X>
+    [[nodiscard]] MDKV_HD static first_over find(Team const& t, index_t n, index_t left, X const& x)
     {
-        cut here{bins, 0, carried};
-        for (index_t from = 0; from < bins; from += t.size())
+        index_t before = 0;
+        for (index_t from = 0; from < n; from += t.size())
         {
-            index_t const b    = bins - 1 - from - t.rank();
-            auto const before  = t.prefix(b >= 0 ? index_t{sums[b]} : index_t{0});
-            index_t const over = here.all + before.before;
-            here.all += before.total;
-            if (b < 0 || over > room) { continue; }
-            here.bin   = b;
-            here.above = over;
+            index_t const i    = from + t.rank();
+            index_t const own  = i < n ? index_t{x(i)} : 0;
+            auto const sums    = t.prefix(own);
+            index_t const here = before + sums.before;
+            if (before + sums.total > left || from + t.size() >= n)
+            {
+                bool const over = i < n && here <= left && (here + own > left || i == n - 1);
+                return {t.sum(over ? i : 0), t.sum(over ? here : 0)};
+            }
+            before += sums.total;
         }
-        here.bin   = bins - t.largest(bins - here.bin);
-        here.above = t.largest(here.above);
-        return here;
+        return {};
     }
 };
 
-/// Adds up the bytes of a piece's steps by the bin of their threshold, at the last level by token from the last one down;
-/// and the bytes above all bins. The tokens are runs of `run_tokens`, `stride` apart.
-template <std::size_t Count, team Team>
-MDKV_HD void add_thresholds(Team const& t, open_piece& own, problem const& p, seen_bins const& seen, index_t start,
-    index_t tokens, index_t stride, int level)
+/// Calls body(token, above, step) for the thresholds of a piece that are in [multiplier, multiplier + 2^undecided): `above`
+/// is the bits' distance from the multiplier, `step` the bytes of the threshold's step.
+template <team Team, class Body>
+[[gnu::always_inline]] MDKV_HD inline void for_thresholds(
+    Team const& t, open_piece const& own, problem const& p, Body const& body)
 {
-    constexpr int lanes     = Team::register_lanes;
-    using ints              = lane_ints<lanes>;
-    std::size_t const count = Count == run_time ? own.rungs.count : Count;
-    int const shift         = p.shift;
-    ints const one          = ints{} + 1;
-    ints const first        = ints{} + static_cast<std::int32_t>(p.multiplier);
-    index_t const end       = index_t{p.multiplier} + (p.bins << shift) - 1;
-    ints const last         = ints{} + static_cast<std::int32_t>(end < no_more ? end : index_t{no_more});
-    neighbours<lanes, Count> group;
-    ints above[neighbours<lanes, Count>::capacity]{};
-    for (index_t n = t.rank() * lanes; n < tokens; n += t.size() * lanes)
+    constexpr int lanes          = Team::lanes;
+    std::size_t const count      = own.rungs.count;
+    std::uint32_t const first    = p.multiplier;
+    std::uint32_t const interval = std::uint32_t{1} << p.undecided;
+    neighbours<lanes> group;
+    for (index_t i = t.rank() * lanes; i < own.count; i += t.size() * lanes)
     {
-        group.read(own, start + n / run_tokens * stride + n % run_tokens);
-        ints any{};
-        for_rungs<Count>(1, count, [&](std::size_t j) {
-            ints const bits = bits_as<ints>(group.steps.theta[j]);
-            above[j] += bits > last ? one : ints{};
-            any |= bits >= first ? (bits > last ? ints{} : one) : ints{};
-        });
-        std::uint64_t const hits = lane_word<lanes>(any);
-        if (hits == 0) { continue; }
-        // Add every step of a hit token. Steps outside the interval go to a dummy bin, which is cheaper than a test.
-        std::int32_t bin[neighbours<lanes, Count>::capacity][std::size_t{lanes}];
-        for_rungs<Count>(1, count, [&](std::size_t j) {
-            ints const bits  = bits_as<ints>(group.steps.theta[j]);
-            ints const other = ints{} + no_bin;
-            ints const of    = bits >= first ? (bits > last ? other : (bits - first) >> shift) : other;
-            __builtin_memcpy(bin[j], &of, sizeof of);
-        });
-        for_lanes_in(hits, [&](int l) {
-            for_rungs<Count>(1, count, [&](std::size_t j) {
-                std::int32_t const b = bin[j][l];
-                t.add(own.sums + (level == token_level && b == 0 ? fine_bins - 1 - n - l : index_t{b}), own.step(j));
-                seen.note(b);
-            });
-        });
+        group.read(own, i);
+        for (std::size_t j = 1; j < count; ++j)
+        {
+            index_t const step = own.steps[j];
+            std::uint32_t above[std::size_t{lanes}]; // wraps round below the interval
+            std::uint32_t least = ~0U;
+            MDKV_FOR_LANES(l, lanes)
+            {
+                above[l] = bits_of_float(group.theta[j][l]) - first;
+                least    = above[l] < least ? above[l] : least;
+            }
+            if (least >= interval) { continue; }
+            for (int l = 0; l < lanes; ++l)
+            {
+                if (above[l] < interval) { body(i + l, above[l], step); }
+            }
+        }
     }
-    for_rungs<Count>(1, count, [&](std::size_t j) {
-        std::int32_t of[std::size_t{lanes}];
-        __builtin_memcpy(of, &above[j], sizeof of);
-        for (std::int32_t const n : of) { t.add(own.sums + fine_bins, n * own.step(j)); }
-    });
 }
 
-/// Clears the histograms, finds the sets that each limit allows before any loss is read, and guesses its multiplier's range.
+/// Clears the histograms, and finds the sets that each limit allows before any loss is read.
 struct begin
 {
     static constexpr char const* name       = "allocate_begin";
@@ -115,7 +97,6 @@ struct begin
         index_t const parts = (words + words_per_item - 1) / words_per_item;
         return parts > w.limits ? parts : w.limits;
     }
-    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -136,10 +117,9 @@ struct begin
         }
         if (w.chooses()) { k = w.least_set(); }
         if (w.heads * w.at(k).least > limit) { first.status = allocation_status::over_limit; }
-        first.set_bins(0, fine_bins << whole_shift);
         first.multiplier         = first.over() ? no_more : 0;
-        first.found              = -1;
-        first.room               = first.over() ? 0 : limit - w.heads * w.at(k).least;
+        first.undecided          = multiplier_bits;
+        first.left               = first.over() ? 0 : limit - w.heads * w.at(k).least;
         index_t const of_problem = w.rungs() * w.rungs();
         for (index_t b = t.rank(); b < w.candidates * of_problem; b += t.size())
         {
@@ -155,143 +135,119 @@ struct begin
             first.active                        = !w.chooses() || c == k;
             w.problems[item * w.candidates + c] = first;
         }
-        if (!w.chooses() && w.tokens > 0 && !first.over()) { guess(t, item, first); }
-    }
-
-private:
-    /// Guesses the bins from a sample. Its bytes are off by a few standard deviations, each less than
-    /// sqrt(bytes * most bytes of one token) if tokens are independent. Neighbours are not independent.
-    template <team Team>
-    MDKV_HD void guess(Team const& t, index_t item, problem p) const
-    {
-        open_piece& own      = *t.scratch().template take<open_piece>(1);
-        index_t const taken  = w.sampled_runs * run_tokens;
-        index_t const stride = w.sampled_runs > 1 ? w.tokens / w.sampled_runs : run_tokens;
-        own.clear(t, own.sums);
-        for (index_t h = 0; h < w.heads; ++h)
-        {
-            part const here{item, item, 0, h, 0, w.tokens};
-            own.open(t, w, here, w.set_of[item * w.heads + h]);
-            with_count(own.rungs.count, [&](auto count) {
-                add_thresholds<decltype(count)::value>(t, own, p, seen_bins{w, here, 0}, 0, taken, stride, 0);
-            });
-            t.sync();
-        }
-        double const part_of_all = static_cast<double>(taken) / static_cast<double>(w.tokens);
-        double const room        = static_cast<double>(p.room) * (part_of_all < 1 ? part_of_all : 1);
-        auto slack               = static_cast<double>(w.unit);
-        while (slack * slack < 16 * room * static_cast<double>(w.unit)) { slack *= 1.25; }
-        index_t const low  = edge(t, own.sums, static_cast<index_t>(room + slack));
-        index_t const high = edge(t, own.sums, static_cast<index_t>(room - slack)) + 1;
-        if (t.rank() != 0) { return; }
-        p.guessed = true;
-        p.set_bins(static_cast<std::uint32_t>(low), high - low);
-        w.problems[item] = p;
-    }
-
-    /// Approximate bits of the threshold above which there are `room` bytes.
-    template <team Team>
-    [[nodiscard]] MDKV_HD static index_t edge(Team const& t, std::int64_t const* sums, index_t room)
-    {
-        cut const at = cut::find(t, sums, fine_bins, 0, room);
-        if (at.bin == fine_bins) { return (fine_bins << whole_shift) - 1; }
-        auto const inside = static_cast<double>(sums[at.bin]);
-        double const part =
-            static_cast<double>(room - at.above) < inside ? static_cast<double>(room - at.above) / inside : 1;
-        return static_cast<index_t>((static_cast<double>(at.bin + 1) - part) * (1 << whole_shift));
     }
 };
 
-/// Adds up the bytes in each of a problem's bins; then the bytes of ties in each piece, and of each token in the one piece
-/// whose ties fit in part.
+/// Adds up the bytes of the thresholds in each of a problem's bins.
 struct weigh
 {
     static constexpr char const* name = "allocate_weigh";
 
     work w;
-    int level;
 
-    [[nodiscard]] index_t items() const { return w.blocks_per_head() * w.heads * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.stretches() * w.all_problems(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        part const here  = w.block_of(item);
+        part const here  = w.stretch_of(item);
         problem const& p = w.problems[here.problem];
-        if (!w.searches(p, level)) { return; }
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        bool opened     = false;
-        for (index_t first = 0; first < here.count; first += piece_tokens)
-        {
-            index_t const piece = here.piece + first / piece_tokens;
-            seen_bins const seen{w, here, first};
-            bool const some = seen.has(p.found) && (level != token_level || piece == p.piece);
-            t.sync();
-            if (level < piece_level) { seen.clear(t); }
-            if (!some) { continue; }
-            if (!opened)
-            {
-                own.open(t, w, here, w.set_of[here.problem * w.heads + here.head]);
-                own.clear(t, own.sums);
-            }
-            opened = true;
-            t.sync();
-            with_count(own.rungs.count, [&](auto count) {
-                add_thresholds<decltype(count)::value>(t, own, p, seen, first, seen.count, run_tokens, level);
-            });
-            if (level != piece_level) { continue; }
-            t.sync();
-            if (t.rank() == 0)
-            {
-                w.tied[(here.problem + 1) * w.pieces() - 1 - piece] = own.sums[0];
-                own.sums[0]                                         = 0;
-            }
-        }
-        if (!opened || level == piece_level) { return; }
+        if (!w.searches(p)) { return; }
+        open_piece& own = open_piece::of(t, w, here);
+        own.clear(t, own.sums, p.bins());
+        int const shift = p.shift();
+        for_thresholds(
+            t, own, p, [&](index_t, std::uint32_t above, index_t step) { t.add(own.sums + (above >> shift), step); });
         t.sync();
-        std::int64_t* const to = w.fine_of(here.problem);
-        index_t const bins     = level == token_level ? fine_bins : p.bins;
-        for (index_t b = t.rank(); b < bins; b += t.size())
+        std::int64_t* const to = w.fine + here.problem * bins;
+        index_t all            = 0;
+        for (index_t b = t.rank(); b < p.bins(); b += t.size())
         {
-            if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
+            if (own.sums[b] == 0) { continue; }
+            t.add_across(to + b, own.sums[b]);
+            all += own.sums[b];
         }
-        if (t.rank() == 0 && p.guessed) { t.add_across(to + fine_bins, own.sums[fine_bins]); }
+        all = t.sum(all);
+        if (t.rank() == 0) { w.near[item] = all; }
     }
 };
 
-/// Finds the bin of the multiplier, and the bins of the next search; at the last two levels the first tie that does not
-/// fit.
+/// Finds the bin of the multiplier.
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";
 
     work w;
-    int level;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         problem& p = w.problems[item];
-        if (!w.searches(p, level)) { return; }
-        bool const by_piece      = level == piece_level;
-        std::int64_t* const sums = by_piece ? w.tied + item * w.pieces() : w.fine_of(item);
-        index_t const bins       = by_piece ? w.pieces() : level == token_level ? fine_bins : p.bins;
-        cut const at             = cut::find(t, sums, bins, p.guessed ? index_t{sums[fine_bins]} : 0, p.room);
-        bool const wrong         = p.guessed && (at.bin == bins || (at.all <= p.room && p.multiplier > 0));
+        if (!w.searches(p)) { return; }
+        std::int64_t* const sums = w.fine + item * bins;
+        index_t const last       = p.bins() - 1;
+        first_over const at      = first_over::find(t, p.bins(), p.left, [&](index_t i) { return sums[last - i]; });
         t.sync();
-        for (index_t b = t.rank(); b <= fine_bins && !by_piece; b += t.size()) { sums[b] = 0; } // for the next search
+        for (index_t b = t.rank(); b <= last; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
-        p.room -= wrong ? 0 : at.above;
-        if (by_piece) { p.piece = bins - 1 - at.bin; }
-        else if (level == token_level) { p.token = bins - 1 - at.bin; }
-        else
-        {
-            p.found   = wrong ? -1 : at.bin;
-            p.guessed = false;
-            if (wrong) { p.set_bins(0, fine_bins << whole_shift); }
-            else { p.set_bins(p.multiplier + (static_cast<std::uint32_t>(at.bin) << p.shift), index_t{1} << p.shift); }
-        }
+        p.left -= at.before;
+        p.multiplier += static_cast<std::uint32_t>(last - at.at) << p.shift();
+        p.undecided = p.shift();
+    }
+};
+
+/// Adds up the bytes that the ties of each piece would take. A stretch without a threshold in the last level's bins has none.
+struct weigh_ties
+{
+    static constexpr char const* name = "allocate_weigh_ties";
+
+    work w;
+
+    [[nodiscard]] index_t items() const { return w.pieces() * w.all_problems(); }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        part const here       = w.part_of(item);
+        index_t const stretch = here.head * w.stretches_per_head + here.first / stretch_tokens;
+        if (!w.spends(w.problems[here.problem]) || w.near[here.problem * w.stretches() + stretch] == 0) { return; }
+        open_piece& own = open_piece::of(t, w, here);
+        index_t all     = 0;
+        for_thresholds(t, own, w.problems[here.problem], [&](index_t, std::uint32_t, index_t step) { all += step; });
+        all = t.sum(all);
+        if (t.rank() == 0) { w.ties[item] = all; }
+    }
+};
+
+/// Finds the first tie that does not fit.
+struct find_tie
+{
+    static constexpr char const* name = "allocate_find_tie";
+
+    work w;
+
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        problem& p = w.problems[item];
+        if (!w.spends(p)) { return; }
+        std::int64_t const* const ties = w.ties + item * w.pieces();
+        first_over const of_pieces     = first_over::find(t, w.pieces(), p.left, [&](index_t i) { return ties[i]; });
+        index_t const left             = p.left - of_pieces.before;
+        part const here                = w.part_of(item * w.pieces() + of_pieces.at);
+        open_piece& own                = open_piece::of(t, w, here);
+        own.clear(t, own.sums, here.count);
+        for_thresholds(t, own, p, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
+        t.sync();
+        first_over const of_tokens = first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
+        if (t.rank() != 0) { return; }
+        p.piece = of_pieces.at;
+        p.token = of_tokens.at;
+        p.left  = left - of_tokens.before;
     }
 };
 

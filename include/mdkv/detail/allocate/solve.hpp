@@ -25,7 +25,7 @@ template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
-/// Solves all limits. Fifteen launches on a GPU, for any losses.
+/// Solves all limits. At most thirteen launches on a GPU, for any losses.
 /// \param words  words to clear, from `fine` on
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
@@ -38,15 +38,19 @@ void solve(B const& on, work const& w, index_t words)
         run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
-    for (int level = w.chooses() ? 2 : 0; level <= token_level; ++level)
+    int const undecided = w.chooses() ? coarse_bits : multiplier_bits;
+    for (int bits = 0; bits < undecided; bits += level_bits)
     {
-        run(on, weigh{w, level});
-        combine(on, w.fine, w.all_problems() * (fine_bins + 1 + w.pieces()));
-        run(on, narrow{w, level}, w.all_problems());
+        run(on, weigh{w});
+        combine(on, w.fine, w.all_problems() * bins);
+        run(on, narrow{w}, w.all_problems());
     }
+    run(on, weigh_ties{w});
+    combine(on, w.ties, w.all_problems() * w.pieces());
+    run(on, find_tie{w}, w.all_problems());
     run(on, assign{w});
     run(on, conclude{w}, w.limits);
-    if (w.chooses()) { run(on, pick{w}, w.limits * w.pieces()); }
+    if (w.chooses()) { run(on, copy_best{w}, w.limits * w.pieces()); }
 }
 
 /// The costs, and the sets of rungs that a head may have: all rungs up to each width of projections or, if all heads pay,
@@ -88,14 +92,6 @@ void solve(B const& on, work const& w, index_t words)
     }
 }
 
-/// Runs of neighbours that the sample takes of each head: 1 token in 16, at most `most` tokens of all heads together, for
-/// any number of limits; plus one run.
-[[nodiscard]] inline index_t runs_of_sample(index_t heads, index_t tokens, index_t most)
-{
-    index_t const sample = heads * tokens / 16 < most ? heads * tokens / 16 : most;
-    return sample / run_tokens / (heads > 0 ? heads : 1) + 1;
-}
-
 /// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
@@ -109,17 +105,14 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     expects(all * tokens < most_tokens, "allocate: loss has ", all, " heads of ", tokens, " tokens; fewer than ",
         most_tokens, " in all are served");
 
-    work w            = arrange(costs, options.charge == projection_charge::by_use, tokens);
-    w.spend_leftover  = options.spend_leftover;
-    w.limits          = limits.extent(0);
-    w.heads           = w.limits == 1 ? all : 1;
-    w.candidates      = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
-    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
-    // A CPU's thread reads a piece quickly, so that 16 share a histogram; a GPU gains more from many teams.
-    bool const one_by_one = B::memory_space == space::host;
-    w.pieces_per_block    = one_by_one ? 16 : 1;
-    w.sampled_runs        = runs_of_sample(all, tokens, one_by_one ? 32768 : 4096);
-    while (w.dropped_bits < 21 && most >> (41 + w.dropped_bits) != 0) { ++w.dropped_bits; }
+    work w               = arrange(costs, options.charge == projection_charge::by_use, tokens);
+    w.spend_leftover     = options.spend_leftover;
+    w.limits             = limits.extent(0);
+    w.heads              = w.limits == 1 ? all : 1;
+    w.candidates         = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
+    w.pieces_per_head    = (tokens + piece_tokens - 1) / piece_tokens;
+    w.stretches_per_head = (tokens + stretch_tokens - 1) / stretch_tokens;
+    while (w.dropped_bits < coarse_bits && most >> (41 + w.dropped_bits) != 0) { ++w.dropped_bits; }
     w.loss         = loss.data_handle();
     w.loss_of_head = loss.stride(0);
     w.loss_of_rung = loss.stride(1);
@@ -131,7 +124,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
-    index_t const of_problem = fine_bins + 1 + w.pieces() + w.heads * index_t{max_rungs};
+    index_t const of_problem = bins + w.stretches() + w.pieces() + w.heads * index_t{max_rungs};
     index_t const words      = problems * of_problem + chosen * w.heads * w.sets * 2 * coarse_bins;
     w.fine                   = frame.template take<std::int64_t>(words);
     w.problems               = frame.template take<problem>(problems);
@@ -144,8 +137,9 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.codes                  = frame.template take<std::uint8_t>(chosen * w.sets * w.heads * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        w.tied   = w.fine + problems * (fine_bins + 1);
-        w.counts = w.tied + problems * w.pieces();
+        w.near   = w.fine + problems * bins;
+        w.ties   = w.near + problems * w.stretches();
+        w.counts = w.ties + problems * w.pieces();
         w.coarse = w.fine + problems * of_problem;
     }
     solve(on, w, words);

@@ -16,24 +16,24 @@
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// Tokens of one piece, an item of work, all of one head.
+/// Tokens of one piece, an item of most jobs, all of one head.
 inline constexpr index_t piece_tokens = 2048;
+/// Tokens of one stretch, whole pieces of one head that share a histogram: each of them alone would add its own to the limit's.
+inline constexpr index_t stretch_tokens = 4 * piece_tokens;
 /// Number of summands that `tree_sum` adds up.
 inline constexpr index_t columns = 256;
 /// Tokens of one limit, so that a token's number fits below the bits of a threshold.
 inline constexpr index_t most_tokens = index_t{1} << 33;
 
-/// Bins of one histogram.
-inline constexpr index_t fine_bins   = 2048;
-inline constexpr index_t coarse_bins = 1024;
-inline constexpr std::int32_t no_bin = fine_bins + 1;
-/// Number of a threshold's low bits, below those that number its fine bin.
-inline constexpr int whole_shift = 20;
-/// Levels of the search: a guess of the multiplier, three levels of all its bits, two for the first tie that does not fit.
-inline constexpr int piece_level = 4; ///< finds the piece of that tie
-inline constexpr int token_level = 5; ///< finds the token of that tie in its piece
-/// Neighbouring tokens in one run of a sample.
-inline constexpr index_t run_tokens    = 16;
+/// Bits of a multiplier that one level of the search decides, and bins of its histogram.
+inline constexpr int level_bits = 11;
+inline constexpr index_t bins   = index_t{1} << level_bits;
+static_assert(piece_tokens <= bins, "sums by bin are also sums by token of a piece");
+/// Bits of a multiplier, a non-negative float: 11, 11 and 9 of them are decided by three levels.
+inline constexpr int multiplier_bits = 31;
+/// Bins of a head's curve, each as wide as the lowest `coarse_bits` bits of a multiplier: two levels are left.
+inline constexpr index_t coarse_bins   = 1024;
+inline constexpr int coarse_bits       = 21;
 inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold exceeds it
 
 /// a * b, rounded before anything is added to it on every machine, though compilers may fuse products with sums.
@@ -61,35 +61,27 @@ struct problem
 {
     bool active; ///< is to be solved
     allocation_status status;
-    // Non-negative floats are ordered like their bits: the multiplier's bits lie in `bins` bins of 2^shift from here on.
-    std::uint32_t multiplier;
-    int shift;
-    index_t bins;
-    bool guessed;   ///< the bins come from a sample and may miss the multiplier
-    index_t room;   ///< bytes still to spend below the bins; all of them if `guessed`
-    index_t found;  ///< the bin of the last search that these bins divide; negative if pieces have not noted their bins
-    index_t piece;  ///< ties before this piece are given the costlier rung
-    index_t token;  ///< ties of `piece` before this token are given the costlier rung, too
-    index_t silent; ///< tokens with a non-finite loss
+    std::uint32_t multiplier; ///< its bits, which are ordered like the numbers; the undecided ones are 0
+    int undecided;            ///< number of undecided low bits
+    index_t left;  ///< bytes still to spend by thresholds below multiplier + 2^undecided, then by ties and upgrades
+    index_t piece; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
+    index_t token; ///< that tie's number in its piece
+    index_t non_finite; ///< tokens with a non-finite loss
     allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
-
-    /// Divides the `values` bit patterns from `from` on into at most fine_bins bins, each as small as possible.
-    MDKV_HD void set_bins(std::uint32_t from, index_t values) noexcept
-    {
-        multiplier = from;
-        for (shift = 0; values > fine_bins << shift;) { ++shift; }
-        bins = (values + (index_t{1} << shift) - 1) >> shift;
-    }
+    /// Number of low bits that the next level leaves undecided.
+    [[nodiscard]] MDKV_HD int shift() const noexcept { return undecided > level_bits ? undecided - level_bits : 0; }
+    /// Bins of the next level, each of 2^shift() multipliers.
+    [[nodiscard]] MDKV_HD index_t bins() const noexcept { return index_t{1} << (undecided - shift()); }
 };
 
-/// Tokens of one piece of one problem.
+/// Tokens of one piece, or stretch, of one problem.
 struct part
 {
     index_t problem;
     index_t limit;
-    index_t piece; ///< number in the problem
+    index_t piece; ///< number among the problem's pieces, or stretches
     index_t head;  ///< number in the limit
     index_t first;
     index_t count;
@@ -106,7 +98,7 @@ struct work
     index_t candidates; ///< problems of a limit: if heads choose, one for each set, and one with the heads' choices
     bool by_use;
     bool spend_leftover;
-    int dropped_bits; ///< dropped of a threshold's last 21 bits: no sum of bytes times the rest leaves 64 bits
+    int dropped_bits; ///< dropped of a threshold's last coarse_bits: no sum of bytes times the others leaves 64 bits
 
     float const* loss; // [H, R, N]
     index_t loss_of_head;
@@ -120,11 +112,11 @@ struct work
     index_t heads; ///< heads of a limit
     index_t tokens;
     index_t pieces_per_head;
-    index_t pieces_per_block; ///< pieces that share a histogram
-    index_t sampled_runs;     ///< runs that the sample takes of a head
+    index_t stretches_per_head;
 
-    std::int64_t* fine;   // [problems, fine_bins + 1]  bytes in each bin, and above them
-    std::int64_t* tied;   // [problems, pieces]  bytes, the last piece first
+    std::int64_t* fine;   // [problems, bins]  bytes of the thresholds in each bin
+    std::int64_t* near;   // [problems, stretches]  bytes of a stretch's thresholds in the bins of the last level
+    std::int64_t* ties;   // [problems, pieces]  bytes
     std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
     std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; sums of thresholds' last bits, then losses
     problem* problems;    // [problems]
@@ -138,6 +130,7 @@ struct work
 
     [[nodiscard]] MDKV_HD bool chooses() const noexcept { return candidates > 1; }
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
+    [[nodiscard]] MDKV_HD index_t stretches() const noexcept { return heads * stretches_per_head; }
     [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
     /// A limit's bytes without the channels of keys, and at most the bytes that all its heads can take.
@@ -166,40 +159,29 @@ struct work
     {
         return coarse + (head * sets + k) * 2 * coarse_bins;
     }
-    [[nodiscard]] MDKV_HD std::int64_t* fine_of(index_t number) const noexcept
-    {
-        return fine + number * (fine_bins + 1);
-    }
-    /// Whether a problem has something to search at a level.
-    [[nodiscard]] MDKV_HD bool searches(problem const& p, int level) const noexcept
-    {
-        return p.active && !p.over() && (level < piece_level ? p.bins > 1 || p.guessed : spends(p));
-    }
+    /// Whether the search for a problem's multiplier goes on.
+    [[nodiscard]] MDKV_HD bool searches(problem const& p) const noexcept { return p.active && !p.over(); }
     /// Whether the bytes that the multiplier leaves go to ties and upgrades.
     [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
     {
-        return spend_leftover && p.multiplier != 0 && !p.over();
+        return p.active && !p.over() && spend_leftover && p.multiplier != 0;
     }
+    /// Number `item` of all problems' pieces.
     [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
     {
-        index_t const piece = item % pieces();
-        index_t const first = piece % pieces_per_head * piece_tokens;
-        index_t const owner = item / pieces();
-        return {owner, owner / candidates, piece, piece / pieces_per_head, first,
-            tokens - first < piece_tokens ? tokens - first : piece_tokens};
+        return part_of(item, piece_tokens, pieces_per_head);
     }
-    [[nodiscard]] MDKV_HD index_t blocks_per_head() const noexcept
+    [[nodiscard]] MDKV_HD part stretch_of(index_t item) const noexcept
     {
-        return (pieces_per_head + pieces_per_block - 1) / pieces_per_block;
+        return part_of(item, stretch_tokens, stretches_per_head);
     }
-    /// The part of a block's first piece, with the tokens of all its pieces.
-    [[nodiscard]] MDKV_HD part block_of(index_t item) const noexcept
+    [[nodiscard]] MDKV_HD part part_of(index_t item, index_t size, index_t per_head) const noexcept
     {
-        index_t const head = item / blocks_per_head();
-        part here          = part_of(head * pieces_per_head + item % blocks_per_head() * pieces_per_block);
-        index_t const most = pieces_per_block * piece_tokens;
-        here.count         = tokens - here.first < most ? tokens - here.first : most;
-        return here;
+        index_t const piece = item % (heads * per_head);
+        index_t const first = piece % per_head * size;
+        index_t const owner = item / (heads * per_head);
+        return {
+            owner, owner / candidates, piece, piece / per_head, first, tokens - first < size ? tokens - first : size};
     }
     [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
     {
