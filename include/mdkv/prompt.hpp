@@ -77,7 +77,7 @@ struct prompt_work;
 /// insufficient_workspace has changed nothing. After an exception of an executor or a device only the destructor may be
 /// called; `pack` never changes the prompt.
 ///
-/// \see    tests/prompt.cpp, examples/best.cpp, docs/integrate.md
+/// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
 template <backend B, element T, element U = T>
 class prompt
 {

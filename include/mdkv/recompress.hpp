@@ -125,7 +125,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
 ///                                 Nothing was changed in any case
-/// \see    tests/recompress.cpp, tests/gpu/recompress.cu
+/// \see    tests/unit/recompress.cpp, tests/gpu/recompress.cu
 template <backend B, element U, class Cache>
 recompress_report recompress(
     B const& on, in_view<U, 3, B> queries, ratio_set const& ratios, recompress_options<B> const& options, Cache& cache)

@@ -27,7 +27,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, sums in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/leverage.cpp, docs/numerics.md
+/// \see    tests/unit/replay/leverage.cpp, docs/numerics.md
 template <backend B, element T>
 void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums)
 {

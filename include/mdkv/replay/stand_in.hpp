@@ -53,7 +53,7 @@ struct stand_in_options
 ///         float, all others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
+/// \see    tests/unit/replay/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,

@@ -45,7 +45,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/score.cpp, docs/numerics.md (accumulation, tolerance against the oracle)
+/// \see    tests/unit/stages/score.cpp, docs/numerics.md (accumulation, tolerance against the oracle)
 template <backend B, element T, element U>
 void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<T, 3, B> window_keys, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
