@@ -105,7 +105,7 @@ struct compressed_layer
 namespace detail
 {
 
-/// One call behind its checks: detail/compressing.hpp.
+/// One call behind its checks: pipeline/compressing.hpp.
 template <backend B, element T, element U, class Destination>
 compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
     rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination);

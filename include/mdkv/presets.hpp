@@ -162,7 +162,7 @@ inline constexpr preset best{.name = "best",
     .stand_ins                     = 8};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
+/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{.name = "any_question",
     .ratios                                = bit_ratios,

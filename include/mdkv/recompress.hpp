@@ -86,7 +86,7 @@ namespace detail
 {
 
 template <backend B, element T, element U>
-struct recompressing; // one call behind its checks: detail/recompressing.hpp
+struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 
 } // namespace detail
 
