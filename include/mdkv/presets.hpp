@@ -28,8 +28,8 @@ namespace mdkv::inline MDKV_MACHINE
 [[nodiscard]] constexpr index_t stand_ins_within(index_t most, index_t limit, layer_shape const& shape) noexcept
 {
     index_t const each = 16 * shape.heads * shape.token_bytes();
-    index_t const room = each > 0 && limit > 0 ? limit / each : 0;
-    return room < most ? room : most;
+    index_t const fitting = each > 0 && limit > 0 ? limit / each : 0;
+    return fitting < most ? fitting : most;
 }
 
 /// Number of last queries that `stand_in` uses. Earlier queries attend to close neighbours that will be dropped; later

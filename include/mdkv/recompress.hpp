@@ -161,9 +161,10 @@ recompress_report recompress(
     c.in("options.lse_elsewhere", options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
     if (options.sources)
     {
-        index_t const room = options.sources->extent(1);
-        expects(room >= most, "recompress: options.sources [H, S] has S = ", room, "; a head has ", most, " tokens");
-        c.out("options.sources", *options.sources, {{heads, room}}, "H,S");
+        index_t const capacity = options.sources->extent(1);
+        expects(capacity >= most, "recompress: options.sources [H, S] has S = ", capacity, "; a head has ", most,
+            " tokens");
+        c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
     cache_layout const next{ratios, heads, layout.window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);

@@ -40,8 +40,8 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums
     auto const body = [&](B const& with) __attribute__((noinline)) // called twice
     {
         workspace::frame frame{*with.scratch, "add_leverage"};
-        auto const gram     = detail::room<double>(with, frame, heads, dim, dim);
-        auto const whitener = detail::room<float>(with, frame, heads, dim, dim);
+        auto const gram     = detail::scratch_view<double>(with, frame, heads, dim, dim);
+        auto const whitener = detail::scratch_view<float>(with, frame, heads, dim, dim);
         static_cast<void>(frame.ready());
         run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram(with, keys, gram);

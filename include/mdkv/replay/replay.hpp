@@ -76,8 +76,8 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
     index_t const own   = options.own ? first + chunk : 0;
     detail::staged(on, "replay", [&](B const& stages) {
         workspace::frame frame{*stages.scratch, "replay"};
-        auto const ahead  = detail::room<U>(stages, frame, queries.extent(0), chunk, dim);
-        auto const others = detail::room<T>(stages, frame, heads, own, dim);
+        auto const ahead  = detail::scratch_view<U>(stages, frame, queries.extent(0), chunk, dim);
+        auto const others = detail::scratch_view<T>(stages, frame, heads, own, dim);
         advance(stages, queries, options.ahead, options.encoding, ahead);
         if (options.own)
         {

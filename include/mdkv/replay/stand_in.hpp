@@ -91,13 +91,13 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     {
         using work = detail::attend_dropped<B, T>;
         workspace::frame frame{*with.scratch, "stand_in"};
-        auto const scaled  = detail::room<float>(with, frame, heads, rows, dim + 1);
-        auto const places  = detail::room<index_t>(with, frame, heads, groups);
-        auto const seeds   = detail::room<float>(with, frame, heads, groups, dim + 1);
-        auto const group   = detail::room<std::int32_t>(with, frame, heads, past);
-        auto const weights = detail::room<float>(with, frame, heads, past);
-        auto const shares  = detail::room<float>(with, frame, heads, work::strips(past), groups, rows);
-        auto const lacking = detail::room<float>(with, frame, heads, groups, 2, rows);
+        auto const scaled  = detail::scratch_view<float>(with, frame, heads, rows, dim + 1);
+        auto const places  = detail::scratch_view<index_t>(with, frame, heads, groups);
+        auto const seeds   = detail::scratch_view<float>(with, frame, heads, groups, dim + 1);
+        auto const group   = detail::scratch_view<std::int32_t>(with, frame, heads, past);
+        auto const weights = detail::scratch_view<float>(with, frame, heads, past);
+        auto const shares  = detail::scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
+        auto const lacking = detail::scratch_view<float>(with, frame, heads, groups, 2, rows);
         static_cast<void>(frame.ready());
         run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
         run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);

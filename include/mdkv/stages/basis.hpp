@@ -126,7 +126,7 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     auto const body = [&](B const& with) __attribute__((noinline)) // called twice
     {
         workspace::frame frame{*with.scratch, "fit_basis"};
-        auto const gram = detail::room<double>(with, frame, heads, dim, dim);
+        auto const gram = detail::scratch_view<double>(with, frame, heads, dim, dim);
         static_cast<void>(frame.ready());
         run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram_impl(with, samples, gram);
