@@ -6,7 +6,7 @@ set(consumer_flags "${PROJECT_BINARY_DIR}/consumer_flags.rsp")
 set(consumer_includes "$<FILTER:$<TARGET_PROPERTY:mdkv_header_checks,INCLUDE_DIRECTORIES>,EXCLUDE,^/usr(/local)?/include$>")
 file(GENERATE OUTPUT "${consumer_flags}" CONTENT "-std=c++20\n-isystem \"$<JOIN:${consumer_includes},\"\n-isystem \">\"\n")
 
-file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/must_not_compile/*.cpp")
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/build/must_not_compile/*.cpp")
 foreach(source IN LISTS sources)
     get_filename_component(name "${source}" NAME_WE)
     add_test(NAME "must_not_compile/${name}" COMMAND "${CMAKE_COMMAND}" -DCOMPILER=${CMAKE_CXX_COMPILER}
@@ -23,6 +23,6 @@ set_tests_properties(doc_blocks PROPERTIES TIMEOUT 900 COST 100) # the longest: 
 # Sources compiled for different processors share no function whose code differs.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     add_test(NAME machines COMMAND Python3::Interpreter "${PROJECT_SOURCE_DIR}/cmake/machines.py"
-        --compiler "${CMAKE_CXX_COMPILER}" --flags "${consumer_flags}" "${PROJECT_SOURCE_DIR}/tests/machines/stages.cpp")
+        --compiler "${CMAKE_CXX_COMPILER}" --flags "${consumer_flags}" "${PROJECT_SOURCE_DIR}/tests/build/machines/stages.cpp")
     set_tests_properties(machines PROPERTIES LABELS compiler TIMEOUT 900 COST 50)
 endif()

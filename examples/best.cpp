@@ -19,7 +19,7 @@ constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, last = 64; // last quer
 std::vector<cpu::cache<float>> compress(host const& on, prompt_shape<host> const& shape, auto& engine)
 {
     prompt<host, float> prompt{on, presets::best, shape};
-    for (index_t first = 0; first < shape.tokens; first += 256) // while the engine reads the prompt
+    for (index_t first = 0; first < shape.tokens; first += 256) // in prefill's attention, chunk by chunk
     {
         auto const count = std::min<index_t>(256, shape.tokens - first);
         for (index_t l = 0; l < shape.layers; ++l) { prompt.read_chunk(on, l, first, engine.rows(l, first, count)); }

@@ -138,7 +138,7 @@ other_compilers() {
         note SKIPPED "compilers/clang++: apt offers no clang of version 16 or newer"
     fi
     # shellcheck disable=SC2086 # none or one
-    python3 "$mdkv_root/tests/compilers/compilers.py" "$mdkv_root" "$mdkv_cxx" $mdkv_newest_clang >"$log" 2>&1 || true
+    python3 "$mdkv_root/tests/build/compilers/compilers.py" "$mdkv_root" "$mdkv_cxx" $mdkv_newest_clang >"$log" 2>&1 || true
     grep -E '^(FAILED|SKIPPED): ' "$log" || true
     if ! grep -E '^(PASSED|FAILED|SKIPPED): ' "$log" >>"$build/notes.txt"; then
         tail -n 40 "$log"
@@ -201,8 +201,8 @@ aarch64() {
         'every policy stays within its bytes*' 'a long generation*s cache never takes more*' '*with any bit of it flipped is refused or can be used')
     local forks=('a forked child*' 'pools end in a forked child*')
     local bits=('a cache of many parts*' 'a batch of sequences gives*' 'a batch asks for the scratch*') # the same on every processor
-    local first='tests/[a-z_]*|(core|cpu|detail|runner|policies)/.*|evaluation/(answer_log|chat_parts|json_lines|metrics|process_memory|summary)'
-    local again='cpu/simd|attend|pack' name
+    local first='unit/[a-z_]*|(core|cpu|detail|engine|replay|stages|runner|policies)/.*|evaluation/(answer_log|chat_parts|json_lines|metrics|process_memory|summary)'
+    local again='cpu/simd|attend|(stages/)?pack' name
     leg aarch64-i8mm 'mdkv_tests mdkv_layer_tests mdkv_runner_tests mdkv_evaluation_tests' '-L doctest -E ^recorded$' "${options[@]}" \
         -DMDKV_ARCH=armv8.2-a+dotprod+i8mm "-DMDKV_TEST_SOURCES=/($first)\\.cpp\$" "-DMDKV_TEST_CASES_LEFT_OUT=$(joined "${long[@]}" "${forks[@]}")"
     options+=("-DMDKV_TEST_SOURCES=/($again)\\.cpp\$" "-DMDKV_TEST_CASES_LEFT_OUT=$(joined "${bits[@]}")")

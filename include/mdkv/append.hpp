@@ -117,7 +117,7 @@ struct truncate_count
 /// \throws insufficient_workspace  the tail has no room (naming its capacity); grow it with `reserve_tail` of its owner.
 ///                                 Nothing was changed in either case. gpu: tokens without room are not written, and counted
 ///                                 beyond the capacity
-/// \see    tests/append.cpp
+/// \see    tests/unit/append.cpp
 template <backend B, element T, element U>
 void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_view<T, B::memory_space> const& cache)
 {
@@ -169,7 +169,7 @@ void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_v
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
 /// \throws invalid_argument   tokens is negative, or the cache has no directory
-/// \see    tests/append.cpp
+/// \see    tests/unit/append.cpp
 template <backend B, class T>
 void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> const& cache)
 {

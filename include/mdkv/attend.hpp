@@ -99,7 +99,7 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 /// \throws invalid_argument        a shape disagrees, an output overlaps, query heads are no multiple of KV heads, a
 ///                                 scale is negative or not finite
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/attend.cpp, docs/numerics.md
+/// \see    tests/unit/attend.cpp, docs/numerics.md
 template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 2, B> output, out_view<float, 1, B> lse)

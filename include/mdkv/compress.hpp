@@ -105,7 +105,7 @@ struct compressed_layer
 namespace detail
 {
 
-/// One call behind its checks: detail/compressing.hpp.
+/// One call behind its checks: pipeline/compressing.hpp.
 template <backend B, element T, element U, class Destination>
 compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
     rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination);
@@ -135,7 +135,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 /// \throws non_finite_input        naming layer, head and row
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the executor's exceptions. Nothing was changed in any case
-/// \see    tests/compress.cpp, examples/engine_hook.cpp, examples/gpu_pipeline.cu
+/// \see    tests/unit/compress.cpp, examples/engine_hook.cpp, examples/gpu_pipeline.cu
 template <backend B, element T, element U, class Destination>
 compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
     compress_options<B> const& options, Destination& destination)

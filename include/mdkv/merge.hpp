@@ -78,7 +78,7 @@ struct merge_rows
 /// \order  bitwise reproducible for equal inputs, for any number of threads; an empty side leaves the other's bits
 ///         unchanged
 /// \throws invalid_argument   a shape disagrees, an output overlaps anything but its own input (nothing was changed)
-/// \see    tests/merge.cpp
+/// \see    tests/unit/merge.cpp
 template <backend B, element U>
 void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B> lse_a, in_view<U, 2, B> output_b,
     in_view<float, 1, B> lse_b, out_view<U, 2, B> output, out_view<float, 1, B> lse)

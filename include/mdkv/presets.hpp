@@ -28,8 +28,8 @@ namespace mdkv::inline MDKV_MACHINE
 [[nodiscard]] constexpr index_t stand_ins_within(index_t most, index_t limit, layer_shape const& shape) noexcept
 {
     index_t const each = 16 * shape.heads * shape.token_bytes();
-    index_t const room = each > 0 && limit > 0 ? limit / each : 0;
-    return room < most ? room : most;
+    index_t const fitting = each > 0 && limit > 0 ? limit / each : 0;
+    return fitting < most ? fitting : most;
 }
 
 /// Number of last queries that `stand_in` uses. Earlier queries attend to close neighbours that will be dropped; later
@@ -162,7 +162,7 @@ inline constexpr preset best{.name = "best",
     .stand_ins                     = 8};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It keeps passages that the window's queries do not ask about; text that goes on is further from
+/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{.name = "any_question",
     .ratios                                = bit_ratios,

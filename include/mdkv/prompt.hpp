@@ -42,7 +42,7 @@ struct prompt_shape
 template <backend B, element T, element U = T>
 struct prompt_rows
 {
-    in_view<U, 3, B> queries; ///< [H*G, Q, D]  queries of the last Q tokens
+    in_view<U, 3, B> queries; ///< [H*G, Q, D]  the last queries, or, in read_chunk, those of its tokens
     in_view<T, 3, B> keys;    ///< [H, N, D]
     in_view<T, 3, B> values;  ///< [H, N, Dv]
 
@@ -53,7 +53,7 @@ struct prompt_rows
 namespace detail
 {
 
-/// The state of a prompt and the stages' calls, behind its checks: detail/prompting.hpp.
+/// The state of a prompt and the stages' calls, behind its checks: pipeline/prompting.hpp.
 template <backend B, element T, element U>
 struct prompt_work;
 
@@ -62,7 +62,8 @@ struct prompt_work;
 /// One prompt of L layers, compressed by a preset. The same calls serve every preset; calls that a preset does not need
 /// return at once:
 ///
-///     prompt<B, T> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N}};
+///     prompt<B, T> p{on, presets::best, {.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N,
+///                       .encoding = {.base = 1e6}}};
 ///     p.read_chunk(on, layer, first, {q, k, v});              // each chunk of each layer, while prefill has its queries
 ///     p.finish_layer(on, layer, {last_q, keys, values, lse}); // each layer, with the keys and values of all tokens
 ///     p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
@@ -77,7 +78,7 @@ struct prompt_work;
 /// insufficient_workspace has changed nothing. After an exception of an executor or a device only the destructor may be
 /// called; `pack` never changes the prompt.
 ///
-/// \see    tests/prompt.cpp, examples/best.cpp, docs/integrate.md
+/// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
 template <backend B, element T, element U = T>
 class prompt
 {

@@ -86,7 +86,7 @@ namespace detail
 {
 
 template <backend B, element T, element U>
-struct recompressing; // one call behind its checks: detail/recompressing.hpp
+struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 
 } // namespace detail
 
@@ -125,7 +125,7 @@ struct recompressing; // one call behind its checks: detail/recompressing.hpp
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
 ///                                 Nothing was changed in any case
-/// \see    tests/recompress.cpp, tests/gpu/recompress.cu
+/// \see    tests/unit/recompress.cpp, tests/gpu/recompress.cu
 template <backend B, element U, class Cache>
 recompress_report recompress(
     B const& on, in_view<U, 3, B> queries, ratio_set const& ratios, recompress_options<B> const& options, Cache& cache)
@@ -161,9 +161,10 @@ recompress_report recompress(
     c.in("options.lse_elsewhere", options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
     if (options.sources)
     {
-        index_t const room = options.sources->extent(1);
-        expects(room >= most, "recompress: options.sources [H, S] has S = ", room, "; a head has ", most, " tokens");
-        c.out("options.sources", *options.sources, {{heads, room}}, "H,S");
+        index_t const capacity = options.sources->extent(1);
+        expects(capacity >= most, "recompress: options.sources [H, S] has S = ", capacity, "; a head has ", most,
+            " tokens");
+        c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
     cache_layout const next{ratios, heads, layout.window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);

@@ -1,5 +1,5 @@
 // Tolerance against the CPU backend: both differ from the exact losses by 3e-5 of a token's loss and what it would lose if
-// dropped (see tests/score.cpp), so from each other by twice that at most.
+// dropped (see tests/unit/stages/score.cpp), so from each other by twice that at most.
 #include <mdkv/gpu/score.cuh>
 
 #include <mdkv/core/error.hpp>

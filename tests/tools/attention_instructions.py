@@ -3,7 +3,7 @@
 
     attention_instructions.py --folder FOLDER [--dim DIM]
 
-Compiles tests/growth/attention.cpp in FOLDER and runs it over 512 and over 1,024 tokens of one KV head: what the second run
+Compiles tests/build/growth/attention.cpp in FOLDER and runs it over 512 and over 1,024 tokens of one KV head: what the second run
 executes more, divided by 512, is a token's share. For x86-64 callgrind counts; for Arm qemu-aarch64 writes a line for every
 instruction within the loops. These are counts, not times: a vector of AVX2 is twice as wide as one of Arm's.
 Columns: logits, softmax, rounding of weights, sums of values; a token's, for all query heads of the group together.
@@ -77,7 +77,7 @@ def main():
     print("| compiled for | tokens | G | " + " | ".join(PARTS) + " | all |\n|---|---|--:|" + "--:|" * (len(PARTS) + 1))
     for index, (machine, command) in enumerate(MACHINES.items()):
         program = options.folder / f"attention{index}"
-        subprocess.run([*command, "-std=c++20", "-O3", f"-I{ROOT / 'include'}", ROOT / "tests/growth/attention.cpp", "-o", program,
+        subprocess.run([*command, "-std=c++20", "-O3", f"-I{ROOT / 'include'}", ROOT / "tests/build/growth/attention.cpp", "-o", program,
                         "-pthread"], check=True)
         count = callgrind if machine.startswith("x86") else emulated
         for kind in ["f16", "int8", "int4"]:

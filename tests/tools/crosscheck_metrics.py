@@ -3,7 +3,7 @@
 
 usage: crosscheck_metrics.py DUMP [--count 1500] [--seed SEED]
 
-DUMP is the executable of tests/runner/dump_metrics.cpp; COUNT is per metric. Needs: pip install -r public_metrics.txt
+DUMP is the executable of tests/apps/runner/dump_metrics.cpp; COUNT is per metric. Needs: pip install -r public_metrics.txt
 """
 import argparse
 import json

@@ -3,7 +3,7 @@
 
     instruction_counts.py --folder FOLDER [--compiler C++] [--record] [--limit PERCENT]
 
-Compiles tests/growth/stages.cpp in FOLDER for one instruction set, whatever the machine has, and runs it once on one thread.
+Compiles tests/build/growth/stages.cpp in FOLDER for one instruction set, whatever the machine has, and runs it once on one thread.
 Counts repeat, unlike times: a stage that executes over 5 % more than recorded is reported in a line `WARNING: ...`; it does not
 fail, for the growth may be meant. --record writes tests/data/instruction_counts.txt anew. Another compiler or C library counts
 otherwise: the recorded figures are then not compared, and a line `SKIPPED: ...` says so.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDED = ROOT / "tests/data/instruction_counts.txt"
-SOURCE = ROOT / "tests/growth/stages.cpp"
+SOURCE = ROOT / "tests/build/growth/stages.cpp"
 FLAGS = "-std=c++20 -O3 -march=x86-64-v3"
 # Names that the loader looks up at a first call would count as that stage's.
 LINK_FLAGS = "-Wl,-z,now -pthread"

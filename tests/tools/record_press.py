@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Scores of token-selecting policies by NVIDIA's kvpress, for checking the runner's.
 
-    record_press.py OUT.json        writes the small vectors that tests/policies/press.cpp reads
+    record_press.py OUT.json        writes the small vectors that tests/apps/policies/press.cpp reads
 
 Needs the PyPI package kvpress (with torch and transformers; a CPU does). One attention layer of random weights reads
 random tokens, and each press scores its keys and values, in float64. Rotary pairs are (i, i + D/2) there and (2i, 2i + 1)

@@ -67,8 +67,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     }
 
     auto const slot_at = [&](index_t slot) {
-        mdkv::detail::carver room{rooms + slot * per_slot};
-        return score_slot{room, plan};
+        mdkv::detail::carver carved{rooms + slot * per_slot};
+        return score_slot{carved, plan};
     };
     mdkv::detail::score_queries<backend, U> const panels{queries, plan};
     run(on, panels, heads * panels.panels());

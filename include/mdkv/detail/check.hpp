@@ -209,9 +209,9 @@ decltype(auto) staged(B const& on, char const* stage, Body const& body)
     return body(on);
 }
 
-/// Scratch memory as a view: `room<float>(on, frame, heads, tokens)`.
+/// Scratch memory as a view: `scratch_view<float>(on, frame, heads, tokens)`.
 template <class V, backend B, class... Extents>
-[[nodiscard]] auto room(B const& on, workspace::frame& frame, Extents... extents)
+[[nodiscard]] auto scratch_view(B const& on, workspace::frame& frame, Extents... extents)
 {
     index_t count = 1;
     ((count = checked_multiply(count, extents)), ...);

@@ -164,11 +164,11 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     index_t const tokens       = keys.extent(1);
     auto const rungs           = static_cast<index_t>(layout.rungs);
     workspace::frame frame{*on.scratch, "pack"};
-    auto const positions = room<std::int32_t>(on, frame, heads, tokens);
-    auto const first     = room<index_t>(on, frame, heads, rungs + 1);
-    auto const counted   = room<index_t>(on, frame, 1);
+    auto const positions = scratch_view<std::int32_t>(on, frame, heads, tokens);
+    auto const first     = scratch_view<index_t>(on, frame, heads, rungs + 1);
+    auto const counted   = scratch_view<index_t>(on, frame, 1);
     bool const fits      = layout.any_rotated() && channels.empty();
-    auto const fitted    = room<float>(on, frame, fits ? heads : 0, 3, layout.dims.keys);
+    auto const fitted    = scratch_view<float>(on, frame, fits ? heads : 0, 3, layout.dims.keys);
     bool const real      = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
     stand_in_counts const stand_ins{stand_in_keys.extent(1), stored};

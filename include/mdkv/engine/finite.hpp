@@ -77,7 +77,7 @@ struct find_not_finite
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  names the first offending row in (head, row) order, for any number of threads
 /// \throws non_finite_input   naming the view, the head, the row and the layer (if not negative)
-/// \see    tests/finite.cpp
+/// \see    tests/unit/engine/finite.cpp
 template <backend B, element T>
 void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_t layer = -1)
 {

@@ -61,7 +61,7 @@ struct gather_page_rows
 /// \order  deterministic
 /// \throws invalid_argument   a shape disagrees, page_tokens is 0, memory is null or not aligned, `to` overlaps itself,
 ///                            an input or the workspace
-/// \see    tests/gather.cpp
+/// \see    tests/unit/engine/gather.cpp
 template <backend B, element T>
 void gather_pages(B const& on, in_view<T, 4, B> pages, in_view<std::int32_t, 1, B> table, out_view<T, 3, B> to)
 {

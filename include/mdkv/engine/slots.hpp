@@ -25,7 +25,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  deterministic
 /// \throws invalid_argument   a shape disagrees, an output overlaps, or a rung is R or more (naming head and token;
 ///                            gpu: such a token is in no list)
-/// \see    tests/slots.cpp
+/// \see    tests/unit/engine/slots.cpp
 template <backend B>
 void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions,
     out_view<index_t, 2, B> first)

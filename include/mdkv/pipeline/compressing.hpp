@@ -151,15 +151,15 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     index_t const pooled = whole || options.pooling.copies() ? 0 : H;
     index_t const limits = options.quotas ? H : 1;
     workspace::frame frame{*on.scratch, "compress"};
-    auto const rung        = room<std::uint8_t>(on, frame, H, N);
-    auto const key_basis   = room<float>(on, frame, bases, D, D);
-    auto const value_basis = room<float>(on, frame, bases, Dv, Dv);
-    auto const energy      = room<float>(on, frame, bases, (std::max)(D, Dv));
-    auto const channels    = room<float>(on, frame, fitted, 3, D);
-    auto const loss        = room<float>(on, frame, scored, rungs, N);
-    auto const smooth      = room<float>(on, frame, pooled, rungs, N);
-    auto const shared      = room<index_t>(on, frame, 1);
-    auto const own         = room<allocation>(on, frame, limits);
+    auto const rung        = scratch_view<std::uint8_t>(on, frame, H, N);
+    auto const key_basis   = scratch_view<float>(on, frame, bases, D, D);
+    auto const value_basis = scratch_view<float>(on, frame, bases, Dv, Dv);
+    auto const energy      = scratch_view<float>(on, frame, bases, (std::max)(D, Dv));
+    auto const channels    = scratch_view<float>(on, frame, fitted, 3, D);
+    auto const loss        = scratch_view<float>(on, frame, scored, rungs, N);
+    auto const smooth      = scratch_view<float>(on, frame, pooled, rungs, N);
+    auto const shared      = scratch_view<index_t>(on, frame, 1);
+    auto const own         = scratch_view<allocation>(on, frame, limits);
     auto const reports     = given_report != nullptr ? out(on, given_report, limits) : own;
     bool const real        = frame.ready();
 

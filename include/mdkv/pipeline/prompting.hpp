@@ -75,15 +75,15 @@ struct prompt_work
         auto const [D, Dv]  = shape.dims;
         index_t const M     = layer(shape.tokens).tokens;
         index_t const bases = settings.ratios.any_projected() ? L : 0;
-        losses              = room<float>(on, memory, L, H, rung_count(), M);
-        key_bases           = room<float>(on, memory, bases, H, D, D);
-        value_bases         = room<float>(on, memory, bases, H, Dv, Dv);
-        channels            = room<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
-        sinks               = room<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
-        leverages           = room<float>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
-        rungs               = room<std::uint8_t>(on, memory, L, H, M);
-        limit               = room<index_t>(on, memory, 1);
-        report              = room<allocation>(on, memory, 1);
+        losses              = scratch_view<float>(on, memory, L, H, rung_count(), M);
+        key_bases           = scratch_view<float>(on, memory, bases, H, D, D);
+        value_bases         = scratch_view<float>(on, memory, bases, H, Dv, Dv);
+        channels            = scratch_view<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
+        sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
+        leverages           = scratch_view<float>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
+        rungs               = scratch_view<std::uint8_t>(on, memory, L, H, M);
+        limit               = scratch_view<index_t>(on, memory, 1);
+        report              = scratch_view<allocation>(on, memory, 1);
     }
 
     void begin(B const& on) const { run(on, fill<float>{leverages.data_handle(), 0, leverages.extent(0)}); }
@@ -138,10 +138,10 @@ struct prompt_work
         auto const found   = losses_of(l, N);
         bool const bases   = p.ratios.any_projected();
         workspace::frame frame{*on.scratch, "prompt::finish_layer"};
-        auto const energy  = room<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
-        auto const weights = room<float>(on, frame, scores ? Q : 0);
-        auto const scored  = room<float>(on, frame, scores ? H : 0, R, N);
-        auto const pooled  = room<float>(on, frame, p.replayed ? H : 0, R, N);
+        auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
+        auto const weights = scratch_view<float>(on, frame, scores ? Q : 0);
+        auto const scored  = scratch_view<float>(on, frame, scores ? H : 0, R, N);
+        auto const pooled  = scratch_view<float>(on, frame, p.replayed ? H : 0, R, N);
         static_cast<void>(frame.ready());
         if (bases)
         {
@@ -238,8 +238,8 @@ struct prompt_work
         auto const keys       = slice<1>(rows.keys, 0, N);
         auto const values     = slice<1>(rows.values, 0, N);
         workspace::frame frame{*on.scratch, "prompt::pack"};
-        auto const made_keys   = room<float>(on, frame, H, choice.stand_ins, one.dims.keys);
-        auto const made_values = room<float>(on, frame, H, choice.stand_ins, one.dims.values);
+        auto const made_keys   = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.keys);
+        auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
         bool const real        = frame.ready();
         compress_report result;
         result.status            = choice.whole ? compress_status::uncompressed : compress_status::compressed;

@@ -82,18 +82,19 @@ struct recompressing
     index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
 
     workspace::frame frame{*on.scratch, "recompress"};
-    out_view<T, 3, B> keys              = room<T>(on, frame, H, M, D);
-    out_view<T, 3, B> values            = room<T>(on, frame, H, M, Dv);
-    out_view<T, 3, B> window_keys       = room<T>(on, frame, H, W, D);
-    out_view<T, 3, B> window_values     = room<T>(on, frame, H, W, Dv);
-    out_view<float, 3, B> key_basis     = room<float>(on, frame, bases, D, D);
-    out_view<float, 3, B> value_basis   = room<float>(on, frame, bases, Dv, Dv);
-    out_view<float, 3, B> channels      = room<float>(on, frame, coded, 3, D);
-    out_view<std::uint8_t, 2, B> rung   = room<std::uint8_t>(on, frame, H, M);
-    out_view<std::int32_t, 2, B> listed = room<std::int32_t>(on, frame, H, M); ///< slots by new rung
+    out_view<T, 3, B> keys              = scratch_view<T>(on, frame, H, M, D);
+    out_view<T, 3, B> values            = scratch_view<T>(on, frame, H, M, Dv);
+    out_view<T, 3, B> window_keys       = scratch_view<T>(on, frame, H, W, D);
+    out_view<T, 3, B> window_values     = scratch_view<T>(on, frame, H, W, Dv);
+    out_view<float, 3, B> key_basis     = scratch_view<float>(on, frame, bases, D, D);
+    out_view<float, 3, B> value_basis   = scratch_view<float>(on, frame, bases, Dv, Dv);
+    out_view<float, 3, B> channels      = scratch_view<float>(on, frame, coded, 3, D);
+    out_view<std::uint8_t, 2, B> rung   = scratch_view<std::uint8_t>(on, frame, H, M);
+    out_view<std::int32_t, 2, B> listed = scratch_view<std::int32_t>(on, frame, H, M); ///< slots by new rung
     out_view<std::uint8_t, 2, B> carried =
-        room<std::uint8_t>(on, frame, H, M); ///< 1 for tokens whose stored bytes are copied
-    out_view<index_t, 2, B> counts = room<index_t>(on, frame, H, rungs + 2); ///< `first`, then the tokens that stay
+        scratch_view<std::uint8_t>(on, frame, H, M); ///< 1 for tokens whose stored bytes are copied
+    out_view<index_t, 2, B> counts =
+        scratch_view<index_t>(on, frame, H, rungs + 2);                      ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first  = slice<1>(counts, 0, rungs + 1);         ///< where each rung's slots begin
     bool real                      = frame.ready();
 
@@ -137,10 +138,11 @@ struct recompressing
     [[nodiscard]] allocation choose(index_t bytes)
     {
         workspace::frame losses{*on.scratch, "recompress"};
-        auto const loss    = room<float>(on, losses, H, rungs, M);
-        auto const raw     = room<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
-        auto const limit   = room<index_t>(on, losses, 1);
-        auto const reports = room<allocation>(on, losses, 1);
+        auto const loss = scratch_view<float>(on, losses, H, rungs, M);
+        auto const raw =
+            scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
+        auto const limit   = scratch_view<index_t>(on, losses, 1);
+        auto const reports = scratch_view<allocation>(on, losses, 1);
         static_cast<void>(losses.ready());
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));

@@ -168,7 +168,7 @@ private:
 ///                                 the base is not positive; the views overlap but are not the same, or the output is not
 ///                                 aligned to its elements
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/advance.cpp
+/// \see    tests/unit/replay/advance.cpp
 template <backend B, element T>
 void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_encoding<B> const& encoding,
     out_view<T, 3, B> advanced)

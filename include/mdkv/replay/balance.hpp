@@ -52,7 +52,7 @@ struct balance_options
 /// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages, an
 ///                                 output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/balance.cpp; docs/lab/2026-11/quality.md compares weights
+/// \see    tests/unit/replay/balance.cpp; docs/lab/2026-11/quality.md compares weights
 template <backend B>
 void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const& options = {})
 {

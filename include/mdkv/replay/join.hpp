@@ -69,7 +69,7 @@ private:
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
+/// \see    tests/unit/replay/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
 template <backend B>
 void join(
     B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)

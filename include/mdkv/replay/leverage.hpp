@@ -27,7 +27,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, sums in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/leverage.cpp, docs/numerics.md
+/// \see    tests/unit/replay/leverage.cpp, docs/numerics.md
 template <backend B, element T>
 void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums)
 {
@@ -40,8 +40,8 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums
     auto const body = [&](B const& with) __attribute__((noinline)) // called twice
     {
         workspace::frame frame{*with.scratch, "add_leverage"};
-        auto const gram     = detail::room<double>(with, frame, heads, dim, dim);
-        auto const whitener = detail::room<float>(with, frame, heads, dim, dim);
+        auto const gram     = detail::scratch_view<double>(with, frame, heads, dim, dim);
+        auto const whitener = detail::scratch_view<float>(with, frame, heads, dim, dim);
         static_cast<void>(frame.ready());
         run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram(with, keys, gram);

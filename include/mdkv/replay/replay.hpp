@@ -57,7 +57,7 @@ struct replay_options
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a rung is projected, or an argument of advance or score is refused
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/replay.cpp, docs/method.md
+/// \see    tests/unit/replay/replay.cpp, docs/method.md
 template <backend B, element T, element U>
 void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<T, 3, B> sinks, ratio_set const& ratios, std::type_identity_t<replay_options<B>> const& options,
@@ -76,8 +76,8 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
     index_t const own   = options.own ? first + chunk : 0;
     detail::staged(on, "replay", [&](B const& stages) {
         workspace::frame frame{*stages.scratch, "replay"};
-        auto const ahead  = detail::room<U>(stages, frame, queries.extent(0), chunk, dim);
-        auto const others = detail::room<T>(stages, frame, heads, own, dim);
+        auto const ahead  = detail::scratch_view<U>(stages, frame, queries.extent(0), chunk, dim);
+        auto const others = detail::scratch_view<T>(stages, frame, heads, own, dim);
         advance(stages, queries, options.ahead, options.encoding, ahead);
         if (options.own)
         {

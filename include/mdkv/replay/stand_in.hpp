@@ -53,7 +53,7 @@ struct stand_in_options
 ///         float, all others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
+/// \see    tests/unit/replay/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,
@@ -91,13 +91,13 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     {
         using work = detail::attend_dropped<B, T>;
         workspace::frame frame{*with.scratch, "stand_in"};
-        auto const scaled  = detail::room<float>(with, frame, heads, rows, dim + 1);
-        auto const places  = detail::room<index_t>(with, frame, heads, groups);
-        auto const seeds   = detail::room<float>(with, frame, heads, groups, dim + 1);
-        auto const group   = detail::room<std::int32_t>(with, frame, heads, past);
-        auto const weights = detail::room<float>(with, frame, heads, past);
-        auto const shares  = detail::room<float>(with, frame, heads, work::strips(past), groups, rows);
-        auto const lacking = detail::room<float>(with, frame, heads, groups, 2, rows);
+        auto const scaled  = detail::scratch_view<float>(with, frame, heads, rows, dim + 1);
+        auto const places  = detail::scratch_view<index_t>(with, frame, heads, groups);
+        auto const seeds   = detail::scratch_view<float>(with, frame, heads, groups, dim + 1);
+        auto const group   = detail::scratch_view<std::int32_t>(with, frame, heads, past);
+        auto const weights = detail::scratch_view<float>(with, frame, heads, past);
+        auto const shares  = detail::scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
+        auto const lacking = detail::scratch_view<float>(with, frame, heads, groups, 2, rows);
         static_cast<void>(frame.ready());
         run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
         run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);

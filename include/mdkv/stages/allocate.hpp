@@ -43,8 +43,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below the
-///         cheapest rungs), so that the same contract holds on a device
+/// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
+///         the cheapest rungs), so that the same contract holds on a device
 template <backend B>
 void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)

@@ -29,7 +29,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument   a shape disagrees, or an output overlaps
-/// \see    tests/channels.cpp, docs/numerics.md
+/// \see    tests/unit/stages/channels.cpp, docs/numerics.md
 template <backend B, element T, element U>
 void fit_channels(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, out_view<float, 3, B> channels)
 {

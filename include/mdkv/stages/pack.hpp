@@ -29,7 +29,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  deterministic
 /// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token), or stand_ins is negative
 /// \throws size_overflow            N is 2^31 or more
-/// \see    tests/pack.cpp
+/// \see    tests/unit/stages/pack.cpp
 template <element T, backend B>
 [[nodiscard]] index_t packed_bytes(
     B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout, index_t stand_ins = 0)
@@ -89,7 +89,7 @@ template <element T, backend B>
 ///                                  is missing (gpu: see above), memory overlaps, or (gpu) rows are not aligned to elements
 /// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above), or the workspace is; nothing
 ///                                  was changed
-/// \see    tests/pack.cpp
+/// \see    tests/unit/stages/pack.cpp
 template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,

@@ -43,7 +43,7 @@ struct pool_options
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs: the same on every backend, for any number of threads and any vector width
 /// \throws invalid_argument   a shape disagrees, the width is even or below 1, the views overlap (nothing was changed)
-/// \see    tests/pool.cpp; docs/decisions.md says why the default is not the paper's literal algorithm
+/// \see    tests/unit/stages/pool.cpp; docs/decisions.md says why the default is not the paper's literal algorithm
 template <backend B>
 void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
 {

@@ -11,7 +11,7 @@
 namespace mdkv::inline MDKV_MACHINE
 {
 
-/// Loss of every token at every rung: how far the window's attention output may move if all tokens were stored at that
+/// Loss of every token at every rung: how far the queries' attention output may move if all tokens were stored at that
 /// rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N keys replaced
 /// by k'; ||x|| is the norm of x over the Q queries of the G query heads (`options.norm`):
 ///
@@ -19,13 +19,12 @@ namespace mdkv::inline MDKV_MACHINE
 ///     projected               ||P' - P|| |v| + ||P|| |v - v'|: the paper's bound. k' has the rung's coordinates, unrounded;
 ///                             v' is the value as it is read back, also from codes
 ///     codes of whole vectors  ||P|| sqrt(|v - v'|^2 + c^2 e^x (e^x - 1) |v|^2): c = key_noise; x is the variance of a logit
-///                             whose key is off by up to half a step of its codes, uniformly, and e^x (e^x - 1) its weight's
+///                             whose key is off by up to half a step of its codes, uniformly; e^x (e^x - 1) is the variance
+///                             of the token's weight, relative to the weight's square
 ///     full                    0
 ///
-/// By the triangle inequality a loss is at least the norm of the rows' own losses, and equal to it for `sum`.
-///
-/// Prefill can score chunk by chunk while it has the queries: `keys` and `values` are a chunk's, `window_keys` keys
-/// that every row sees beside them (a prompt's first few), `first_query` N + W, `loss` the chunk's slice of a prompt's.
+/// By the triangle inequality a loss is at least the norm of the rows' own losses, and equal to it for `sum`. `replay`
+/// scores a prompt chunk by chunk.
 ///
 /// \param on                backend: threads, scratch
 /// \param[in]  queries      [H*G, Q, D]  after position encoding, of any element type U; rows of one KV head are neighbours
@@ -45,7 +44,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
-/// \see    tests/score.cpp, docs/numerics.md (accumulation, tolerance against the oracle)
+/// \see    tests/unit/stages/score.cpp, docs/numerics.md (accumulation, tolerance against the oracle)
 template <backend B, element T, element U>
 void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<T, 3, B> window_keys, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,

@@ -143,7 +143,7 @@ struct attend_job
     [[nodiscard]] index_t parts() const { return first_part[cache.layout.heads]; }
 
     /// A thread's part of the scratch.
-    struct room
+    struct scratch
     {
         float* logits;          // [G, most_block_tokens]
         float* q;               // [G, sizes.queries()]
@@ -151,7 +151,7 @@ struct attend_job
         rounded_query* rounded; // [groups, G] queries, rounded for the coded run being read
         std::byte* tile;        // copies: most_logit_tiles of the longest keys, or copy_bytes of the longest values
     };
-    [[nodiscard]] room carve(mdkv::detail::carver& memory) const
+    [[nodiscard]] scratch carve(mdkv::detail::carver& memory) const
     {
         index_t const groups = (sizes.keys + quantised_group - 1) / quantised_group;
         return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
@@ -206,7 +206,7 @@ struct attend_job
     /// order: this block's values while its keys are read; the next block's keys during softmax, which reads nothing, and
     /// while its values are read. After the last block the next keys are the bytes at `behind`.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
-        room const& mine, index_t part) const
+        scratch const& mine, index_t part) const
     {
         storage const kind    = run.keys.kind;
         bool const coded      = kind != storage::plain;
@@ -294,7 +294,7 @@ struct attend_job
     }
 
     /// Attends part number `number` of head h: from every run the pieces that begin inside the part's bytes.
-    void attend_part(index_t h, index_t part, index_t number, room const& mine) const
+    void attend_part(index_t h, index_t part, index_t number, scratch const& mine) const
     {
         std::fill_n(softmax + part * group, group, softmax_state{});
         std::fill_n(sums_of(part), group * sizes.sums(), 0.0F);

@@ -66,8 +66,8 @@ struct attend_batch
             // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
             constexpr index_t slice_bytes = 32 * 1024;
             constexpr index_t most_slices = 256;
-            index_t const room            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
-            index_t const slices          = std::clamp<index_t>((room + slice_bytes - 1) / slice_bytes, 1, most_slices);
+            index_t const held            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
+            index_t const slices          = std::clamp<index_t>((held + slice_bytes - 1) / slice_bytes, 1, most_slices);
             sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,
                 cache.appended, first_token, static_cast<int>(n), static_cast<int>(query_heads / layout.heads * n),
                 static_cast<int>(slices), blocks};

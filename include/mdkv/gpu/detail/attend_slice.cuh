@@ -54,7 +54,7 @@ struct attend_slice
     int stages;       // 2: the next block is copied while this one is worked on
 
     /// A block's shared memory.
-    struct room
+    struct scratch
     {
         float* q;          // [most_queries, sizes.queries()]
         float* with_mean;  // [most_queries]: products with the mean key, for heads with rotated tokens
@@ -74,7 +74,7 @@ struct attend_slice
     }
     [[nodiscard]] MDKV_HD static index_t align(index_t bytes) { return (bytes + 15) / 16 * 16; }
 
-    [[nodiscard]] MDKV_HD room carve(mdkv::detail::carver& memory) const
+    [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
         return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(most_queries),
             memory.take<float>(threads * most_queries), memory.take<float>(most_queries * 2),
@@ -107,7 +107,7 @@ struct attend_slice
         place const at{own, item / own.query_blocks(), before,
             own.group - before < most_queries ? own.group - before : most_queries, block % own.slices};
         mdkv::detail::carver memory{device::shared_memory()};
-        room const mine = carve(memory);
+        scratch const mine = carve(memory);
         begin(at, mine);
         index_t const total = mdkv::detail::bytes_of_head<T>(batch.layout, own, at.head);
         index_t run_begin   = 0;
@@ -136,7 +136,7 @@ struct attend_slice
 
     /// Clears sums and softmax, and loads the scaled queries in the original basis and rotated; rows past `at.queries`
     /// stay zero.
-    __device__ void begin(place const& at, room const& mine) const
+    __device__ void begin(place const& at, scratch const& mine) const
     {
         for (int i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
         for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads) { mine.sums[i] = 0.0F; }
@@ -185,7 +185,7 @@ struct attend_slice
     }
 
     /// Adds `sign` times the products with the mean key to the running maxima, which stand for all logits so far.
-    __device__ void move_logits(place const& at, room const& mine, float sign) const
+    __device__ void move_logits(place const& at, scratch const& mine, float sign) const
     {
         device::sync();
         for (int g = device::thread(); g < at.queries; g += threads)
@@ -196,7 +196,7 @@ struct attend_slice
     }
 
     /// Projects the queries to the head's basis, the columns of the stored projection.
-    __device__ void project_queries(place const& at, room const& mine) const
+    __device__ void project_queries(place const& at, scratch const& mine) const
     {
         head_entry const& entry = at.sequence.heads[at.head];
         int const columns       = static_cast<int>(entry.key_columns);
@@ -217,7 +217,7 @@ struct attend_slice
 
     /// Attends tokens [first, end) of a run; `last` says that the run is the tail.
     __device__ void attend_run(
-        stored_run const& run, bool last, index_t first, index_t end, place const& at, room const& mine) const
+        stored_run const& run, bool last, index_t first, index_t end, place const& at, scratch const& mine) const
     {
         stage(run, first, end, mine.staged);
         int const tokens = at.sequence.tokens;
@@ -271,7 +271,7 @@ struct attend_slice
     [[nodiscard]] __device__ int shares() const { return threads / block_tokens; }
 
     /// logits[share, query, token] of a staged block.
-    __device__ void logits(run_rows const& keys, run_basis basis, int count, room const& mine) const
+    __device__ void logits(run_rows const& keys, run_basis basis, int count, scratch const& mine) const
     {
         int const token             = device::thread() % block_tokens;
         int const share             = device::thread() / block_tokens;
@@ -312,7 +312,7 @@ struct attend_slice
     }
 
     /// Scales all sums of values by the growth of the softmax, then adds the weighted values of a staged block.
-    __device__ void add_values(run_rows const& values, run_basis basis, int count, room const& mine) const
+    __device__ void add_values(run_rows const& values, run_basis basis, int count, scratch const& mine) const
     {
         for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads)
         {
@@ -364,7 +364,7 @@ struct attend_slice
                + half_at(tile, codes.scale(place)) * static_cast<float>(codes.code_of(tile, place, c % group_size));
     }
 
-    __device__ void finish(place const& at, room const& mine) const
+    __device__ void finish(place const& at, scratch const& mine) const
     {
         float* const state = states + device::block() * most_queries * sizes.state();
         for (int i = device::thread(); i < at.queries * sizes.state(); i += threads)

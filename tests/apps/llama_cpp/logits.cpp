@@ -1,4 +1,4 @@
-// llama.cpp's logits as raw floats, in the place of tests/runner/dump_logits.cpp for tests/tools/reference_forward.py:
+// llama.cpp's logits as raw floats, in the place of tests/apps/runner/dump_logits.cpp for tests/tools/reference_forward.py:
 //
 //   mdkv_llama_cpp_logits step MODEL IDS OUT      logits of every position [n, vocabulary]
 //   mdkv_llama_cpp_logits prefill MODEL IDS OUT   logits of the last position [1, vocabulary]

@@ -14,9 +14,9 @@ import sys
 import tempfile
 
 root, compilers = pathlib.Path(sys.argv[1]), sys.argv[2:]
-here = root / "tests/compilers"
+here = root / "tests/build/compilers"
 hook = root / "examples/engine_hook.cpp"
-stages = root / "tests/machines/stages.cpp"
+stages = root / "tests/build/machines/stages.cpp"
 x86 = platform.machine() in ("x86_64", "AMD64")
 native = ["-march=native"] if x86 else ["-mcpu=native"]
 

@@ -1,5 +1,5 @@
 // The version as the preprocessor sees it. That the installed package, the pkg-config file and CHANGELOG.md say the same is
-// checked by the projects in tests/consumer and by tests/release.sh.
+// checked by the projects in tests/build/consumer and by tests/build/packaging/release.py.
 #include <mdkv/core/version.hpp>
 
 #include <doctest/doctest.h>

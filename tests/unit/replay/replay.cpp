@@ -1,4 +1,4 @@
-// Tolerance against the oracle: that of score (tests/score.cpp), for the same rows: those that advance turned, rounded to
+// Tolerance against the oracle: that of score (tests/unit/stages/score.cpp), for the same rows: those that advance turned, rounded to
 // their element type as replay rounds them.
 #include <mdkv/replay/replay.hpp>
 
