@@ -22,7 +22,7 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B, element T, element U = T>
 struct layer_view
 {
-    in_view<U, 3, B> queries;       ///< [H*G, Q, D]  losses preserve their attention; usually the window's, Q = W
+    in_view<U, 3, B> queries;       ///< [H*G, Q, D]  the last ones, by whose attention tokens are scored
     in_view<T, 3, B> keys;          ///< [H, N, D]    after position encoding
     in_view<T, 3, B> values;        ///< [H, N, Dv]
     in_view<T, 3, B> window_keys;   ///< [H, W, D]

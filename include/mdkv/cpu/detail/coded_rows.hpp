@@ -48,6 +48,7 @@ struct bounds
 MDKV_OUTLINE inline void find_roundings(
     float const* from, index_t count, index_t step, index_t n, storage kind, float* to) noexcept
 {
+#if !defined(__CUDA_ARCH__) // nvcc knows no vectors where it reads this for the device
     constexpr int lanes = simd::lanes;
     auto const most     = static_cast<float>(mdkv::detail::most_code(kind));
     for (index_t row = 0; row < count; row += lanes)
@@ -94,6 +95,7 @@ MDKV_OUTLINE inline void find_roundings(
         }
         for (int i = 0; i < rows; ++i) { to[row + i] = simd::sum(sums[i]) + rests[i]; }
     }
+#endif
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::cpu::detail

@@ -179,6 +179,7 @@ struct score_block
     void add_losses() const noexcept
     {
         std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);
+#if !defined(__CUDA_ARCH__) // nvcc reads this for the device, too, which knows no vectors
         for_each_tile([&](index_t t, index_t p) {
             score_tile exact{};
             score_tile sums;
@@ -194,6 +195,7 @@ struct score_block
                 });
             }
         });
+#endif
     }
 
     /// Sweep two: finds slot.spread of the keys in slot.rows, rotated the way pack rotates keys.
@@ -232,8 +234,11 @@ struct score_block
             hadamard_row(slot.rotated + i * plan.value_dim, plan.value_dim);
         }
         auto const total = [&](int softmax, index_t i) {
-            auto const join = [&](simd::floats a, simd::floats b) {
-                return mdkv::detail::joined_rows(plan.norm, a, b);
+            auto const join = [&](simd::floats a, [[maybe_unused]] simd::floats b) {
+#if !defined(__CUDA_ARCH__)
+                a = mdkv::detail::joined_rows(plan.norm, a, b);
+#endif
+                return a;
             };
             return simd::over_lanes(simd::load(slot.sum(softmax, i)), join);
         };
