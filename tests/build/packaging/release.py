@@ -74,7 +74,7 @@ def citation(root):
     paper = cff.partition("\nreferences:\n")[2]
     yield "authors without a family name or a given name", len(re.findall(r"family-names: .+\n +given-names: .+", paper)), \
         paper.count("family-names:")
-    yield "the paper's number", set(re.findall(r"\d{4}\.\d{5}", paper)), set(re.findall(r"arXiv (\d{4}\.\d{5})", readme))
+    yield "the paper's number", set(re.findall(r"\d{4}\.\d{5}", paper)), set(re.findall(r"arXiv\s+(\d{4}\.\d{5})", readme))
     yield "the README's links to CITATION.cff", readme.count("](CITATION.cff)"), 1
 
 
