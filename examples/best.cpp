@@ -18,16 +18,16 @@ constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, last = 64; // last quer
 /// The ten lines of README.md.
 std::vector<cpu::cache<float>> compress(host const& on, prompt_shape<host> const& shape, auto& engine)
 {
-    prompt<host, float> prompt{on, presets::best, shape};
+    prompt<host, float> p{on, presets::best, shape};
     for (index_t first = 0; first < shape.tokens; first += 256) // in prefill's attention, chunk by chunk
     {
         auto const count = std::min<index_t>(256, shape.tokens - first);
-        for (index_t l = 0; l < shape.layers; ++l) { prompt.read_chunk(on, l, first, engine.rows(l, first, count)); }
+        for (index_t l = 0; l < shape.layers; ++l) { p.read_chunk(on, l, first, engine.rows(l, first, count)); }
     }
-    for (index_t l = 0; l < shape.layers; ++l) { prompt.finish_layer(on, l, engine.layer(l)); }
-    prompt.allocate(on, budget::fraction(1, 4)); // one budget for all layers
+    for (index_t l = 0; l < shape.layers; ++l) { p.finish_layer(on, l, engine.layer(l)); }
+    p.allocate(on, budget::fraction(1, 4)); // one budget for all layers
     std::vector<cpu::cache<float>> caches(static_cast<std::size_t>(shape.layers));
-    for (index_t l = 0; l < shape.layers; ++l) { prompt.pack(on, l, engine.layer(l), caches[l]); }
+    for (index_t l = 0; auto& cache : caches) { p.pack(on, l, engine.layer(l), cache), ++l; }
     return caches;
 }
 
@@ -129,7 +129,7 @@ int main()
         }
         resident += caches[l].arena_bytes() + caches[l].tail_bytes();
     }
-    index_t const full = L * H * N * (D + D) * index_t{sizeof(float)};
-    std::printf("%td of %td bytes; outputs off by %.3f of their size\n", resident, full, std::sqrt(error / size));
-    return resident <= full / 4 && std::sqrt(error / size) < 0.05 ? 0 : 1;
+    index_t const uncompressed = L * H * N * (D + D) * index_t{sizeof(float)};
+    std::printf("%td of %td bytes; outputs off by %.3f of their size\n", resident, uncompressed, std::sqrt(error / size));
+    return resident <= uncompressed / 4 && std::sqrt(error / size) < 0.05 ? 0 : 1;
 }
