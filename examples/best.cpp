@@ -130,6 +130,7 @@ int main()
         resident += caches[l].arena_bytes() + caches[l].tail_bytes();
     }
     index_t const uncompressed = L * H * N * (D + D) * index_t{sizeof(float)};
-    std::printf("%td of %td bytes; outputs off by %.3f of their size\n", resident, uncompressed, std::sqrt(error / size));
+    std::printf(
+        "%td of %td bytes; outputs off by %.3f of their size\n", resident, uncompressed, std::sqrt(error / size));
     return resident <= uncompressed / 4 && std::sqrt(error / size) < 0.05 ? 0 : 1;
 }
