@@ -93,29 +93,29 @@ struct policy
     sharing share = sharing::uniform;
     std::vector<std::string> parameters{};       // that may be set, besides "heads"
     bool output_weighted   = false;              // the ranking's second stage weighs values by the output projection
-    mdkv::ratio_set ratios = mdkv::evict_ratios; // of the mixed ones; keep or drop for the others
+    mdkv::ratio_set ratios = mdkv::evict_ratios; // for mixed caches; the others keep or drop
     mdkv::pool_options pooling{1};
-    mdkv::projection_charge charge = mdkv::projection_charge::by_use; // and the next ones: of the mixed ones
+    mdkv::projection_charge charge = mdkv::projection_charge::by_use; // for mixed caches, as the next ones
     std::int64_t keep              = 0; // last tokens that stay as they are, at most the window; 0: the window
     std::int64_t queries           = 0; // last queries that score, at least the window's
     std::int64_t fold_queries      = 8; // last appended ones that a fold scores by; they take memory of the cache
-    double early                   = 1; // what a query before the window's counts
+    double early                   = 1; // weight of a query before the window's
     double even                    = 0; // part of the queries' weight whose attention is taken to be even
     scoring_rows rows              = scoring_rows::window;
-    mdkv::row_norm norm            = mdkv::row_norm::euclidean; // of replayed rows
+    mdkv::row_norm norm            = mdkv::row_norm::euclidean; // norm over replayed rows
     std::int64_t chunk             = 256;                       // tokens whose queries see each other's keys only
-    std::int64_t ahead             = 256;                       // positions by which they are turned
+    std::int64_t ahead             = 256;                       // positions by which replayed queries are rotated
     bool own                       = false; // rows of a replay see its own tokens, too: those before them
     double join                    = 1;     // weight of the window's losses beside replayed ones
     double depth                   = 0;     // e^depth is the weight of the last layer in one budget
-    double odd                     = 0;     // losses in one budget count by how odd tokens are: sharing_part::odd
+    double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
-    mdkv::storage stored           = mdkv::storage::plain; // of kept tokens, of the selected ones
+    mdkv::storage stored           = mdkv::storage::plain; // storage of kept or selected tokens
     double beta                    = 0;                    // how uneven pyramid and head_scores are
     double floor                   = 0.2;                  // share of a head's budget that adaptive leaves it
     double channels                = 0.4;                  // share of the key channels that think drops
     std::int64_t sinks             = 4;                    // first tokens that recency keeps
-    std::uint64_t seed             = 0;                    // of random
+    std::uint64_t seed             = 0;                    // the policy random's
     std::string head_scores{};                             // file
     bool per_query_head = false; // caches keys and values once for every query head, as most authors do
     std::string label{};         // the name and whatever was set: how tables and files call it

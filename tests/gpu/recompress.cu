@@ -16,7 +16,6 @@
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/presets.hpp>
 #include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
 
 #include "gpu/support/device.hpp"

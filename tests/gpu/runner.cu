@@ -12,7 +12,6 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
 
 #include "bench/quality/policies/layer_cache.hpp"

@@ -3,7 +3,8 @@
 
     word_check.py [--list]
 
-Fragments: comments of include/, and sentences in them, that begin with of, as, so, those, what or whatever. Wide: lines of docs/ and
+Fragments: comments of include/, and sentences in them, that begin with of, as, so, those, what or whatever. Sentences: those of
+README.md and the pages in docs/ (not the lab notebook) that do. Wide: lines of docs/ and
 README.md over 110 columns that are no table, link or code. --list prints each place. A count may fall, and MOST with it; it must
 not grow. Exit status 1 if one did.
 """
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST = {"fragments": 0, "wide": 0}
+MOST = {"fragments": 0, "sentences": 0, "wide": 0}
 COMMENT = re.compile(r"//[/!]?<?\s?(.*)$")
 FORBIDDEN = r"(?:of|as|so|those|what|whatever)\b"
 BEGINS = re.compile(FORBIDDEN, re.IGNORECASE)
@@ -33,6 +34,16 @@ def fragments():
             goes_on = found is not None
 
 
+def sentences():
+    """Sentences of the pages that users read."""
+    begins = re.compile(r"(?:^|[.:] |\n\n|\n- )(?:Of|As|So|Those|What|Whatever)\b(?! [^.|]*\?)[^.\n]*")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(r"([^\n])\n(?![\n|#-])", r"\1 ", text)  # paragraphs on one line
+        for found in begins.finditer(text):
+            yield f"{path.relative_to(ROOT)}: {found[0].strip()[:90]}"
+
+
 def wide():
     """Lines of prose that no screen shows beside a file."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
@@ -46,7 +57,7 @@ def wide():
 
 def main():
     failed = False
-    for name, places in (("fragments", list(fragments())), ("wide", list(wide()))):
+    for name, places in (("fragments", list(fragments())), ("sentences", list(sentences())), ("wide", list(wide()))):
         if "--list" in sys.argv:
             print("\n".join(places))
         print(f"words: {name}: {len(places)}, at most {MOST[name]}")

@@ -4,7 +4,6 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -18,18 +17,13 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/advance.hpp>
-#include <mdkv/replay/advance.hpp>
-#include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
-#include <mdkv/stages/basis.hpp>
-#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>

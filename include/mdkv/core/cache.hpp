@@ -214,8 +214,7 @@ template <class T, space S>
 } // namespace detail
 
 /// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
-/// free byte.
-/// All offsets are decided here; the sum over the heads is the arena's size.
+/// free byte. All offsets are decided here; the sum over the heads is the arena's size.
 template <element T>
 [[nodiscard]] MDKV_HD constexpr index_t lay_out_head(cache_layout const& layout,
     mdkv::array<index_t, max_rungs> const& tokens, index_t offset, head_entry& entry, index_t stand_ins = 0) noexcept

@@ -22,6 +22,7 @@ enum class row_norm : std::uint8_t
     maximum    ///< max x: the largest row decides
 };
 
+/// Options of score: position and weights of the queries, log-sum-exps that are known, the norm over rows.
 template <backend B>
 struct score_options
 {
@@ -50,6 +51,7 @@ struct score_options
     /// [H, 3, D]  channels from fit_channels, for the noise of codes. Unset: fitted to the keys and queries of this call.
     std::optional<in_view<float, 3, B>> channels = std::nullopt;
 
+    /// Norm over the rows of a head.
     row_norm norm = row_norm::sum;
 
     /// Number of additional queries in each query head, with weight 1 and uniform attention: P = P' = 1/(N+W) for every

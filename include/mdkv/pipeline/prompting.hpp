@@ -7,7 +7,6 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -16,16 +15,12 @@
 #include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
-#include <mdkv/stages/basis.hpp>
-#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
