@@ -39,6 +39,7 @@ struct pending_copy
 {
     void* to;
     void const* from;
+    std::size_t bytes;
     int group;
 };
 
@@ -332,14 +333,20 @@ std::byte const* exchange_bytes(void const* value, std::size_t size, char const*
     return slots;
 }
 
-void begin_copy(void* to, void const* from)
+void expect_aligned(void const* address, std::size_t bytes, char const* function)
+{
+    if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
+    {
+        throw std::logic_error{std::string{function} + ": an address is no multiple of " + std::to_string(bytes)};
+    }
+}
+
+void begin_copy(void* to, void const* from, std::size_t bytes)
 {
     fiber_thread& t = *the_machine().running;
-    if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
-    {
-        throw std::logic_error{"copy_async: an address is no multiple of 16"};
-    }
-    t.copies.push_back({to, from, t.copy_group});
+    expect_aligned(to, bytes, "copy_async");
+    expect_aligned(from, bytes, "copy_async");
+    t.copies.push_back({to, from, bytes, t.copy_group});
 }
 
 void end_copy_group()
@@ -352,7 +359,7 @@ void finish_copies(int pending)
     fiber_thread& t = *the_machine().running;
     std::erase_if(t.copies, [&](pending_copy const& copy) {
         if (copy.group >= t.copy_group - pending) { return false; }
-        std::memcpy(copy.to, copy.from, 16);
+        std::memcpy(copy.to, copy.from, copy.bytes);
         return true;
     });
 }

@@ -104,7 +104,10 @@ template <class T>
     return {exchange_bytes(&value, sizeof(T), function)};
 }
 
-void begin_copy(void* to, void const* from);
+/// \throws std::logic_error   the address is no multiple of `bytes`
+void expect_aligned(void const* address, std::size_t bytes, char const* function);
+
+void begin_copy(void* to, void const* from, std::size_t bytes);
 void end_copy_group();
 void finish_copies(int pending);
 

@@ -76,9 +76,9 @@ TEST_CASE("a warp function without all lanes of the warp, or two at once, are to
 TEST_CASE("a copy that nobody waited for and an address it cannot have are told of")
 {
     alignas(16) static float const numbers[8]{};
-    CHECK(has(told_of([] { device::copy_async(device::shared_memory() + 16 * device::thread(), numbers); }, 1024),
+    CHECK(has(told_of([] { device::copy_async<16>(device::shared_memory() + 16 * device::thread(), numbers); }, 1024),
         "ended without waiting for a copy"));
-    CHECK(has(told_of([] { device::copy_async(device::shared_memory() + 4, numbers); }, 1024), "multiple of 16"));
+    CHECK(has(told_of([] { device::copy_async<16>(device::shared_memory() + 4, numbers); }, 1024), "multiple of 16"));
 }
 
 TEST_CASE("shared memory is not a number until it is written, and what a thread throws reaches the caller")

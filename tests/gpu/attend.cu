@@ -5,6 +5,9 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/detail/attend_sums.cuh>
+#include <mdkv/gpu/launch.cuh>
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_cache.hpp"
@@ -15,6 +18,7 @@
 #include "support/random.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
@@ -165,10 +169,63 @@ TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to
             check<half, float>({.heads = 2, .tokens = 150, .window = 5, .dims = dims, .rungs = rungs, .common = 5}, 3);
         }
     }
+    for (head_dims const dims : {head_dims{96, 96}, {80, 72}, {136, 128}, {192, 192}, {256, 256}})
+    {
+        check<half, float>({.heads = 1, .tokens = 90, .window = 17, .dims = dims, .rungs = codes, .common = 5}, 2);
+    }
     // Keys of two coordinates take more bytes as codes than as elements.
     check<half, float>({.heads = 1, .tokens = 150, .window = 2, .dims = {2, 16}, .rungs = {drop, full_int8, full}}, 2);
     check<bfloat16, bfloat16>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = codes}, 2);
     check<float, float>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = rotated}, 5);
+}
+
+/// Sums of tiles of values in codes whose scales differ, tile by tile, by more than a half can hold.
+struct scaled_tiles
+{
+    static constexpr char const* name = "scaled_tiles";
+    static constexpr int threads      = 32;
+    using rows                        = gpu::kernels::attend_rows<half, storage::int8>;
+
+    in_view<float, 1, gpu::backend> scales; // [tiles]
+    out_view<float, 1, gpu::backend> to;    // [8 * 64]
+
+    __device__ void operator()() const
+    {
+        gpu::kernels::attend_sums<64> all;
+        all.clear();
+        for (index_t t = 0; t < scales.extent(0); ++t)
+        {
+            std::uint32_t const scale = gpu::device::pair<half>(scales(t), scales(t));
+            std::uint32_t const least = gpu::device::pair<half>(2.0F, 2.0F);
+            std::uint32_t w[2][2];
+            all.weigh<2>({1.0F, 1.0F, 1.0F, 1.0F}, scale, least, 0, w);
+            for (int m = 0; m < 4; ++m) { rows::multiply_values(0x03030303U, 0x03030303U, w, all.of + m); }
+        }
+        all.join_lanes();
+        all.write(gpu::device::lane(), &to(0), {1.0F, 0.5F}, storage::int8, 64);
+    }
+};
+
+TEST_CASE("scales of codes may differ by any factor, from one tile to the next")
+{
+    for (auto const& scales :
+        {std::vector{0.0F, 1e-6F, 3.0F, 4e4F, 1e-3F, 6e4F}, {6e4F, 1e-6F}, {0.0F}, {1e-7F, 2e-7F}})
+    {
+        tensor<float, 1> all{{static_cast<index_t>(scales.size())}};
+        all.assign(scales);
+        device_tensor<float, 1> const from{all};
+        device_tensor<float, 1> to{{8 * 64}};
+        support::run_on_device([&](gpu::backend const& on) {
+            if (!on.scratch->counting()) { gpu::launch(on, scaled_tiles{from.in(), to.out()}, 1); }
+        });
+        double sum = 0;
+        for (float const scale : scales) { sum += 16 * (2 + 3 * static_cast<double>(widen(narrow<half>(scale)))); }
+        auto const got = to.host();
+        for (index_t i = 0; i < 8 * 64; ++i)
+        {
+            CHECK(got.get(i) == doctest::Approx(i / 64 % 2 == 0 ? sum : sum / 2).epsilon(1e-6));
+        }
+    }
 }
 
 TEST_CASE("runs of every length around the tiles' edges are attended on the GPU")
@@ -213,7 +270,7 @@ TEST_CASE("empty rungs, windows alone, tails of every length and empty caches ar
     {
         packed_layer<half> const layer{{.heads = 2, .tokens = 21, .window = 2, .dims = {24, 16}, .scale = 0.7F}};
         auto cache = layer.packed(capacity);
-        for (index_t tokens = 1; tokens <= capacity; tokens += capacity > 20 ? 13 : 8)
+        for (index_t tokens = 1; tokens <= capacity; tokens += capacity > 20 ? 11 : 8)
         {
             append_random(cache, random, tokens - cache.appended());
             expects_same<half, float>(cache, random_queries<float>(4, 24), attend_options{.scale = 0.3F});

@@ -28,7 +28,7 @@ struct warp_functions
     static constexpr char const* name = "warp_functions";
     static constexpr int threads      = 64;
 
-    out_view<int, 2, gpu::backend> to; // [3, 64]
+    out_view<int, 2, gpu::backend> to; // [5, 64]
 
     __device__ void operator()() const
     {
@@ -36,6 +36,8 @@ struct warp_functions
         to(0, t)    = gpu::device::shuffle_xor(t, 3);
         to(1, t)    = static_cast<int>(gpu::device::ballot(t % 3 == 0));
         to(2, t)    = gpu::device::lane() + 100 * gpu::device::warp();
+        to(3, t)    = gpu::device::any(t == 40) ? 1 : 0;
+        to(4, t)    = gpu::device::thread_again();
     }
 };
 
@@ -57,7 +59,8 @@ struct atomics
     }
 };
 
-/// Two groups of asynchronous copies; the second is still on its way while the first is read.
+/// Two groups of asynchronous copies of `Bytes` bytes; the second is still on its way while the first is read.
+template <int Bytes>
 struct copies
 {
     static constexpr char const* name = "copies";
@@ -74,7 +77,10 @@ struct copies
         int const t        = gpu::device::thread();
         for (int half_of : {0, 128})
         {
-            gpu::device::copy_async(staged + half_of + 4 * t, &from(half_of + 4 * t));
+            for (int i = 0; i < 4; i += Bytes / 4)
+            {
+                gpu::device::copy_async<Bytes>(staged + half_of + 4 * t + i, &from(half_of + 4 * t + i));
+            }
             gpu::device::copy_async_commit();
         }
         gpu::device::copy_async_wait<1>();
@@ -83,6 +89,53 @@ struct copies
         gpu::device::copy_async_wait<0>();
         gpu::device::sync();
         for (int i = 128 + t; i < 256; i += threads) { to(i) = staged[i] + 1; }
+    }
+};
+
+/// Four matrices of 8 x 8 numbers, transposed on their way from shared memory, and the first of them back again.
+struct transposed_matrices
+{
+    static constexpr char const* name = "transposed_matrices";
+    static constexpr int threads      = 32;
+
+    out_view<int, 3, gpu::backend> to; // [5, 32, 2]
+
+    [[nodiscard]] index_t shared_bytes() const { return 32 * 8 * index_t{sizeof(std::uint16_t)}; }
+
+    __device__ void operator()() const
+    {
+        auto* const rows = reinterpret_cast<std::uint16_t*>(gpu::device::shared_memory());
+        int const lane   = gpu::device::lane();
+        for (int i = 0; i < 8; ++i) { rows[lane * 8 + i] = static_cast<std::uint16_t>(100 * lane + i); }
+        gpu::device::sync_warp();
+        std::uint32_t got[4];
+        gpu::device::load_transposed(got, rows + lane * 8);
+        auto const write = [&](int number, std::uint32_t pair) {
+            to(number, lane, 0) = static_cast<int>(pair & 0xffffU);
+            to(number, lane, 1) = static_cast<int>(pair >> 16U);
+        };
+        for (int i = 0; i < 4; ++i) { write(i, got[i]); }
+        write(4, gpu::device::transpose(got[0]));
+    }
+};
+
+/// 2^x, and pairs of rounded numbers.
+template <class T>
+struct numbers_of_lanes
+{
+    static constexpr char const* name = "numbers_of_lanes";
+    static constexpr int threads      = 32;
+
+    in_view<float, 1, gpu::backend> x;   // [33]
+    out_view<float, 2, gpu::backend> to; // [3, 32]
+
+    __device__ void operator()() const
+    {
+        int const lane           = gpu::device::lane();
+        std::uint32_t const pair = gpu::device::pair<T>(x(lane), x(lane + 1));
+        to(0, lane)              = gpu::device::exp2(x(lane));
+        to(1, lane)              = widen(T{static_cast<std::uint16_t>(pair & 0xffffU)});
+        to(2, lane)              = widen(T{static_cast<std::uint16_t>(pair >> 16U)});
     }
 };
 
@@ -128,7 +181,7 @@ struct one_tile
 
 TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
 {
-    device_tensor<int, 2> to{{3, 64}};
+    device_tensor<int, 2> to{{5, 64}};
     support::run_on_device([&](gpu::backend const& on) {
         if (!on.scratch->counting()) { gpu::launch(on, warp_functions{to.out()}, 1); }
     });
@@ -141,6 +194,8 @@ TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
         for (int i = 0; i < 32; ++i) { bits |= (first + i) % 3 == 0 ? 1U << i : 0U; }
         CHECK(got.get(1, t) == static_cast<int>(bits));
         CHECK(got.get(2, t) == t % 32 + 100 * (t / 32));
+        CHECK(got.get(3, t) == t / 32);
+        CHECK(got.get(4, t) == t);
     }
 }
 
@@ -165,11 +220,16 @@ TEST_CASE("a group of asynchronous copies has arrived when it was waited for")
     for (int i = 0; i < 256; ++i) { numbers.set(static_cast<float>(i), i); }
     device_tensor<float, 1> const from{numbers};
     device_tensor<float, 1> to{{256}};
-    support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, copies{from.in(), to.out()}, 1); }
-    });
-    auto const got = to.host();
-    for (int i = 0; i < 256; ++i) { CHECK(got.get(i) == static_cast<float>(i < 128 ? 127 - i : i + 1)); }
+    auto const run = [&](auto kernel) {
+        support::run_on_device([&](gpu::backend const& on) {
+            if (!on.scratch->counting()) { gpu::launch(on, kernel, 1); }
+        });
+        auto const got = to.host();
+        for (int i = 0; i < 256; ++i) { CHECK(got.get(i) == static_cast<float>(i < 128 ? 127 - i : i + 1)); }
+    };
+    run(copies<16>{from.in(), to.out()});
+    run(copies<8>{from.in(), to.out()});
+    run(copies<4>{from.in(), to.out()});
 }
 
 TEST_CASE_TEMPLATE("a tile of tensor-core products is the product of the matrices", T, mdkv::half, bfloat16)
@@ -205,5 +265,76 @@ TEST_CASE_TEMPLATE("a tile of tensor-core products is the product of the matrice
             }
             CHECK(static_cast<double>(got.get(i, j)) == doctest::Approx(sum).epsilon(1e-5));
         }
+    }
+}
+
+TEST_CASE("tensor cores multiply subnormal halves exactly: codes without a scale")
+{
+    support::source random{"gpu/subnormal"};
+    tensor<mdkv::half, 2> a{{16, 16}};
+    tensor<mdkv::half, 2> b{{16, 8}};
+    device_tensor<float, 2> to{[] {
+        tensor<float, 2> zeros{{16, 8}};
+        for (int i = 0; i < 128; ++i) { zeros.set(0.0F, i / 8, i % 8); }
+        return zeros;
+    }()};
+    for (int i = 0; i < 16; ++i)
+    {
+        for (int j = 0; j < 16; ++j) { a.set(mdkv::half{static_cast<std::uint16_t>(16 * i + j)}, i, j); }
+        for (int j = 0; j < 8; ++j)
+        {
+            b.set(narrow<mdkv::half>(static_cast<float>(std::floor(random.uniform(-300, 300)))), i, j);
+        }
+    }
+    device_tensor<mdkv::half, 2> const from_a{a};
+    device_tensor<mdkv::half, 2> const from_b{b};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, one_tile<mdkv::half>{from_a.in(), from_b.in(), to.out()}, 1); }
+    });
+    auto const got = to.host();
+    for (int i = 0; i < 16; ++i)
+    {
+        for (int j = 0; j < 8; ++j)
+        {
+            double sum = 0; // of whole numbers
+            for (int k = 0; k < 16; ++k) { sum += (16 * i + k) * static_cast<double>(widen(b.get(k, j))); }
+            CHECK(std::ldexp(static_cast<double>(got.get(i, j)), 24) == sum);
+        }
+    }
+}
+
+TEST_CASE("matrices are transposed on their way from shared memory, and between lanes")
+{
+    device_tensor<int, 3> to{{5, 32, 2}};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, transposed_matrices{to.out()}, 1); }
+    });
+    auto const got = to.host();
+    for (int lane = 0; lane < 32; ++lane)
+    {
+        for (int j = 0; j < 2; ++j)
+        {
+            int const row = lane % 4 * 2 + j;
+            for (int i = 0; i < 4; ++i) { CHECK(got.get(i, lane, j) == 100 * (8 * i + row) + lane / 4); }
+            CHECK(got.get(4, lane, j) == 100 * (lane / 4) + row);
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("numbers are rounded to pairs, and powers of two are right to a few units", T, mdkv::half, bfloat16)
+{
+    tensor<float, 1> x{{33}};
+    for (int i = 0; i < 33; ++i) { x.set(static_cast<float>(i) * -0.83F + 3.0F, i); }
+    device_tensor<float, 1> const from{x};
+    device_tensor<float, 2> to{{3, 32}};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, numbers_of_lanes<T>{from.in(), to.out()}, 1); }
+    });
+    auto const got = to.host();
+    for (int i = 0; i < 32; ++i)
+    {
+        CHECK(got.get(0, i) == doctest::Approx(std::exp2(x.get(i))).epsilon(1e-6));
+        CHECK(got.get(1, i) == widen(narrow<T>(x.get(i))));
+        CHECK(got.get(2, i) == widen(narrow<T>(x.get(i + 1))));
     }
 }

@@ -58,6 +58,12 @@ template <class T>
     return __ballot_sync(all_lanes, yes);
 }
 
+/// Whether some lane says yes.
+[[nodiscard]] __device__ __forceinline__ bool any(bool yes)
+{
+    return __any_sync(all_lanes, yes) != 0;
+}
+
 /// The type that CUDA's atomic functions take for integers of T's size: integers of 8 bytes must be called long long.
 template <std::integral T>
 using atomic_word =
@@ -83,11 +89,20 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
     return reinterpret_cast<std::byte*>(mdkv_shared_memory);
 }
 
-/// Begins to copy 16 bytes from global to shared memory, both aligned to 16; `copy_async_wait` waits for the copy's end.
+/// Begins to copy `Bytes` bytes, 4, 8 or 16, from global to shared memory, both aligned to as many; `copy_async_wait` waits
+/// for the copy's end.
+template <int Bytes>
 __device__ __forceinline__ void copy_async(void* to_shared, void const* from_global)
 {
     auto const to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from_global) : "memory");
+    if constexpr (Bytes == 16)
+    {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from_global) : "memory");
+    }
+    else
+    {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from_global), "n"(Bytes) : "memory");
+    }
 }
 /// Ends a group of copies of this thread.
 __device__ __forceinline__ void copy_async_commit()
@@ -124,6 +139,53 @@ __device__ __forceinline__ void multiply_tile(float (&d)[4], std::uint32_t const
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
+}
+
+/// Four matrices of 8 x 8 numbers of 16 bits, transposed: a lane gives the address in shared memory, aligned to 16 bytes, of
+/// row lane % 8 of matrix lane / 8, and gets of each matrix columns lane / 4 of rows 2p and 2p+1, p = lane % 4, as a pair
+/// (PTX ISA, ldmatrix).
+__device__ __forceinline__ void load_transposed(std::uint32_t (&to)[4], void const* row)
+{
+    auto const from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+/// Transposes an 8 x 8 matrix of numbers of 16 bits, of which a lane holds columns 2p and 2p+1 of row lane / 4 (PTX ISA,
+/// movmatrix).
+[[nodiscard]] __device__ __forceinline__ std::uint32_t transpose(std::uint32_t pair)
+{
+    std::uint32_t result = 0;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+}
+
+/// Two numbers rounded to 16 bits as a pair, the first in the low half.
+template <element T>
+[[nodiscard]] __device__ __forceinline__ std::uint32_t pair(float low, float high)
+{
+    static_assert(sizeof(T) == 2, "pair: half or bfloat16");
+    std::uint32_t result = 0;
+    if constexpr (std::same_as<T, half>) { asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low)); }
+    else { asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low)); }
+    return result;
+}
+
+/// 2^x in one instruction, to two units in the last place; results below 2^-126 are 0.
+[[nodiscard]] __device__ __forceinline__ float exp2(float x)
+{
+    float result = 0;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+/// thread(), read again: optimisers keep nothing that depends on it from one call to the next.
+[[nodiscard]] __device__ __forceinline__ int thread_again()
+{
+    unsigned number = 0;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return static_cast<int>(number & 1023U);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu::device

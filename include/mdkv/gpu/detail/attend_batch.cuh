@@ -8,7 +8,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/attend_parts.cuh>
+#include <mdkv/gpu/detail/attend_rows.cuh>
 
 #include <algorithm>
 #include <cstddef>
@@ -19,6 +19,10 @@ namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 
 /// Sequences of one launch: their parameters fit its 4,096 bytes, with all that they share.
 inline constexpr int attend_most_sequences = 48;
+/// A slice has no more than so many bytes if that makes no more than so many blocks of a sequence, which is four on each of
+/// 132 multiprocessors: one wave.
+inline constexpr index_t attend_slice_bytes = 32 * 1024;
+inline constexpr index_t attend_blocks      = 528;
 
 /// One sequence: its cache but for the layout, its queries, and how it is cut.
 struct attend_sequence
@@ -31,10 +35,16 @@ struct attend_sequence
     index_t first_token; ///< first of its queries' tokens in the call
     int tokens;          ///< n: tokens of its queries
     int group;           ///< rows of a head: row g is its query head g / n at token g % n of the last n
-    int slices;          ///< slices of a head
-    int first_block;     ///< first block of attend_slice: [H, query blocks, slices]
+    int slices;          ///< most slices of a head
+    int first_block;     ///< first block of attend_slice: [H, query blocks, parts of values, slices]
 
     [[nodiscard]] MDKV_HD int query_blocks() const { return (group + attend_queries - 1) / attend_queries; }
+    /// Slices that a head with so many bytes is cut into: none of them is small while others wait.
+    [[nodiscard]] MDKV_HD int slices_of(index_t bytes) const
+    {
+        index_t const wanted = (bytes + attend_slice_bytes - 1) / attend_slice_bytes;
+        return wanted < 1 ? 1 : wanted < slices ? static_cast<int>(wanted) : slices;
+    }
 };
 
 /// Sequences whose caches are laid out alike.
@@ -51,7 +61,7 @@ struct attend_batch
     /// to the first sequence left. Takes none if no sequence is left.
     template <element T, std::size_t N>
     attend_batch(std::span<sequence_view<T, space::device> const, N> all, std::size_t& next, index_t& first_token,
-        index_t query_heads)
+        index_t query_heads, int parts)
         : layout{next < all.size() ? all[next].cache.layout : cache_layout{}}
     {
         for (; next < all.size() && count < Most; ++next)
@@ -64,15 +74,15 @@ struct attend_batch
             if (count > 0 && own != layout) { break; }
             layout = own;
             // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
-            constexpr index_t slice_bytes = 32 * 1024;
-            constexpr index_t most_slices = 256;
-            index_t const held            = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
-            index_t const slices          = std::clamp<index_t>((held + slice_bytes - 1) / slice_bytes, 1, most_slices);
+            index_t const held   = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
+            int const group      = static_cast<int>(query_heads / layout.heads * n);
+            index_t const items  = layout.heads * ((group + attend_queries - 1) / attend_queries) * parts;
+            index_t const slices = std::clamp<index_t>(
+                (held + attend_slice_bytes - 1) / attend_slice_bytes, 1, std::max<index_t>(1, attend_blocks / items));
             sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,
-                cache.appended, first_token, static_cast<int>(n), static_cast<int>(query_heads / layout.heads * n),
-                static_cast<int>(slices), blocks};
+                cache.appended, first_token, static_cast<int>(n), group, static_cast<int>(slices), blocks};
             attend_sequence const& added               = sequences[static_cast<std::size_t>(count++)];
-            index_t const sum = blocks + checked_multiply(layout.heads * added.query_blocks(), slices);
+            index_t const sum                          = blocks + checked_multiply(items, slices);
             expects(sum <= INT32_MAX, "attend: ", sum, " blocks are more than a grid may have");
             blocks = static_cast<int>(sum);
             tokens += added.tokens;

@@ -1,4 +1,4 @@
-/// \file attend_slice.cuh: the kernel that attends slices of heads' bytes and leaves a mergeable state (arXiv 2603.20616, section 5).
+/// \file attend_slice.cuh: the kernel that attends slices of heads' bytes and leaves mergeable states (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -7,372 +7,274 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
-#include <mdkv/gpu/detail/attend_parts.cuh>
+#include <mdkv/gpu/detail/attend_block.cuh>
+#include <mdkv/gpu/detail/attend_numbers.cuh>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/detail/attend_sums.cuh>
+#include <mdkv/gpu/detail/attend_units.cuh>
 #include <mdkv/gpu/device.cuh>
 
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 // How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for
-// up to eight query heads at once, so that every stored byte is read once for any G. Tokens come in blocks of up to 64:
-// their bytes are copied to shared memory as they are, the next block while this one is worked on. Then
-//   softmax  a warp has one query: running maximum and sum, base 2
-//   values   a thread has one coordinate and a share of the tokens, and the sums of four queries
-// Sums of values are kept in shared memory, one set for each basis a run may be in; nothing is projected back here.
+// up to eight query heads at once, so that every stored byte is read once for any G, and for up to `Columns` coordinates of
+// values. Each warp takes every fourth tile of 16 tokens and has a softmax and sums of its own, in registers. Its tiles
+// come by asynchronous copies of units (attend_rows.cuh) into a ring in shared memory that no other warp touches: inside a
+// run no warp waits for another. At a run's end the block's warps are joined into the block's state of the run's basis. Nothing is projected or rotated back here.
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-using mdkv::detail::attend_sizes;
-using mdkv::detail::coded_group;
-using mdkv::detail::run_basis;
-using mdkv::detail::run_rows;
-using mdkv::detail::stored_run;
-
-template <element T, element U, int Most>
-struct attend_slice
+template <element T, element U, int Columns, int Most>
+struct attend_slice : attend_block<T, U, Columns, Most>
 {
-    // Inside a block everything is counted in int: 64-bit division takes as long as a row.
+    using block = attend_block<T, U, Columns, Most>;
+    using block::batch;
+    using block::shared;
+    using block::states;
+    using typename block::scratch;
+    using typename block::work;
+
+    // Registers are what this kernel is short of. Inside a block everything is counted in int. What is not needed in the loop
+    // over tiles lies in shared memory, and every function reads its thread's number again: an optimiser would compute what
+    // depends on it before the loop over runs, for all storages, and spill it.
     static constexpr char const* name              = "attend_slice";
     static constexpr int threads                   = attend_threads;
-    static constexpr int blocks_per_multiprocessor = 4;
+    static constexpr int blocks_per_multiprocessor = Columns <= 128 ? 4 : 2;
     static constexpr int most_queries              = attend_queries;
-    static constexpr int most_tokens               = attend_tokens;
-    static constexpr int chunk                     = 4; ///< queries whose sums a thread holds
-    static constexpr int group_size                = quantised_group;
-
-    attend_batch<Most> batch;
-    in_view<U, 3, backend> queries;
-    attend_sizes sizes;
-    float* states;    // [batch.blocks, most_queries, sizes.state()]
-    float scale;      // factor of queries, for logits in base 2
-    int block_tokens; // tokens staged at once: 64, 32 or 16
-    int stages;       // 2: the next block is copied while this one is worked on
-
-    /// A block's shared memory.
-    struct scratch
-    {
-        float* q;          // [most_queries, sizes.queries()]
-        float* with_mean;  // [most_queries]: products with the mean key, for heads with rotated tokens
-        float* logits;     // [parts, most_queries, block_tokens], then weights [most_queries, block_tokens]
-        float* softmax;    // [most_queries, 2]: largest, sum
-        float* factor;     // [most_queries]
-        float* sums;       // [most_queries, sizes.sums()]
-        float* partial;    // [threads, chunk]
-        std::byte* staged; // [stages, staged_bytes()]
-    };
-
-    [[nodiscard]] MDKV_HD int groups() const { return (sizes.keys + group_size - 1) / group_size; }
-    [[nodiscard]] MDKV_HD index_t staged_keys() const { return align(index_t{block_tokens} * sizes.key_bytes); }
-    [[nodiscard]] MDKV_HD index_t staged_bytes() const
-    {
-        return staged_keys() + align(index_t{block_tokens} * sizes.value_bytes);
-    }
-    [[nodiscard]] MDKV_HD static index_t align(index_t bytes) { return (bytes + 15) / 16 * 16; }
-
-    [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
-    {
-        return {memory.take<float>(most_queries * sizes.queries()), memory.take<float>(most_queries),
-            memory.take<float>(threads * most_queries), memory.take<float>(most_queries * 2),
-            memory.take<float>(most_queries), memory.take<float>(most_queries * sizes.sums()),
-            memory.take<float>(threads * chunk), memory.take<std::byte>(stages * staged_bytes())};
-    }
-    [[nodiscard]] index_t shared_bytes() const
-    {
-        mdkv::detail::carver count;
-        static_cast<void>(carve(count));
-        return count.bytes();
-    }
-
-    /// Work of one block: some rows of a head over one slice.
-    struct place
-    {
-        attend_sequence const& sequence;
-        index_t head;
-        int first_query; ///< the block's first row of the head
-        int queries;     ///< 1 to most_queries
-        index_t slice;
-    };
+    static constexpr int group_size                = int{quantised_group};
+    static constexpr int sixteen                   = int{tile_tokens};
+    using sums                                     = attend_sums<Columns>;
 
     __device__ void operator()() const
     {
-        attend_sequence const& own = batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
-        index_t const block        = device::block() - own.first_block;
-        index_t const item         = block / own.slices;
-        int const before           = static_cast<int>(item % own.query_blocks()) * most_queries;
-        place const at{own, item / own.query_blocks(), before,
-            own.group - before < most_queries ? own.group - before : most_queries, block % own.slices};
-        mdkv::detail::carver memory{device::shared_memory()};
-        scratch const mine = carve(memory);
-        begin(at, mine);
-        index_t const total = mdkv::detail::bytes_of_head<T>(batch.layout, own, at.head);
-        index_t run_begin   = 0;
-        bool projected      = false;
-        for (std::size_t i = 0; i < mdkv::detail::most_runs(batch.layout); ++i)
+        static_assert(attend_warps * attend_ring >= attend_warps * most_queries * Columns * int{sizeof(float)});
+        work& at = *shared().at;
+        if (device::thread() == 0) { this->begin(at); }
+        device::sync();
+        for (auto i = static_cast<std::size_t>(device::thread()); i < mdkv::detail::most_runs(batch.layout);
+             i += threads)
         {
-            stored_run const run = mdkv::detail::run_of_head<T>(batch.layout, own, at.head, i);
-            if (run.tokens == 0) { continue; }
-            index_t const first = cut_run(run, run_begin, total * at.slice / own.slices);
-            index_t const end   = cut_run(run, run_begin, total * (at.slice + 1) / own.slices);
-            run_begin += run.tokens * run.token_bytes();
-            if (first == end) { continue; }
-            if (run.basis == run_basis::projected && !projected)
-            {
-                project_queries(at, mine);
-                projected = true;
-            }
-            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run.
-            bool const centred = run.basis == run_basis::rotated;
-            if (centred) { move_logits(at, mine, -1.0F); }
-            attend_run(run, i + 1 == mdkv::detail::most_runs(batch.layout), first, end, at, mine);
-            if (centred) { move_logits(at, mine, 1.0F); }
-        }
-        finish(at, mine);
-    }
-
-    /// Clears sums and softmax, and loads the scaled queries in the original basis and rotated; rows past `at.queries`
-    /// stay zero.
-    __device__ void begin(place const& at, scratch const& mine) const
-    {
-        for (int i = device::thread(); i < most_queries * sizes.queries(); i += threads) { mine.q[i] = 0.0F; }
-        for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads) { mine.sums[i] = 0.0F; }
-        for (int i = device::thread(); i < most_queries; i += threads)
-        {
-            mine.softmax[2 * i]     = mdkv::detail::empty_lse;
-            mine.softmax[2 * i + 1] = 0.0F;
+            at.runs[i] = mdkv::detail::run_of_head<T>(batch.layout, *at.sequence, at.head, i);
         }
         device::sync();
-        for (int i = device::thread(); i < at.queries * sizes.keys; i += threads)
-        {
-            int const g                     = i / sizes.keys;
-            int const d                     = i % sizes.keys;
-            index_t const row               = at.head * at.sequence.group + at.first_query + g;
-            index_t const token             = at.sequence.first_token + row % at.sequence.tokens;
-            mine.q[g * sizes.queries() + d] = widen(queries(row / at.sequence.tokens, token, d)) * scale;
-        }
+        if (device::thread() == 0) { this->cut(at); }
         device::sync();
-        if (!mdkv::detail::has_channels(batch.layout, at.sequence, at.head)) { return; }
-        std::byte const* const arena = at.sequence.arena;
-        index_t const channels       = at.sequence.heads[at.head].key_channels;
-        for (int g = device::warp(); g < at.queries; g += threads / device::warp_size)
+        if (at.slice >= at.slices) { return; } // the merge knows
+        while (true)
         {
-            float sum = 0.0F;
-            for (int d = device::lane(); d < sizes.keys; d += device::warp_size)
-            {
-                sum += mine.q[g * sizes.queries() + d] * mdkv::detail::matrix_at<T>(arena, channels, d);
-            }
-            sum = over_lanes(sum, [](float a, float b) { return a + b; });
-            if (device::lane() == 0) { mine.with_mean[g] = sum; }
-        }
-        for (int i = device::thread(); i < at.queries * groups(); i += threads)
-        {
-            int const g       = i / groups();
-            int const first   = i % groups() * group_size;
-            int const n       = sizes.keys - first < group_size ? sizes.keys - first : group_size;
-            float const* from = mine.q + g * sizes.queries() + first;
-            float* const to   = mine.q + g * sizes.queries() + sizes.queries_of(run_basis::rotated) + first;
-            for (int d = 0; d < n; ++d)
-            {
-                to[d] = from[d] * mdkv::detail::matrix_at<T>(arena, channels, sizes.keys + first + d); // channel scales
-            }
-            mdkv::detail::hadamard(to, n);
-        }
-        device::sync();
-    }
-
-    /// Adds `sign` times the products with the mean key to the running maxima, which stand for all logits so far.
-    __device__ void move_logits(place const& at, scratch const& mine, float sign) const
-    {
-        device::sync();
-        for (int g = device::thread(); g < at.queries; g += threads)
-        {
-            mine.softmax[2 * g] += sign * mine.with_mean[g];
-        }
-        device::sync();
-    }
-
-    /// Projects the queries to the head's basis, the columns of the stored projection.
-    __device__ void project_queries(place const& at, scratch const& mine) const
-    {
-        head_entry const& entry = at.sequence.heads[at.head];
-        int const columns       = static_cast<int>(entry.key_columns);
-        for (int i = device::thread(); i < at.queries * columns; i += threads)
-        {
-            int const g = i / columns;
-            int const c = i % columns;
-            float sum   = 0.0F;
-            for (int d = 0; d < sizes.keys; ++d)
-            {
-                sum += mine.q[g * sizes.queries() + d]
-                       * mdkv::detail::matrix_at<T>(at.sequence.arena, entry.key_projection, d * columns + c);
-            }
-            mine.q[g * sizes.queries() + sizes.queries_of(run_basis::projected) + c] = sum;
-        }
-        device::sync();
-    }
-
-    /// Attends tokens [first, end) of a run; `last` says that the run is the tail.
-    __device__ void attend_run(
-        stored_run const& run, bool last, index_t first, index_t end, place const& at, scratch const& mine) const
-    {
-        stage(run, first, end, mine.staged);
-        int const tokens = at.sequence.tokens;
-        int current      = 0;
-        for (index_t t = first; t < end; t += block_tokens)
-        {
-            index_t const next = t + block_tokens;
-            if (stages == 2 && next < end)
-            {
-                stage(run, next, end, mine.staged + (1 - current) * staged_bytes());
-                device::copy_async_wait<1>();
-            }
-            else { device::copy_async_wait<0>(); }
+            if (device::thread() == 0) { this->next_run(at); }
             device::sync();
-            std::byte* const staged = mine.staged + current * staged_bytes();
-            int const count         = next < end ? block_tokens : static_cast<int>(end - t);
-            logits(staged_rows(run.keys, t, staged), run.basis, count, mine);
-            device::sync();
-            auto const seen = [&](int g) {
-                index_t const left = run.tokens - (tokens - 1 - (at.first_query + g) % tokens) - t;
-                return !last || left >= count ? count : left > 0 ? static_cast<int>(left) : 0;
+            if (at.first == at.end) { break; }
+            this->load_queries();
+            sums all;
+            all.clear();
+            storage const kind = at.run.keys.kind;
+            if (kind == storage::plain) { attend_run<storage::plain>(all); }
+            else if (kind == storage::int8) { attend_run<storage::int8>(all); }
+            else { attend_run<storage::int4>(all); }
+            leave(all);
+        }
+        states.clear_others(at.block, at.visited);
+    }
+
+    /// Attends the tokens of the run.
+    template <storage Kind>
+    __device__ void attend_run(sums& all) const
+    {
+        scratch const mine = shared();
+        work& at           = *mine.at;
+        using rows         = attend_rows<T, Kind>;
+        using numbers      = attend_numbers<T, Kind>;
+        if (device::thread() == 0) { at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns()); }
+        this->template write_fragments<Kind>();
+        int const thread          = device::thread_again();
+        int const lane            = thread % device::warp_size;
+        int const warp            = thread / device::warp_size;
+        constexpr int unit        = rows::unit;
+        constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
+        int const keys            = at.run.keys.coordinates;
+        int const values          = at.columns();
+        int tile                  = at.first / sixteen + warp;
+        std::byte* const ring     = mine.ring + warp * attend_ring;
+        float2 const factor       = *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2);
+        if (thread == 0) // Whole tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
+        {
+            int const stored = static_cast<int>(at.run.keys.stored) / sixteen;
+            int const some   = (at.end + sixteen - 1) / sixteen;
+            at.tiles         = some;
+            at.whole = !rows::regular(at.run.keys, at.run.values, at.copies.align) ? 0 : stored < some ? stored : some;
+            at.evident = at.masked ? 0 : at.end / sixteen < at.whole ? at.end / sixteen : at.whole;
+        }
+        device::sync();
+        attend_units<T, Kind> arriving{lane, at.run, at.copies, at.part * Columns, ring, tile, at.whole};
+        int const tiles   = at.tiles;
+        int const evident = at.evident;
+        for (; tile < tiles; tile += attend_warps)
+        {
+            bool is_whole = true;
+            int count     = sixteen;
+            if (tile >= evident)
+            {
+                is_whole = tile < at.whole;
+                count    = tile * sixteen + sixteen <= at.end ? sixteen : at.end - tile * sixteen;
+            }
+            auto const next = [&](bool of_values, int first, int n) -> std::byte* {
+                if (is_whole) { return arriving.next(); }
+                device::sync_warp(); // all lanes have read what was here
+                numbers{of_values ? at.run.values : at.run.keys, tile, count, n, first}.write(of_values, ring);
+                return ring;
             };
-            soften(mine.logits, shares(), count, block_tokens, at.queries, seen, mine.softmax, mine.factor);
-            device::sync();
-            add_values(staged_rows(run.values, t, staged + staged_keys()), run.basis, count, mine);
-            if (stages == 2) { current = 1 - current; }
-            else if (next < end) { stage(run, next, end, mine.staged); }
+            fragments const* q      = mine.to_tensors;
+            float const* query_sums = mine.query_sums;
+            float x[4]{};
+            MDKV_ROLLED
+            for (int first = 0; first < keys; first += unit)
+            {
+                int const n = keys - first < unit ? keys - first : unit;
+                rows::add_keys(lane, next(false, first, n), n, q, query_sums, x);
+                q += rows::steps(unit) * rows::places * device::warp_size;
+                query_sums += unit / group_size * attend_queries;
+            }
+            if (tile >= evident) { hide<Kind>(tile, count, x); }
+            all.soften(x, factor);
+            std::uint32_t w[std::size_t{rows::weight_parts}][2];
+            if constexpr (!rows::coded) { transposed<typename rows::part, rows::weight_parts>(x, w); }
+            MDKV_UNROLL
+            for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
+            {
+                if (v > 0 && v * unit >= values) { break; }
+                int const n          = values - v * unit < unit ? values - v * unit : unit;
+                std::byte* const now = next(true, at.part * Columns + v * unit, n);
+                if constexpr (!rows::coded)
+                {
+                    if (is_whole && count < sixteen)
+                    {
+                        rows::clear(now, count * rows::value_step, sixteen * rows::value_step);
+                    }
+                    rows::add_values(lane, now, n, w, all.of + v * (unit / sixteen));
+                }
+                else
+                {
+                    MDKV_UNROLL
+                    for (int k = 0; k < unit_groups; ++k)
+                    {
+                        if (k * group_size >= n) { break; }
+                        int const g   = v * (unit / group_size) + k;
+                        int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
+                        all.template weigh<rows::weight_parts>(x, rows::pair(lane, now, k, 0, rows::value_step),
+                            rows::pair(lane, now, k, 1, rows::value_step), g, w);
+                        rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
+                    }
+                }
+            }
+        }
+        arriving.drain();
+    }
+
+    /// Hides tokens of the tail that a query is before, and tokens beyond `count`.
+    template <storage Kind>
+    __device__ void hide(int tile, int count, float (&x)[4]) const
+    {
+        int const lane = device::thread_again() % device::warp_size;
+        work const& at = *shared().at;
+        int const n    = at.sequence->tokens;
+        for (int i = 0; i < 4; ++i)
+        {
+            int const g     = at.first_query + lane % 4 * 2 + i % 2;
+            int const token = attend_rows<T, Kind>::coded ? lane / 4 * 2 + i / 2 : lane / 4 + i / 2 * 8;
+            int const seen  = at.masked ? static_cast<int>(at.run.tokens) - (n - 1 - g % n) - tile * sixteen : sixteen;
+            if (token >= count || token >= seen) { x[i] = mdkv::detail::empty_lse; }
         }
     }
 
-    /// Copies the bytes of a block of tokens from t on, none from `end` on, to shared memory, as one group of asynchronous
-    /// copies.
-    __device__ void stage(stored_run const& run, index_t t, index_t end, std::byte* to) const
+    /// Joins the warps' softmaxes and sums of a run into the block's state of its basis, and clears them.
+    __device__ void leave(sums all) const
     {
-        index_t const last = t + block_tokens < end ? t + block_tokens : end;
-        auto const tokens  = static_cast<int>(run.keys.whole_tiles(last) - t);
-        stage_bytes(run.keys.begin + t * run.keys.token_bytes, tokens * run.keys.token_bytes, to);
-        stage_bytes(run.values.begin + t * run.values.token_bytes, tokens * run.values.token_bytes, to + staged_keys());
-        device::copy_async_commit();
-    }
-
-    /// Rows of a run from token `first` on as they are staged at `begin`; tokens are counted from `first`.
-    [[nodiscard]] __device__ static run_rows staged_rows(run_rows rows, index_t first, std::byte* begin)
-    {
-        rows.begin = begin;
-        rows.stored -= first;
-        return rows;
-    }
-
-    /// Shares that a token's coordinates are cut into, one a thread.
-    [[nodiscard]] __device__ int shares() const { return threads / block_tokens; }
-
-    /// logits[share, query, token] of a staged block.
-    __device__ void logits(run_rows const& keys, run_basis basis, int count, scratch const& mine) const
-    {
-        int const token             = device::thread() % block_tokens;
-        int const share             = device::thread() / block_tokens;
-        int const in_tile           = token % int{tile_tokens};
-        bool const there            = token < count;
-        float const* const q        = mine.q + sizes.queries_of(basis);
-        std::byte const* const rows = keys.begin + keys.tile(token);
-        int const width             = keys.width(token);
-        bool const coded            = keys.kind != storage::plain;
-        for (int g = 0; g < most_queries; g += chunk)
+        scratch const mine = shared();
+        work& at           = *mine.at;
+        int const thread   = device::thread_again();
+        int const lane     = thread % device::warp_size;
+        int const warp     = thread / device::warp_size;
+        auto* const joined = reinterpret_cast<float*>(mine.ring); // [warps, most_queries, Columns]
+        int const number   = states.basis(at.run.basis);
+        all.join_lanes();
+        device::sync(); // no warp reads its ring any more
+        if (lane < 4)
         {
-            float sum[chunk]{};
-            auto const add = [&](int d, float k) {
-                for (int i = 0; i < chunk; ++i) { sum[i] += q[(g + i) * sizes.queries() + d] * k; }
-            };
-            if (there && !coded)
+            for (int i = 0; i < 2; ++i)
             {
-                int const each        = (keys.coordinates + shares() - 1) / shares();
-                int const end         = (share + 1) * each < keys.coordinates ? (share + 1) * each : keys.coordinates;
-                auto const* const key = reinterpret_cast<T const*>(rows) + in_tile;
-                for (int d = share * each; d < end; ++d) { add(d, widen(key[d * width])); }
-            }
-            for (int d = share * group_size; there && coded && d < keys.coordinates; d += shares() * group_size)
-            {
-                coded_group const codes = keys.group(token, d / group_size);
-                float const scale_of    = half_at(rows, codes.scale(in_tile));
-                float const minimum     = half_at(rows, codes.minimum(in_tile));
-                for (int j = 0; j < codes.coordinates; ++j)
-                {
-                    add(d + j, minimum + scale_of * static_cast<float>(codes.code_of(rows, in_tile, j)));
-                }
-            }
-            for (int i = 0; i < chunk; ++i)
-            {
-                mine.logits[(share * most_queries + g + i) * block_tokens + token] = sum[i];
-            }
-        }
-    }
-
-    /// Scales all sums of values by the growth of the softmax, then adds the weighted values of a staged block.
-    __device__ void add_values(run_rows const& values, run_basis basis, int count, scratch const& mine) const
-    {
-        for (int i = device::thread(); i < most_queries * sizes.sums(); i += threads)
-        {
-            mine.sums[i] *= mine.factor[i / sizes.sums()];
-        }
-        int columns = 16; // threads with a coordinate each; the other threads share the tokens
-        while (columns < threads && columns < values.coordinates) { columns *= 2; }
-        int const column  = device::thread() % columns;
-        int const share   = device::thread() / columns;
-        float* const sums = mine.sums + sizes.sums_of(basis);
-        for (int first = 0; first < values.coordinates; first += columns)
-        {
-            int const c = first + column;
-            for (int g = 0; g < most_queries; g += chunk)
-            {
-                float sum[chunk]{};
-                for (int i = share; c < values.coordinates && i < count; i += threads / columns)
-                {
-                    float const v = staged_value(values, i, c);
-                    for (int j = 0; j < chunk; ++j) { sum[j] += mine.logits[(g + j) * block_tokens + i] * v; }
-                }
-                device::sync(); // the sums before these have been read, and the scaling above is done
-                for (int j = 0; j < chunk; ++j) { mine.partial[device::thread() * chunk + j] = sum[j]; }
-                device::sync();
-                for (int i = device::thread(); i < columns * chunk; i += threads)
-                {
-                    int const to = first + i / chunk;
-                    if (to >= values.coordinates) { continue; }
-                    float all = 0.0F;
-                    for (int s = 0; s < threads / columns; ++s) { all += mine.partial[s * columns * chunk + i]; }
-                    sums[(g + i % chunk) * sizes.sums() + to] += all;
-                }
+                mine.tops[warp * most_queries + 2 * lane + i]   = all.top_of(i);
+                mine.totals[warp * most_queries + 2 * lane + i] = all.total[i];
             }
         }
         device::sync();
+        float factor[2];
+        for (int i = 0; i < 2; ++i)
+        {
+            int const g     = lane % 4 * 2 + i;
+            float const top = largest_of(mine.tops, g);
+            factor[i]       = all.total[i] == 0.0F ? 0.0F : device::exp2(all.top_of(i) - top);
+        }
+        float* const to = joined + warp * most_queries * Columns;
+        all.write(lane, to, factor, at.run.values.kind, at.columns());
+        device::sync();
+        // A query's softmax in the run, and in the runs before it.
+        auto const softmax = [&](int g) {
+            mdkv::detail::softmax_state now{largest_of(mine.tops, g), 0.0F};
+            for (int w = 0; w < attend_warps; ++w)
+            {
+                float const own = mine.totals[w * most_queries + g];
+                if (own != 0.0F) { now.sum += own * device::exp2(mine.tops[w * most_queries + g] - now.largest); }
+            }
+            if (at.run.basis == run_basis::rotated) { now.largest += mine.with_mean[g]; } // keys are centred
+            return now;
+        };
+        auto const before = [&](float const* state) {
+            return at.visited[number] ? mdkv::detail::softmax_state{state[0], state[1]} : mdkv::detail::softmax_state{};
+        };
+        for (int i = thread; i < at.queries * Columns; i += threads)
+        {
+            int const g        = i / Columns;
+            float* const state = states.state(at.block, number, g);
+            float* const sum   = state + 2 + i % Columns;
+            auto all_of_basis  = before(state);
+            auto const by      = all_of_basis.merge(softmax(g));
+            float now          = 0.0F;
+            for (int w = 0; w < attend_warps; ++w) { now += joined[w * most_queries * Columns + i]; }
+            *sum = (at.visited[number] ? *sum * by.first : 0.0F) + now * by.second;
+        }
+        device::sync(); // all threads have read the states before
+        if (thread < at.queries)
+        {
+            float* const state = states.state(at.block, number, thread);
+            auto all_of_basis  = before(state);
+            static_cast<void>(all_of_basis.merge(softmax(thread)));
+            state[0] = all_of_basis.largest;
+            state[1] = all_of_basis.sum;
+        }
+        device::sync();
+        if (thread == 0) { at.visited[number] = true; }
+        device::sync();
     }
 
-    /// Coordinate c of a staged token's value.
-    [[nodiscard]] __device__ static float staged_value(run_rows const& values, int token, int c)
+    [[nodiscard]] __device__ static float largest_of(float const* tops, int g)
     {
-        if (values.kind == storage::plain)
+        float top = tops[g];
+        for (int w = 1; w < attend_warps; ++w)
         {
-            return widen(reinterpret_cast<T const*>(values.begin)[token * values.coordinates + c]);
+            float const other = tops[w * most_queries + g];
+            top               = other > top ? other : top;
         }
-        int const place             = token % int{tile_tokens};
-        coded_group const codes     = values.group(token, c / group_size);
-        std::byte const* const tile = values.begin + values.tile(token);
-        return half_at(tile, codes.minimum(place))
-               + half_at(tile, codes.scale(place)) * static_cast<float>(codes.code_of(tile, place, c % group_size));
-    }
-
-    __device__ void finish(place const& at, scratch const& mine) const
-    {
-        float* const state = states + device::block() * most_queries * sizes.state();
-        for (int i = device::thread(); i < at.queries * sizes.state(); i += threads)
-        {
-            int const g = i / sizes.state();
-            int const j = i % sizes.state();
-            state[i]    = j < 2 ? mine.softmax[2 * g + j] : mine.sums[g * sizes.sums() + j - 2];
-        }
+        return top;
     }
 };
 

@@ -123,7 +123,7 @@ private:
                 samples.view.data_handle() + samples.view.offset(head, t < end ? t : index_t{0}, column + at);
             if (samples.wide && t < end && column + at + piece <= samples.view.extent(2))
             {
-                device::copy_async(to, from);
+                device::copy_async<16>(to, from);
             }
             else
             {

@@ -5,6 +5,7 @@
 
 #include <emulation/machine.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -59,6 +60,11 @@ template <class T>
     return bits;
 }
 
+[[nodiscard]] inline bool any(bool yes)
+{
+    return ballot(yes) != 0;
+}
+
 template <class T>
 void atomic_add(T* to, T value)
 {
@@ -75,9 +81,11 @@ void atomic_min(T* to, T value)
     return emulation::current().block->shared;
 }
 
-inline void copy_async(void* to_shared, void const* from_global)
+template <int Bytes>
+void copy_async(void* to_shared, void const* from_global)
 {
-    emulation::begin_copy(to_shared, from_global);
+    static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
+    emulation::begin_copy(to_shared, from_global, Bytes);
 }
 inline void copy_async_commit()
 {
@@ -118,6 +126,45 @@ void multiply_tile(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t con
         for (int k = 0; k < 16; ++k) { sum += a_at(row, k) * b_at(k, column); }
         d[i] += sum;
     }
+}
+
+inline void load_transposed(std::uint32_t (&to)[4], void const* row)
+{
+    auto const all = emulation::exchange(row, "load_transposed");
+    emulation::expect_aligned(row, 16, "load_transposed");
+    for (int i = 0; i < 4; ++i)
+    {
+        std::uint16_t column[2];
+        for (int j = 0; j < 2; ++j)
+        {
+            auto const* const from = static_cast<std::uint16_t const*>(all.of(8 * i + lane() % 4 * 2 + j));
+            column[j]              = from[lane() / 4];
+        }
+        to[i] = column[0] | static_cast<std::uint32_t>(column[1]) << 16;
+    }
+    emulation::wait_for_warp("load_transposed"); // nobody writes what others still read
+}
+[[nodiscard]] inline std::uint32_t transpose(std::uint32_t pair)
+{
+    auto const all    = emulation::exchange(pair, "transpose");
+    auto const number = [&](int row) { return all.of(row * 4 + lane() / 8) >> (lane() / 4 % 2 * 16) & 0xffffU; };
+    return number(lane() % 4 * 2) | number(lane() % 4 * 2 + 1) << 16;
+}
+
+template <element T>
+[[nodiscard]] std::uint32_t pair(float low, float high)
+{
+    return narrow<T>(low).bits | static_cast<std::uint32_t>(narrow<T>(high).bits) << 16;
+}
+
+[[nodiscard]] inline float exp2(float x)
+{
+    return exp2f(x);
+}
+
+[[nodiscard]] inline int thread_again()
+{
+    return thread();
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu::device

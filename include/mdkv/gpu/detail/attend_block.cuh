@@ -1,0 +1,302 @@
+/// \file attend_block.cuh: a block of attend_slice: its place, its shared memory, and the queries of a run as tensor cores take them (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/attend.hpp>
+#include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/attend_batch.cuh>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/detail/attend_sums.cuh>
+#include <mdkv/gpu/detail/attend_units.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+/// x := H x / sqrt(n) by the lanes of a warp, block by block: what detail/hadamard.hpp does.
+__device__ inline void rotate_by_warp(float* x, int group)
+{
+    while (group > 0)
+    {
+        int const n = static_cast<int>(mdkv::detail::hadamard_block(group));
+        for (int step = 1; step < n; step *= 2)
+        {
+            float const factor = 2 * step == n ? mdkv::detail::hadamard_factor(n) : 1.0F;
+            for (int i = device::lane(); i < n / 2; i += device::warp_size)
+            {
+                int const low = i / step * 2 * step + i % step;
+                float const a = x[low];
+                float const b = x[low + step];
+                x[low]        = (a + b) * factor;
+                x[low + step] = (a - b) * factor;
+            }
+            device::sync_warp();
+        }
+        x += n;
+        group -= n;
+    }
+}
+
+[[nodiscard]] __device__ inline float sum_of_lanes(float x)
+{
+    for (int step = device::warp_size / 2; step > 0; step /= 2) { x += device::shuffle_xor(x, step); }
+    return x;
+}
+
+template <element T, element U, int Columns, int Most>
+struct attend_block
+{
+    static constexpr int threads      = attend_threads;
+    static constexpr int most_queries = attend_queries;
+    static constexpr int group_size   = int{quantised_group};
+
+    attend_batch<Most> batch;
+    in_view<U, 3, backend> queries;
+    attend_states states;
+    float scale; ///< factor of queries, for logits in base 2
+
+    /// Work of one block: some rows of a head, and some columns of values, over one slice; and the run that it is at. It lies
+    /// in shared memory: registers are for sums.
+    struct work
+    {
+        attend_sequence const* sequence;
+        index_t head;
+        index_t block;
+        index_t total; ///< bytes of the head
+        int slice;
+        int slices;
+        int first_query; ///< the block's first row of the head
+        int queries;     ///< 1 to most_queries
+        int part;        ///< columns [part * Columns, ...)
+        bool visited[attend_bases];
+
+        mdkv::array<stored_run, max_rungs + 2> runs;
+        std::size_t next;  ///< number of the run after this one
+        index_t run_begin; ///< its first byte, counted from the head's
+        stored_run run;
+        int first; ///< tokens [first, end) of the run
+        int end;
+        bool masked; ///< queries of several tokens may not see all of the run, the tail
+        attend_copies copies;
+        int tiles; ///< of the run: 0 to tiles - 1, of which the first `whole` are copied as they are
+        int whole;
+        int evident; ///< first tiles that are whole and seen by all queries
+
+        /// The run's coordinates of values among the block's columns.
+        [[nodiscard]] __device__ int columns() const
+        {
+            int const n = run.values.coordinates - part * Columns;
+            return n < 0 ? 0 : n < Columns ? n : Columns;
+        }
+    };
+
+    /// A block's shared memory.
+    struct scratch
+    {
+        std::byte* ring;  // [warps, attend_ring]; after a run [warps, most_queries, Columns] sums
+        float* tops;      // [warps, most_queries]
+        float* totals;    // [warps, most_queries]
+        float* factor;    // [most_queries]: of products, for logits in base 2
+        float* with_mean; // [most_queries]: products with the mean key, for heads with rotated tokens
+        work* at;
+        fragments* to_tensors; // [steps * places, 32]: the queries of a run for tensor cores
+        float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
+        float* q; // [1 or 2, most_queries, row]: queries in the basis of the run, then, if that is projected, in
+                  // the original one; where the ring is, if they fit
+    };
+
+    [[nodiscard]] MDKV_HD int row() const { return states.sizes.keys; }
+    [[nodiscard]] MDKV_HD int groups() const { return (row() + group_size - 1) / group_size; }
+
+    [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
+    {
+        constexpr int places = attend_rows<T, storage::plain>::places;
+        scratch mine{memory.take<std::byte>(attend_warps * attend_ring),
+            memory.take<float>(attend_warps * most_queries), memory.take<float>(attend_warps * most_queries),
+            memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<work>(1),
+            memory.take<fragments>(index_t{groups()} * 4 * places * device::warp_size),
+            memory.take<float>(groups() * most_queries), nullptr};
+        index_t const floats = index_t{most_queries} * row() * (states.sizes.key_latents > 0 ? 2 : 1);
+        bool const fits      = floats * index_t{sizeof(float)} <= attend_warps * attend_ring;
+        mine.q               = fits ? reinterpret_cast<float*>(mine.ring) : memory.take<float>(floats);
+        return mine;
+    }
+    /// The block's memory. Every function asks for it: addresses that are passed on are no longer known as shared.
+    [[nodiscard]] __device__ scratch shared() const
+    {
+        mdkv::detail::carver memory{device::shared_memory()};
+        return carve(memory);
+    }
+    [[nodiscard]] index_t shared_bytes() const
+    {
+        mdkv::detail::carver count;
+        static_cast<void>(carve(count));
+        return count.bytes();
+    }
+
+    /// Finds the block's place.
+    __device__ void begin(work& at) const
+    {
+        attend_sequence const& own = batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
+        auto const block           = static_cast<int>(device::block() - own.first_block);
+        int const item             = block / own.slices / states.parts();
+        int const before           = item % own.query_blocks() * most_queries;
+        at.sequence                = &own;
+        at.block                   = device::block();
+        at.head                    = item / own.query_blocks();
+        at.slice                   = block % own.slices;
+        at.part                    = block / own.slices % states.parts();
+        at.first_query             = before;
+        at.queries                 = own.group - before < most_queries ? own.group - before : most_queries;
+        at.next                    = 0;
+        at.run_begin               = 0;
+        for (bool& visited : at.visited) { visited = false; }
+    }
+    /// Cuts the head's bytes, whose runs are known, into slices.
+    __device__ void cut(work& at) const
+    {
+        at.total = 0;
+        for (std::size_t i = 0; i < mdkv::detail::most_runs(batch.layout); ++i)
+        {
+            at.total += at.runs[i].tokens * at.runs[i].token_bytes();
+        }
+        at.slices = at.sequence->slices_of(at.total);
+    }
+
+    /// Goes on to the next run with tokens in the slice, or to none.
+    __device__ void next_run(work& at) const
+    {
+        at.first = 0;
+        at.end   = 0;
+        while (at.first == at.end && at.next < mdkv::detail::most_runs(batch.layout))
+        {
+            at.run    = at.runs[at.next];
+            at.masked = ++at.next == mdkv::detail::most_runs(batch.layout) && at.sequence->tokens > 1;
+            if (at.run.tokens == 0) { continue; }
+            at.first = static_cast<int>(cut_run(at.run, at.run_begin, at.total * at.slice / at.slices));
+            at.end   = static_cast<int>(cut_run(at.run, at.run_begin, at.total * (at.slice + 1) / at.slices));
+            at.run_begin += at.run.tokens * at.run.token_bytes();
+        }
+    }
+
+    /// Loads the queries, scaled, in a basis; rows past `at.queries` are zero.
+    __device__ void load_queries() const
+    {
+        scratch const mine        = shared();
+        int const thread          = device::thread_again();
+        int const lane            = thread % device::warp_size;
+        int const warp            = thread / device::warp_size;
+        work const& at            = *mine.at;
+        run_basis const basis     = at.run.basis;
+        attend_sizes const& sizes = states.sizes;
+        head_entry const& entry   = at.sequence->heads[at.head];
+        std::byte const* arena    = at.sequence->arena;
+        bool const projected      = basis == run_basis::projected;
+        auto const columns        = static_cast<int>(entry.key_columns);
+        device::sync(); // the sums of the run before have been read
+        float* const original = projected ? mine.q + most_queries * row() : mine.q;
+        for (int g = warp; g < most_queries; g += attend_warps)
+        {
+            index_t const own   = at.head * at.sequence->group + at.first_query + g;
+            index_t const token = at.sequence->first_token + own % at.sequence->tokens;
+            bool const there    = g < at.queries;
+            U const* const from = there ? queries.row(own / at.sequence->tokens, token) : nullptr;
+            for (int d = lane; d < sizes.keys; d += device::warp_size)
+            {
+                original[g * row() + d] = there ? widen(from[d]) * scale : 0.0F;
+            }
+        }
+        device::sync();
+        for (int i = thread; projected && i < most_queries * columns; i += threads)
+        {
+            int const g = i / columns;
+            int const c = i % columns;
+            float x     = 0.0F;
+            for (int d = 0; d < sizes.keys; ++d)
+            {
+                x += original[g * row() + d] * mdkv::detail::matrix_at<T>(arena, entry.key_projection, d * columns + c);
+            }
+            mine.q[g * row() + c] = x;
+        }
+        if (basis != run_basis::rotated) { return; }
+        for (int g = warp; g < at.queries; g += attend_warps)
+        {
+            float* const q = mine.q + g * row();
+            float sum      = 0.0F;
+            for (int d = lane; d < sizes.keys; d += device::warp_size)
+            {
+                sum += q[d] * mdkv::detail::matrix_at<T>(arena, entry.key_channels, d);
+                q[d] *= mdkv::detail::matrix_at<T>(arena, entry.key_channels, sizes.keys + d);
+            }
+            sum = sum_of_lanes(sum);
+            if (lane == 0) { mine.with_mean[g] = sum; }
+            device::sync_warp();
+            for (int d = 0; d < sizes.keys; d += group_size)
+            {
+                rotate_by_warp(q + d, sizes.keys - d < group_size ? sizes.keys - d : group_size);
+            }
+        }
+        device::sync();
+    }
+
+    /// Writes the queries' fragments for a run. They are multiplied by powers of two, so that their largest coordinates are
+    /// from 256 to 512; `factor` takes that back.
+    template <storage Kind>
+    __device__ void write_fragments() const
+    {
+        scratch const mine         = shared();
+        int const thread           = device::thread_again();
+        int const lane             = thread % device::warp_size;
+        int const warp             = thread / device::warp_size;
+        int const coordinates      = mine.at->run.keys.coordinates;
+        using rows                 = attend_rows<T, Kind>;
+        constexpr float code_scale = rows::coded ? code_unit : 1.0F;
+        device::sync(); // all queries are there, and the fragments before these have been read
+        for (int g = warp; g < most_queries; g += attend_warps)
+        {
+            float* const q = mine.q + g * row();
+            float largest  = 0.0F;
+            for (int c = lane; c < coordinates; c += device::warp_size) { largest = fmaxf(largest, fabsf(q[c])); }
+            for (int step = device::warp_size / 2; step > 0; step /= 2)
+            {
+                largest = fmaxf(largest, device::shuffle_xor(largest, step));
+            }
+            // The exponent alone, between limits that keep its inverse a normal number.
+            auto const exponent = static_cast<int>(mdkv::detail::bits_of_float(largest) >> 23U);
+            int const e         = exponent < 20 ? 20 : exponent > 230 ? 230 : exponent;
+            float const unit    = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(e - 8) << 23U);
+            float const inverse = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(254 + 8 - e) << 23U);
+            if (lane == 0) { mine.factor[g] = unit / code_scale; }
+            for (int k = 0; rows::coded && k * group_size < coordinates; ++k)
+            {
+                int const c     = k * group_size + lane;
+                float const low = c < coordinates ? q[c] : 0.0F;
+                float const sum =
+                    sum_of_lanes(low + (c + device::warp_size < coordinates ? q[c + device::warp_size] : 0.0F));
+                if (lane == 0) { mine.query_sums[k * most_queries + g] = sum * inverse * code_scale; }
+            }
+            int const steps = rows::coded ? (coordinates + group_size - 1) / group_size * rows::steps(group_size)
+                                          : rows::steps(coordinates);
+            for (int j = lane; j < 4 * steps; j += device::warp_size)
+            {
+                rows::write_fragment(q, coordinates, inverse, j / 4, j % 4,
+                    mine.to_tensors + (j / 4 * rows::places * device::warp_size + 4 * g + j % 4));
+            }
+        }
+        device::sync();
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,0 +1,135 @@
+/// \file attend_numbers.cuh: tiles that cannot be copied as they are, written number by number in the form of whole ones: the last tile of a run, elements of 32 bits, rows that are no words (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/element.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+/// Copies bytes from any address by the lanes of a warp.
+__device__ inline void copy_by_warp(int lane, std::byte const* from, int bytes, std::byte* to)
+{
+    auto const together = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to);
+    int const words     = together % 4 == 0 ? bytes / 4 : 0;
+    for (int i = lane; i < words; i += device::warp_size)
+    {
+        reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<std::uint32_t const*>(from)[i];
+    }
+    MDKV_ROLLED
+    for (int i = 4 * words + lane; i < bytes; i += device::warp_size) { to[i] = from[i]; }
+}
+
+/// A unit of a tile of which `count` tokens exist. Other values are 0; the keys of tokens that are stored and do not exist
+/// are anything.
+template <element T, storage Kind>
+struct attend_numbers
+{
+    using rows = attend_rows<T, Kind>;
+    using part = typename rows::part;
+
+    run_rows const& stored; ///< the keys, or the values
+    int tile;
+    int count;
+    int n;     ///< coordinates
+    int first; ///< coordinate
+
+    /// Writes the unit to `slot`. Bytes are copied to the end of the warp's ring first, if it has room for them.
+    __device__ void write(bool values, std::byte* ring) const
+    {
+        int const lane            = device::thread_again() % device::warp_size; // nothing of this is kept in registers
+        index_t const begin_token = index_t{tile} * tile_tokens;
+        int const width           = stored.width(begin_token); // tokens stored
+        int const there           = values ? count : width;    // tokens read
+        std::byte const* from     = stored.begin + stored.tile(begin_token);
+        // Where the unit lies among what is copied: from its beginning, but for plain values, whose rows are put together.
+        int row_bytes = stored.token_bytes;
+        if constexpr (rows::coded || sizeof(T) == 2)
+        {
+            std::byte* const copy = ring + attend_ring / 2;
+            if constexpr (rows::coded)
+            {
+                copy_by_warp(lane, from + width * static_cast<int>(stored_bytes(Kind, first, 0)),
+                    width * static_cast<int>(stored_bytes(Kind, n, 0)), copy);
+            }
+            else if (values)
+            {
+                MDKV_ROLLED
+                for (int t = 0; t < there; ++t)
+                {
+                    copy_by_warp(lane, from + t * row_bytes + first * 2, n * 2, copy + t * n * 2);
+                }
+                row_bytes = n * 2;
+            }
+            else { copy_by_warp(lane, from + first * width * 2, n * width * 2, copy); }
+            from = copy;
+            device::sync_warp();
+        }
+        else { from += values ? first * int{sizeof(T)} : first * width * int{sizeof(T)}; }
+        if constexpr (!rows::coded)
+        {
+            MDKV_ROLLED
+            for (int i = lane; i < n * rows::sixteen; i += device::warp_size)
+            {
+                int const t  = values ? i / n : i % rows::sixteen;
+                int const c  = values ? i % n : i / rows::sixteen;
+                int const at = values ? t * row_bytes + c * int{sizeof(T)} : (c * width + t) * int{sizeof(T)};
+                std::byte* const to =
+                    ring + (values ? t * rows::value_step + c * 2 : c / 4 * rows::key_step + c % 4 * 32 + t * 2);
+                float x = t < there ? widen(mdkv::detail::load_at<T>(from + at)) : 0.0F;
+                MDKV_UNROLL
+                for (int j = 0; j < rows::element_parts; ++j)
+                {
+                    part const rounded                                   = narrow<part>(x);
+                    *reinterpret_cast<part*>(to + j * rows::image_bytes) = rounded;
+                    x -= widen(rounded);
+                }
+            }
+        }
+        else
+        {
+            int const step = values ? rows::value_step : rows::key_step;
+            MDKV_ROLLED
+            for (int k = 0; k * rows::group < n; ++k)
+            {
+                mdkv::detail::coded_group const codes{n, k, width, values, Kind};
+                int const begin   = k * rows::group_bytes;
+                auto const number = [&](int offset, std::uint16_t bits) {
+                    *reinterpret_cast<std::uint16_t*>(ring + rows::place(begin + offset, step)) = bits;
+                };
+                {
+                    int const t         = lane % rows::sixteen;
+                    bool const of_scale = lane < rows::sixteen;
+                    half const x =
+                        t < there ? mdkv::detail::load_at<half>(from + (of_scale ? codes.scale(t) : codes.minimum(t)))
+                                  : half{};
+                    number(lane * 2, x.bits);
+                }
+                int const second = (codes.coordinates + 1) / 2; // coordinate, or byte, of the second half
+                int const middle = rows::middle(codes.coordinates);
+                MDKV_ROLLED
+                for (int i = lane; i < codes.bytes * rows::sixteen; i += device::warp_size)
+                {
+                    int const t  = i % rows::sixteen;
+                    int const b  = i / rows::sixteen;
+                    int const c  = Kind == storage::int8 && b >= second ? middle + b - second : b;
+                    int const at = values ? (t / 4 * rows::words(codes.coordinates) + c) * 4 + t % 4
+                                          : (b / 4 * rows::sixteen + t) * 4 + b % 4;
+                    ring[rows::place(begin + rows::codes_begin + at, step)] =
+                        t < there ? from[codes.code(t, b)] : std::byte{0};
+                }
+            }
+        }
+        device::sync_warp();
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

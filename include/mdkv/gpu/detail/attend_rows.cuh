@@ -1,0 +1,353 @@
+/// \file attend_rows.cuh: how a warp brings 16 stored tokens to tensor cores: plain elements or codes, copied to its shared memory in units of some coordinates (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/gpu/device.cuh>
+
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <vector_types.h>
+
+// A product of tensor cores (device::multiply_tile) is 16 x 16 times 16 x 8. Logits are keys times queries, with tokens in
+// the rows and up to eight queries in the columns; sums are values times weights, with coordinates in the rows. The order
+// of the 16 numbers that a product adds up is free, and so is the order of rows: both are chosen for each storage so that a
+// lane's words in memory are what it has to hold. With g = lane / 4 and p = lane % 4:
+//
+//   plain   row g is token, or coordinate, g: ldmatrix transposes keys [coordinate][token] and values [token][coordinate]
+//   codes   keys: row g is token 2g, row g + 8 is token 2g + 1, and a lane's word is four codes of a token; values: the
+//           word is one coordinate of tokens 4p to 4p + 3, and rows are coordinates of the word's neighbours
+//
+// A code without its scale is a subnormal number of 16 bits, code * 2^-24, which tensor cores multiply exactly (Fasi,
+// Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): one AND makes two codes two factors.
+// Scales and minima are applied to logits and weights.
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+using mdkv::detail::run_basis;
+using mdkv::detail::run_rows;
+using mdkv::detail::stored_run;
+
+inline constexpr int attend_threads = 128; ///< threads of a block
+inline constexpr int attend_warps   = attend_threads / device::warp_size;
+inline constexpr int attend_queries = 8;    ///< query heads of a block at most
+inline constexpr int copied_row     = 128;  ///< bytes copied as a row
+inline constexpr int attend_ring    = 8192; ///< bytes of a warp's shared memory: the units that are on their way
+
+/// Two fragments of queries, or two of weights: the second has what the first leaves by rounding, or, beside keys of 4 bits,
+/// the coordinates of the high halves.
+struct alignas(16) fragments
+{
+    std::uint32_t of[2][2];
+};
+
+/// A pair of numbers as sums of `Parts` pairs of 16 bits.
+template <element Part, int Parts>
+__device__ __forceinline__ void split(float low, float high, std::uint32_t (&to)[std::size_t{Parts}])
+{
+    MDKV_UNROLL
+    for (int i = 0; i < Parts; ++i)
+    {
+        to[i] = device::pair<Part>(low, high);
+        low -= widen(Part{static_cast<std::uint16_t>(to[i] & 0xffffU)});
+        high -= widen(Part{static_cast<std::uint16_t>(to[i] >> 16U)});
+    }
+}
+
+/// The weights of 16 tokens, as multiply_tile leaves logits, as factors of values in `Parts` parts.
+template <element Part, int Parts>
+__device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&to)[std::size_t{Parts}][2])
+{
+    std::uint32_t first[std::size_t{Parts}];
+    std::uint32_t second[std::size_t{Parts}];
+    split<Part, Parts>(w[0], w[1], first);
+    split<Part, Parts>(w[2], w[3], second);
+    MDKV_UNROLL
+    for (int i = 0; i < Parts; ++i)
+    {
+        to[i][0] = device::transpose(first[i]);
+        to[i][1] = device::transpose(second[i]);
+    }
+}
+
+/// The low number of a pair of halves, and the high one.
+[[nodiscard]] __device__ __forceinline__ float low_half(std::uint32_t pair)
+{
+    return widen(half{static_cast<std::uint16_t>(pair & 0xffffU)});
+}
+[[nodiscard]] __device__ __forceinline__ float high_half(std::uint32_t pair)
+{
+    return widen(half{static_cast<std::uint16_t>(pair >> 16U)});
+}
+
+/// Factor of codes in products.
+inline constexpr float code_unit = 0x1p-24F;
+
+/// Tokens of one storage. A unit is what is copied at once and has at most `unit` coordinates; its place in shared memory has
+/// `slot_bytes` bytes. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
+/// by number.
+template <element T, storage Kind>
+struct attend_rows
+{
+    static constexpr bool coded     = Kind != storage::plain;
+    static constexpr int group      = int{quantised_group};
+    static constexpr int unit       = coded ? 2 * group : group;
+    static constexpr int slots      = Kind == storage::int4 ? 5 : 3;
+    static constexpr int slot_bytes = attend_ring / slots / 16 * 16;
+    static constexpr int row        = copied_row;
+    static constexpr int key_step   = coded ? row + 32 : row + 16; ///< between rows: lanes meet other banks
+    static constexpr int value_step = Kind == storage::int4 ? row + 32 : row + 16;
+    static constexpr int sixteen    = int{tile_tokens};
+
+    /// What plain numbers and weights are made of, and how many parts they have.
+    using part                         = std::conditional_t<coded || std::same_as<T, half>, half, bfloat16>;
+    static constexpr int weight_parts  = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
+    static constexpr int query_parts   = weight_parts;
+    static constexpr int element_parts = weight_parts == 3 ? 3 : 1;
+    /// Places of `fragments` of each 16 coordinates of queries.
+    static constexpr int places = (query_parts + 1) / 2;
+
+    /// Bytes from one part of plain numbers to the next, where they have several.
+    static constexpr int image_bytes = sixteen * (row + 16);
+    /// Bytes of a group of 16 tokens, with scales and minima.
+    static constexpr int group_bytes          = coded ? sixteen * static_cast<int>(stored_bytes(Kind, group, 0)) : 0;
+    static constexpr int codes_begin          = 2 * sixteen * int{sizeof(half)};
+    static constexpr std::uint32_t low_codes  = Kind == storage::int4 ? 0x000f000fU : 0x00ff00ffU;
+    static constexpr std::uint32_t high_codes = 0x00f000f0U;
+
+    /// Words of four tokens in a row of a group's values, and those of the first half of its coordinates: multiples of 4.
+    [[nodiscard]] MDKV_HD static constexpr int middle(int n) { return ((n + 1) / 2 + 3) / 4 * 4; }
+    [[nodiscard]] MDKV_HD static constexpr int words(int n)
+    {
+        return Kind == storage::int8 ? 2 * middle(n) : middle(n);
+    }
+
+    /// Steps of a product, each 16 coordinates (of 4 bits: 16 bytes), of `n` coordinates from a group's first one on.
+    [[nodiscard]] MDKV_HD static constexpr int steps(int n)
+    {
+        int const whole = n / group * (Kind == storage::int4 ? 2 : 4);
+        int const rest  = Kind == storage::int4 ? (n % group + 1) / 2 : n % group;
+        return whole + (rest + 15) / 16;
+    }
+
+    /// Writes the part of lane 4g + p, for a query g of n coordinates, of a step's fragments.
+    __device__ static void write_fragment(float const* q, int n, float factor, int step, int p, fragments* to)
+    {
+        if constexpr (coded)
+        {
+            int const k     = step / steps(group);
+            int const own   = n - k * group < group ? n - k * group : group;
+            int const bytes = Kind == storage::int4 ? (own + 1) / 2 : own;
+            int const b     = step % steps(group) * 16 + 4 * p;
+            auto const at   = [&](int e, int first, int end) {
+                return b + e < bytes && first + b + e < end ? q[k * group + first + b + e] * factor : 0.0F;
+            };
+            for (int j = 0; j < 2; ++j)
+            {
+                std::uint32_t parts[2];
+                split<half, 2>(at(j, 0, own), at(j + 2, 0, own), parts);
+                to->of[0][j] = parts[0];
+                to->of[1][j] = Kind == storage::int8
+                                   ? parts[1]
+                                   : device::pair<half>(at(j, bytes, own) / 16.0F, at(j + 2, bytes, own) / 16.0F);
+            }
+        }
+        else
+        {
+            auto const at = [&](int c) { return c < n ? q[c] * factor : 0.0F; };
+            for (int j = 0; j < 2; ++j)
+            {
+                int const c = 16 * step + 2 * p + 8 * j;
+                std::uint32_t parts[std::size_t{query_parts}];
+                split<part, query_parts>(at(c), at(c + 1), parts);
+                for (int i = 0; i < 2 * places; ++i)
+                {
+                    to[i / 2 * device::warp_size].of[i % 2][j] = i < query_parts ? parts[i] : 0U;
+                }
+            }
+        }
+    }
+
+    /// Whether whole tiles of a run can be read word by word. `align` is the largest power of two that divides all addresses
+    /// and sizes that are copied.
+    [[nodiscard]] __device__ static bool regular(run_rows const& keys, run_rows const& values, int align)
+    {
+        if constexpr (std::same_as<T, float> && !coded) { return false; }
+        return align >= 4 && values.coordinates % 8 == 0 && (!coded || keys.coordinates % 8 == 0);
+    }
+
+    /// Bytes of 16 keys', or values', n coordinates, as they lie in a row.
+    [[nodiscard]] MDKV_HD static constexpr int bytes(int n)
+    {
+        return sixteen * static_cast<int>(stored_bytes(Kind, n, 2));
+    }
+
+    /// Bytes in a slot, where rows of 128 bytes are `step` apart.
+    [[nodiscard]] __device__ static int place(int offset, int step) { return offset + offset / row * (step - row); }
+
+    /// The scales of a lane's two tokens in group k of a slot, or (which = 1) their minima.
+    [[nodiscard]] __device__ static std::uint32_t pair(int lane, std::byte const* slot, int k, int which, int step)
+    {
+        int const begin = place(k * group_bytes + which * sixteen * int{sizeof(half)}, step); // no row ends inside them
+        return *reinterpret_cast<std::uint32_t const*>(slot + begin + lane / 4 * 4);
+    }
+
+    /// Clears bytes [begin, end) of plain numbers in a slot: what is there may be no number, and is multiplied by 0.
+    __device__ static void clear(std::byte* slot, int begin, int end)
+    {
+        int const lane = device::thread_again() % device::warp_size;
+        MDKV_ROLLED
+        for (int i = begin + 2 * lane; i < end; i += 2 * device::warp_size)
+        {
+            MDKV_UNROLL
+            for (int k = 0; k < element_parts; ++k)
+            {
+                *reinterpret_cast<std::uint16_t*>(slot + k * image_bytes + i) = 0;
+            }
+        }
+        device::sync_warp();
+    }
+
+    /// x += logits of 16 tokens over a unit's n coordinates.
+    __device__ static void add_keys(
+        int lane, std::byte* slot, int n, fragments const* queries, float const* query_sums, float (&x)[4])
+    {
+        if constexpr (!coded)
+        {
+            // Coordinates 0 to 15 of a step; tokens 0 to 7, or 8 to 15.
+            int const first = lane / 16 * 2 * key_step + lane % 8 / 4 * key_step + lane % 4 * 32 + lane / 8 % 2 * 16;
+            if (n % 16 != 0) { clear(slot, n / 4 * key_step + n % 4 * 32, 4 * key_step * ((n + 15) / 16)); }
+            MDKV_UNROLL
+            for (int i = 0; i < unit / 16; ++i)
+            {
+                if (16 * i >= n) { return; }
+                fragments q[std::size_t{places}];
+                MDKV_UNROLL
+                for (int j = 0; j < places; ++j) { q[j] = queries[(i * places + j) * device::warp_size + lane]; }
+                MDKV_UNROLL
+                for (int k = 0; k < element_parts; ++k)
+                {
+                    std::uint32_t a[4];
+                    device::load_transposed(a, slot + k * image_bytes + i * 4 * key_step + first);
+                    MDKV_UNROLL
+                    for (int j = 0; j + k < query_parts; ++j) { device::multiply_tile<part>(x, a, q[j / 2].of[j % 2]); }
+                }
+            }
+        }
+        else
+        {
+            MDKV_UNROLL
+            for (int k = 0; k < unit / group; ++k)
+            {
+                if (k * group >= n) { return; }
+                int const g    = lane / 4;
+                int const from = place(k * group_bytes + codes_begin + lane % 4 * 64 + g * 8, key_step);
+                float sum[4]{};
+                auto const step = [&](int i) {
+                    uint2 const word  = *reinterpret_cast<uint2 const*>(slot + from + i * 2 * key_step);
+                    fragments const q = queries[i * device::warp_size + lane];
+                    multiply_codes(word.x, word.y, q, sum);
+                };
+                constexpr int all = steps(group);
+                MDKV_UNROLL
+                for (int i = 0; i < all; ++i) { step(i); } // what is beyond a group's coordinates is multiplied by 0
+                queries += all * device::warp_size;
+                add_group(lane, pair(lane, slot, k, 0, key_step), pair(lane, slot, k, 1, key_step),
+                    query_sums + k * attend_queries, sum, x);
+            }
+        }
+    }
+
+    /// sum += products of a word of each of a lane's two tokens.
+    __device__ static void multiply_codes(
+        std::uint32_t first, std::uint32_t second, fragments const& q, float (&sum)[4])
+    {
+        std::uint32_t const low[4]{
+            first & low_codes, second & low_codes, (first >> 8U) & low_codes, (second >> 8U) & low_codes};
+        device::multiply_tile<half>(sum, low, q.of[0]);
+        if constexpr (Kind == storage::int4)
+        {
+            std::uint32_t const high[4]{
+                first & high_codes, second & high_codes, (first >> 8U) & high_codes, (second >> 8U) & high_codes};
+            device::multiply_tile<half>(sum, high, q.of[1]);
+        }
+        else { device::multiply_tile<half>(sum, low, q.of[1]); }
+    }
+
+    /// x += a group's logits, from products with codes and the pairs of scales and of minima of a lane's two tokens.
+    __device__ static void add_group(int lane, std::uint32_t scales, std::uint32_t minima, float const* query_sums,
+        float const (&sum)[4], float (&x)[4])
+    {
+        float2 const q = *reinterpret_cast<float2 const*>(query_sums + lane % 4 * 2);
+        float const scale[2]{low_half(scales), high_half(scales)};
+        float const minimum[2]{low_half(minima), high_half(minima)};
+        MDKV_UNROLL
+        for (int i = 0; i < 4; ++i)
+        {
+            x[i] = fmaf(scale[i / 2], sum[i], fmaf(minimum[i / 2], i % 2 == 0 ? q.x : q.y, x[i]));
+        }
+    }
+
+    /// sums += weighted plain values of a unit's n coordinates.
+    __device__ static void add_values(int lane, std::byte const* slot, int n,
+        std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
+    {
+        int const from = (lane / 16 * 8 + lane % 8) * value_step + lane / 8 % 2 * 16;
+        MDKV_UNROLL
+        for (int m = 0; m < unit / 16; ++m)
+        {
+            if (16 * m >= n) { return; }
+            MDKV_UNROLL
+            for (int k = 0; k < element_parts; ++k)
+            {
+                std::uint32_t a[4];
+                device::load_transposed(a, slot + k * image_bytes + from + 32 * m);
+                MDKV_UNROLL
+                for (int i = 0; i + k < weight_parts; ++i) { device::multiply_tile<part>(sums[m], a, w[i]); }
+            }
+        }
+    }
+
+    /// The same for a group of codes, number `k` of its unit, of `own` coordinates.
+    __device__ static void add_codes(int lane, std::byte const* slot, int k, int own,
+        std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
+    {
+        auto const add = [&](int l, int in_row, int half) {
+            int const from = k * group_bytes + codes_begin + (l % 4 * in_row + l / 4 * 4) * 4;
+            MDKV_UNROLL
+            for (int h = 0; h < (Kind == storage::int8 ? 2 : 1); ++h)
+            {
+                uint4 const q = *reinterpret_cast<uint4 const*>(slot + place(from + h * half * 4, value_step));
+                multiply_values(q.x, q.y, w, sums + 2 * h);
+                multiply_values(q.z, q.w, w, sums + 2 * h + 1);
+            }
+        };
+        if (own == group) { add(lane, words(group), middle(group)); }
+        else { add(device::thread_again() % device::warp_size, words(own), middle(own)); }
+    }
+    /// Sums of two coordinates from their words; in 4 bits the high halves' sums are two further on, and 16 times as large.
+    __device__ static void multiply_values(std::uint32_t first, std::uint32_t second,
+        std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
+    {
+        std::uint32_t const low[4]{
+            first & low_codes, second & low_codes, (first >> 8U) & low_codes, (second >> 8U) & low_codes};
+        MDKV_UNROLL
+        for (int i = 0; i < weight_parts; ++i) { device::multiply_tile<half>(sums[0], low, w[i]); }
+        if constexpr (Kind == storage::int4)
+        {
+            std::uint32_t const high[4]{
+                first & high_codes, second & high_codes, (first >> 8U) & high_codes, (second >> 8U) & high_codes};
+            device::multiply_tile<half>(sums[2], high, w[0]);
+        }
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

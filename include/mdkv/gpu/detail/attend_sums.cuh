@@ -1,0 +1,234 @@
+/// \file attend_sums.cuh: a warp's softmax and sums of values in registers, and the states that blocks leave in memory (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/attend.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include <vector_types.h>
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+using mdkv::detail::attend_sizes;
+
+inline constexpr int attend_bases = 3; ///< most bases of sums
+
+/// Where blocks leave softmaxes and sums: float [block][basis][most_queries][2 + columns]. A basis is one of those that
+/// runs of the layout may have, counted without the others.
+struct attend_states
+{
+    attend_sizes sizes;
+    int columns  = 0; ///< of a block
+    float* begin = nullptr;
+
+    [[nodiscard]] MDKV_HD int bases() const { return 1 + (sizes.value_latents > 0 ? 1 : 0) + (sizes.rotated ? 1 : 0); }
+    [[nodiscard]] MDKV_HD int basis(mdkv::detail::run_basis which) const
+    {
+        return which == mdkv::detail::run_basis::original    ? 0
+               : which == mdkv::detail::run_basis::projected ? 1
+                                                             : bases() - 1;
+    }
+    /// Blocks that share the coordinates of values.
+    [[nodiscard]] MDKV_HD int parts() const { return (sizes.values + columns - 1) / columns; }
+    [[nodiscard]] MDKV_HD index_t block_floats() const { return index_t{bases()} * attend_queries * (2 + columns); }
+    /// The largest logit, the sum of weights, then the sums of values of query g.
+    [[nodiscard]] MDKV_HD float* state(index_t block, int basis, int g) const
+    {
+        return begin + block * block_floats() + (index_t{basis} * attend_queries + g) * (2 + columns);
+    }
+    /// Marks the bases that a block did not visit as empty.
+    __device__ void clear_others(index_t block, bool const (&visited)[attend_bases]) const
+    {
+        for (int b = 0; b < bases(); ++b)
+        {
+            for (int g = device::thread(); !visited[b] && g < attend_queries; g += attend_threads)
+            {
+                state(block, b, g)[0] = mdkv::detail::empty_lse;
+                state(block, b, g)[1] = 0.0F;
+            }
+        }
+    }
+};
+
+/// Of queries 2p and 2p + 1, in a lane with p = lane % 4.
+template <int Columns>
+struct attend_sums
+{
+    // Logits are compared with a top that moves only if one is `most_over` above it, in base 2: weights are then at most 16,
+    // and tokens after the first few cost no exchange between lanes.
+    static constexpr float most_over  = 4.0F;
+    static constexpr float no_top     = -1e30F;   ///< instead of -infinity: hidden logits minus a top are never NaN
+    static constexpr float no_inverse = 0x1p100F; ///< every scale but 0 is too large for it
+    static constexpr int group        = int{quantised_group};
+
+    float of[Columns / 16][4];      ///< sums as multiply_tile leaves them
+    float bias[Columns / group][2]; ///< of codes: sums of weighted minima
+    float top[2];
+    float total[2]; ///< sums of the lane's own weights
+    float inverse;  ///< of codes: power of two by which scales are multiplied, so that weights times scales are halves
+
+    __device__ void clear()
+    {
+        MDKV_UNROLL
+        for (int i = 0; i < Columns / 16 * 4; ++i) { of[i / 4][i % 4] = 0.0F; }
+        MDKV_UNROLL
+        for (int i = 0; i < Columns / group * 2; ++i) { bias[i / 2][i % 2] = 0.0F; }
+        MDKV_UNROLL
+        for (int i = 0; i < 2; ++i)
+        {
+            top[i]   = no_top;
+            total[i] = 0.0F;
+        }
+        inverse = no_inverse;
+    }
+
+    /// x := weights of 16 tokens with logits x * factor: [token][query], as multiply_tile leaves them.
+    __device__ void soften(float (&x)[4], float2 factor)
+    {
+        float const by[2]{factor.x, factor.y};
+        float over[4];
+        bool move = false;
+        MDKV_UNROLL
+        for (int i = 0; i < 4; ++i)
+        {
+            over[i] = fmaf(x[i], by[i % 2], -top[i % 2]);
+            move    = move || over[i] > most_over;
+        }
+        if (device::any(move))
+        {
+            move_tops(x, by);
+            MDKV_UNROLL
+            for (int i = 0; i < 4; ++i) { over[i] = fmaf(x[i], by[i % 2], -top[i % 2]); }
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < 4; ++i)
+        {
+            x[i] = device::exp2(over[i]);
+            total[i % 2] += x[i];
+        }
+    }
+
+    /// Weights times the scales of a group of codes, as factors of codes; adds the minima's share. `scales` and `minima` are
+    /// of the lane's two tokens.
+    template <int Parts>
+    __device__ void weigh(float const (&w)[4], std::uint32_t scales, std::uint32_t minima, int number,
+        std::uint32_t (&to)[std::size_t{Parts}][2])
+    {
+        MDKV_UNROLL
+        for (int i = 0; i < 2; ++i)
+        {
+            bias[number][i] = fmaf(w[i], low_half(minima), fmaf(w[i + 2], high_half(minima), bias[number][i]));
+        }
+        constexpr float most = 0x1p11F; // times a weight of 16 it is half of what a half can be
+        float first          = low_half(scales) * inverse;
+        float second         = high_half(scales) * inverse;
+        if (device::any(first > most || second > most))
+        {
+            move_inverse(low_half(scales), high_half(scales));
+            first  = low_half(scales) * inverse;
+            second = high_half(scales) * inverse;
+        }
+        transposed<half, Parts>({w[0] * first, w[1] * first, w[2] * second, w[3] * second}, to);
+    }
+
+    [[nodiscard]] __device__ float top_of(int i) const { return total[i] == 0.0F ? mdkv::detail::empty_lse : top[i]; }
+
+    /// Adds up what lanes have of the same query.
+    __device__ void join_lanes()
+    {
+        MDKV_UNROLL
+        for (int step = 4; step < device::warp_size; step *= 2)
+        {
+            MDKV_UNROLL
+            for (int i = 0; i < 2; ++i) { total[i] += device::shuffle_xor(total[i], step); }
+            MDKV_UNROLL
+            for (int i = 0; i < Columns / group * 2; ++i)
+            {
+                bias[i / 2][i % 2] += device::shuffle_xor(bias[i / 2][i % 2], step);
+            }
+        }
+    }
+
+    /// Writes the sums times `factor`, in their order, to [query][Columns], of which `width` columns are in use.
+    __device__ void write(int lane, float* to, float const (&factor)[2], storage kind, int width) const
+    {
+        int const g      = lane / 4;
+        float const unit = 0x1p24F / inverse;
+        float* const row[2]{to + lane % 4 * 2 * Columns, to + (lane % 4 * 2 + 1) * Columns};
+        MDKV_UNROLL
+        for (int m = 0; m < Columns / 16; ++m)
+        {
+            int const first  = m / 4 * group; // of the group
+            int const size   = width - first < group ? width - first : group;
+            int const middle = (size + 1) / 2; // codes beyond are in the words' high halves, or in words further on
+            MDKV_UNROLL
+            for (int i = 0; i < 4; ++i)
+            {
+                int column = 16 * m + g + i / 2 * 8;
+                float sum  = of[m][i];
+                if (kind != storage::plain)
+                {
+                    int const in_half = 4 * g + m % 2 * 2 + i / 2;
+                    column            = in_half < middle ? first + m % 4 / 2 * middle + in_half : width;
+                    sum = sum * unit * (kind == storage::int4 && m % 4 >= 2 ? 0.0625F : 1.0F) + bias[m / 4][i % 2];
+                }
+                if (column < width) { row[i % 2][column] = sum * factor[i % 2]; }
+            }
+        }
+        for (int i = lane; i < 8 * Columns; i += device::warp_size)
+        {
+            if (i % Columns >= width) { to[i] = 0.0F; }
+        }
+    }
+
+private:
+    /// Raises a query's top to its largest logit, if that is far above.
+    __device__ void move_tops(float const (&x)[4], float const (&by)[2])
+    {
+        float factor[2];
+        MDKV_UNROLL
+        for (int i = 0; i < 2; ++i)
+        {
+            float most = fmaxf(x[i] * by[i], x[i + 2] * by[i]);
+            MDKV_UNROLL
+            for (int step = 4; step < device::warp_size; step *= 2)
+            {
+                most = fmaxf(most, device::shuffle_xor(most, step));
+            }
+            bool const far = most > top[i] + most_over;
+            factor[i]      = far ? device::exp2(top[i] - most) : 1.0F;
+            top[i]         = far ? most : top[i];
+            total[i] *= factor[i];
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < Columns / group * 2; ++i) { bias[i / 2][i % 2] *= factor[i % 2]; }
+        MDKV_UNROLL
+        for (int i = 0; i < Columns / 16 * 4; ++i) { of[i / 4][i % 4] *= factor[i % 2]; }
+    }
+
+    /// Chooses `inverse` anew, so that the largest scale times it is from 512 to 1,024.
+    __device__ void move_inverse(float first, float second)
+    {
+        float most = fmaxf(first, second);
+        MDKV_UNROLL
+        for (int step = 4; step < device::warp_size; step *= 2) { most = fmaxf(most, device::shuffle_xor(most, step)); }
+        std::uint32_t const exponent = mdkv::detail::bits_of_float(most) >> 23U; // of a half's value, or 0
+        float const next             = mdkv::detail::float_of_bits((254U + 9U - exponent) << 23U);
+        float const by               = next / inverse;
+        inverse                      = next;
+        MDKV_UNROLL
+        for (int i = 0; i < Columns / 16 * 4; ++i) { of[i / 4][i % 4] *= by; }
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -1,0 +1,182 @@
+/// \file attend_units.cuh: the units of a warp's whole tiles on their way to its shared memory (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+/// Begins to copy n bytes, or all of a unit's `Unit` if there are more, `Bytes` bytes at a time, to rows of 128 bytes that are
+/// `ToStep` apart. If `step` is not 0, they are the first bytes of each of 16 rows that are so far apart, and Unit is 128.
+template <int Bytes, int Unit, int ToStep, bool Whole>
+__device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
+{
+    constexpr int lanes   = 8; // of a row
+    constexpr int at_once = device::warp_size / lanes;
+    constexpr int rows    = Unit == copied_row ? int{tile_tokens} : (Unit + copied_row - 1) / copied_row;
+    static_assert(rows % at_once <= 1);
+    int const row  = lane / lanes;
+    int const at   = lane % lanes * Bytes;
+    int const left = n - at - (step == 0 ? row * copied_row : 0); // bytes from the lane's first one on
+    from += row * (step == 0 ? copied_row : step) + at;
+    to += row * ToStep + at;
+    MDKV_UNROLL
+    for (int j = 0; j < rows; j += at_once)
+    {
+        if (Whole
+            && j + at_once > rows) // one row is left: four lanes copy the same bytes, which costs less than a branch
+        {
+            from -= row * copied_row;
+            to -= row * ToStep;
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < copied_row; i += lanes * Bytes)
+        {
+            if (Whole || (step == 0 ? j * copied_row : 0) + i < left)
+            {
+                device::copy_async<Bytes>(to + j * ToStep + i, from + i);
+            }
+        }
+        from += at_once * (step == 0 ? copied_row : step);
+    }
+}
+template <int Unit, int ToStep>
+__device__ __forceinline__ void copy_unit(int align, int lane, std::byte const* from, int step, int n, std::byte* to)
+{
+    if (align >= 16 && n >= Unit) { copy_rows<16, Unit, ToStep, true>(lane, from, step, n, to); }
+    else if (align >= 8 && n >= Unit) { copy_rows<8, Unit, ToStep, true>(lane, from, step, n, to); }
+    else if (align >= 8) { copy_rows<8, Unit, ToStep, false>(lane, from, step, n, to); }
+    else { copy_rows<4, Unit, ToStep, false>(lane, from, step, n, to); }
+}
+
+/// What all warps know of the copies of a run. It lies in shared memory.
+struct attend_copies
+{
+    int align;       ///< power of two up to 16 that divides all addresses and sizes
+    int key_bytes;   ///< of a tile
+    int value_bytes; ///< of a tile, or, of plain values, of the columns of one
+    int key_jump;    ///< bytes from the end of a tile's keys to those of the warp's next tile
+    int value_jump;  ///< the same of values
+    int value_step;  ///< bytes of a value
+};
+
+/// The keys, then the values, of tiles tile, tile + 4, ... below `end`, unit by unit: `slots` - 1 of them are on their way
+/// while one is worked on.
+template <element T, storage Kind>
+class attend_units
+{
+    using rows                      = attend_rows<T, Kind>;
+    static constexpr int tokens     = int{tile_tokens};
+    static constexpr int key_unit   = rows::bytes(rows::unit);
+    static constexpr int value_unit = rows::coded ? key_unit : copied_row;
+
+public:
+    /// `values` is the number of coordinates of a value that are copied.
+    [[nodiscard]] __device__ static attend_copies copies_of(stored_run const& run, int values)
+    {
+        int const key_bytes   = tokens * run.keys.token_bytes;
+        int const value_bytes = rows::coded ? rows::bytes(values) : 2 * values;
+        auto const step       = [](int tile, int bytes, int unit) {
+            int const units = (bytes + unit - 1) / unit;
+            return attend_warps * tile - unit * (units > 1 ? units : 1);
+        };
+        return {alignment(run), key_bytes, value_bytes, step(key_bytes, key_bytes, key_unit),
+            step(tokens * run.values.token_bytes, value_bytes, value_unit), run.values.token_bytes};
+    }
+
+    /// Begins to copy coordinates from `first_value` on.
+    __device__ attend_units(int lane, stored_run const& run, attend_copies const& copies, int first_value,
+        std::byte* ring, int tile, int end)
+        : lane_{lane}
+        , tiles_{tile < end ? (end - tile + attend_warps - 1) / attend_warps : 0}
+        , keys_left_{copies.key_bytes}
+        , values_left_{copies.value_bytes}
+        , copies_{copies}
+        , ring_{ring}
+    {
+        index_t const begin = index_t{tile} * tokens;
+        next_key_           = run.keys.begin + begin * run.keys.token_bytes;
+        next_value_         = run.values.begin + begin * run.values.token_bytes
+                      + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
+        MDKV_ROLLED
+        for (int i = 0; i < rows::slots - 1; ++i) { stage(ring_ + i * rows::slot_bytes); }
+    }
+
+    /// Waits for the next unit and begins to copy another one to the place of the unit before.
+    [[nodiscard]] __device__ std::byte* next()
+    {
+        device::copy_async_wait<rows::slots - 2>();
+        device::sync_warp(); // every lane's copies are there, and every lane has read the unit before
+        constexpr int last = (rows::slots - 1) * rows::slot_bytes;
+        stage(ring_ + (from_ == 0 ? last : from_ - rows::slot_bytes));
+        std::byte* const now = ring_ + from_;
+        from_                = from_ == last ? 0 : from_ + rows::slot_bytes;
+        return now;
+    }
+
+    /// Waits until nothing is on its way.
+    __device__ void drain()
+    {
+        device::copy_async_wait<0>();
+        device::sync_warp();
+    }
+
+private:
+    [[nodiscard]] __device__ static int alignment(stored_run const& run)
+    {
+        auto const all = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(run.keys.begin)
+                                               | reinterpret_cast<std::uintptr_t>(run.values.begin))
+                         | static_cast<unsigned>(run.keys.token_bytes * tokens)
+                         | static_cast<unsigned>(run.values.token_bytes * (rows::coded ? tokens : 1)) | 16U;
+        return static_cast<int>(all & (~all + 1U));
+    }
+
+    __device__ void stage(std::byte* to)
+    {
+        if (tiles_ > 0)
+        {
+            if (keys_left_ > 0)
+            {
+                copy_unit<key_unit, rows::key_step>(copies_.align, lane_, next_key_, 0, keys_left_, to);
+                next_key_ += key_unit;
+                keys_left_ -= key_unit;
+            }
+            else
+            {
+                copy_unit<value_unit, rows::value_step>(
+                    copies_.align, lane_, next_value_, rows::coded ? 0 : copies_.value_step, values_left_, to);
+                next_value_ += value_unit;
+                values_left_ -= value_unit;
+                if (values_left_ <= 0)
+                {
+                    --tiles_;
+                    keys_left_   = copies_.key_bytes;
+                    values_left_ = copies_.value_bytes;
+                    next_key_ += copies_.key_jump;
+                    next_value_ += copies_.value_jump;
+                }
+            }
+        }
+        device::copy_async_commit();
+    }
+
+    int lane_;
+    int tiles_;       ///< tiles not yet copied to their end
+    int keys_left_;   ///< bytes of the tile that is copied
+    int values_left_; ///< the same of its values
+    int from_ = 0;    ///< slot read next
+    attend_copies const& copies_;
+    std::byte* ring_;
+    std::byte const* next_key_;
+    std::byte const* next_value_;
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
