@@ -11,6 +11,7 @@
 
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_cache.hpp"
+#include "support/added_error.hpp"
 #include "support/compare.hpp"
 #include "support/decoding.hpp"
 #include "support/host.hpp"
@@ -224,6 +225,22 @@ TEST_CASE("scales of codes may differ by any factor, from one tile to the next")
         for (index_t i = 0; i < 8 * 64; ++i)
         {
             CHECK(got.get(i) == doctest::Approx(i / 64 % 2 == 0 ? sum : sum / 2).epsilon(1e-6));
+        }
+    }
+}
+
+TEST_CASE("rounding of queries and weights adds a small part of what codes lose, on the GPU")
+{
+    for (rung const stored : {full_int4, full_int8})
+    {
+        for (index_t const coordinates : {128, 1, 0})
+        {
+            support::added_error const error{
+                stored, 128, coordinates, [](auto const& cache, auto const& q) { return on_gpu(cache, q); }};
+            CAPTURE(coordinates);
+            CHECK(error.of_outputs() > 0);
+            CHECK(error.of_outputs() <= 0.01);
+            CHECK(error.lse <= 1e-3);
         }
     }
 }

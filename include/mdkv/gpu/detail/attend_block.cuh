@@ -90,7 +90,7 @@ struct attend_block
         int end;
         bool masked; ///< queries of several tokens may not see all of the run, the tail
         attend_copies copies;
-        int tiles; ///< of the run: 0 to tiles - 1, of which the first `whole` are copied as they are
+        int tiles; ///< the run's tiles: the first `whole` of them are copied as they are
         int whole;
         int evident; ///< first tiles that are whole and seen by all queries
 

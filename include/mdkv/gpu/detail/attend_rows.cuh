@@ -107,7 +107,7 @@ struct attend_rows
     static constexpr int value_step = Kind == storage::int4 ? row + 32 : row + 16;
     static constexpr int sixteen    = int{tile_tokens};
 
-    /// What plain numbers and weights are made of, and how many parts they have.
+    /// The type of plain numbers' and weights' parts, and how many parts they have.
     using part                         = std::conditional_t<coded || std::same_as<T, half>, half, bfloat16>;
     static constexpr int weight_parts  = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
     static constexpr int query_parts   = weight_parts;
@@ -258,7 +258,7 @@ struct attend_rows
                 };
                 constexpr int all = steps(group);
                 MDKV_UNROLL
-                for (int i = 0; i < all; ++i) { step(i); } // what is beyond a group's coordinates is multiplied by 0
+                for (int i = 0; i < all; ++i) { step(i); } // coordinates beyond a group's are multiplied by 0
                 queries += all * device::warp_size;
                 add_group(lane, pair(lane, slot, k, 0, key_step), pair(lane, slot, k, 1, key_step),
                     query_sums + k * attend_queries, sum, x);

@@ -27,8 +27,9 @@
 // How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for
 // up to eight query heads at once, so that every stored byte is read once for any G, and for up to `Columns` coordinates of
 // values. Each warp takes every fourth tile of 16 tokens and has a softmax and sums of its own, in registers. Its tiles
-// come by asynchronous copies of units (attend_rows.cuh) into a ring in shared memory that no other warp touches: inside a
-// run no warp waits for another. At a run's end the block's warps are joined into the block's state of the run's basis. Nothing is projected or rotated back here.
+// come by asynchronous copies of units (attend_units.cuh) into a ring in shared memory that no other warp touches: inside a
+// run no warp waits for another. At a run's end the block's warps are joined into the block's state of the run's basis.
+// Nothing is projected or rotated back here.
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
@@ -43,9 +44,9 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     using typename block::scratch;
     using typename block::work;
 
-    // Registers are what this kernel is short of. Inside a block everything is counted in int. What is not needed in the loop
-    // over tiles lies in shared memory, and every function reads its thread's number again: an optimiser would compute what
-    // depends on it before the loop over runs, for all storages, and spill it.
+    // Registers are scarce here. Inside a block everything is counted in int. Facts that the loop over tiles does not need
+    // lie in shared memory, and every function reads its thread's number again: an optimiser would compute what depends on
+    // it before the loop over runs, for all storages, and spill it.
     static constexpr char const* name              = "attend_slice";
     static constexpr int threads                   = attend_threads;
     static constexpr int blocks_per_multiprocessor = Columns <= 128 ? 4 : 2;

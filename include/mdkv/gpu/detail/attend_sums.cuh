@@ -28,7 +28,7 @@ inline constexpr int attend_bases = 3; ///< most bases of sums
 struct attend_states
 {
     attend_sizes sizes;
-    int columns  = 0; ///< of a block
+    int columns  = 0; ///< columns of a block
     float* begin = nullptr;
 
     [[nodiscard]] MDKV_HD int bases() const { return 1 + (sizes.value_latents > 0 ? 1 : 0) + (sizes.rotated ? 1 : 0); }
@@ -60,7 +60,7 @@ struct attend_states
     }
 };
 
-/// Of queries 2p and 2p + 1, in a lane with p = lane % 4.
+/// The softmax and the sums of queries 2p and 2p + 1, in a lane with p = lane % 4.
 template <int Columns>
 struct attend_sums
 {
@@ -72,10 +72,10 @@ struct attend_sums
     static constexpr int group        = int{quantised_group};
 
     float of[Columns / 16][4];      ///< sums as multiply_tile leaves them
-    float bias[Columns / group][2]; ///< of codes: sums of weighted minima
+    float bias[Columns / group][2]; ///< sums of the weighted minima of codes
     float top[2];
     float total[2]; ///< sums of the lane's own weights
-    float inverse;  ///< of codes: power of two by which scales are multiplied, so that weights times scales are halves
+    float inverse;  ///< power of two by which scales of codes are multiplied: weights times scales are halves then
 
     __device__ void clear()
     {
@@ -168,7 +168,7 @@ struct attend_sums
         MDKV_UNROLL
         for (int m = 0; m < Columns / 16; ++m)
         {
-            int const first  = m / 4 * group; // of the group
+            int const first  = m / 4 * group; // first column of the group
             int const size   = width - first < group ? width - first : group;
             int const middle = (size + 1) / 2; // codes beyond are in the words' high halves, or in words further on
             MDKV_UNROLL
@@ -222,7 +222,7 @@ private:
         float most = fmaxf(first, second);
         MDKV_UNROLL
         for (int step = 4; step < device::warp_size; step *= 2) { most = fmaxf(most, device::shuffle_xor(most, step)); }
-        std::uint32_t const exponent = mdkv::detail::bits_of_float(most) >> 23U; // of a half's value, or 0
+        std::uint32_t const exponent = mdkv::detail::bits_of_float(most) >> 23U; // the exponent of a half's value, or 0
         float const next             = mdkv::detail::float_of_bits((254U + 9U - exponent) << 23U);
         float const by               = next / inverse;
         inverse                      = next;

@@ -19,7 +19,7 @@ namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 template <int Bytes, int Unit, int ToStep, bool Whole>
 __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
 {
-    constexpr int lanes   = 8; // of a row
+    constexpr int lanes   = 8; // lanes that copy a row
     constexpr int at_once = device::warp_size / lanes;
     constexpr int rows    = Unit == copied_row ? int{tile_tokens} : (Unit + copied_row - 1) / copied_row;
     static_assert(rows % at_once <= 1);
@@ -57,12 +57,12 @@ __device__ __forceinline__ void copy_unit(int align, int lane, std::byte const* 
     else { copy_rows<4, Unit, ToStep, false>(lane, from, step, n, to); }
 }
 
-/// What all warps know of the copies of a run. It lies in shared memory.
+/// Facts about the copies of a run that all warps share, in shared memory.
 struct attend_copies
 {
     int align;       ///< power of two up to 16 that divides all addresses and sizes
-    int key_bytes;   ///< of a tile
-    int value_bytes; ///< of a tile, or, of plain values, of the columns of one
+    int key_bytes;   ///< bytes of a tile's keys
+    int value_bytes; ///< bytes of a tile's values, or of one plain value's columns
     int key_jump;    ///< bytes from the end of a tile's keys to those of the warp's next tile
     int value_jump;  ///< the same of values
     int value_step;  ///< bytes of a value
