@@ -94,19 +94,16 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         scratch const mine = shared();
         work& at           = *mine.at;
         using rows         = attend_rows<T, Kind>;
-        using numbers      = attend_numbers<T, Kind>;
         if (device::thread() == 0) { at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns()); }
         this->template write_fragments<Kind>();
-        int const thread          = device::thread_again();
-        int const lane            = thread % device::warp_size;
-        int const warp            = thread / device::warp_size;
-        constexpr int unit        = rows::unit;
-        constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
-        int const keys            = at.run.keys.coordinates;
-        int const values          = at.columns();
-        int tile                  = at.first / sixteen + warp;
-        std::byte* const ring     = mine.ring + warp * attend_ring;
-        float2 const factor       = *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2);
+        int const thread      = device::thread_again();
+        int const lane        = thread % device::warp_size;
+        int const warp        = thread / device::warp_size;
+        int const keys        = at.run.keys.coordinates;
+        int const values      = at.columns();
+        int tile              = at.first / sixteen + warp;
+        std::byte* const ring = mine.ring + warp * attend_ring;
+        float2 const factor   = *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2);
         if (thread == 0) // Whole tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
         {
             int const stored = static_cast<int>(at.run.keys.stored) / sixteen;
@@ -117,68 +114,89 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         }
         device::sync();
         attend_units<T, Kind> arriving{lane, at.run, at.copies, at.part * Columns, ring, tile, at.whole};
-        int const tiles   = at.tiles;
-        int const evident = at.evident;
-        for (; tile < tiles; tile += attend_warps)
+        // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
+        if (keys == Columns && values == Columns)
         {
-            bool is_whole = true;
-            int count     = sixteen;
-            if (tile >= evident)
+            for (int const end = at.evident; tile < end; tile += attend_warps)
             {
-                is_whole = tile < at.whole;
-                count    = tile * sixteen + sixteen <= at.end ? sixteen : at.end - tile * sixteen;
+                attend_tile<Kind, true>(arriving, tile, Columns, Columns, lane, factor, all);
             }
-            auto const next = [&](bool of_values, int first, int n) -> std::byte* {
-                if (is_whole) { return arriving.next(); }
-                device::sync_warp(); // all lanes have read what was here
-                numbers{of_values ? at.run.values : at.run.keys, tile, count, n, first}.write(of_values, ring);
-                return ring;
-            };
-            fragments const* q      = mine.to_tensors;
-            float const* query_sums = mine.query_sums;
-            float x[4]{};
-            MDKV_ROLLED
-            for (int first = 0; first < keys; first += unit)
+        }
+        for (int const end = at.tiles; tile < end; tile += attend_warps)
+        {
+            attend_tile<Kind, false>(arriving, tile, keys, values, lane, factor, all);
+        }
+        arriving.drain();
+    }
+
+    /// Attends one tile. `Evident` tiles are whole and seen by all queries.
+    template <storage Kind, bool Evident>
+    __device__ void attend_tile(
+        attend_units<T, Kind>& arriving, int tile, int keys, int values, int lane, float2 factor, sums& all) const
+    {
+        using rows                = attend_rows<T, Kind>;
+        constexpr int unit        = rows::unit;
+        constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
+        scratch const mine        = shared();
+        work const& at            = *mine.at;
+        bool is_whole             = true;
+        int count                 = sixteen;
+        if (!Evident && tile >= at.evident)
+        {
+            is_whole = tile < at.whole;
+            count    = tile * sixteen + sixteen <= at.end ? sixteen : at.end - tile * sixteen;
+        }
+        auto const next = [&](bool of_values, int first, int n) -> std::byte* {
+            if (is_whole) { return arriving.next(); }
+            device::sync_warp(); // all lanes have read what was here
+            std::byte* const ring = mine.ring + device::thread_again() / device::warp_size * attend_ring;
+            attend_numbers<T, Kind>{of_values ? at.run.values : at.run.keys, tile, count, n, first}.write(
+                of_values, ring);
+            return ring;
+        };
+        fragments const* q      = mine.to_tensors;
+        float const* query_sums = mine.query_sums;
+        float x[4]{};
+        MDKV_ROLLED
+        for (int first = 0; first < keys; first += unit)
+        {
+            int const n = keys - first < unit ? keys - first : unit;
+            rows::add_keys(lane, next(false, first, n), n, q, query_sums, x);
+            q += rows::steps(unit) * rows::places * device::warp_size;
+            query_sums += unit / group_size * attend_queries;
+        }
+        if (!Evident && tile >= at.evident) { hide<Kind>(tile, count, x); }
+        all.soften(x, factor);
+        std::uint32_t w[std::size_t{rows::weight_parts}][2];
+        if constexpr (!rows::coded) { transposed<typename rows::part, rows::weight_parts>(x, w); }
+        MDKV_UNROLL
+        for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
+        {
+            if (v > 0 && v * unit >= values) { break; }
+            int const n          = values - v * unit < unit ? values - v * unit : unit;
+            std::byte* const now = next(true, at.part * Columns + v * unit, n);
+            if constexpr (!rows::coded)
             {
-                int const n = keys - first < unit ? keys - first : unit;
-                rows::add_keys(lane, next(false, first, n), n, q, query_sums, x);
-                q += rows::steps(unit) * rows::places * device::warp_size;
-                query_sums += unit / group_size * attend_queries;
-            }
-            if (tile >= evident) { hide<Kind>(tile, count, x); }
-            all.soften(x, factor);
-            std::uint32_t w[std::size_t{rows::weight_parts}][2];
-            if constexpr (!rows::coded) { transposed<typename rows::part, rows::weight_parts>(x, w); }
-            MDKV_UNROLL
-            for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
-            {
-                if (v > 0 && v * unit >= values) { break; }
-                int const n          = values - v * unit < unit ? values - v * unit : unit;
-                std::byte* const now = next(true, at.part * Columns + v * unit, n);
-                if constexpr (!rows::coded)
+                if (is_whole && count < sixteen)
                 {
-                    if (is_whole && count < sixteen)
-                    {
-                        rows::clear(now, count * rows::value_step, sixteen * rows::value_step);
-                    }
-                    rows::add_values(lane, now, n, w, all.of + v * (unit / sixteen));
+                    rows::clear(now, count * rows::value_step, sixteen * rows::value_step);
                 }
-                else
+                rows::add_values(lane, now, n, w, all.of + v * (unit / sixteen));
+            }
+            else
+            {
+                MDKV_UNROLL
+                for (int k = 0; k < unit_groups; ++k)
                 {
-                    MDKV_UNROLL
-                    for (int k = 0; k < unit_groups; ++k)
-                    {
-                        if (k * group_size >= n) { break; }
-                        int const g   = v * (unit / group_size) + k;
-                        int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
-                        all.template weigh<rows::weight_parts>(x, rows::pair(lane, now, k, 0, rows::value_step),
-                            rows::pair(lane, now, k, 1, rows::value_step), g, w);
-                        rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
-                    }
+                    if (k * group_size >= n) { break; }
+                    int const g   = v * (unit / group_size) + k;
+                    int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
+                    all.template weigh<rows::weight_parts>(x, rows::pair(lane, now, k, 0, rows::value_step),
+                        rows::pair(lane, now, k, 1, rows::value_step), g, w);
+                    rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
                 }
             }
         }
-        arriving.drain();
     }
 
     /// Hides tokens of the tail that a query is before, and tokens beyond `count`.
