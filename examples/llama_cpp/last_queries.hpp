@@ -3,14 +3,16 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/presets.hpp>
-#include <mdkv/stages/score.hpp>
+#include <mdkv/prompt.hpp>
 
+#include <cstddef>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "attention_node.hpp"
+#include "gathered_cells.hpp"
+#include "ggml.h"
 #include "query_ring.hpp"
 
 namespace mdkv_ggml
@@ -27,20 +29,27 @@ namespace mdkv_ggml
     return all;
 }
 
-/// The last queries with their weights, sinks and other options for `score`. Refers to its arguments.
+/// [heads, n]  a view of numbers, n of each head; none if there are no numbers
+template <mdkv::backend B>
+[[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> in_heads(
+    B const& on, std::vector<float> const& all, index_t heads)
+{
+    if (all.empty()) { return std::nullopt; }
+    return mdkv::in(on, all.data(), heads, std::ssize(all) / heads);
+}
+
+/// The last queries before a place, and the sinks' logits for each. Refers to its node.
 class last_queries
 {
 public:
-    last_queries(
-        attention_node const& node, query_ring const& queries, index_t end, index_t most, mdkv::preset const& preset)
+    last_queries(attention_node const& node, query_ring const& queries, index_t end, index_t most)
         : node_{node}
-        , queries_{queries}
-        , preset_{preset}
-        , end_{end}
         , count_{queries.count_before(end, most)}
+        , rows_(static_cast<std::size_t>(count_ * node.query_heads() * node.dims().keys))
+        , sinks_{sink_logits(node, count_)}
     {
-        for (index_t q = 0; q < count_; ++q) { weights_.push_back(preset_.query_weight(q, count_)); }
-        sinks_ = sink_logits(node, count_);
+        ggml_fp16_to_fp32_row(
+            reinterpret_cast<ggml_fp16_t const*>(queries.before(end, count_)), rows_.data(), std::ssize(rows_));
     }
 
     [[nodiscard]] index_t count() const noexcept { return count_; }
@@ -50,32 +59,26 @@ public:
     [[nodiscard]] auto queries(B const& on) const
     {
         auto const [H, D] = std::pair{node_.query_heads(), node_.dims().keys};
-        return mdkv::in(on, queries_.before(end_, count_), {H, count_, D}, {D, H * D, 1});
+        return mdkv::in(on, rows_.data(), {H, count_, D}, {D, H * D, 1});
     }
-    template <class B>
-    [[nodiscard]] mdkv::score_options<B> options(B const& on) const
-    {
-        return {.scale     = node_.scale(),
-            .lse_elsewhere = sinks(on),
-            .query_weights = mdkv::in(on, weights_.data(), count_),
-            .even_queries  = preset_.even_queries(count_)};
-    }
-    /// The sinks' logits as log-sum-exps of keys elsewhere, if there are sinks.
+    /// [Hq, count]  the sinks' logits as log-sum-exps of keys elsewhere, if there are sinks.
     template <class B>
     [[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> sinks(B const& on) const
     {
-        if (sinks_.empty()) { return std::nullopt; }
-        return mdkv::in(on, sinks_.data(), node_.query_heads(), count_);
+        return in_heads(on, sinks_, node_.query_heads());
+    }
+    /// The rows of a layer with these keys and values.
+    template <class B>
+    [[nodiscard]] mdkv::prompt_rows<B, mdkv::half, float> rows(B const& on, gathered_cells const& cells) const
+    {
+        return {.queries = queries(on), .keys = cells.keys(on), .values = cells.values(on), .lse_elsewhere = sinks(on)};
     }
 
 private:
     attention_node const& node_;
-    query_ring const& queries_;
-    mdkv::preset const& preset_;
-    index_t end_;
     index_t count_;
-    std::vector<float> weights_; // [count]
-    std::vector<float> sinks_;   // [Hq, count], or none
+    std::vector<float> rows_;  // [count, Hq, D]
+    std::vector<float> sinks_; // [Hq, count], or none
 };
 
 } // namespace mdkv_ggml

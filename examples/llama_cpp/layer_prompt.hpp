@@ -1,9 +1,11 @@
 /// \file layer_prompt.hpp: a layer's memory of a prompt until the prompt is compressed
 #pragma once
 
-#include <cstdint>
-#include <vector>
+#include <mdkv/core/types.hpp>
 
+#include <memory>
+
+#include "attention_node.hpp"
 #include "kept_node.hpp"
 #include "query_ring.hpp"
 #include "replayed_losses.hpp"
@@ -11,12 +13,15 @@
 namespace mdkv_ggml
 {
 
+class joint_prompt;
+
 struct layer_prompt
 {
     query_ring queries{};
     replayed_losses replayed{};
-    kept_node node{};                  ///< the last node, if losses are replayed
-    std::vector<std::uint8_t> rungs{}; ///< [H, past], chosen by one budget in this step or an earlier one
+    kept_node node{};                      ///< the last node
+    std::shared_ptr<joint_prompt> joint{}; ///< holds the rungs, from the compression of the first layer on
+    index_t place = 0;                     ///< number of the layer in `joint`
 
     void cut(index_t places)
     {
@@ -26,7 +31,7 @@ struct layer_prompt
     void clear()
     {
         queries.clear();
-        rungs.clear();
+        joint.reset();
         replayed.clear();
     }
 };

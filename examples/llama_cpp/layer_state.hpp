@@ -3,7 +3,6 @@
 
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
-#include <mdkv/compress.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -14,8 +13,6 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/recompress.hpp>
-#include <mdkv/stages/channels.hpp>
-#include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -30,14 +27,13 @@
 #include "attention_node.hpp"
 #include "cell_watch.hpp"
 #include "freed_cells.hpp"
-#include "gathered_cells.hpp"
+#include "joint_prompt.hpp"
 #include "last_queries.hpp"
 #include "layer_prompt.hpp"
 #include "memory_plan.hpp"
 #include "sequence.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
-#include "shared_budget.hpp"
 
 namespace mdkv_ggml
 {
@@ -170,6 +166,7 @@ private:
     {
         cache_ = {};
         base_  = 0;
+        prompt_.joint.reset();
         prompt_.cut(before);
         watch_.end();
     }
@@ -213,64 +210,24 @@ private:
     template <class Layers>
     void compress(attention_node const& node, index_t before, shared& with, Layers const& layers)
     {
-        auto const timer      = with.counts.compress.start();
-        mdkv::preset const& p = with.chosen.preset;
-        share_                = 1;
-        memory_plan const now{node, before, share_, with};
-        auto const past = static_cast<std::size_t>(node.heads() * std::max<index_t>(0, before - p.window));
-        if (p.shared && !now.whole && prompt_.rungs.size() != past)
+        auto const timer = with.counts.compress.start();
+        memory_plan const now{node, before, 1.0, with};
+        prompt_.node.keep(node);
+        if (!prompt_.joint || prompt_.joint->tokens() != before)
         {
-            prompt_.rungs.clear();
-            shared_budget{layers(), of_.cells, before, with}.share();
+            joint_prompt::choose(prompt_, layers, of_.cells, before, with);
         }
-        gathered_cells const cells{with.threads, node, of_.cells, 0, before};
-        if (past > 0 && prompt_.rungs.size() == past)
-        {
-            pack(node, cells, before, with);
-            share_ = static_cast<double>(cache_.arena_bytes()) / static_cast<double>(now.arena);
-        }
-        else
-        {
-            last_queries const by{node, prompt_.queries, before, p.queries, p};
-            with.lend([&](mdkv::cpu::backend on) {
-                auto options     = p.options<mdkv::cpu::backend>(now.limit());
-                options.scoring  = by.options(on);
-                auto const layer = mdkv::split_window(on, by.queries(on), cells.keys(on), cells.values(on), p.window);
-                return mdkv::compress(on, layer, p.ratios, options, cache_);
-            });
-        }
-        base_ = before;
+        prompt_.joint->pack(node, prompt_, of_.cells, with, cache_);
+        bool const shares = prompt_.joint->shares();
+        share_            = shares ? static_cast<double>(cache_.arena_bytes()) / static_cast<double>(now.arena) : 1.0;
+        base_             = before;
         with.log("compressed", node, before, cache_.arena_bytes());
         watch_.cut_tail(0);
         cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
         keep_ = now.keep;
         prompt_.queries.limit(fold_queries(node));
+        prompt_.joint.reset();
         prompt_.replayed.clear();
-    }
-
-    /// Stores the tokens at the rungs that were chosen for them.
-    void pack(attention_node const& node, gathered_cells const& cells, index_t tokens, shared& with)
-    {
-        mdkv::preset const& p = with.chosen.preset;
-        auto const rungs      = std::exchange(prompt_.rungs, {});
-        index_t const window  = std::min(p.window, tokens);
-        index_t const past    = tokens - window;
-        mdkv::cache_layout const layout{p.ratios, node.heads(), window, node.dims()};
-        auto const of_tokens = [&](auto const& on) { return mdkv::in(on, rungs.data(), node.heads(), past); };
-        last_queries const by{node, prompt_.queries, tokens, p.queries, p};
-        std::vector<float> fitted(static_cast<std::size_t>(node.heads() * 3 * node.dims().keys));
-        cache_ = {layout, with.lend([&](mdkv::cpu::backend on) {
-                      return mdkv::packed_bytes<mdkv::half>(on, of_tokens(on), layout);
-                  })};
-        with.lend([&](mdkv::cpu::backend on) {
-            using mdkv::slice;
-            auto const [keys, values] = std::pair{cells.keys(on), cells.values(on)};
-            auto const none           = mdkv::in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-            auto const channels       = mdkv::out(on, fitted.data(), node.heads(), 3, node.dims().keys);
-            mdkv::fit_channels(on, by.queries(on), slice<1>(keys, 0, past), channels);
-            mdkv::pack(on, slice<1>(keys, 0, past), slice<1>(values, 0, past), slice<1>(keys, past, window),
-                slice<1>(values, past, window), none, none, of_tokens(on), cache_.view(), mdkv::as_input(channels));
-        });
     }
 
     /// Folds the tail into the compressed part, all but its last tokens. Returns false if nothing can be folded.
@@ -279,7 +236,7 @@ private:
         mdkv::preset const& p = with.chosen.preset;
         memory_plan const now{node, tokens(), share_, with};
         index_t const folded = cache_.appended() - keep_; // the remembered queries end before the tokens kept
-        last_queries const by{node, prompt_.queries, base_ + folded, fold_queries(node), p};
+        last_queries const by{node, prompt_.queries, base_ + folded, fold_queries(node)};
         if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
         auto const timer  = with.counts.fold.start();
         index_t const all = tokens();

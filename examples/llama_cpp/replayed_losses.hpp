@@ -1,30 +1,31 @@
-/// \file replayed_losses.hpp: losses of a layer's tokens by the prompt's own queries, replayed chunk by chunk while it is read
+/// \file replayed_losses.hpp: losses of a layer's tokens by the prompt's own queries, replayed while it is read
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay/replay.hpp>
+#include <mdkv/prompt.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "attention_node.hpp"
 #include "cell_list.hpp"
 #include "gathered_cells.hpp"
 #include "last_queries.hpp"
+#include "own_prompt.hpp"
 #include "rotary_of_node.hpp"
 #include "shared.hpp"
 
 namespace mdkv_ggml
 {
 
-/// Losses of the first places of one sequence, without a gap.
+/// Losses of the first places of one sequence, without a gap. A prompt of one layer replays them, because the number of
+/// layers is not known while the first part of a prompt is read.
 class replayed_losses
 {
 public:
@@ -33,48 +34,29 @@ public:
     {
         cut(before);
         if (tokens() != before) { return; }
-        auto const timer             = with.counts.replay.start();
-        mdkv::preset const& p        = with.chosen.preset;
-        rows_                        = node.heads() * static_cast<index_t>(p.ratios.size());
-        node_rotation const rotation = rotation_of(node);
-        for (index_t i = 0; i < node.tokens(); i += p.replayed->chunk)
-        {
-            index_t const place = before + i;
-            index_t const count = std::min(p.replayed->chunk, node.tokens() - i);
-            gathered_cells const chunk{with.threads, node, cells, place, count};
-            gathered_cells const sinks{with.threads, node, cells, 0, std::min(place, p.replayed->sinks)};
-            std::vector<float> const logits = sink_logits(node, count);
-            chunk_.resize(static_cast<std::size_t>(rows_ * count));
-            with.lend([&](mdkv::cpu::backend on) {
-                auto options  = p.replay<mdkv::cpu::backend>(rotation.encoding(on));
-                options.scale = node.scale();
-                if (rotation.none()) { options.ahead = 0; }
-                if (!logits.empty()) { options.lse_elsewhere = mdkv::in(on, logits.data(), node.query_heads(), count); }
-                mdkv::replay(on, node.queries(on, i, count), chunk.keys(on), chunk.values(on), sinks.keys(on), p.ratios,
-                    options, mdkv::out(on, chunk_.data(), node.heads(), rows_ / node.heads(), count));
-            });
-            for (index_t t = 0; t < count; ++t)
-            {
-                for (index_t row = 0; row < rows_; ++row)
-                {
-                    losses_.push_back(chunk_[static_cast<std::size_t>(row * count + t)]);
-                }
-                words_.push_back(node.word(cells[place + t]));
-            }
-        }
+        auto const timer = with.counts.replay.start();
+        if (!prompt_) { begin(node, with.chosen.preset); }
+        gathered_cells const part{with.threads, node, cells, before, node.tokens()};
+        std::vector<float> const logits = sink_logits(node, node.tokens());
+        with.lend([&](mdkv::cpu::backend on) {
+            (*prompt_)->read_chunk(on, 0, before,
+                {.queries          = node.queries(on, 0, node.tokens()),
+                    .keys          = part.keys(on),
+                    .values        = part.values(on),
+                    .lse_elsewhere = in_heads(on, logits, node.query_heads())});
+        });
+        for (index_t t = 0; t < node.tokens(); ++t) { words_.push_back(node.word(cells[before + t])); }
     }
 
     void cut(index_t places)
     {
-        if (places >= tokens()) { return; }
-        losses_.resize(static_cast<std::size_t>(places * rows_));
-        words_.resize(static_cast<std::size_t>(places));
+        if (places < tokens()) { words_.resize(static_cast<std::size_t>(places)); }
     }
 
     void clear() noexcept
     {
-        losses_ = {};
-        words_  = {};
+        prompt_.reset();
+        words_ = {};
     }
 
     [[nodiscard]] index_t tokens() const noexcept { return std::ssize(words_); }
@@ -90,20 +72,31 @@ public:
         return place == count;
     }
 
-    /// \param to   [H, R, count], losses of the first places
-    void write(index_t count, float* to) const noexcept
+    /// [H, R, count]  losses of the first places
+    [[nodiscard]] mdkv::in_view<float, 3, mdkv::cpu::backend> first(index_t count) const
     {
-        for (index_t row = 0; row < rows_; ++row)
-        {
-            for (index_t t = 0; t < count; ++t) { *to++ = losses_[static_cast<std::size_t>(t * rows_ + row)]; }
-        }
+        return mdkv::slice<2>((*prompt_)->losses_of(0), 0, count);
     }
 
 private:
-    std::vector<float> losses_;        // [tokens, H, R]
+    void begin(attention_node const& node, mdkv::preset preset)
+    {
+        rotation_    = rotation_of(node);
+        preset.scale = node.scale();
+        preset.shared.reset();
+        if (rotation_.none()) { preset.replayed->ahead = 0; }
+        mdkv::prompt_shape<mdkv::cpu::backend> const shape{.layers = 1,
+            .heads                                                 = node.heads(),
+            .group                                                 = node.query_heads() / node.heads(),
+            .dims                                                  = node.dims(),
+            .tokens                                                = node.cells(),
+            .encoding                                              = rotation_.encoding(mdkv::cpu::backend{})};
+        prompt_.emplace(preset, shape);
+    }
+
+    node_rotation rotation_{};         // its frequencies are the prompt's, too
+    std::optional<own_prompt> prompt_; // none before the first part
     std::vector<std::uint64_t> words_; // words of the tokens' cells
-    std::vector<float> chunk_;         // [H, R, count]
-    index_t rows_ = 0;                 // H * R
 };
 
 } // namespace mdkv_ggml

@@ -30,7 +30,6 @@ namespace
 {
 
 constexpr std::int64_t head_dim = 64, heads = 2;
-constexpr float scale = 0.125F; // 1 / sqrt(head_dim)
 
 template <auto Release>
 struct by
@@ -79,6 +78,7 @@ struct layer_kind
     bool sinks               = false;
     bool own_values          = true; ///< otherwise they are the keys' first half
     ggml_type type           = GGML_TYPE_F16;
+    float scale              = 0.125F; ///< of logits: 1 / sqrt(head_dim)
     float bias               = 0;
     float cap                = 0;
 };
@@ -196,7 +196,7 @@ public:
             };
             ggml_tensor* const queries  = ggml_reshape_4d(c, q.back(), head_dim, kind.query_heads, each, ns);
             ggml_tensor* const attended = ggml_flash_attn_ext(c, ggml_permute(c, queries, 0, 2, 1, 3), view(keys_[i]),
-                view(kind.own_values ? values_[i] : keys_[i]), mask, scale, kind.bias, kind.cap);
+                view(kind.own_values ? values_[i] : keys_[i]), mask, kind.scale, kind.bias, kind.cap);
             sinks.push_back(kind.sinks ? input(ggml_new_tensor_1d(c, GGML_TYPE_F32, kind.query_heads)) : nullptr);
             ggml_flash_attn_ext_add_sinks(attended, sinks.back());
             ggml_set_output(attended);
@@ -639,6 +639,11 @@ TEST_CASE("ggml: a limit is kept to while the tail is folded")
     {
         kind.sinks = true;
     }
+    SUBCASE("scored by replayed queries, with a scale of the model's own")
+    {
+        preset     = "best";
+        kind.scale = 0.4F;
+    }
     environment const settings{
         {{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_TAIL", "16"}, {"MDKV_PRESET", preset}}};
     pair_of_engines both{{kind, {}}};
@@ -659,10 +664,11 @@ TEST_CASE("ggml: a limit is kept to while the tail is folded")
 TEST_CASE("ggml: a limit is kept to while tail and limit grow with the sequence")
 {
     // By default a sixteenth of the tokens are the tail: at 512 tokens it grows, and so do the last tokens that a fold leaves in it.
-    for (char const* const preset : {"by_window", "best"})
+    for (auto const& [preset, percent] :
+        {std::pair{"by_window", 60}, std::pair{"best", 60}, std::pair{"best", 20}, std::pair{"any_question", 20}})
     {
-        environment const settings{
-            {{"MDKV_BUDGET", "60%"}, {"MDKV_MIN", "64"}, {"MDKV_PRESET", preset}, {"MDKV_VERBOSE", "1"}}};
+        environment const settings{{{"MDKV_BUDGET", std::to_string(percent) + "%"}, {"MDKV_MIN", "64"},
+            {"MDKV_PRESET", preset}, {"MDKV_VERBOSE", "1"}}};
         std::string const said = said_by([&] {
             // So many query heads that a fold's queries are as few as the tokens by which `keep` grows.
             layer_kind const kind{.cells = 1024, .query_heads = 8};
@@ -673,7 +679,8 @@ TEST_CASE("ggml: a limit is kept to while tail and limit grow with the sequence"
         CAPTURE(said);
         std::smatch line;
         REQUIRE(std::regex_search(said, line, std::regex{"in the mean ([0-9.]+) % of the cells"}));
-        CHECK(std::stod(line[1]) <= 60.051); // rounded to tenths
+        CHECK(std::stod(line[1]) <= percent + 0.051); // rounded to tenths
+        CHECK(std::stod(line[1]) > 0.9 * percent);
         CHECK(said.find("unfolded") == std::string::npos);
     }
 }
