@@ -41,7 +41,7 @@ public:
         mdkv::preset preset       = with.chosen.preset;
         attention_node const node = one.node.get();
         memory_plan const plan{node, tokens, 1.0, with};
-        preset.stand_ins     = 0; // with folds they are worse at 28 % of the bytes (docs/decisions.md, 110)
+        preset.stand_ins     = 0; // with folds they are worse at 28 % of the bytes (docs/decisions.md, 116)
         index_t const window = std::min(preset.window, tokens);
         bool const whole     = plan.whole || plan.arena >= tokens * node.token_bytes();
         one.joint.reset();
