@@ -11,6 +11,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/presets.hpp>

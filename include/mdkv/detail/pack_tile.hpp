@@ -7,7 +7,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/coded_columns.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>

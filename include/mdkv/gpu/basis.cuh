@@ -10,7 +10,6 @@
 #include <mdkv/detail/eigenvectors.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/gram.cuh>
-#include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/launch.cuh>
 
 // Nothing here reads the device's data on the host, so a non-finite Gram matrix is not refused: its head gets a basis of

@@ -5,8 +5,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/element.hpp>
-#include <mdkv/detail/team.hpp>
 #include <mdkv/presets.hpp>
 
 #include <cstddef>
@@ -14,30 +12,6 @@
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
-
-/// Copies rows. An item is one row.
-template <backend B, class V>
-struct copy_rows
-{
-    static constexpr char const* name = "copy_rows";
-    static constexpr int threads      = 128;
-
-    in_view<V, 3, B> from;
-    out_view<V, 3, B> to;
-
-    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const h     = item / to.extent(1);
-        index_t const i     = item % to.extent(1);
-        index_t const n     = to.extent(2);
-        V const* const here = from.row(h, i);
-        V* const there      = to.row(h, i);
-        for (index_t d = t.rank(); d < n; d += t.size()) { there[d] = load_at<V>(here + d); }
-    }
-};
 
 /// p + n, or null.
 template <class V>

@@ -3,7 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/gpu/detail/rows.cuh>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <algorithm>
