@@ -70,6 +70,17 @@ private:
     std::byte* memory_;
 };
 
+/// any_lane of detail/lanes.hpp for vectors.
+template <class V>
+[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(team const&, [[maybe_unused]] V const& x) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    return false;
+#else
+    return simd::any(x);
+#endif
+}
+
 /// column_products of detail/columns.hpp in registers: plain loops take several times as long.
 template <std::size_t Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
