@@ -188,8 +188,9 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
         run(on, fit_kept_channels<T, B>{{{}, keys, fitted}, as_input(positions), as_input(first), cache}, heads);
     }
     run(on, write_channels<T, B>{fits ? as_input(fitted) : channels, cache}, layout.any_rotated() ? heads : 0);
-    run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, stand_in_keys,
-                stand_in_values, cache, as_input(positions), as_input(first), carried});
+    run(on,
+        pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window}, keys, values,
+            window_keys, window_values, stand_in_keys, stand_in_values, as_input(positions), as_input(first), carried});
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::detail
