@@ -5,7 +5,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/coded_columns.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
