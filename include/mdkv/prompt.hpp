@@ -12,7 +12,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/engine/finite.hpp>
-#include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/advance.hpp>
 #include <mdkv/stages/pack.hpp>
@@ -101,12 +100,7 @@ public:
         , dry_{detail::dry_run(on)}
         , memory_{*on.scratch, "prompt"}
     {
-        detail::expects_prompt_preset(chosen);
-        expects(shape.layers >= 1 && shape.layers <= detail::prompt_progress::most_layers, "prompt: layers is ",
-            shape.layers, "; it must be from 1 to ", detail::prompt_progress::most_layers);
-        work_.layer(shape.tokens).expects_valid("prompt");
         work_.take_state(on, memory_);
-        if (memory_.ready()) { work_.begin(on); }
         tokens_ = shape.tokens;
     }
 
@@ -132,17 +126,17 @@ public:
     {
         constexpr char const* stage = "prompt::read_chunk";
         index_t const count         = rows.keys.extent(1);
-        progress_.expects_open(stage, layer, work_.shape.layers);
+        work_.progress.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, count);
         expects(rows.queries.extent(1) == count, stage, ": queries [H*G, Q, D] has Q = ", rows.queries.extent(1),
             "; the chunk has ", count, " tokens");
         expects(first >= 0 && first <= work_.shape.tokens - count, stage, ": tokens ", first, " to ", first + count,
             " leave the prompt of at most ", work_.shape.tokens);
         if (!work_.settings.replayed) { return; }
-        progress_.expects_next(stage, layer, first);
+        work_.progress.expects_next(stage, layer, first);
         expects_same(on, stage);
         detail::staged(on, stage, [&](B const& stages) { work_.score_part(stages, layer, first, rows); });
-        if (advances(on)) { progress_.of(layer) = first + count; }
+        if (advances(on)) { work_.progress.of(layer) = first + count; }
     }
 
     /// Takes a layer's losses by rows that the caller chose, in the place of all its chunks, e.g. rows of a second prefill.
@@ -157,14 +151,14 @@ public:
     void take_losses(B const& on, index_t layer, in_view<float, 3, B> losses)
     {
         constexpr char const* stage = "prompt::take_losses";
-        progress_.expects_open(stage, layer, work_.shape.layers);
+        work_.progress.expects_open(stage, layer, work_.shape.layers);
         index_t const n = losses.extent(2);
         expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
         detail::check{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
         expects_same(on, stage);
-        run(on, detail::copy_rows<B, float>{losses, work_.losses_of(layer, n)});
-        if (advances(on)) { progress_.of(layer) = n; }
+        work_.take_losses(on, layer, losses);
+        if (advances(on)) { work_.progress.of(layer) = n; }
     }
 
     /// Finds a layer's losses after the prompt was read: by the last queries (`score`, `pool`), by the replayed ones, or by
@@ -186,14 +180,14 @@ public:
     {
         constexpr char const* stage = "prompt::finish_layer";
         index_t const tokens        = rows.keys.extent(1);
-        progress_.expects_open(stage, layer, work_.shape.layers);
+        work_.progress.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, tokens);
         expects(tokens <= work_.shape.tokens, stage, ": keys are of ", tokens, " tokens, above the prompt's ",
             work_.shape.tokens);
-        expects(progress_.finished == 0 || tokens == tokens_, stage, ": layer ", layer, " has ", tokens,
+        expects(work_.progress.finished == 0 || tokens == tokens_, stage, ": layer ", layer, " has ", tokens,
             " tokens; the layers before have ", tokens_);
         layer_shape const one = work_.layer(tokens);
-        if (work_.settings.replayed) { progress_.expects_read(stage, layer, one.tokens); }
+        if (work_.settings.replayed) { work_.progress.expects_read(stage, layer, one.tokens); }
         expects_same(on, stage);
         detail::staged(on, stage, [&](B const& stages) {
             if (work_.shape.on_non_finite == non_finite::error)
@@ -205,8 +199,9 @@ public:
             if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one); }
         });
         if (!advances(on)) { return; }
-        tokens_ = tokens;
-        progress_.finish(layer);
+        tokens_                  = tokens;
+        work_.progress.of(layer) = -1;
+        ++work_.progress.finished;
     }
 
     /// Chooses every token's rung within a budget: for all layers at once, their losses balanced, if the preset is
@@ -225,18 +220,14 @@ public:
     allocation allocate(B const& on, budget limit)
     {
         constexpr char const* stage = "prompt::allocate";
-        progress_.expects_all_finished(stage, work_.shape.layers);
+        work_.progress.expects_all_finished(stage, work_.shape.layers);
         layer_shape const one = work_.layer(tokens_);
-        detail::prompt_choice next{.budget = limit.in_bytes(one)};
-        index_t const spend = next.budget - one.window_bytes();
-        expects(spend >= 0, stage, ": a budget of ", next.budget, " bytes a layer cannot hold the window of ",
-            one.window, " tokens; at least ", one.window_bytes(), " bytes are needed");
+        auto next             = work_.plan(stage, limit.in_bytes(one), one);
         expects_same(on, stage);
-        work_.plan(next, one);
         allocation const total = detail::staged(
             on, stage, [&](B const& stages) { return work_.choose_rungs(stages, next, one, !balanced_); });
         if (!advances(on)) { return total; }
-        choice_         = {};
+        work_.choice    = {};
         balanced_       = balanced_ || (!next.whole && work_.settings.shared);
         next.multiplier = total.multiplier;
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
@@ -244,7 +235,7 @@ public:
         expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung");
         if (!dry_ && total.tokens[0] == 0) { next.stand_ins = 0; }
-        choice_ = next;
+        work_.choice = next;
         return total;
     }
 
@@ -252,14 +243,14 @@ public:
     /// too, if the preset is `shared`. N is the largest possible number of tokens until a layer is finished.
     [[nodiscard]] in_view<float, 3, B> losses_of(index_t layer) const
     {
-        progress_.expects_layer("prompt::losses_of", layer, work_.shape.layers);
+        work_.progress.expects_layer("prompt::losses_of", layer, work_.shape.layers);
         return work_.losses_of(layer, work_.layer(tokens_).tokens);
     }
 
     /// [H, N - W]  the rungs that `allocate` chose for a layer's tokens; the window has none.
     [[nodiscard]] in_view<std::uint8_t, 2, B> rungs_of(index_t layer) const
     {
-        progress_.expects_layer("prompt::rungs_of", layer, work_.shape.layers);
+        work_.progress.expects_layer("prompt::rungs_of", layer, work_.shape.layers);
         return work_.rungs_of(layer, work_.layer(tokens_).tokens);
     }
 
@@ -268,7 +259,7 @@ public:
     /// \sync   returns when done, on a GPU too: it waits for the device
     [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
     {
-        return packed_bytes<T>(on, rungs_of(layer), layout(), choice_.stand_ins);
+        return packed_bytes<T>(on, rungs_of(layer), layout(), work_.choice.stand_ins);
     }
 
     /// The layout of all layers' caches.
@@ -302,11 +293,11 @@ public:
         constexpr bool owner        = requires { to.view(); };
         static_assert(!owner || S == space::host,
             "prompt::pack: on a GPU the destination is a compressed_layer, whose memory the caller has made");
-        progress_.expects_layer(stage, layer, work_.shape.layers);
-        expects(choice_.budget >= 0, stage, ": no rungs were chosen; call allocate first");
+        work_.progress.expects_layer(stage, layer, work_.shape.layers);
+        expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
         expects_rows(on, stage, rows, tokens_);
-        expects(choice_.stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
-            "\" makes up to ", choice_.stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
+        expects(work_.choice.stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
+            "\" makes up to ", work_.choice.stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
         expects_same(on, stage);
         cache_layout const form = layout();
         if constexpr (!owner)
@@ -314,7 +305,7 @@ public:
             expects(to.cache.layout == form, stage, ": to.cache.layout is not that of the preset and the layers");
         }
         return detail::staged(
-            on, stage, [&](B const& stages) { return work_.pack_layer(stages, layer, rows, form, choice_, to); });
+            on, stage, [&](B const& stages) { return work_.pack_layer(stages, layer, rows, form, to); });
     }
 
 private:
@@ -342,10 +333,8 @@ private:
     detail::prompt_work<B, T, U> work_;
     bool dry_;                // made on a workspace that only counts
     workspace::frame memory_; // memory of the state
-    detail::prompt_progress progress_;
-    detail::prompt_choice choice_; // budget -1 until rungs are chosen
-    index_t tokens_ = 0;           // tokens of the prompt; the largest possible number until a layer is finished
-    bool balanced_  = false;       // whether the losses of all layers are balanced
+    index_t tokens_ = 0;      // tokens of the prompt; the largest possible number until a layer is finished
+    bool balanced_  = false;  // whether the losses of all layers are balanced
 };
 
 } // namespace mdkv::inline MDKV_MACHINE

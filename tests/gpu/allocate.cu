@@ -98,6 +98,21 @@ TEST_CASE("allocate on the GPU gives the CPU's bits, whatever the losses, the ru
     }
 }
 
+TEST_CASE("allocate on the GPU gives the CPU's bits if a sample guesses the multiplier, right or wrong")
+{
+    source random{"gpu/allocate sample"};
+    layer in = heavy_tailed(random, 2, 17000, {0, 16, 32, 64});
+    CHECK(same_everywhere(in, {in.most() / 20}));
+    for (index_t h = 0; h < 2; ++h) // a GPU's sample: every sixteenth token
+    {
+        for (index_t r = 0; r < 4; ++r)
+        {
+            for (index_t i = 8; i < in.tokens; i += 16) { in.of(h, r, i) = 0; }
+        }
+    }
+    CHECK(same_everywhere(in, {in.most() / 20}));
+}
+
 TEST_CASE("allocate on the GPU gives every head its own limit, and tells of limits that are too low")
 {
     source random{"gpu/allocate limits"};

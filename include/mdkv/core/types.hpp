@@ -1,4 +1,4 @@
-/// \file types.hpp: index type, a small array, and the element types a cache may have with their conversions.
+/// \file types.hpp: index type, a small array, and the element types a cache may have, converted, read and written.
 #pragma once
 
 #include <mdkv/core/machine.hpp>
@@ -164,6 +164,37 @@ template <element T>
     else { return bfloat16{detail::bfloat16_of_float(value)}; }
 #endif
 }
+
+namespace detail
+{
+
+// On the host keys, values and queries may lie at any address, and so may all that an arena holds: there is no padding.
+
+template <class V>
+[[nodiscard]] MDKV_HD inline V load_at(void const* from) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *static_cast<V const*>(from); }
+#endif
+    V value;
+    __builtin_memcpy(static_cast<void*>(&value), from, sizeof value);
+    return value;
+}
+
+template <class V>
+MDKV_HD inline void store_at(void* to, V value) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    if (reinterpret_cast<std::uintptr_t>(to) % alignof(V) == 0)
+    {
+        *static_cast<V*>(to) = value;
+        return;
+    }
+#endif
+    __builtin_memcpy(to, static_cast<void const*>(&value), sizeof value);
+}
+
+} // namespace detail
 
 /// Equal as numbers.
 template <element T>

@@ -111,25 +111,10 @@ template <element T>
     }
 }
 
-/// Bytes as numbers from 0 to 255.
+/// Bytes as numbers from 0 to 255. (g++ makes several instructions of it: for the few bytes beyond the last whole four.)
 [[nodiscard]] inline ints load_bytes(std::byte const* p) noexcept
 {
-#if defined(__AVX2__) && !defined(__clang__) // g++ makes several instructions of the expression below
-    using sixteen = char __attribute__((vector_size(16)));
-#    if defined(__AVX512F__)
-    return __builtin_ia32_pmovzxbd512_mask(read<sixteen>(p), ints{}, 0xffff);
-#    else
-    using pair = long long __attribute__((vector_size(16))); // not bytes, which would go through memory
-    return __builtin_ia32_pmovzxbd256(bits_as<sixteen>(pair{read<long long>(p), 0}));
-#    endif
-#elif defined(__aarch64__) && !defined(__clang__)
-    using four = std::uint32_t __attribute__((vector_size(8)));
-    ints wide;
-    __asm__("uxtl %0.8h, %1.8b\n\tuxtl %0.4s, %0.4h" : "=w"(wide) : "w"(four{read<std::uint32_t>(p), 0}));
-    return wide;
-#else
     return __builtin_convertvector(read<bytes>(p), ints);
-#endif
 }
 
 /// The second byte of each pair, as the pair's number.

@@ -8,7 +8,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstring>
 
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
@@ -71,19 +70,29 @@ private:
     std::byte* memory_;
 };
 
+/// any_lane of detail/lanes.hpp for vectors.
+template <class V>
+[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(team const&, [[maybe_unused]] V const& x) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    return false;
+#else
+    return simd::any(x);
+#endif
+}
+
 /// column_products of detail/columns.hpp in registers: plain loops take several times as long.
 template <std::size_t Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
     float (&sum)[Sums][std::size_t{team::lanes}]) noexcept
 {
 #if !defined(__CUDA_ARCH__)
-    using floats          = float __attribute__((vector_size(sizeof(float) * vector_lanes)));
     constexpr int vectors = team::lanes / vector_lanes;
     constexpr int all     = static_cast<int>(Sums);
     constexpr int step    = all / vectors; // eight sums keep the multiply-add units busy
     for (int k = 0; k < all; k += step)
     {
-        floats acc[std::size_t{step}][vectors]{};
+        simd::floats acc[std::size_t{step}][vectors]{};
         for (int d = 0; d < dim; ++d)
         {
             MDKV_UNROLL
@@ -92,9 +101,7 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
                 MDKV_UNROLL
                 for (int v = 0; v < vectors; ++v)
                 {
-                    floats x;
-                    std::memcpy(&x, column + d * team::lanes + v * vector_lanes, sizeof x);
-                    acc[i][v] += direction[k + i][d] * x;
+                    acc[i][v] += direction[k + i][d] * simd::load(column + d * team::lanes + v * vector_lanes);
                 }
             }
         }
@@ -102,10 +109,7 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
         for (int i = 0; i < step; ++i)
         {
             MDKV_UNROLL
-            for (int v = 0; v < vectors; ++v)
-            {
-                std::memcpy(sum[k + i] + v * vector_lanes, &acc[i][v], sizeof(floats));
-            }
+            for (int v = 0; v < vectors; ++v) { simd::store(sum[k + i] + v * vector_lanes, acc[i][v]); }
         }
     }
 #endif

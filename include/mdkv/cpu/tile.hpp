@@ -5,7 +5,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>

@@ -4,7 +4,6 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/run_of_head.hpp>
-#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/softmax.hpp>
 
 #include <algorithm>

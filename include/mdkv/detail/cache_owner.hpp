@@ -5,7 +5,6 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/owned_bytes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_loops.hpp>
@@ -16,6 +15,50 @@
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
+
+/// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. 0 bytes allocate nothing.
+template <class Memory>
+class owned_bytes
+{
+public:
+    owned_bytes() noexcept = default;
+
+    /// \throws invalid_argument   the size is negative
+    /// \throws the memory's exceptions
+    owned_bytes(index_t size, Memory const& memory)
+        : memory_{memory}
+    {
+        expects(size >= 0, "bytes of a backend's memory: size is ", size, "; it must not be negative");
+        if (size > 0) { data_ = static_cast<std::byte*>(memory_.allocate(static_cast<std::size_t>(size))); }
+        size_ = size;
+    }
+
+    owned_bytes(owned_bytes&& other) noexcept
+        : memory_{other.memory_}
+        , data_{std::exchange(other.data_, nullptr)}
+        , size_{std::exchange(other.size_, 0)}
+    {}
+    owned_bytes& operator=(owned_bytes&& other) noexcept
+    {
+        owned_bytes taken{std::move(other)};
+        std::swap(memory_, taken.memory_);
+        std::swap(data_, taken.data_);
+        std::swap(size_, taken.size_);
+        return *this;
+    }
+    ~owned_bytes()
+    {
+        if (size_ > 0) { memory_.release(data_, static_cast<std::size_t>(size_)); }
+    }
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] index_t size() const noexcept { return size_; }
+
+private:
+    Memory memory_{};
+    std::byte* data_ = nullptr;
+    index_t size_    = 0;
+};
 
 /// Moves appended tokens into a tail of another capacity, whose last tile may have another width: one item a token of a
 /// head. If more tokens were appended than the old tail holds, the count falls to its capacity.

@@ -3,7 +3,6 @@
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
 

@@ -56,6 +56,20 @@ template <class V>
     __builtin_memcpy(to, &x, sizeof x);
 }
 
+/// The number in lane l.
+template <class V>
+[[nodiscard, gnu::always_inline]] MDKV_HD inline auto lane(V const& x, [[maybe_unused]] int l)
+{
+    if constexpr (requires { x[0]; }) { return x[l]; }
+    else { return x; }
+}
+/// Whether a lane is not 0. A backend whose team has several lanes in a register has an overload of its own.
+template <class Team, class V>
+[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(Team const&, V const& x)
+{
+    return x != 0;
+}
+
 /// The whole parts of numbers from 0 on.
 [[nodiscard, gnu::always_inline]] MDKV_HD inline float cut_off(float x)
 {

@@ -73,13 +73,15 @@ struct lay_out_heads
     }
 };
 
-/// Fits the channels of each head that has rotated tokens to its kept keys alone. An item is a head.
+/// Writes means and scales of each head that has rotated tokens: the given ones, or ones fitted to its kept keys alone. An
+/// item is a head.
 template <element T, backend B>
-struct fit_kept_channels
+struct write_channels
 {
-    static constexpr char const* name = "pack_fit_channels";
+    static constexpr char const* name = "pack_write_channels";
     static constexpr int threads      = 128;
 
+    in_view<float, 3, B> given; // [H, 3, D]  or empty
     fit_key_channels<T, T, B> fitted;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
@@ -89,26 +91,15 @@ struct fit_kept_channels
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         if (!has_channels(cache.layout, cache, h)) { return; }
-        index_t const begin = first(h, cache.layout.key_coordinates[0] == 0 ? 1 : 0);
-        index_t const count = first(h, static_cast<index_t>(cache.layout.rungs)) - begin;
-        fitted.fit(t, h, count, [&](index_t i) { return index_t{positions(h, begin + i)}; });
-    }
-};
-
-/// Writes means and scales of each head that has rotated tokens. An item is a head.
-template <element T, backend B>
-struct write_channels
-{
-    static constexpr char const* name = "pack_write_channels";
-    static constexpr int threads      = 128;
-
-    in_view<float, 3, B> channels;        // [H, 3, D]
-    cache_view<T, B::memory_space> cache; // its directory is complete
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        if (!has_channels(cache.layout, cache, h)) { return; }
+        in_view<float, 3, B> channels = given;
+        if (given.empty())
+        {
+            index_t const begin = first(h, cache.layout.key_coordinates[0] == 0 ? 1 : 0);
+            index_t const count = first(h, static_cast<index_t>(cache.layout.rungs)) - begin;
+            fitted.fit(t, h, count, [&](index_t i) { return index_t{positions(h, begin + i)}; });
+            t.sync();
+            channels = fitted.channels;
+        }
         index_t const dim   = cache.layout.dims.keys;
         std::byte* const to = cache.arena + cache.heads[h].key_channels;
         for (index_t i = t.rank(); i < 2 * dim; i += t.size())
@@ -183,13 +174,11 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     lay_out_heads<T, B> const entries{
         cache, bases, as_input(first), stand_ins, (needed.empty() ? counted : needed).data_handle()};
     run(on, entries, 1);
-    if (fits)
-    {
-        run(on, fit_kept_channels<T, B>{{{}, keys, fitted}, as_input(positions), as_input(first), cache}, heads);
-    }
-    run(on, write_channels<T, B>{fits ? as_input(fitted) : channels, cache}, layout.any_rotated() ? heads : 0);
-    run(on, pack_tiles<T, B>{keys, values, window_keys, window_values, key_basis, value_basis, stand_in_keys,
-                stand_in_values, cache, as_input(positions), as_input(first), carried});
+    write_channels<T, B> const written{channels, {{}, keys, fitted}, as_input(positions), as_input(first), cache};
+    run(on, written, layout.any_rotated() ? heads : 0);
+    run(on,
+        pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window}, keys, values,
+            window_keys, window_values, stand_in_keys, stand_in_values, as_input(positions), as_input(first), carried});
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::detail

@@ -7,7 +7,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
@@ -79,88 +78,35 @@ struct stored_channels
 };
 
 /// Reads tokens [H, M] before the new window as vectors of the original dimension, zero-padded in shorter heads, and the
-/// window. Exact tokens come out bit for bit. An item is a strip of the keys, or of the values, of one run of a head; or the
-/// rows that pad a head.
+/// window. Exact tokens come out bit for bit.
 template <element T, space S>
 struct read_tokens
 {
     static constexpr char const* name = "recompress_read_tokens";
     static constexpr int threads      = 128;
-    static constexpr int tile         = tile_tokens;
-    static constexpr int piece        = quantised_group; ///< coordinates at a time
 
+    using walk_of_tiles        = tile_walk<T, S, false>;
+    using scratch              = typename walk_of_tiles::scratch;
+    using place                = typename walk_of_tiles::place;
+    static constexpr int tile  = walk_of_tiles::tile;
+    static constexpr int piece = walk_of_tiles::piece;
+
+    walk_of_tiles walk;
     stored_slots<T, S> slots;
-    view<float const, 3, S> key_basis;   // [H, D, D]    no heads if no rung is projected
-    view<float const, 3, S> value_basis; // [H, Dv, Dv]
-    view<T, 3, S> keys;                  // [H, M, D]
-    view<T, 3, S> values;                // [H, M, Dv]
-    view<T, 3, S> window_keys;           // [H, W, D]
-    view<T, 3, S> window_values;         // [H, W, Dv]
+    view<T, 3, S> keys;          // [H, M, D]
+    view<T, 3, S> values;        // [H, M, Dv]
+    view<T, 3, S> window_keys;   // [H, W, D]
+    view<T, 3, S> window_values; // [H, W, Dv]
 
-    struct scratch
-    {
-        carver& cut;
-        index_t projected;                                  ///< D or Dv of projected tokens, or 0
-        index_t channels;                                   ///< D of rotated keys, or 0
-        T** row        = cut.take<T*>(tile);                // [16]  where the tile's tokens go
-        float* columns = cut.take<float>(projected * tile); // [projected, 16]  coordinates in the basis
-        float* x       = cut.take<float>(piece * tile);     // [piece, 16]
-        float* minimum = cut.take<float>(tile);             // [16]
-        float* scale   = cut.take<float>(tile);             // [16]
-        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
-        float* factor  = cut.take<float>(channels);         // [channels]  scales
-    };
-
-    /// The keys or the values of one tile.
-    struct place
-    {
-        index_t h;
-        run_rows rows;
-        run_basis basis;
-        index_t first; ///< first token, counted in the run
-        int count;     ///< number of tokens
-        index_t slot;  ///< slot of the first token
-    };
-
-    [[nodiscard]] MDKV_HD std::size_t runs() const noexcept { return most_runs(slots.cache.layout); }
-    /// The most strips of a head.
-    [[nodiscard]] MDKV_HD index_t strips() const noexcept
-    {
-        return most_strips(slots.most + slots.layout.window, runs());
-    }
-    [[nodiscard]] index_t items() const noexcept { return slots.layout.heads * (2 * strips() + 1); }
-    [[nodiscard]] MDKV_HD index_t projected() const noexcept
-    {
-        auto const [dim, value_dim] = slots.layout.dims;
-        return key_basis.extent(0) == 0 ? 0 : dim > value_dim ? dim : value_dim;
-    }
-    [[nodiscard]] MDKV_HD index_t channels() const noexcept
-    {
-        return slots.cache.layout.any_rotated() ? slots.cache.layout.dims.keys : 0;
-    }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
+    [[nodiscard]] index_t items() const noexcept { return walk.items(); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return walk.scratch_bytes(); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h = item / (2 * strips() + 1);
-        index_t const i = item % (2 * strips() + 1);
-        if (i == 2 * strips()) { return pad(t, h); }
-        auto const strip     = strip_at(slots.cache, h, i / 2, runs());
-        run_rows const& rows = strip.run.rows(i % 2 != 0);
-        carver cut           = t.scratch();
-        scratch const mine{cut, projected(), channels()};
-        index_t const rotated = strip.run.basis == run_basis::rotated ? mine.channels : 0;
-        for (index_t d = t.rank(); d < rotated; d += t.size())
-        {
-            mine.mean[d]   = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, d);
-            mine.factor[d] = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, rotated + d);
-        }
-        for (index_t from = strip.first; from < strip.end; from += tile)
-        {
-            auto const count = static_cast<int>(strip.end - from < tile ? strip.end - from : tile);
-            read_tile(t, mine, place{h, rows, strip.run.basis, from, count, strip.slot + from - strip.first});
-        }
+        walk(
+            t, item, [&](scratch const& mine, place const& at) { read_tile(t, mine, at); },
+            [&](index_t h) { pad(t, h); });
     }
 
 private:
@@ -188,13 +134,13 @@ private:
     MDKV_HD void read_tile(Team const& t, scratch const& mine, place const& at) const
     {
         t.sync(); // the tile before may still be written
-        for (int i = member(t); i < at.count; i += members(t)) { mine.row[i] = row_of(at, i); }
+        for (int i = member(t); i < at.count; i += members(t)) { mine.rows[i] = row_of(at, i); }
         t.sync();
         if (at.basis == run_basis::original) // only exact tokens
         {
             index_t const step = at.rows.step(at.first);
             for_tokens(t, at.count, at.rows.coordinates, [&](int i, int c) {
-                mine.row[i][c] = load_at<T>(at.rows.begin + at.rows.coordinate(at.first + i, 0) + c * step);
+                mine.rows[i][c] = load_at<T>(at.rows.begin + at.rows.coordinate(at.first + i, 0) + c * step);
             });
             return;
         }
@@ -288,7 +234,7 @@ private:
     {
         constexpr int lanes = Team::register_lanes;
         using floats        = lane_floats<lanes>;
-        auto const& basis   = at.rows.by_token ? value_basis : key_basis;
+        auto const& basis   = at.rows.by_token ? walk.value_basis : walk.key_basis;
         for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
         {
             floats sum{};
@@ -304,7 +250,7 @@ private:
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void write(Team const& t, scratch const& mine, int count, int c, int n, float const* x)
     {
-        narrow_columns<T>(t, count, n, x, [&](int i) { return mine.row[i] + c; });
+        narrow_columns<T>(t, count, n, x, [&](int i) { return mine.rows[i] + c; });
         t.sync(); // x is overwritten next
     }
 };

@@ -5,7 +5,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/element.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -7,7 +7,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/quantiser.hpp>
-#include <mdkv/detail/scale.hpp>
 #include <mdkv/detail/softmax.hpp>
 
 #include <cmath>

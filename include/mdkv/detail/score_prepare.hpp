@@ -5,7 +5,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/softmax.hpp>

@@ -1,6 +1,7 @@
-/// \file softmax.hpp: the state of a softmax over a set of keys, which can be merged with another set's (arXiv 2603.20616, section 5).
+/// \file softmax.hpp: the scale of logits, and the state of a softmax over a set of keys, which can be merged with another set's (arXiv 2603.20616, section 5).
 #pragma once
 
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 
 #include <cmath>
@@ -11,6 +12,19 @@ namespace mdkv::inline MDKV_MACHINE::detail
 
 inline constexpr float ln_2   = 0.693147180559945309F;
 inline constexpr float log2_e = 1.44269504088896341F;
+
+/// The scale that an option or a cache gives; 0 means 1/sqrt(D).
+[[nodiscard]] inline float scale_or_default(float given, index_t dim) noexcept
+{
+    float_environment const standard;
+    return given > 0.0F ? given : 1.0F / std::sqrt(static_cast<float>(dim));
+}
+/// The scale for logits in base 2; 0 means the default.
+[[nodiscard]] inline float scale_in_base_two(float given, index_t dim) noexcept
+{
+    float_environment const standard;
+    return log2_e * scale_or_default(given, dim);
+}
 
 /// Log-sum-exp of no keys. A constant: device code may not call numeric_limits.
 inline constexpr float empty_lse = -std::numeric_limits<float>::infinity();

@@ -1,10 +1,11 @@
-/// \file stand_in.hpp: the job of stand_in that makes the token of each group of dropped ones.
+/// \file stand_in.hpp: jobs of stand_in: dropped tokens in groups, the attention that they would get, and the token of each group.
 #pragma once
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/element.hpp>
+#include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
@@ -12,6 +13,259 @@
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
+
+inline constexpr std::int32_t no_group = -1; ///< group of a kept token
+
+/// Rows of stand_in: the queries of a head, times the logits' factor, and behind each its log-sum-exp; both in base 2. An
+/// item is a head.
+template <backend B, element U>
+struct scale_queries
+{
+    static constexpr char const* name = "scale_queries";
+
+    in_view<U, 3, B> queries; // [H*G, Q, D]
+    in_view<float, 2, B> lse; // [H*G, Q]
+    float factor;
+    out_view<float, 3, B> scaled; // [H, G*Q, D + 1]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const dim  = queries.extent(2);
+        index_t const each = queries.extent(1);
+        auto const mine    = share_rows(t, dim + 1);
+        for (index_t r = mine.row; r < scaled.extent(1); r += mine.rows)
+        {
+            index_t const head = (h * scaled.extent(1) + r) / each;
+            index_t const q    = r % each;
+            for (index_t d = mine.column; d <= dim; d += t.size())
+            {
+                scaled(h, r, d) =
+                    log2_e * (d < dim ? factor * widen(load_at<U>(queries.row(head, q) + d)) : lse(head, q));
+            }
+        }
+    }
+};
+
+/// Chooses the keys around which a head's groups form: of its n dropped tokens the m = min(M, n) different ones with numbers
+/// floor((j + 1/2) n / m). An item is a head.
+template <backend B, element T>
+struct choose_seeds
+{
+    static constexpr char const* name = "choose_seeds";
+
+    in_view<T, 3, B> keys;
+    in_view<std::uint8_t, 2, B> rungs;
+    out_view<index_t, 2, B> places; // [H, M]  -1 beyond the last group
+    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last group
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const tokens = rungs.extent(1);
+        index_t const most   = places.extent(1);
+        index_t const dim    = keys.extent(2);
+        index_t const each   = (tokens + t.size() - 1) / t.size();
+        index_t const begin  = t.rank() * each < tokens ? t.rank() * each : tokens;
+        index_t const end    = tokens - begin < each ? tokens : begin + each;
+        index_t dropped      = 0;
+        for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
+        auto const all       = t.prefix(dropped);
+        index_t const groups = all.total < most ? all.total : most;
+        for (index_t j = groups + t.rank(); j < most; j += t.size()) { places(h, j) = -1; }
+        index_t number = all.before;
+        index_t j      = 0;
+        for (index_t i = begin; i < end; ++i)
+        {
+            if (rungs(h, i) != 0) { continue; }
+            while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
+            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j) { places(h, j) = i; }
+            ++number;
+        }
+        t.sync();
+        for (index_t g = t.rank(); g < most; g += t.size())
+        {
+            index_t const at = places(h, g);
+            float square     = 0;
+            for (index_t d = 0; d < dim; ++d)
+            {
+                float const x  = at < 0 ? 0.0F : widen(load_at<T>(keys.row(h, at) + d));
+                seeds(h, g, d) = x;
+                square += x * x;
+            }
+            seeds(h, g, dim) = square / 2;
+        }
+    }
+};
+
+/// The group of every dropped token (a seed's own group, any other token's nearest seed), the attention that all rows would
+/// give the token, and the attention of each row to each group. An item is a strip of a head.
+template <backend B, element T>
+struct attend_dropped
+{
+    static constexpr char const* name = "attend_dropped";
+    static constexpr int threads      = 128;
+    static constexpr int tile         = tile_tokens;
+    static constexpr index_t tiles    = 16;  ///< tiles of a strip
+    static constexpr int sums         = 8;   ///< products of rows at a time
+    static constexpr int block        = 128; ///< rows, or seeds, whose products are in scratch at a time
+
+    in_view<T, 3, B> keys;
+    in_view<std::uint8_t, 2, B> rungs;
+    in_view<index_t, 2, B> places;       // from choose_seeds
+    in_view<float, 3, B> seeds;          // from choose_seeds
+    in_view<float, 3, B> queries;        // from scale_queries
+    index_t first_query, each;           // row r sees tokens up to first_query + r % each
+    out_view<std::int32_t, 2, B> groups; // [H, N]
+    out_view<float, 2, B> weights;       // [H, N]
+    out_view<float, 4, B> shares;        // [H, strips, M, G * Q]
+
+    struct scratch
+    {
+        carver& cut;
+        index_t dim;
+        float* columns      = cut.take<float>(dim * tile);   // [D, 16]  keys
+        float* attention    = cut.take<float>(block * tile); // [rows, 16], before that products [seeds, 16]
+        double* sums        = cut.take<double>(tile);        // [16]  over the rows
+        float* least        = cut.take<float>(tile); // [16]  half the squared distance to the nearest seed so far
+        std::int32_t* group = cut.take<std::int32_t>(tile); // [16]
+    };
+
+    [[nodiscard]] static index_t strips(index_t tokens) noexcept
+    {
+        return (tokens + tiles * tile - 1) / (tiles * tile);
+    }
+    [[nodiscard]] index_t items() const noexcept { return keys.extent(0) * strips(keys.extent(1)); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(keys.extent(2)); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h     = item / shares.extent(1);
+        index_t const strip = item % shares.extent(1);
+        index_t const rows  = shares.extent(3);
+        carver cut          = t.scratch();
+        scratch const mine{cut, keys.extent(2)};
+        for (index_t j = 0; j < shares.extent(2); ++j)
+        {
+            for (index_t r = t.rank(); r < rows; r += t.size()) { shares(h, strip, j, r) = 0; }
+        }
+        for (index_t i = 0; i < tiles; ++i)
+        {
+            index_t const first = (strip * tiles + i) * tile;
+            index_t const left  = keys.extent(1) - first;
+            if (left <= 0) { break; }
+            attend(t, mine, h, strip, first, static_cast<int>(left < tile ? left : tile));
+        }
+    }
+
+private:
+    template <team Team>
+    MDKV_HD void attend(Team const& t, scratch const& mine, index_t h, index_t strip, index_t first, int count) const
+    {
+        auto const dim     = static_cast<int>(keys.extent(2));
+        index_t const rows = shares.extent(3);
+        t.sync();
+        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; }
+        t.sync();
+        widen_columns(t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
+        t.sync();
+        bool any = false;
+        for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
+        for (int i = member(t); i < tile; i += members(t))
+        {
+            mine.sums[i]  = 0;
+            mine.group[i] = no_group;
+        }
+        for (index_t from = 0; any && from < seeds.extent(1); from += block)
+        {
+            index_t const left = seeds.extent(1) - from;
+            auto const here    = static_cast<int>(left < block ? left : block);
+            multiply(t, mine, seeds, h, from, here, [&](int j, int column, float const*, auto const& product) {
+                for (int l = 0; l < Team::lanes; ++l) { mine.attention[j * tile + column + l] = product[l]; }
+            });
+            t.sync();
+            for (int i = member(t); i < count; i += members(t))
+            {
+                if (rungs(h, first + i) == 0) { join_nearest(mine, h, first + i, i, from, here); }
+            }
+            t.sync();
+        }
+        for (int i = member(t); i < count; i += members(t)) { groups(h, first + i) = mine.group[i]; }
+        t.sync();
+        for (index_t from = 0; any && from < rows; from += block)
+        {
+            auto const here = static_cast<int>(rows - from < block ? rows - from : block);
+            multiply(t, mine, queries, h, from, here, [&](int r, int column, float const* row, auto const& product) {
+                index_t const last = first_query + (from + r) % each;
+                float const total  = row[dim]; // log-sum-exp of all keys that the row sees
+                float power[Team::lanes];
+                for (int l = 0; l < Team::lanes; ++l)
+                {
+                    bool const seen = mine.group[column + l] != no_group && first + column + l <= last;
+                    float const x   = product[l] - total;
+                    power[l]        = !seen ? -1000.0F : x < 0.0F ? x : 0.0F;
+                }
+                powers_of_two(t, power, mine.attention + r * tile + column);
+            });
+            t.sync();
+            for (int r = 0; r < here; ++r)
+            {
+                for (int i = member(t); i < tile; i += members(t))
+                {
+                    mine.sums[i] += double{mine.attention[r * tile + i]};
+                }
+            }
+            for (int r = member(t); r < here; r += members(t))
+            {
+                float* const share = shares.row(h, strip, 0) + from + r;
+                for (int i = 0; i < tile; ++i)
+                {
+                    if (mine.group[i] != no_group) { share[mine.group[i] * rows] += mine.attention[r * tile + i]; }
+                }
+            }
+            t.sync();
+        }
+        for (int i = member(t); i < count; i += members(t))
+        {
+            weights(h, first + i) = static_cast<float>(mine.sums[i]);
+        }
+    }
+
+    /// Multiplies the tile's keys by rows [from, from + count) of a head; calls take(row's number, column, row, products).
+    template <team Team, class Take>
+    MDKV_HD void multiply(Team const& t, scratch const& mine, in_view<float, 3, B> const& all, index_t h, index_t from,
+        int count, Take const& take) const
+    {
+        constexpr int parts = tile / Team::lanes; // parts of a column
+        auto const dim      = static_cast<int>(keys.extent(2));
+        for (int i = member(t); i < (count + sums - 1) / sums * parts; i += members(t))
+        {
+            int const r      = i / parts * sums;
+            int const column = i % parts * Team::lanes;
+            float const* row[sums]{};
+            for (int k = 0; k < sums; ++k) { row[k] = all.row(h, from + (r + k < count ? r + k : r)); }
+            float product[sums][Team::lanes];
+            column_products(t, row, mine.columns + column, dim, product);
+            for (int k = 0; k < sums && r + k < count; ++k) { take(r + k, column, row[k], product[k]); }
+        }
+    }
+
+    /// Puts token i of the tile in the group of the nearest of `count` seeds, if none before `from` is as near. Half the
+    /// squared distance is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own group, so that no group is empty even if keys
+    /// are equal.
+    MDKV_HD void join_nearest(scratch const& mine, index_t h, index_t token, int i, index_t from, int count) const
+    {
+        for (int j = 0; j < count && places(h, from + j) >= 0; ++j)
+        {
+            float const distance = seeds(h, from + j, keys.extent(2)) - mine.attention[j * tile + i];
+            bool const own       = places(h, from + j) == token;
+            if (!own && mine.group[i] != no_group && !(distance < mine.least[i])) { continue; }
+            mine.least[i] = own ? -INFINITY : distance;
+            mine.group[i] = static_cast<std::int32_t>(from + j);
+        }
+    }
+};
 
 /// The stand-in of each group; zeros beyond a head's last group. An item is a group of a head.
 template <backend B, element T>

@@ -1,7 +1,8 @@
-/// \file team.hpp: the second of the two primitives that algorithms are written over: a team works on one item of a job, one thread on a CPU, one block on a GPU.
+/// \file team.hpp: the second of the two primitives that algorithms are written over: a team works on one item of a job, one thread on a CPU, one block on a GPU; and three jobs that several stages have.
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -191,6 +192,69 @@ struct fill
     {
         index_t const end = (item + 1) * per_item < n ? (item + 1) * per_item : n;
         for (index_t i = item * per_item + t.rank(); i < end; i += t.size()) { to[i] = value; }
+    }
+};
+
+/// Copies rows. An item is one row; rows without elements, which views without memory may have, are no items.
+template <backend B, class V>
+struct copy_rows
+{
+    static constexpr char const* name = "copy_rows";
+    static constexpr int threads      = 128;
+
+    in_view<V, 3, B> from;
+    out_view<V, 3, B> to;
+
+    [[nodiscard]] index_t items() const noexcept { return to.extent(2) > 0 ? to.extent(0) * to.extent(1) : 0; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h     = item / to.extent(1);
+        index_t const i     = item % to.extent(1);
+        index_t const n     = to.extent(2);
+        V const* const here = from.row(h, i);
+        V* const there      = to.row(h, i);
+        for (index_t d = t.rank(); d < n; d += t.size()) { there[d] = load_at<V>(here + d); }
+    }
+};
+
+/// Sums of pieces of rows in double, in an order that does not depend on the number of threads. An item is a piece; a row's
+/// pieces are neighbours.
+template <backend B>
+struct sum_pieces
+{
+    static constexpr char const* name = "sum_pieces";
+    static constexpr index_t piece    = 4096;
+
+    in_view<float, 3, B> rows; // [L, H, N]
+    double* sums;              // [L, H, pieces]
+
+    [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (rows.extent(2) + piece - 1) / piece; }
+    [[nodiscard]] MDKV_HD index_t items() const noexcept { return rows.extent(0) * rows.extent(1) * pieces(); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const row      = item / pieces();
+        index_t const begin    = item % pieces() * piece;
+        index_t const left     = rows.extent(2) - begin;
+        index_t const end      = begin + (left < piece ? left : piece);
+        float const* const all = rows.row(row / rows.extent(1), row % rows.extent(1));
+        double sum             = 0;
+        for (index_t i = begin + t.rank(); i < end; i += t.size()) { sum += double{all[i]}; }
+        sum = t.sum(sum);
+        if (t.rank() == 0) { sums[item] = sum; }
+    }
+
+    /// Sum of the rows [l, *, *], from their pieces.
+    template <team Team>
+    [[nodiscard]] MDKV_HD double total(Team const& t, index_t l) const
+    {
+        index_t const each = rows.extent(1) * pieces();
+        double sum         = 0;
+        for (index_t i = t.rank(); i < each; i += t.size()) { sum += sums[l * each + i]; }
+        return t.sum(sum);
     }
 };
 

@@ -53,28 +53,18 @@ struct rung_table
 /// since no multiplier is negative; a threshold is infinite if a difference of losses leaves the range of float.
 /// \param loss   losses at the rungs of the table, cheapest first
 /// \param theta  thresholds 1, ..., rungs.count - 1; the others stay unset
-template <std::size_t Lanes>
+template <class Floats>
 [[gnu::always_inline]] MDKV_HD inline void find_thresholds(
-    rung_table const& rungs, float const (&loss)[max_rungs][Lanes], float (&theta)[max_rungs][Lanes]) noexcept
+    rung_table const& rungs, Floats const (&loss)[max_rungs], Floats (&theta)[max_rungs]) noexcept
 {
-    constexpr int lanes = static_cast<int>(Lanes);
     for (std::size_t c = 1; c < rungs.count; ++c)
     {
-        float least[Lanes];
-        MDKV_FOR_LANES(l, lanes)
-        {
-            theta[c][l] = 0.0F;
-            least[l]    = __builtin_huge_valf();
-        }
+        Floats least = Floats{} + __builtin_huge_valf();
+        theta[c]     = Floats{};
         for (std::size_t a = 0; a < c; ++a)
         {
-            float const inverse = rungs.inverse[a][c];
-            MDKV_FOR_LANES(l, lanes)
-            {
-                float const quotient = (loss[a][l] - loss[c][l]) * inverse;
-                least[l]             = quotient < least[l] ? quotient : least[l];
-                theta[a + 1][l]      = least[l] > theta[a + 1][l] ? least[l] : theta[a + 1][l];
-            }
+            least        = smaller((loss[a] - loss[c]) * rungs.inverse[a][c], least);
+            theta[a + 1] = larger(least, theta[a + 1]);
         }
     }
 }

@@ -1,11 +1,10 @@
-/// \file tile_loops.hpp: loops of a team over a packed cache: strips of a head's runs, tokens and codes of a tile, a token copied from run to run.
+/// \file tile_loops.hpp: loops of a team over a packed cache: tiles of a head's runs, codes of a tile, a token copied from run to run.
 #pragma once
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -18,44 +17,106 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// Up to four tiles of one run, which a team packs or reads.
-struct stored_strip
+/// How a team packs the tiles of a cache or, unless `Packs`, reads them: a tile has sixteen tokens of the keys, or of the
+/// values, of one run of a head. An item is a strip of tiles; or a head, for its work beside the tiles. Directories are known
+/// to the device alone: the number of items is the most there can be, and items beyond the last strip do nothing.
+template <element T, space S, bool Packs>
+struct tile_walk
 {
-    static constexpr index_t tokens = 4 * tile_tokens;
+    static constexpr int tile      = tile_tokens;
+    static constexpr index_t strip = 4 * tile;        ///< tokens of a strip
+    static constexpr int piece     = quantised_group; ///< coordinates at a time
 
-    stored_run run;
-    std::size_t rung = 0; ///< number of the run
-    index_t first    = 0; ///< first token, counted in the run
-    index_t end      = 0; ///< one beyond the last token; at most `first` if there is no such strip
-    index_t slot     = 0; ///< slot of the first token, counted over the runs
-};
+    using row = std::conditional_t<Packs, T const*, T*>;
 
-/// Strips of a head with `slots` tokens in `runs` runs, at the most.
-[[nodiscard]] MDKV_HD constexpr index_t most_strips(index_t slots, std::size_t runs) noexcept
-{
-    return slots / stored_strip::tokens + static_cast<index_t>(runs);
-}
+    cache_view<T, S> cache;
+    view<float const, 3, S> key_basis;   // [H, D, D]    read only if neither basis is empty
+    view<float const, 3, S> value_basis; // [H, Dv, Dv]
+    std::size_t runs;                    ///< runs of a head
+    index_t slots;                       ///< most tokens of a head that have slots
 
-/// Strip n of head h, counted over its first `runs` runs. Stand-ins are in no strip.
-template <element T, space S>
-[[nodiscard]] MDKV_HD constexpr stored_strip strip_at(
-    cache_view<T, S> const& cache, index_t h, index_t n, std::size_t runs) noexcept
-{
-    constexpr index_t size = stored_strip::tokens;
-    index_t slot           = 0;
-    for (std::size_t i = 0; i < runs; ++i)
+    struct scratch
     {
-        stored_run const run = slots_of_head(cache, h, i);
-        index_t const here   = (run.tokens + size - 1) / size;
-        if (n < here)
-        {
-            return {run, i, n * size, (n + 1) * size < run.tokens ? (n + 1) * size : run.tokens, slot + n * size};
-        }
-        n -= here;
-        slot += run.tokens;
+        carver& cut;
+        index_t projected;                                  ///< D or Dv of projected tokens, or 0
+        index_t channels;                                   ///< D of rotated keys, or 0
+        row* rows      = cut.take<row>(tile);               // [16]  the tokens outside of the cache
+        float* columns = cut.take<float>(projected * tile); // [projected, 16]
+        float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
+        float* minimum = cut.take<float>(tile);             // [16]
+        float* scale   = cut.take<float>(tile);             // [16]  1 / scale if packed
+        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
+        float* factor  = cut.take<float>(channels);         // [channels]  scales, or 1 / scale if packed
+    };
+
+    /// The keys or the values of one tile.
+    struct place
+    {
+        index_t h;
+        std::size_t r; ///< number of the run
+        run_rows rows;
+        run_basis basis;
+        index_t first; ///< first token, counted in the run
+        int count;     ///< number of tokens
+        index_t slot;  ///< slot of the first token
+    };
+
+    [[nodiscard]] MDKV_HD index_t strips() const noexcept { return slots / strip + static_cast<index_t>(runs); }
+    [[nodiscard]] index_t items() const noexcept { return cache.layout.heads * (2 * strips() + 1); }
+    [[nodiscard]] MDKV_HD index_t projected() const noexcept
+    {
+        auto const [dim, value_dim] = cache.layout.dims;
+        return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
     }
-    return {};
-}
+    [[nodiscard]] MDKV_HD index_t channels() const noexcept
+    {
+        return cache.layout.any_rotated() ? cache.layout.dims.keys : 0;
+    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
+
+    /// Calls body(scratch, place) for each tile of the item's strip, or beside(head). Stand-ins are in no strip.
+    template <team Team, class Body, class Beside>
+    MDKV_HD void operator()(Team const& t, index_t item, Body const& body, Beside const& beside) const
+    {
+        index_t const h = item / (2 * strips() + 1);
+        index_t const i = item % (2 * strips() + 1);
+        if (i == 2 * strips()) { return beside(h); }
+        index_t number = i / 2; // strips before it in this and later runs
+        index_t slot   = 0;     // first slot of the run
+        for (std::size_t r = 0; r < runs; ++r)
+        {
+            stored_run const run = slots_of_head(cache, h, r);
+            index_t const first  = number * strip;
+            if (first < run.tokens)
+            {
+                index_t const end = first + strip < run.tokens ? first + strip : run.tokens;
+                return go_over(t, {h, r, run.rows(i % 2 != 0), run.basis, first, 0, slot + first}, end, body);
+            }
+            number -= (run.tokens + strip - 1) / strip;
+            slot += run.tokens;
+        }
+    }
+
+private:
+    template <team Team, class Body>
+    MDKV_HD void go_over(Team const& t, place at, index_t end, Body const& body) const
+    {
+        carver cut = t.scratch();
+        scratch const mine{cut, projected(), channels()};
+        index_t const rotated = at.basis == run_basis::rotated ? mine.channels : 0;
+        for (index_t d = t.rank(); d < rotated; d += t.size())
+        {
+            float const scale = matrix_at<T>(cache.arena, cache.heads[at.h].key_channels, rotated + d);
+            mine.mean[d]      = matrix_at<T>(cache.arena, cache.heads[at.h].key_channels, d);
+            mine.factor[d]    = Packs ? 1.0F / scale : scale;
+        }
+        for (; at.first < end; at.first += tile, at.slot += tile)
+        {
+            at.count = static_cast<int>(end - at.first < tile ? end - at.first : tile);
+            body(mine, at);
+        }
+    }
+};
 
 /// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(place, first, step, count)
 /// for `count` bytes, an integral constant, that begin `place` behind the first code. The bytes are numbers first, first +

@@ -5,7 +5,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstdint>

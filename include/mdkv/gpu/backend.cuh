@@ -1,18 +1,32 @@
-/// \file backend.cuh: the CUDA backend, and how it runs jobs: every item is one block's, enqueued on the stream.
+/// \file backend.cuh: the CUDA backend: its stream and scratch memory, and how it runs jobs, one block an item, enqueued on the stream.
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/gpu/detail/backend.cuh>
 #include <mdkv/gpu/device.cuh>
-#include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/team.cuh>
 
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
+
+#include <driver_types.h>
 
 namespace mdkv::inline MDKV_MACHINE::gpu
 {
+
+/// Passed first to every stage. A stage enqueues its kernels on `stream` and returns: views and scratch, all of them device
+/// memory, must live until the stream has reached the end of that work. Nothing is allocated, nothing waits for the device
+/// and nothing depends on the device's data, so every call can be recorded into a CUDA graph.
+struct backend
+{
+    static constexpr space memory_space = space::device;
+
+    cudaStream_t stream = nullptr;
+    workspace* scratch  = nullptr; ///< over device memory; its addresses are only computed with
+};
 
 namespace kernels
 {
@@ -31,6 +45,26 @@ struct job_of_teams
         return team<threads>::reserved_bytes + mdkv::detail::scratch_bytes_of(job);
     }
     __device__ void operator()() const { job(team<threads>{}, device::block()); }
+};
+
+/// Elements of a piece of 16 bytes.
+template <element T>
+inline constexpr int piece_of = 16 / static_cast<int>(sizeof(T));
+
+/// A layer's tokens.
+template <element T>
+struct token_rows
+{
+    in_view<T, 3, backend> view; // [H, N, D]
+    bool wide;                   ///< every row begins at a multiple of 16 bytes
+
+    explicit token_rows(in_view<T, 3, backend> const& tokens)
+        : view{tokens}
+        , wide{reinterpret_cast<std::uintptr_t>(tokens.data_handle()) % 16 == 0 && even(0) && even(1)}
+    {}
+
+private:
+    [[nodiscard]] bool even(std::size_t i) const { return view.extent(i) <= 1 || view.stride(i) % piece_of<T> == 0; }
 };
 
 } // namespace kernels
@@ -56,3 +90,5 @@ void fetch(backend const& on, V const* from, V* to, index_t n)
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu
+
+#include <mdkv/gpu/launch.cuh>

@@ -3,7 +3,7 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/gpu/detail/backend.cuh>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/error.cuh>
 

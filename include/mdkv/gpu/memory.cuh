@@ -3,7 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/detail/owned_bytes.hpp>
+#include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/error.cuh>
 #include <mdkv/gpu/launch.cuh>

@@ -11,7 +11,6 @@
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/rows.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/detail/score_sweeps.cuh>
 #include <mdkv/gpu/launch.cuh>

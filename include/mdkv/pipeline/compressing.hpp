@@ -29,22 +29,6 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// Copies rungs to the caller's view.
-template <space S>
-struct hand_over
-{
-    static constexpr char const* name = "hand_over";
-
-    view<std::uint8_t const, 2, S> from; // [H, N]
-    view<std::uint8_t, 2, S> to;         // [H, N]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        for (index_t n = t.rank(); n < to.extent(1); n += t.size()) { to(h, n) = from(h, n); }
-    }
-};
-
 /// The report of a layer that is stored uncompressed. An item is a limit.
 template <space S>
 struct report_whole
@@ -228,7 +212,12 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
             run(on, fill<std::uint8_t>{rung.data_handle(), static_cast<std::uint8_t>(rungs), H * N});
         }
     }
-    if (options.rungs) { run(on, hand_over<S>{as_input(rung), *options.rungs}, H); }
+    if (options.rungs)
+    {
+        out_view<std::uint8_t, 2, B> const& given = *options.rungs;
+        run(on, copy_rows<B, std::uint8_t>{{rung.data_handle(), {1, H, N}, {0, N, 1}},
+                    {given.data_handle(), {1, H, N}, {0, given.stride(0), 1}}});
+    }
     return report;
 }
 

@@ -1,4 +1,4 @@
-/// \file prompting.hpp: the stages' calls of a prompt, on the state of all its layers (arXiv 2603.20616, sections 4, 5).
+/// \file prompting.hpp: a prompt's state: how far each layer is, and the stages' calls on all layers (arXiv 2603.20616, sections 4, 5).
 #pragma once
 
 #include <mdkv/prompt.hpp>
@@ -7,12 +7,12 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/pipeline/prompt_state.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
@@ -29,14 +29,116 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The stages' calls of a prompt. M is the largest possible number of tokens before the window, N the prompt's own. Only
-/// take_state changes members; the other functions change elements of the views.
+/// p + n, or null.
+template <class V>
+[[nodiscard]] constexpr V* after(V* p, index_t n) noexcept
+{
+    return p == nullptr ? nullptr : p + n;
+}
+
+/// Item i of the first dimension.
+template <class V, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<V, Rank - 1, S> item_of(view<V, Rank, S> const& all, index_t i) noexcept
+{
+    array<index_t, Rank - 1> extents{};
+    array<index_t, Rank - 1> strides{};
+    for (std::size_t d = 1; d < Rank; ++d)
+    {
+        extents[d - 1] = all.extent(d);
+        strides[d - 1] = all.stride(d);
+    }
+    return {after(all.data_handle(), i * all.stride(0)), extents, strides};
+}
+
+/// The last n rows of a dimension.
+template <std::size_t Dim, class V, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<V, Rank, S> last(view<V, Rank, S> const& all, index_t n)
+{
+    return slice<Dim>(all, all.extent(Dim) - n, n);
+}
+template <std::size_t Dim, class V, std::size_t Rank, space S>
+[[nodiscard]] constexpr std::optional<view<V, Rank, S>> last(std::optional<view<V, Rank, S>> const& all, index_t n)
+{
+    if (!all) { return std::nullopt; }
+    return last<Dim>(*all, n);
+}
+
+/// The progress of a prompt's layers.
+struct prompt_progress
+{
+    static constexpr index_t most_layers = 256;
+
+    mdkv::array<index_t, std::size_t{most_layers}> read{}; ///< tokens of each layer that were replayed; -1: finished
+    index_t finished = 0;                                  ///< number of finished layers
+
+    [[nodiscard]] index_t& of(index_t layer) noexcept { return read[static_cast<std::size_t>(layer)]; }
+    [[nodiscard]] index_t of(index_t layer) const noexcept { return read[static_cast<std::size_t>(layer)]; }
+
+    MDKV_OUTLINE static void expects_layer(char const* stage, index_t layer, index_t layers)
+    {
+        expects(layer >= 0 && layer < layers, stage, ": layer is ", layer, "; it must be from 0 to ", layers - 1);
+    }
+    MDKV_OUTLINE void expects_open(char const* stage, index_t layer, index_t layers) const
+    {
+        expects_layer(stage, layer, layers);
+        expects(of(layer) >= 0, stage, ": layer ", layer, " is finished");
+    }
+    MDKV_OUTLINE void expects_next(char const* stage, index_t layer, index_t first) const
+    {
+        expects(first <= of(layer), stage, ": first is ", first, "; of layer ", layer, " only ", of(layer),
+            " tokens were read");
+    }
+    MDKV_OUTLINE void expects_read(char const* stage, index_t layer, index_t tokens) const
+    {
+        expects(of(layer) >= tokens, stage, ": of layer ", layer, " only ", of(layer), " tokens were read, not all ",
+            tokens, " before the window (read_chunk)");
+    }
+    MDKV_OUTLINE void expects_all_finished(char const* stage, index_t layers) const
+    {
+        for (index_t l = 0; l < layers && finished < layers; ++l)
+        {
+            expects(of(l) < 0, stage, ": layer ", l, " is not finished");
+        }
+    }
+};
+
+/// How the tokens of a prompt are stored.
+struct prompt_choice
+{
+    index_t budget    = -1;    ///< bytes of an average layer
+    index_t stand_ins = 0;     ///< most stand-ins of each head
+    bool whole        = false; ///< every token has the full rung
+    double multiplier = 0;     ///< see allocation
+};
+
+/// \throws invalid_argument   a member is out of its range, or two do not go together
+MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
+{
+    expects(p.window >= 0, "prompt: preset.window is ", p.window, "; it must not be negative");
+    expects(p.queries >= 1, "prompt: preset.queries is ", p.queries, "; it must be at least 1");
+    expects(p.question >= 0, "prompt: preset.question is ", p.question, "; it must not be negative");
+    replay_part const how = p.replayed.value_or(replay_part{});
+    expects(how.chunk >= 1, "prompt: preset.replayed.chunk is ", how.chunk, "; it must be at least 1");
+    expects(how.sinks >= 0, "prompt: preset.replayed.sinks is ", how.sinks, "; it must not be negative");
+    expects(p.stand_ins >= 0, "prompt: preset.stand_ins is ", p.stand_ins, "; it must not be negative");
+    expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
+                                                      "known before the prompt's end; such a preset cannot replay");
+    expects_not_negative("prompt", "preset.early_weight", p.early_weight);
+    expects_not_negative("prompt", "preset.even", p.even);
+    expects_not_negative("prompt", "preset.replayed.join", how.join);
+    expects_not_negative("prompt", "preset.shared.odd", p.odd());
+    expects_not_negative("prompt", "preset.scale", p.scale);
+}
+
+/// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
+/// own. Only take_state changes members; the other functions change elements of the views.
 template <backend B, element T, element U>
 struct prompt_work
 {
@@ -54,6 +156,8 @@ struct prompt_work
     out_view<std::uint8_t, 3, B> rungs{}; ///< [L, H, M]
     out_view<index_t, 1, B> limit{};      ///< [1]
     out_view<allocation, 1, B> report{};  ///< [1]
+    prompt_progress progress{};
+    prompt_choice choice{}; ///< its budget is -1 until rungs are chosen
 
     [[nodiscard]] index_t rung_count() const noexcept { return static_cast<index_t>(settings.ratios.size()); }
 
@@ -64,8 +168,13 @@ struct prompt_work
         return {shape.heads, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
     }
 
+    /// Checks preset and shape; takes memory from the workspace.
     void take_state(B const& on, workspace::frame& memory)
     {
+        expects_prompt_preset(settings);
+        expects(shape.layers >= 1 && shape.layers <= prompt_progress::most_layers, "prompt: layers is ", shape.layers,
+            "; it must be from 1 to ", prompt_progress::most_layers);
+        layer(shape.tokens).expects_valid("prompt");
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [D, Dv]  = shape.dims;
         index_t const M     = layer(shape.tokens).tokens;
@@ -79,9 +188,8 @@ struct prompt_work
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, M);
         limit               = scratch_view<index_t>(on, memory, 1);
         report              = scratch_view<allocation>(on, memory, 1);
+        if (memory.ready()) { run(on, fill<float>{leverages.data_handle(), 0, leverages.extent(0)}); }
     }
-
-    void begin(B const& on) const { run(on, fill<float>{leverages.data_handle(), 0, leverages.extent(0)}); }
 
     /// Losses of a layer's first n tokens, [H, R, n].
     [[nodiscard]] out_view<float, 3, B> losses_of(index_t l, index_t n) const
@@ -116,6 +224,11 @@ struct prompt_work
                 as_input(slice<1>(first_keys, 0, (std::min)(first + at, how.sinks))), settings.ratios, options,
                 slice<2>(item_of(losses, l), first + at, n));
         }
+    }
+
+    void take_losses(B const& on, index_t l, in_view<float, 3, B> const& given) const
+    {
+        run(on, copy_rows<B, float>{given, losses_of(l, given.extent(2))});
     }
 
     /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
@@ -167,14 +280,18 @@ struct prompt_work
     }
 
     /// Finds out whether everything fits, and plans the number of stand-ins.
-    void plan(prompt_choice& next, layer_shape const& one) const
+    [[nodiscard]] prompt_choice plan(char const* stage, index_t bytes, layer_shape const& one) const
     {
+        prompt_choice next{.budget = bytes};
         std::size_t const best = settings.ratios.size() - 1;
-        index_t const spend    = next.budget - one.window_bytes();
-        next.whole             = settings.ratios[best].full() && spend >= one.heads * one.tokens * costs.bytes[best];
-        if (next.whole || !settings.ratios.can_drop()) { return; }
-        index_t const most = stand_ins_within(settings.stand_ins, next.budget, one);
+        index_t const spend    = bytes - one.window_bytes();
+        expects(spend >= 0, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ", one.window,
+            " tokens; at least ", one.window_bytes(), " bytes are needed");
+        next.whole = settings.ratios[best].full() && spend >= one.heads * one.tokens * costs.bytes[best];
+        if (next.whole || !settings.ratios.can_drop()) { return next; }
+        index_t const most = stand_ins_within(settings.stand_ins, bytes, one);
         next.stand_ins     = one.bytes_of(most) <= spend ? most : 0;
+        return next;
     }
 
     allocation choose_rungs(B const& on, prompt_choice const& next, layer_shape const& one, bool balances) const
@@ -223,8 +340,8 @@ struct prompt_work
     }
 
     template <class Destination>
-    compress_report pack_layer(B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form,
-        prompt_choice const& choice, Destination& to) const
+    compress_report pack_layer(
+        B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form, Destination& to) const
     {
         constexpr bool owner  = requires { to.view(); };
         layer_shape const one = layer(rows.keys.extent(1));

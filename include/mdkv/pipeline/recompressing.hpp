@@ -94,9 +94,9 @@ struct recompressing
     out_view<std::uint8_t, 2, B> carried =
         scratch_view<std::uint8_t>(on, frame, H, M); ///< 1 for tokens whose stored bytes are copied
     out_view<index_t, 2, B> counts =
-        scratch_view<index_t>(on, frame, H, rungs + 2);                      ///< `first`, then the tokens that stay
-    out_view<index_t, 2, B> first  = slice<1>(counts, 0, rungs + 1);         ///< where each rung's slots begin
-    bool real                      = frame.ready();
+        scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
+    out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
+    bool real                     = frame.ready();
 
     /// Returns the report; `cache` is replaced last.
     template <class Cache>
@@ -104,7 +104,8 @@ struct recompressing
     {
         run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
         run(on, read_tokens<T, S>{
-                    there, as_input(key_basis), as_input(value_basis), keys, values, window_keys, window_values});
+                    {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
+                    there, keys, values, window_keys, window_values});
         run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}}, coded);
         allocation chosen = everything_kept();
         bool const fits   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;

@@ -7,7 +7,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>

@@ -6,7 +6,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/sum_pieces.hpp>
 #include <mdkv/detail/team.hpp>
 
 namespace mdkv::inline MDKV_MACHINE

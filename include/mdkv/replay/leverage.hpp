@@ -1,17 +1,161 @@
 /// \file leverage.hpp: add_leverage: how far each token's key stands out among its head's (arXiv 2507.08143).
 #pragma once
 
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/leverage.hpp>
+#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/stages/basis.hpp>
 
+#include <cmath>
+
 namespace mdkv::inline MDKV_MACHINE
 {
+
+namespace detail
+{
+
+/// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, so that a leverage is |W x|^2:
+/// Gaussian elimination of (G | I) from the first row down, in place, in double. An item is a head.
+template <backend B>
+struct whiten
+{
+    static constexpr char const* name = "whiten";
+
+    out_view<double, 3, B> gram;    // [H, D, D]  overwritten
+    out_view<float, 3, B> whitener; // [H, D, D]  the rows of W, zeros beyond the diagonal
+
+    struct scratch
+    {
+        carver& cut;
+        index_t dim;
+        double* pivot = cut.take<double>(dim); // [D]
+        double* part  = cut.take<double>(dim); // [D]  multiples of the pivot's row to subtract from later rows
+    };
+
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(gram.extent(2)); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const dim = gram.extent(2);
+        carver cut        = t.scratch();
+        scratch const mine{cut, dim};
+        double energy = 0;
+        for (index_t i = 0; i < dim; ++i) { energy += gram(h, i, i); }
+        double const lambda = 1e-3 * energy / static_cast<double>(dim);
+        t.sync();
+        for (index_t i = t.rank(); i < dim; i += t.size()) { gram(h, i, i) += lambda; }
+        t.sync();
+        for (index_t k = 0; k < dim; ++k)
+        {
+            // No pivot of a matrix that is G + lambda I without rounding is below lambda. (A NaN stays.)
+            double const own = gram(h, k, k) < lambda ? lambda : gram(h, k, k);
+            for (index_t i = k + 1 + t.rank(); i < dim; i += t.size())
+            {
+                mine.part[i] = lambda == 0 ? 0.0 : gram(h, i, k) / own;
+            }
+            if (t.rank() == 0) { mine.pivot[k] = own; }
+            t.sync();
+            auto const share        = share_rows(t, dim);
+            double const* const top = gram.row(h, k);
+            for (index_t i = k + 1 + share.row; i < dim; i += share.rows)
+            {
+                double* const row = gram.row(h, i);
+                double const part = mine.part[i];
+                for (index_t j = share.column; j < dim; j += t.size()) // columns before k already belong to W
+                {
+                    row[j] = j == k ? -part : row[j] - part * top[j];
+                }
+            }
+            t.sync();
+        }
+        auto const share = share_rows(t, dim);
+        for (index_t i = share.row; i < dim; i += share.rows)
+        {
+            // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.
+            double const unit = lambda == 0 ? 0.0 : 1 / sqrt(mine.pivot[i]) + 0 * lambda;
+            for (index_t j = share.column; j < dim; j += t.size())
+            {
+                whitener(h, i, j) = j > i ? 0.0F : static_cast<float>(j == i ? unit : unit * gram(h, i, j));
+            }
+        }
+    }
+};
+
+/// Sums |W x|^2 over the heads. An item is a tile of tokens.
+template <backend B, element T>
+struct add_squares
+{
+    static constexpr char const* name = "add_leverage";
+    static constexpr int threads      = 128;
+    static constexpr int tile         = tile_tokens;
+    static constexpr int rows         = 8; ///< rows of W at a time
+
+    in_view<T, 3, B> keys;
+    in_view<float, 3, B> whitener;
+    out_view<float, 1, B> sums;
+
+    struct scratch
+    {
+        carver& cut;
+        index_t dim;
+        float* columns  = cut.take<float>(dim * tile);                      // [D, 16]  keys
+        double* squares = cut.take<double>((dim + rows - 1) / rows * tile); // [D / 8, 16]  sums over eight rows of W
+        double* totals  = cut.take<double>(tile);                           // [16]
+    };
+
+    [[nodiscard]] index_t items() const noexcept { return (keys.extent(1) + tile - 1) / tile; }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(keys.extent(2)); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        constexpr int lanes = Team::lanes;
+        constexpr int parts = tile / lanes; // parts of a column
+        index_t const first = item * tile;
+        auto const count    = static_cast<int>(keys.extent(1) - first < tile ? keys.extent(1) - first : tile);
+        auto const dim      = static_cast<int>(keys.extent(2));
+        int const groups    = (dim + rows - 1) / rows;
+        carver cut          = t.scratch();
+        scratch const mine{cut, dim};
+        for (int i = member(t); i < tile; i += members(t)) { mine.totals[i] = 0; }
+        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; } // padding tokens are 0
+        for (index_t h = 0; h < keys.extent(0); ++h)
+        {
+            t.sync();
+            widen_columns(t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
+            t.sync();
+            for (int i = member(t); i < groups * parts; i += members(t))
+            {
+                int const j = i / parts * rows;
+                float const* direction[rows]{};
+                for (int k = 0; k < rows; ++k) { direction[k] = whitener.row(h, j + k < dim ? j + k : j); }
+                float product[rows][std::size_t{lanes}];
+                column_products(
+                    t, direction, mine.columns + i % parts * lanes, j + rows < dim ? j + rows : dim, product);
+                double square[std::size_t{lanes}]{};
+                for (int k = 0; k < rows && j + k < dim; ++k)
+                {
+                    for (int l = 0; l < lanes; ++l) { square[l] += double{product[k][l] * product[k][l]}; }
+                }
+                for (int l = 0; l < lanes; ++l) { mine.squares[i * lanes + l] = square[l]; }
+            }
+            t.sync();
+            for (int i = member(t); i < tile; i += members(t))
+            {
+                for (int g = 0; g < groups; ++g) { mine.totals[i] += mine.squares[g * tile + i]; }
+            }
+        }
+        for (int i = member(t); i < count; i += members(t)) { sums(first + i) += static_cast<float>(mine.totals[i]); }
+    }
+};
+
+} // namespace detail
 
 /// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
 /// near 1 if a key has a direction for itself, small if it shares its directions with many. lambda is a thousandth

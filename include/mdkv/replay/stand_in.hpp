@@ -6,8 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/dropped_groups.hpp>
-#include <mdkv/detail/scale.hpp>
+#include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/stand_in.hpp>
 #include <mdkv/detail/team.hpp>
 

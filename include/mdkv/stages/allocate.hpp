@@ -35,11 +35,11 @@ namespace mdkv::inline MDKV_MACHINE
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], one for each limit
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   four passes over the losses, and one over the few pieces that may have ties, O(R^2) a token; scratch 18 KiB a
-///         limit, 128 bytes a head, and 18 bytes for 2,048 tokens; charged by use: one pass for each width, 0 among them,
-///         and three for each candidate that may be best (at most the number of widths plus one), scratch as many times,
-///         16 KiB a head and width, and a byte a token and width
-/// \sync   returns when done (cpu); enqueued on the stream, at most 13 launches (gpu)
+/// \cost   two passes over the losses, and parts of some (up to five if they mislead a sample, three if there are few), O(R^2) a
+///         token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens of a head; charged by use: one pass
+///         for each width, 0 among them, and three for each candidate that may be best (at most the number of widths plus
+///         one), scratch as many times, 16 KiB a head and width, and a byte a token and width
+/// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu)
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case

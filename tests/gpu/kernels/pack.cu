@@ -12,10 +12,6 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::lay_
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::write_channels<float, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::write_channels<half, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::write_channels<bfloat16, backend>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::fit_kept_channels<float, backend>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::fit_kept_channels<half, backend>> const);
-template __global__ void entry(
-    __grid_constant__ job_of_teams<mdkv::detail::fit_kept_channels<bfloat16, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<float, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<half, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<bfloat16, backend>> const);

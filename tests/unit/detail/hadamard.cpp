@@ -1,6 +1,6 @@
 #include <mdkv/detail/hadamard.hpp>
 
-#include <mdkv/cpu/detail/hadamard.hpp>
+#include <mdkv/cpu/detail/coded_rows.hpp>
 
 #include "support/compare.hpp"
 #include "support/random.hpp"

@@ -1,6 +1,7 @@
 #include <mdkv/detail/threshold.hpp>
 
 #include <mdkv/cpu/team.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include "support/random.hpp"
 
@@ -29,16 +30,22 @@ void check(support::source& random, std::size_t rungs)
     {
         for (std::size_t c = 0; c < mdkv::max_rungs; ++c) { table.compare(a, c, unit); }
     }
+    using floats = mdkv::detail::lane_floats<static_cast<int>(Lanes)>;
     float loss[mdkv::max_rungs][Lanes];
+    floats of_rungs[mdkv::max_rungs];
     for (std::size_t r = 0; r < rungs; ++r)
     {
         for (std::size_t l = 0; l < Lanes; ++l)
         {
             loss[r][l] = l == 1 ? static_cast<float>(random.below(3) - 1) * 3e38F : static_cast<float>(random.normal());
         }
+        of_rungs[r] = mdkv::detail::load_lanes<floats>(loss[r]);
     }
-    float theta[mdkv::max_rungs][Lanes];
-    mdkv::detail::find_thresholds(table, loss, theta);
+    floats theta[mdkv::max_rungs];
+    mdkv::detail::find_thresholds(table, of_rungs, theta);
+    auto const threshold = [&](std::size_t j, std::size_t l) {
+        return mdkv::detail::lane(theta[j], static_cast<int>(l));
+    };
     for (std::size_t l = 0; l < Lanes; ++l)
     {
         for (std::size_t j = 1; j < rungs; ++j)
@@ -55,8 +62,8 @@ void check(support::source& random, std::size_t rungs)
                 }
                 most = std::max(most, least);
             }
-            REQUIRE(theta[j][l] == most);
-            REQUIRE((j == 1 || theta[j - 1][l] >= theta[j][l]));
+            REQUIRE(threshold(j, l) == most);
+            REQUIRE((j == 1 || threshold(j - 1, l) >= threshold(j, l)));
         }
     }
 }
@@ -71,7 +78,7 @@ TEST_CASE(
     {
         for (std::size_t rungs = 1; rungs <= mdkv::max_rungs; ++rungs)
         {
-            check<std::size_t{mdkv::cpu::team::lanes}>(random, rungs);
+            check<std::size_t{mdkv::cpu::team::register_lanes}>(random, rungs);
             check<1>(random, rungs);
         }
     }

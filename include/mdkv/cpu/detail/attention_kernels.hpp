@@ -6,7 +6,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
-#include <mdkv/detail/element.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>

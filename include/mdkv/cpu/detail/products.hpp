@@ -56,31 +56,17 @@ using pair_sums = ints;
 }
 #endif
 
+/// Sums in lanes of 32 bits.
+[[nodiscard]] inline ints widened(ints sum) noexcept
+{
+    return sum;
+}
+
 // byte_sums add_byte_products<Signed>(byte_sums sum, ints a, ints b): sum + the products of bytes, four to a lane of 32
 // bits or two to one of 16, as the machine adds them. If Signed, bytes of a are from 0 to 127 and bytes of b from -128 to
 // 127; if not, bytes of a are from 0 to 255 and bytes of b from 0 to 127. `widened` makes lanes of 32 bits; lanes of 16
 // bits must be widened before they may pass 32767.
-#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
-using byte_sums                       = ints;
-inline constexpr bool short_byte_sums = false;
-template <bool Signed>
-[[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
-{
-#    if defined(__AVX512F__) && defined(__clang__)
-    return bits_as<ints>(__builtin_ia32_vpdpbusd512(sum, a, b));
-#    elif defined(__AVX512F__)
-    return __builtin_ia32_vpdpbusd_v16si(sum, a, b);
-#    elif defined(__clang__)
-    return bits_as<ints>(__builtin_ia32_vpdpbusd256(sum, a, b));
-#    else
-    return __builtin_ia32_vpdpbusd_v8si(sum, a, b);
-#    endif
-}
-[[nodiscard]] inline ints widened(byte_sums sum) noexcept
-{
-    return sum;
-}
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 using byte_sums                       = short __attribute__((vector_size(4 * lanes)));
 inline constexpr bool short_byte_sums = true;
 template <bool Signed>
@@ -93,25 +79,7 @@ template <bool Signed>
 {
     return add_products(ints{}, bits_as<ints>(sum), ints{} + 0x00010001);
 }
-[[nodiscard]] inline ints widened(ints sum) noexcept
-{
-    return sum;
-}
-#elif defined(__ARM_FEATURE_DOTPROD)
-using byte_sums                       = ints;
-inline constexpr bool short_byte_sums = false;
-template <bool Signed>
-[[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
-{
-    if constexpr (Signed) { __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)); }
-    else { __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)); }
-    return sum;
-}
-[[nodiscard]] inline ints widened(byte_sums sum) noexcept
-{
-    return sum;
-}
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
 using byte_sums = split_sums;
 inline constexpr bool short_byte_sums = false;
 template <bool Signed>
@@ -140,14 +108,24 @@ inline constexpr bool short_byte_sums = false;
 template <bool Signed>
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
 {
+#    if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__clang__)
+    return bits_as<ints>(__builtin_ia32_vpdpbusd512(sum, a, b));
+#    elif defined(__AVX512VNNI__) && defined(__AVX512F__)
+    return __builtin_ia32_vpdpbusd_v16si(sum, a, b);
+#    elif defined(__AVXVNNI__) && !defined(__AVX512F__) && defined(__clang__)
+    return bits_as<ints>(__builtin_ia32_vpdpbusd256(sum, a, b));
+#    elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return __builtin_ia32_vpdpbusd_v8si(sum, a, b);
+#    elif defined(__ARM_FEATURE_DOTPROD)
+    if constexpr (Signed) { __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)); }
+    else { __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b)); }
+    return sum;
+#    else
     using pairs     = short __attribute__((vector_size(4 * lanes)));
     auto const odd  = bits_as<ints>(bits_as<pairs>(b) >> 8);
     auto const even = bits_as<ints>((bits_as<pairs>(b) << 8) >> 8);
     return add_products(add_products(sum, a & 0x00ff00ff, even), high_bytes(a), odd);
-}
-[[nodiscard]] inline ints widened(byte_sums sum) noexcept
-{
-    return sum;
+#    endif
 }
 #endif
 

@@ -5,7 +5,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/coded_rows.hpp>
-#include <mdkv/cpu/detail/hadamard.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/score_plan.hpp>

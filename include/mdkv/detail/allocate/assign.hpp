@@ -37,17 +37,20 @@ struct assign
     }
 
 private:
-    /// The best upgrade that one member has seen of each pair of rungs.
+    /// The best upgrade of each pair of rungs in each lane of a member, and the first of the neighbours with its token.
+    template <int Lanes>
     struct upgrades
     {
-        float saved[max_rungs][max_rungs];
-        index_t token[max_rungs][max_rungs];
+        lane_floats<Lanes> saved[max_rungs][max_rungs];
+        lane_ints<Lanes> first[max_rungs][max_rungs];
     };
 
     template <team Team>
     MDKV_HD void choose_rungs(Team const& t, open_piece& own, part const& here) const
     {
-        constexpr int lanes     = Team::lanes;
+        constexpr int lanes     = Team::register_lanes;
+        using floats            = lane_floats<lanes>;
+        using ints              = lane_ints<lanes>;
         problem& p              = w.problems[here.problem];
         rung_table const& rungs = own.rungs;
         float const multiplier  = float_of_bits(p.multiplier);
@@ -55,36 +58,43 @@ private:
         index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
         index_t const left      = w.spends(p) ? p.left : 0;
         std::uint8_t* const to  = w.rungs_of(here);
-        std::int32_t reached[max_rungs][std::size_t{lanes}]{}; // tokens at a rung or above
-        std::int32_t non_finite[std::size_t{lanes}]{};
-        upgrades best{};
+        ints const one          = ints{} + 1;
+        ints reached[max_rungs]{}; // tokens at a rung or above
+        ints non_finite{};
+        upgrades<lanes> best;
+        for (std::size_t pair = 0; pair < max_rungs * rungs.count; ++pair)
+        {
+            best.saved[pair % max_rungs][pair / max_rungs] = floats{};
+            best.first[pair % max_rungs][pair / max_rungs] = ints{};
+        }
         neighbours<lanes> group;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
         {
             group.read(own, i);
-            float bar[std::size_t{lanes}];
-            std::int32_t taken[std::size_t{lanes}]{}; // number of steps, which is the number of the open rung
-            auto const tied = static_cast<std::int32_t>(ties - i < lanes ? ties - i : index_t{lanes});
-            MDKV_FOR_LANES(l, lanes)
-            {
-                bar[l] = l < tied ? below : multiplier;
-                non_finite[l] += group.non_finite[l];
-            }
+            non_finite += group.non_finite;
+            float bars[std::size_t{lanes}];
+            MDKV_FOR_LANES(l, lanes) { bars[l] = i + l < ties ? below : multiplier; }
+            auto const bar = load_lanes<floats>(bars);
+            floats chosen  = group.loss[0];
+            ints rung      = ints{} + std::int32_t{rungs.index[0]};
             for (std::size_t j = 1; j < rungs.count; ++j)
             {
-                MDKV_FOR_LANES(l, lanes)
-                {
-                    std::int32_t const one = group.theta[j][l] > bar[l] ? 1 : 0;
-                    taken[l] += one;
-                    reached[j][l] += one;
-                }
+                reached[j] += group.theta[j] > bar ? one : ints{};
+                chosen = group.theta[j] > bar ? group.loss[j] : chosen;
+                rung   = group.theta[j] > bar ? ints{} + std::int32_t{rungs.index[j]} : rung;
             }
-            for (int l = 0; l < lanes && i + l < here.count; ++l)
-            {
-                own.losses[(i & (columns - 1)) + l] += double{group.loss[taken[l]][l]};
-                to[i + l] = rungs.index[static_cast<std::size_t>(taken[l])];
-            }
-            if (left > 0) { find_upgrades(i, group, taken, rungs, left, best); }
+            float losses[std::size_t{lanes}];
+            std::int32_t numbers[std::size_t{lanes}];
+            store_lanes(losses, chosen);
+            __builtin_memcpy(numbers, &rung, sizeof numbers);
+            double* const sums = own.losses + (i & (columns - 1));
+            MDKV_FOR_LANES(l, lanes) { sums[l] += double{losses[l]}; }
+            index_t const tokens = here.count - i < lanes ? here.count - i : index_t{lanes};
+            std::uint8_t bytes[std::size_t{lanes}];
+            MDKV_FOR_LANES(l, lanes) { bytes[l] = static_cast<std::uint8_t>(numbers[l]); }
+            if (tokens == lanes) { __builtin_memcpy(to + i, bytes, sizeof bytes); }
+            for (int l = 0; tokens < lanes && l < tokens; ++l) { to[i + l] = bytes[l]; }
+            if (left > 0) { find_upgrades(static_cast<std::int32_t>(i), group, rung, rungs, left, best); }
         }
         count_rungs(t, here, rungs, reached, non_finite);
         if (left > 0) { record_upgrades(t, here, rungs, best, left); }
@@ -92,49 +102,31 @@ private:
 
     /// Updates the best upgrade of each pair of rungs that fits into `left` bytes with these neighbouring tokens.
     template <int Lanes>
-    MDKV_HD static void find_upgrades(index_t first, neighbours<Lanes> const& group,
-        std::int32_t const (&taken)[std::size_t{Lanes}], rung_table const& rungs, index_t left, upgrades& best)
+    MDKV_HD static void find_upgrades(std::int32_t first, neighbours<Lanes> const& group, lane_ints<Lanes> const& rung,
+        rung_table const& rungs, index_t left, upgrades<Lanes>& best)
     {
-        auto const for_pairs = [&](auto const& body) {
-            for (std::size_t c = 1; c < rungs.count; ++c)
-            {
-                for (std::size_t a = 0; a < c; ++a)
-                {
-                    if (rungs.cost[c] - rungs.cost[a] <= left) { body(a, c, rungs.inverse[a][c], best.saved[a][c]); }
-                }
-            }
-        };
-        std::uint32_t more[std::size_t{Lanes}]{}; // 1 for tokens with an upgrade that saves more than the best one
-        for_pairs([&](std::size_t a, std::size_t c, float inverse, float most) {
-            auto const from = static_cast<std::int32_t>(a);
-            MDKV_FOR_LANES(l, Lanes)
-            {
-                float const saved = (group.loss[a][l] - group.loss[c][l]) * inverse;
-                more[l] |= (taken[l] == from ? 1U : 0U) & (saved > most ? 1U : 0U);
-            }
-        });
-        std::uint32_t any = 0;
-        MDKV_FOR_LANES(l, Lanes) { any |= more[l]; }
-        for (int l = 0; any != 0 && l < Lanes; ++l)
+        for (std::size_t c = 1; c < rungs.count; ++c)
         {
-            if (more[l] == 0) { continue; }
-            for_pairs([&](std::size_t a, std::size_t c, float inverse, float& most) {
-                float const saved = (group.loss[a][l] - group.loss[c][l]) * inverse;
-                if (taken[l] != static_cast<std::int32_t>(a) || !(saved > most)) { return; }
-                most             = saved;
-                best.token[a][c] = first + l;
-            });
+            for (std::size_t a = 0; a < c; ++a)
+            {
+                if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
+                auto& most        = best.saved[a][c];
+                auto const saved  = (group.loss[a] - group.loss[c]) * rungs.inverse[a][c];
+                auto const better = (rung == std::int32_t{rungs.index[a]}) & (saved > most);
+                best.first[a][c]  = better ? lane_ints<Lanes>{} + first : best.first[a][c];
+                most              = better ? saved : most;
+            }
         }
     }
 
     template <team Team>
     MDKV_HD void count_rungs(Team const& t, part const& here, rung_table const& rungs,
-        std::int32_t const (&reached)[max_rungs][std::size_t{Team::lanes}],
-        std::int32_t const (&non_finite)[std::size_t{Team::lanes}]) const
+        lane_ints<Team::register_lanes> const (&reached)[max_rungs],
+        lane_ints<Team::register_lanes> const& non_finite) const
     {
-        auto const over_lanes = [&](std::int32_t const(&x)[std::size_t{Team::lanes}]) {
+        auto const over_lanes = [&](lane_ints<Team::register_lanes> const& x) {
             index_t sum = 0;
-            for (std::int32_t const n : x) { sum += n; }
+            for (int l = 0; l < Team::register_lanes; ++l) { sum += lane(x, l); }
             return t.sum(sum);
         };
         index_t const spoilt       = over_lanes(non_finite);
@@ -157,8 +149,8 @@ private:
     }
 
     template <team Team>
-    MDKV_HD void record_upgrades(
-        Team const& t, part const& here, rung_table const& rungs, upgrades const& best, index_t left) const
+    MDKV_HD void record_upgrades(Team const& t, part const& here, rung_table const& rungs,
+        upgrades<Team::register_lanes> const& best, index_t left) const
     {
         std::uint64_t* const to = w.best + here.problem * w.rungs() * w.rungs();
         for (std::size_t c = 1; c < rungs.count; ++c)
@@ -167,9 +159,16 @@ private:
             {
                 if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
                 // The largest complement stands for the most loss saved, by the first token.
-                index_t const token = here.head * w.tokens + here.first + best.token[a][c];
-                std::uint64_t const largest =
-                    t.largest(best.saved[a][c] > 0 ? ~upgrade_of(best.saved[a][c], token) : 0);
+                std::uint64_t largest = 0;
+                for (int l = 0; l < Team::register_lanes; ++l)
+                {
+                    float const saved   = lane(best.saved[a][c], l);
+                    index_t const place = lane(best.first[a][c], l) + l;
+                    if (!(saved > 0)) { continue; }
+                    std::uint64_t const own = ~upgrade_of(saved, here.head * w.tokens + here.first + place);
+                    largest                 = own > largest ? own : largest;
+                }
+                largest = t.largest(largest);
                 if (t.rank() == 0 && largest != 0)
                 {
                     t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);

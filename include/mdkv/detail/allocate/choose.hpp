@@ -41,22 +41,16 @@ struct weigh_sets
         open_piece& own = open_piece::of(t, w, here, k);
         own.clear(t, own.sums, 2 * coarse_bins);
         own.clear(t, own.losses, columns);
-        constexpr int lanes = Team::lanes;
+        constexpr int lanes = Team::register_lanes;
         neighbours<lanes> group;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
         {
             group.read(own, i);
             add_thresholds(t, own, group);
+            auto least = group.loss[0];
+            for (std::size_t r = 1; r < own.rungs.count; ++r) { least = smaller(group.loss[r], least); }
             double* const sums = own.losses + (i & (columns - 1));
-            MDKV_FOR_LANES(l, lanes)
-            {
-                float least = group.loss[0][l];
-                for (std::size_t r = 1; r < own.rungs.count; ++r)
-                {
-                    least = group.loss[r][l] < least ? group.loss[r][l] : least;
-                }
-                sums[l] += double{least};
-            }
+            for (int l = 0; l < lanes; ++l) { sums[l] += double{lane(least, l)}; }
         }
         double const least = tree_sum(t, own.losses);
         if (t.rank() == 0) { w.offsets[item] = least; }
@@ -75,8 +69,9 @@ private:
         {
             for (int l = 0; l < Lanes; ++l)
             {
-                if (!(group.theta[j][l] > 0.0F)) { continue; }
-                std::uint32_t const bits = bits_of_float(group.theta[j][l]);
+                float const theta = lane(group.theta[j], l);
+                if (!(theta > 0.0F)) { continue; }
+                std::uint32_t const bits = bits_of_float(theta);
                 std::uint32_t const low  = bits & ((1U << coarse_bits) - 1);
                 std::int64_t* const bin  = own.sums + (bits >> coarse_bits);
                 t.add(bin, own.steps[j]);

@@ -71,37 +71,30 @@ private:
 template <int Lanes>
 struct neighbours
 {
-    /// Losses at the open rungs; 0 past the end, and for tokens with a non-finite loss.
-    float loss[max_rungs][std::size_t{Lanes}];
-    float theta[max_rungs][std::size_t{Lanes}];  ///< thresholds 1, ..., rungs.count - 1
-    std::int32_t non_finite[std::size_t{Lanes}]; ///< 1 for tokens with a NaN or infinite loss, also at a closed rung
+    using floats = lane_floats<Lanes>;
+    using ints   = lane_ints<Lanes>;
+
+    floats loss[max_rungs];  ///< at the open rungs; 0 past the end, and for tokens with a non-finite loss
+    floats theta[max_rungs]; ///< thresholds 1, ..., rungs.count - 1
+    ints non_finite;         ///< 1 for tokens with a NaN or infinite loss, also at a closed rung
 
     MDKV_HD void read(open_piece const& from, index_t first)
     {
-        float zero[std::size_t{Lanes}]{}; // NaN for tokens with a non-finite loss
+        floats zero{}; // NaN for tokens with a non-finite loss
         for (std::size_t r = 0; r < from.all; ++r)
         {
             float const* const row = from.rows[r] + first;
-            if (first + Lanes <= from.count)
-            {
-                MDKV_FOR_LANES(l, Lanes) { loss[r][l] = row[l]; }
-            }
+            if (first + Lanes <= from.count) { loss[r] = load_lanes<floats>(row); }
             else
             {
-                for (int l = 0; l < Lanes; ++l) { loss[r][l] = first + l < from.count ? row[l] : 0.0F; }
+                float there[std::size_t{Lanes}]{};
+                for (int l = 0; first + l < from.count; ++l) { there[l] = row[l]; }
+                loss[r] = load_lanes<floats>(there);
             }
-            MDKV_FOR_LANES(l, Lanes) { zero[l] += loss[r][l] * 0.0F; }
+            zero += loss[r] * 0.0F;
         }
-        std::int32_t any = 0;
-        MDKV_FOR_LANES(l, Lanes)
-        {
-            non_finite[l] = zero[l] == 0.0F ? 0 : 1;
-            any |= non_finite[l];
-        }
-        for (std::size_t r = 0; any != 0 && r < from.rungs.count; ++r)
-        {
-            MDKV_FOR_LANES(l, Lanes) { loss[r][l] = non_finite[l] == 0 ? loss[r][l] : 0.0F; }
-        }
+        non_finite = zero == 0.0F ? ints{} : ints{} + 1;
+        for (std::size_t r = 0; r < from.rungs.count; ++r) { loss[r] = zero == 0.0F ? loss[r] : floats{}; }
         find_thresholds(from.rungs, loss, theta);
     }
 };

@@ -7,6 +7,7 @@
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,8 +17,9 @@
 //
 // One histogram of thresholds, weighted with s_j, therefore gives the bytes at every edge between bins: a bisection that
 // tries two thousand multipliers in a pass. A level is `weigh`, which fills the histogram, and `narrow`, which finds the bin of
-// the multiplier; the bin is the next level's interval. At the multiplier itself `weigh_ties` and `find_tie` do the same for
-// the ties, by piece and then by token.
+// the multiplier; the bin is the next level's interval. If there are many tokens, a sample guesses the first interval: few
+// thresholds are in it, and all others are only compared with its ends. At the multiplier itself `weigh_ties` and `find_tie`
+// do the same for the ties, by piece and then by token.
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
@@ -51,36 +53,51 @@ struct first_over
 };
 
 /// Calls body(token, above, step) for the thresholds of a piece that are in [multiplier, multiplier + 2^undecided): `above`
-/// is the bits' distance from the multiplier, `step` the bytes of the threshold's step.
+/// is the bits' distance from the multiplier, `step` the bytes of the threshold's step. Returns the bytes of this member's
+/// thresholds above the interval.
+/// \param every  only one group of neighbours in so many is read
 template <team Team, class Body>
-[[gnu::always_inline]] MDKV_HD inline void for_thresholds(
-    Team const& t, open_piece const& own, problem const& p, Body const& body)
+[[gnu::always_inline]] MDKV_HD inline index_t for_thresholds(
+    Team const& t, open_piece const& own, problem const& p, index_t every, Body const& body)
 {
-    constexpr int lanes          = Team::lanes;
-    std::size_t const count      = own.rungs.count;
-    std::uint32_t const first    = p.multiplier;
-    std::uint32_t const interval = std::uint32_t{1} << p.undecided;
+    constexpr int lanes     = Team::register_lanes;
+    using ints              = lane_ints<lanes>;
+    std::size_t const count = own.rungs.count;
+    auto const first        = static_cast<std::int32_t>(p.multiplier);
+    auto const last         = static_cast<std::int32_t>((std::uint32_t{1} << p.undecided) - 1);
+    ints const one          = ints{} + 1;
+    ints over[max_rungs]{};
     neighbours<lanes> group;
-    for (index_t i = t.rank() * lanes; i < own.count; i += t.size() * lanes)
+    for (index_t i = (t.rank() * every + every / 2) * lanes; i < own.count; i += t.size() * every * lanes)
     {
         group.read(own, i);
+        ints above[max_rungs];
+        ints hits[max_rungs]; // thresholds in the interval; entry 0: any
+        hits[0] = ints{};
         for (std::size_t j = 1; j < count; ++j)
         {
-            index_t const step = own.steps[j];
-            std::uint32_t above[std::size_t{lanes}]; // wraps round below the interval
-            std::uint32_t least = ~0U;
-            MDKV_FOR_LANES(l, lanes)
-            {
-                above[l] = bits_of_float(group.theta[j][l]) - first;
-                least    = above[l] < least ? above[l] : least;
-            }
-            if (least >= interval) { continue; }
+            __builtin_memcpy(&above[j], &group.theta[j], sizeof above[j]);
+            above[j] -= first;
+            over[j] += above[j] > last ? one : ints{};
+            hits[j] = (above[j] >= 0) & (above[j] <= last);
+            hits[0] |= hits[j];
+        }
+        for (std::size_t j = any_lane(t, hits[0]) ? 1 : count; j < count; ++j)
+        {
+            if (!any_lane(t, hits[j])) { continue; }
             for (int l = 0; l < lanes; ++l)
             {
-                if (above[l] < interval) { body(i + l, above[l], step); }
+                auto const at = static_cast<std::uint32_t>(lane(above[j], l));
+                if (lane(hits[j], l) != 0) { body(i + l, at, own.steps[j]); }
             }
         }
     }
+    index_t bytes = 0;
+    for (std::size_t j = 1; j < count; ++j)
+    {
+        for (int l = 0; l < lanes; ++l) { bytes += lane(over[j], l) * own.steps[j]; }
+    }
+    return bytes;
 }
 
 /// Clears the histograms, and finds the sets that each limit allows before any loss is read.
@@ -119,6 +136,7 @@ struct begin
         if (w.heads * w.at(k).least > limit) { first.status = allocation_status::over_limit; }
         first.multiplier         = first.over() ? no_more : 0;
         first.undecided          = multiplier_bits;
+        first.bin                = problem::any_bin;
         first.left               = first.over() ? 0 : limit - w.heads * w.at(k).least;
         index_t const of_problem = w.rungs() * w.rungs();
         for (index_t b = t.rank(); b < w.candidates * of_problem; b += t.size())
@@ -138,12 +156,14 @@ struct begin
     }
 };
 
-/// Adds up the bytes of the thresholds in each of a problem's bins.
+/// Adds up the bytes of the thresholds in each of a problem's bins and, if they are a guess, above them. A stretch without a
+/// threshold in the bin that became the interval has none.
 struct weigh
 {
     static constexpr char const* name = "allocate_weigh";
 
     work w;
+    index_t every; ///< above 1 for a sample
 
     [[nodiscard]] index_t items() const { return w.stretches() * w.all_problems(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
@@ -151,53 +171,73 @@ struct weigh
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        part const here  = w.stretch_of(item);
-        problem const& p = w.problems[here.problem];
-        if (!w.searches(p)) { return; }
-        open_piece& own = open_piece::of(t, w, here);
-        own.clear(t, own.sums, p.bins());
-        int const shift = p.shift();
-        for_thresholds(
-            t, own, p, [&](index_t, std::uint32_t above, index_t step) { t.add(own.sums + (above >> shift), step); });
+        part const here          = w.stretch_of(item);
+        problem const& p         = w.problems[here.problem];
+        std::uint8_t* const seen = w.seen + item * bins;
+        if (!w.searches(p) || (p.bin != problem::any_bin && seen[p.bin] == 0)) { return; }
+        open_piece& own     = open_piece::of(t, w, here);
+        index_t const count = p.bins();
+        own.clear(t, own.sums, count);
+        int const shift     = p.shift();
+        index_t const above = t.sum(for_thresholds(
+            t, own, p, every, [&](index_t, std::uint32_t at, index_t step) { t.add(own.sums + (at >> shift), step); }));
         t.sync();
-        std::int64_t* const to = w.fine + here.problem * bins;
-        index_t all            = 0;
-        for (index_t b = t.rank(); b < p.bins(); b += t.size())
+        std::int64_t* const to = w.fine + here.problem * (bins + 1);
+        for (index_t b = t.rank(); b < count; b += t.size())
         {
-            if (own.sums[b] == 0) { continue; }
-            t.add_across(to + b, own.sums[b]);
-            all += own.sums[b];
+            seen[b] = own.sums[b] != 0 ? 1 : 0;
+            if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
         }
-        all = t.sum(all);
-        if (t.rank() == 0) { w.near[item] = all; }
+        if (t.rank() == 0 && p.guessed && above > 0) { t.add_across(to + bins, above); }
     }
 };
 
-/// Finds the bin of the multiplier.
+/// Finds the bin of the multiplier. A sample's bin becomes a guess; if the multiplier may lie outside of it, all of its bits
+/// are searched for.
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";
 
     work w;
+    index_t every; ///< above 1 for a sample
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         problem& p = w.problems[item];
         if (!w.searches(p)) { return; }
-        std::int64_t* const sums = w.fine + item * bins;
+        std::int64_t* const sums = w.fine + item * (bins + 1);
         index_t const last       = p.bins() - 1;
-        first_over const at      = first_over::find(t, p.bins(), p.left, [&](index_t i) { return sums[last - i]; });
+        index_t const left       = (p.left - sums[bins]) / every;
+        first_over const at      = first_over::find(t, p.bins(), left, [&](index_t i) { return sums[last - i]; });
+        index_t const here       = sums[last - at.at];
         t.sync();
-        for (index_t b = t.rank(); b <= last; b += t.size()) { sums[b] = 0; } // for the next level
+        for (index_t b = t.rank(); b <= bins; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
-        p.left -= at.before;
-        p.multiplier += static_cast<std::uint32_t>(last - at.at) << p.shift();
-        p.undecided = p.shift();
+        p.bin                      = last - at.at;
+        std::uint32_t const lowest = p.multiplier + (static_cast<std::uint32_t>(p.bin) << p.shift());
+        if (every > 1)
+        {
+            double const error = sqrt(static_cast<double>(left) * static_cast<double>(w.unit));
+            return p.guess(lowest, static_cast<double>(left - at.before), static_cast<double>(here), error);
+        }
+        if (p.guessed && (left < 0 || (p.bin == 0 && lowest > 0)))
+        {
+            p.multiplier = 0;
+            p.undecided  = multiplier_bits;
+            p.bin        = problem::any_bin;
+        }
+        else
+        {
+            p.left       = left - at.before;
+            p.multiplier = lowest;
+            p.undecided  = p.shift();
+        }
+        p.guessed = false;
     }
 };
 
-/// Adds up the bytes that the ties of each piece would take. A stretch without a threshold in the last level's bins has none.
+/// Adds up the bytes that the ties of each piece would take. A stretch without a threshold in the last level's bin has none.
 struct weigh_ties
 {
     static constexpr char const* name = "allocate_weigh_ties";
@@ -211,11 +251,12 @@ struct weigh_ties
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         part const here       = w.part_of(item);
+        problem const& p      = w.problems[here.problem];
         index_t const stretch = here.head * w.stretches_per_head + here.first / stretch_tokens;
-        if (!w.spends(w.problems[here.problem]) || w.near[here.problem * w.stretches() + stretch] == 0) { return; }
+        if (!w.spends(p) || w.seen[(here.problem * w.stretches() + stretch) * bins + p.bin] == 0) { return; }
         open_piece& own = open_piece::of(t, w, here);
         index_t all     = 0;
-        for_thresholds(t, own, w.problems[here.problem], [&](index_t, std::uint32_t, index_t step) { all += step; });
+        for_thresholds(t, own, p, 1, [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
         if (t.rank() == 0) { w.ties[item] = all; }
     }
@@ -241,7 +282,8 @@ struct find_tie
         part const here                = w.part_of(item * w.pieces() + of_pieces.at);
         open_piece& own                = open_piece::of(t, w, here);
         own.clear(t, own.sums, here.count);
-        for_thresholds(t, own, p, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
+        for_thresholds(
+            t, own, p, 1, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
         t.sync();
         first_over const of_tokens = first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
         if (t.rank() != 0) { return; }

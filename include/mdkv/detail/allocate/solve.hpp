@@ -25,7 +25,7 @@ template <backend B>
 void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
 {}
 
-/// Solves all limits. At most thirteen launches on a GPU, for any losses.
+/// Solves all limits. At most fifteen launches on a GPU, for any losses.
 /// \param words  words to clear, from `fine` on
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
@@ -38,13 +38,15 @@ void solve(B const& on, work const& w, index_t words)
         run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
-    int const undecided = w.chooses() ? coarse_bits : multiplier_bits;
-    for (int bits = 0; bits < undecided; bits += level_bits)
-    {
-        run(on, weigh{w});
-        combine(on, w.fine, w.all_problems() * bins);
-        run(on, narrow{w}, w.all_problems());
-    }
+    auto const level = [&](index_t every) {
+        run(on, weigh{w, every});
+        combine(on, w.fine, w.all_problems() * (bins + 1));
+        run(on, narrow{w, every}, w.all_problems());
+    };
+    bool const sampled = !w.chooses() && w.heads * w.tokens >= least_sampled;
+    int const levels   = w.chooses() ? 2 : sampled ? 4 : 3; // a wrong guess is a level lost
+    if (sampled) { level(sample_share); }
+    for (int i = 0; i < levels; ++i) { level(1); }
     run(on, weigh_ties{w});
     combine(on, w.ties, w.all_problems() * w.pieces());
     run(on, find_tie{w}, w.all_problems());
@@ -124,11 +126,12 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
-    index_t const of_problem = bins + w.stretches() + w.pieces() + w.heads * index_t{max_rungs};
+    index_t const of_problem = bins + 1 + w.pieces() + w.heads * index_t{max_rungs};
     index_t const words      = problems * of_problem + chosen * w.heads * w.sets * 2 * coarse_bins;
     w.fine                   = frame.template take<std::int64_t>(words);
     w.problems               = frame.template take<problem>(problems);
     w.set_of                 = frame.template take<std::uint8_t>(problems * w.heads);
+    w.seen                   = frame.template take<std::uint8_t>(problems * w.stretches() * bins);
     w.losses                 = frame.template take<double>(problems * w.pieces());
     w.best                   = frame.template take<std::uint64_t>(problems * w.rungs() * w.rungs());
     w.winner                 = frame.template take<index_t>(w.limits);
@@ -137,8 +140,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.codes                  = frame.template take<std::uint8_t>(chosen * w.sets * w.heads * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        w.near   = w.fine + problems * bins;
-        w.ties   = w.near + problems * w.stretches();
+        w.ties   = w.fine + problems * (bins + 1);
         w.counts = w.ties + problems * w.pieces();
         w.coarse = w.fine + problems * of_problem;
     }

@@ -31,6 +31,11 @@ inline constexpr index_t bins   = index_t{1} << level_bits;
 static_assert(piece_tokens <= bins, "sums by bin are also sums by token of a piece");
 /// Bits of a multiplier, a non-negative float: 11, 11 and 9 of them are decided by three levels.
 inline constexpr int multiplier_bits = 31;
+/// Most bits that a sample leaves undecided, half of an octave: two levels are left if the guess is right.
+inline constexpr int guess_bits = 2 * level_bits;
+/// One group of neighbours in so many is in the sample, which limits of fewer tokens do without.
+inline constexpr index_t sample_share  = 16;
+inline constexpr index_t least_sampled = 1 << 15;
 /// Bins of a head's curve, each as wide as the lowest `coarse_bits` bits of a multiplier: two levels are left.
 inline constexpr index_t coarse_bins   = 1024;
 inline constexpr int coarse_bits       = 21;
@@ -59,10 +64,14 @@ struct rung_set
 /// One limit with a set of rungs for every head, and its solution.
 struct problem
 {
+    static constexpr index_t any_bin = -1;
+
     bool active; ///< is to be solved
     allocation_status status;
     std::uint32_t multiplier; ///< its bits, which are ordered like the numbers; the undecided ones are 0
     int undecided;            ///< number of undecided low bits
+    bool guessed;             ///< the interval is a sample's, and may be wrong
+    index_t bin;              ///< the bin of the last level that became the interval, or any_bin
     index_t left;  ///< bytes still to spend by thresholds below multiplier + 2^undecided, then by ties and upgrades
     index_t piece; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
     index_t token; ///< that tie's number in its piece
@@ -74,6 +83,19 @@ struct problem
     [[nodiscard]] MDKV_HD int shift() const noexcept { return undecided > level_bits ? undecided - level_bits : 0; }
     /// Bins of the next level, each of 2^shift() multipliers.
     [[nodiscard]] MDKV_HD index_t bins() const noexcept { return index_t{1} << (undecided - shift()); }
+    /// Sets an interval around a sample's multiplier, which lies in a bin of `here` bytes with `before` of them above. `error`
+    /// is the standard deviation of the bytes above: the interval is at least four wide.
+    MDKV_HD void guess(std::uint32_t lowest, double before, double here, double error) noexcept
+    {
+        double const width = static_cast<double>(1U << shift());
+        std::uint32_t const middle =
+            lowest + static_cast<std::uint32_t>(before < here ? width * (1 - before / here) : 0);
+        for (undecided = shift(); undecided < guess_bits && here < 4 * error; ++undecided) { here *= 2; }
+        std::uint32_t const half = 1U << (undecided - 1);
+        multiplier               = middle > half ? middle - half : 0;
+        guessed                  = true;
+        bin                      = any_bin;
+    }
 };
 
 /// Tokens of one piece, or stretch, of one problem.
@@ -114,13 +136,13 @@ struct work
     index_t pieces_per_head;
     index_t stretches_per_head;
 
-    std::int64_t* fine;   // [problems, bins]  bytes of the thresholds in each bin
-    std::int64_t* near;   // [problems, stretches]  bytes of a stretch's thresholds in the bins of the last level
+    std::int64_t* fine;   // [problems, bins + 1]  bytes of the thresholds in each bin, and above a guess
     std::int64_t* ties;   // [problems, pieces]  bytes
     std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
     std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; sums of thresholds' last bits, then losses
     problem* problems;    // [problems]
     std::uint8_t* set_of; // [problems, heads]
+    std::uint8_t* seen;   // [problems, stretches, bins]  whether a stretch has thresholds in a bin of its last level
     double* losses;       // [problems, pieces]
     std::uint64_t* best;  // [problems, R, R]  the best upgrade
     double* offsets;      // [limits, pieces, sets]  least losses
@@ -160,7 +182,10 @@ struct work
         return coarse + (head * sets + k) * 2 * coarse_bins;
     }
     /// Whether the search for a problem's multiplier goes on.
-    [[nodiscard]] MDKV_HD bool searches(problem const& p) const noexcept { return p.active && !p.over(); }
+    [[nodiscard]] MDKV_HD bool searches(problem const& p) const noexcept
+    {
+        return p.active && !p.over() && p.undecided > 0;
+    }
     /// Whether the bytes that the multiplier leaves go to ties and upgrades.
     [[nodiscard]] MDKV_HD bool spends(problem const& p) const noexcept
     {

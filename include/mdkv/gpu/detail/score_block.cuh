@@ -4,7 +4,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/gpu/detail/rows.cuh>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/device.cuh>
 
