@@ -168,19 +168,44 @@ template <element T>
 namespace detail
 {
 
-// On the host keys, values and queries may lie at any address, and so may all that an arena holds: there is no padding.
+// On the host keys, values and queries may lie at any address, and so may all that an arena holds: there is no padding. On a
+// GPU pointers to elements are aligned to them, and bytes of an arena need not be.
 
+/// The value at `from`, on a GPU byte by byte: fewer registers, and more loads, than load_at.
 template <class V>
-[[nodiscard]] MDKV_HD inline V load_at(void const* from) noexcept
+[[nodiscard]] MDKV_HD inline V load_bytes(void const* from) noexcept
 {
-#if defined(__CUDA_ARCH__)
-    if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *static_cast<V const*>(from); }
-#endif
     V value;
     __builtin_memcpy(static_cast<void*>(&value), from, sizeof value);
     return value;
 }
 
+/// The value at `from`.
+template <class V>
+[[nodiscard]] MDKV_HD inline V load_at(void const* from) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    V value;
+    if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *static_cast<V const*>(from); }
+    // Not volatile, these loads would be those of the aligned value, too: nvcc makes one way of two.
+    auto const* const byte = static_cast<unsigned char const volatile*>(from);
+    for (std::size_t i = 0; i < sizeof value; ++i) { reinterpret_cast<unsigned char*>(&value)[i] = byte[i]; }
+    return value;
+#else
+    return load_bytes<V>(from);
+#endif
+}
+template <class V>
+[[nodiscard]] MDKV_HD inline V load_at(V const* from) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    return *from;
+#else
+    return load_at<V>(static_cast<void const*>(from));
+#endif
+}
+
+/// Stores `value` at `to`.
 template <class V>
 MDKV_HD inline void store_at(void* to, V value) noexcept
 {
@@ -190,8 +215,56 @@ MDKV_HD inline void store_at(void* to, V value) noexcept
         *static_cast<V*>(to) = value;
         return;
     }
-#endif
+    auto* const byte = static_cast<unsigned char volatile*>(to); // see load_at
+    for (std::size_t i = 0; i < sizeof value; ++i) { byte[i] = reinterpret_cast<unsigned char const*>(&value)[i]; }
+#else
     __builtin_memcpy(to, static_cast<void const*>(&value), sizeof value);
+#endif
+}
+template <class V>
+MDKV_HD inline void store_at(V* to, V value) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    *to = value;
+#else
+    store_at<V>(static_cast<void*>(to), value);
+#endif
+}
+
+/// Loads N neighbours, or stores them: on a GPU in pieces of 16 bytes if their address allows it.
+template <class V, std::size_t N>
+MDKV_HD inline void load_all(V const* from, V (&to)[N]) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    constexpr int pieces = static_cast<int>(sizeof to / sizeof(uint4));
+    if (sizeof to % sizeof(uint4) == 0 && reinterpret_cast<std::uintptr_t>(from) % sizeof(uint4) == 0)
+    {
+        uint4 piece[pieces + 1];
+        for (int i = 0; i < pieces; ++i) { piece[i] = reinterpret_cast<uint4 const*>(from)[i]; }
+        __builtin_memcpy(static_cast<void*>(to), piece, sizeof to);
+        return;
+    }
+    for (std::size_t i = 0; i < N; ++i) { to[i] = from[i]; }
+#else
+    __builtin_memcpy(static_cast<void*>(to), from, sizeof to);
+#endif
+}
+template <class V, std::size_t N>
+MDKV_HD inline void store_all(void* to, V const (&from)[N]) noexcept
+{
+#if defined(__CUDA_ARCH__)
+    constexpr int pieces = static_cast<int>(sizeof from / sizeof(uint4));
+    if (sizeof from % sizeof(uint4) == 0 && reinterpret_cast<std::uintptr_t>(to) % sizeof(uint4) == 0)
+    {
+        uint4 piece[pieces + 1];
+        __builtin_memcpy(piece, static_cast<void const*>(from), sizeof from);
+        for (int i = 0; i < pieces; ++i) { static_cast<uint4*>(to)[i] = piece[i]; }
+        return;
+    }
+    for (std::size_t i = 0; i < N; ++i) { static_cast<V*>(to)[i] = from[i]; }
+#else
+    __builtin_memcpy(to, static_cast<void const*>(from), sizeof from);
+#endif
 }
 
 } // namespace detail

@@ -35,7 +35,7 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
         if ((i & ((Count - 1) * half)) != 0) { continue; }
         floats v[std::size_t{Count}];
         MDKV_UNROLL
-        for (int k = 0; k < Count; ++k) { __builtin_memcpy(&v[k], x + (i + k * half) * stride, sizeof v[k]); }
+        for (int k = 0; k < Count; ++k) { v[k] = load_lanes<floats>(x + (i + k * half) * stride); }
         MDKV_UNROLL
         for (int step = 1; step < Count; step *= 2)
         {
@@ -53,7 +53,7 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
         for (int k = 0; k < Count; ++k)
         {
             v[k] *= factor;
-            __builtin_memcpy(x + (i + k * half) * stride, &v[k], sizeof v[k]);
+            store_lanes(x + (i + k * half) * stride, v[k]);
         }
     }
 }

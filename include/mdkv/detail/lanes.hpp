@@ -46,14 +46,22 @@ using lane_ints = typename lane_vector<std::int32_t, Lanes>::type;
 template <class V>
 [[nodiscard, gnu::always_inline]] MDKV_HD inline V load_lanes(float const* from)
 {
+#if defined(__CUDA_ARCH__)
+    return *from; // copied by __builtin_memcpy it would be four bytes
+#else
     V x;
     __builtin_memcpy(&x, from, sizeof x);
     return x;
+#endif
 }
 template <class V>
 [[gnu::always_inline]] MDKV_HD inline void store_lanes(float* to, V const& x)
 {
+#if defined(__CUDA_ARCH__)
+    *to = x;
+#else
     __builtin_memcpy(to, &x, sizeof x);
+#endif
 }
 
 /// The number in lane l.

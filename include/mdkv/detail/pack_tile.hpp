@@ -290,7 +290,8 @@ private:
             {
                 word |= static_cast<std::uint32_t>(static_cast<int>(mine.x[start + k * step])) << 8 * k;
             }
-            __builtin_memcpy(to + group.codes + place, &word, bytes);
+            if constexpr (bytes == 4) { store_at(to + group.codes + place, word); }
+            else { __builtin_memcpy(to + group.codes + place, &word, bytes); }
         });
     }
 };

@@ -196,7 +196,12 @@ private:
         for_codes(t, group, [&](int byte, int first, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
             std::uint8_t codes[std::size_t{bytes}];
-            __builtin_memcpy(codes, from + group.codes + byte, sizeof codes);
+            if constexpr (bytes == 4)
+            {
+                auto const word = load_at<std::uint32_t>(from + group.codes + byte);
+                __builtin_memcpy(codes, &word, sizeof codes);
+            }
+            else { __builtin_memcpy(codes, from + group.codes + byte, sizeof codes); }
             for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
         });
         t.sync();

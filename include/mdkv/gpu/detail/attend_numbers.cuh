@@ -83,7 +83,7 @@ struct attend_numbers
                 int const at = values ? t * row_bytes + c * int{sizeof(T)} : (c * width + t) * int{sizeof(T)};
                 std::byte* const to =
                     ring + (values ? t * rows::value_step + c * 2 : c / 4 * rows::key_step + c % 4 * 32 + t * 2);
-                float x = t < there ? widen(mdkv::detail::load_at<T>(from + at)) : 0.0F;
+                float x = t < there ? widen(mdkv::detail::load_bytes<T>(from + at)) : 0.0F;
                 MDKV_UNROLL
                 for (int j = 0; j < rows::element_parts; ++j)
                 {
@@ -105,11 +105,10 @@ struct attend_numbers
                     *reinterpret_cast<std::uint16_t*>(ring + rows::place(begin + offset, step)) = bits;
                 };
                 {
-                    int const t         = lane % rows::sixteen;
-                    bool const of_scale = lane < rows::sixteen;
-                    half const x =
-                        t < there ? mdkv::detail::load_at<half>(from + (of_scale ? codes.scale(t) : codes.minimum(t)))
-                                  : half{};
+                    int const t          = lane % rows::sixteen;
+                    bool const of_scale  = lane < rows::sixteen;
+                    auto const* const at = from + (of_scale ? codes.scale(t) : codes.minimum(t));
+                    half const x         = t < there ? mdkv::detail::load_bytes<half>(at) : half{};
                     number(lane * 2, x.bits);
                 }
                 int const second = (codes.coordinates + 1) / 2; // coordinate, or byte, of the second half
