@@ -156,7 +156,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     using slice_kernel = kernels::attend_slice<T, U, Columns, most>;
     if (queries.extent(0) == 0) { return; }
     bool const real           = !on.scratch->counting();
-    index_t const most_shared = real ? most_shared_memory() : 0;
+    index_t const most_shared = real ? most_shared_memory(on) : 0;
 
     // Calls body(kernel) for the slices of one launch after the other.
     auto const for_each_launch = [&](float* states, auto const& body) {

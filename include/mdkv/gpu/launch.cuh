@@ -34,14 +34,68 @@ __global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
 
 } // namespace kernels
 
-/// The most shared memory a block of the current device can have, in bytes.
-[[nodiscard]] inline index_t most_shared_memory()
+/// Makes the stream's device the thread's current one as long as it lives: CUDA starts kernels on the current device alone.
+class device_of
 {
-    int device = 0;
-    int bytes  = 0;
-    check(cudaGetDevice(&device), "most_shared_memory");
-    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "most_shared_memory");
+public:
+    explicit device_of(cudaStream_t stream)
+    {
+        check(cudaGetDevice(&before_), "device_of");
+        number_ = before_;
+#if CUDART_VERSION >= 12080 // older ones cannot tell: the stream must be of the current device
+        if (stream != nullptr) { check(cudaStreamGetDevice(stream, &number_), "device_of"); }
+#endif
+        if (number_ != before_) { check(cudaSetDevice(number_), "device_of"); }
+    }
+    device_of(device_of const&)            = delete;
+    device_of& operator=(device_of const&) = delete;
+    ~device_of()
+    {
+        if (number_ != before_) { static_cast<void>(cudaSetDevice(before_)); }
+    }
+
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int before_ = 0;
+    int number_ = 0;
+};
+
+/// The most shared memory that a device gives a block, in bytes; a kernel's own static memory is part of it.
+[[nodiscard]] inline int most_shared_memory(device_of const& device)
+{
+    int bytes = 0;
+    check(
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.number()), "most_shared_memory");
     return bytes;
+}
+/// The same for the device of the backend's stream.
+[[nodiscard]] inline index_t most_shared_memory(backend const& on = {})
+{
+    return most_shared_memory(device_of{on.stream});
+}
+
+/// The most dynamic shared memory of a kernel on each device, 0 until it was requested there: a cache that no result
+/// depends on. Every source has its own, because nvcc gives every source its own kernel.
+template <class Kernel>
+static int granted_shared_memory[16];
+
+/// Requests from CUDA, once for each kernel and device, all the dynamic shared memory that a block can have, and returns
+/// its bytes.
+template <class Kernel>
+int grant_shared_memory(device_of const& device)
+{
+    bool const known = device.number() < 16;
+    int* const kept  = granted_shared_memory<Kernel> + (known ? device.number() : 0);
+    int most         = known ? __atomic_load_n(kept, __ATOMIC_RELAXED) : 0;
+    if (most > 0) { return most; }
+    cudaFuncAttributes compiled{};
+    check(cudaFuncGetAttributes(&compiled, kernels::entry<Kernel>), Kernel::name);
+    most = most_shared_memory(device) - static_cast<int>(compiled.sharedSizeBytes);
+    check(
+        cudaFuncSetAttribute(kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, most), Kernel::name);
+    if (known) { __atomic_store_n(kept, most, __ATOMIC_RELAXED); }
+    return most;
 }
 
 /// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0. Two members are optional:
@@ -58,16 +112,13 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     expects(blocks <= INT32_MAX, Kernel::name, ": ", blocks, " blocks are more than a grid may have");
     index_t shared = 0;
     if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
-    constexpr index_t shared_by_default = 48 * 1024; // more must be requested
-    if (shared > shared_by_default)
+    device_of const device{on.stream};
+    constexpr index_t always_granted = 40 * 1024; // 48 KB less a kernel's static memory
+    if (shared > always_granted)
     {
-        // Request the maximum, so that a concurrent caller cannot lower it before the launch.
-        index_t const most = most_shared_memory();
+        index_t const most = grant_shared_memory<Kernel>(device);
         expects(shared <= most, Kernel::name, ": a block needs ", shared, " bytes of shared memory; this GPU gives it ",
             most);
-        check(cudaFuncSetAttribute(
-                  kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
-            Kernel::name);
     }
     // Not by <<<>>>: its error is the thread's last error, which may come from an earlier call.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};

@@ -55,7 +55,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
     if (!frame.ready() || tokens == 0) { return; }
-    index_t const most = most_shared_memory();
+    index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
         tiling.all, " bytes of a block's shared memory at these rungs; this GPU has ", most);
 

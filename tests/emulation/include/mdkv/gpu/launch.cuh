@@ -16,7 +16,7 @@
 namespace mdkv::inline MDKV_MACHINE::gpu
 {
 
-[[nodiscard]] inline index_t most_shared_memory()
+[[nodiscard]] inline index_t most_shared_memory(backend const& = {})
 {
     return emulation::most_shared;
 }
