@@ -20,58 +20,93 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
-/// One item for all heads: the count is raised when every member has copied its part.
+/// An item is one head's part of a tile of the tail; or all of few tokens, and then the count is raised, too.
 template <backend B, element T, element U>
 struct append_token
 {
     static constexpr char const* name = "append";
-    static constexpr int threads      = 512;
+    static constexpr int threads      = 256;
+    static constexpr index_t few      = 16384; ///< elements that one block copies as fast as several
 
     in_view<U, 3, B> keys;   // [H, n, D]
     in_view<U, 3, B> values; // [H, n, Dv]
     cache_view<T, B::memory_space> cache;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
+    /// Tiles that hold n tokens, wherever in a tile the first one is.
+    [[nodiscard]] MDKV_HD index_t tiles() const noexcept
     {
-        index_t const at = *cache.appended;
-        for (index_t i = 0; i < keys.extent(1) && at + i < cache.tail_capacity; ++i)
-        {
-            copy(t, keys, i, at + i, false);
-            copy(t, values, i, at + i, true);
-        }
+        return (keys.extent(1) + tile_tokens - 2) / tile_tokens + 1;
+    }
+    [[nodiscard]] MDKV_HD bool at_once() const noexcept
+    {
+        return cache.layout.heads * keys.extent(1) * (keys.extent(2) + values.extent(2)) <= few;
+    }
+    [[nodiscard]] index_t items() const noexcept { return at_once() ? 1 : cache.layout.heads * tiles(); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        bool const one      = at_once();
+        index_t const at    = *cache.appended;
+        index_t const room  = cache.tail_capacity - at;
+        index_t const all   = keys.extent(1) < room ? keys.extent(1) : room;
+        index_t const first = one ? 0 : item / tiles();
+        index_t const last  = one ? cache.layout.heads - 1 : first;
+        index_t const tile  = item % tiles() * tile_tokens - at % tile_tokens; // in tokens from the first one on
+        index_t const begin = one || tile < 0 ? 0 : tile;
+        index_t const end   = one || tile + tile_tokens >= all ? all : tile + tile_tokens;
+        copy(t, keys, first, last, at, begin, end, false);
+        copy(t, values, first, last, at, begin, end, true);
+        if (!one) { return; }
         t.sync();
         if (t.rank() == 0) { *cache.appended = at + keys.extent(1); }
     }
 
 private:
+    /// Copies tokens begin ... end - 1 of heads first ... last; token 0 becomes token `at` of the tail. A member takes
+    /// neighbouring coordinates, and its neighbour those of the next token of keys, which lie side by side, or the next
+    /// ones of a value.
     template <team Team>
-    MDKV_HD void copy(Team const& t, in_view<U, 3, B> const& rows, index_t i, index_t at, bool of_values) const
+    MDKV_HD void copy(Team const& t, in_view<U, 3, B> const& rows, index_t first, index_t last, index_t at,
+        index_t begin, index_t end, bool of_values) const
     {
-        auto const mine = share_rows(t, rows.extent(2));
-        for (index_t h = mine.row; h < cache.layout.heads; h += mine.rows)
+        constexpr int most = Team::lanes > 1 ? Team::lanes : 16 / static_cast<int>(sizeof(T));
+        auto const dim     = static_cast<int>(rows.extent(2));
+        int const pieces   = (dim + most - 1) / most;
+        auto const tokens  = static_cast<int>(begin < end ? end - begin : 0);
+        auto const mine    = share_rows(t, index_t{tokens} * pieces);
+        for (index_t h = first + mine.row; h <= last; h += mine.rows)
         {
             run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
-            std::byte* const to = tail.begin + tail.coordinate(at, 0);
-            index_t const step  = tail.step(at);
-            // Several at a time, so that compilers vectorise the narrowing of a thread.
-            constexpr index_t most = Team::lanes;
-            for (index_t d = mine.column * most; d < rows.extent(2); d += t.size() * most)
+            for (auto i = static_cast<int>(mine.column); i < tokens * pieces; i += members(t))
             {
-                U const* const from = rows.row(h, i) + d;
-                index_t const n     = rows.extent(2) - d < most ? rows.extent(2) - d : most;
-                T stored[std::size_t{most}];
-                if (n == most)
-                {
-                    MDKV_FOR_LANES(l, most) { stored[l] = as_stored(load_at<U>(from + l)); }
-                }
-                else
-                {
-                    for (index_t l = 0; l < n; ++l) { stored[l] = as_stored(load_at<U>(from + l)); }
-                }
-                for (index_t l = 0; l < n; ++l) { store_at(to + (d + l) * step, stored[l]); }
+                index_t const token = begin + (of_values ? i / pieces : i % tokens);
+                int const d         = (of_values ? i % pieces : i / tokens) * most;
+                U const* const from = rows.row(h, token) + d;
+                std::byte* const to = tail.begin + tail.coordinate(at + token, d);
+                index_t const step  = tail.step(at + token);
+                copy_piece<most>(from, dim - d < most ? dim - d : most, to, step);
             }
         }
+    }
+
+    /// Copies n of `Most` neighbouring coordinates, all at once where possible.
+    template <int Most>
+    MDKV_HD static void copy_piece(U const* from, int n, std::byte* to, index_t step)
+    {
+        T stored[std::size_t{Most}];
+        if (n == Most)
+        {
+            U given[std::size_t{Most}];
+            load_all(from, given);
+            MDKV_FOR_LANES(l, Most) { stored[l] = as_stored(given[l]); } // by vectors on a CPU
+            if (step == index_t{sizeof(T)}) { return store_all(to, stored); }
+        }
+        else
+        {
+            for (int l = 0; l < n; ++l) { stored[l] = as_stored(load_at<U>(from + l)); }
+        }
+        for (int l = 0; l < n; ++l) { store_at(reinterpret_cast<T*>(to + l * step), stored[l]); }
     }
 
     [[nodiscard]] MDKV_HD static T as_stored(U given) noexcept
@@ -81,19 +116,22 @@ private:
     }
 };
 
-/// One item: the count of appended tokens.
+/// One item: the count of appended tokens, raised by `more` and then limited to `most`.
 template <space S>
-struct truncate_count
+struct count_tail
 {
-    static constexpr char const* name = "truncate_tail";
+    static constexpr char const* name = "count_tail";
 
     index_t* appended;
-    index_t tokens;
+    index_t more;
+    index_t most;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t) const
     {
-        if (t.rank() == 0 && *appended > tokens) { *appended = tokens; }
+        if (t.rank() != 0) { return; }
+        index_t const raised = *appended + more;
+        *appended            = raised < most ? raised : most;
     }
 };
 
@@ -139,7 +177,9 @@ void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_v
         expects(reinterpret_cast<std::uintptr_t>(cache.tail) % alignof(T) == 0, "append: cache.tail is not aligned to ",
             index_t{alignof(T)}, " bytes");
     }
-    run(on, detail::append_token<B, T, U>{keys, values, cache}, 1);
+    detail::append_token<B, T, U> const job{keys, values, cache};
+    run(on, job);
+    if (!job.at_once()) { run(on, detail::count_tail<B::memory_space>{cache.appended, n, INT64_MAX}, 1); }
 }
 
 /// Adds one token: append with n = 1.
@@ -174,7 +214,7 @@ void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> c
 {
     expects(tokens >= 0, "truncate_tail: tokens is ", tokens, "; it must not be negative");
     expects(detail::dry_run(on) || cache.appended != nullptr, "truncate_tail: cache has no directory");
-    run(on, detail::truncate_count<B::memory_space>{cache.appended, tokens}, 1);
+    run(on, detail::count_tail<B::memory_space>{cache.appended, 0, tokens}, 1);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE

@@ -147,6 +147,50 @@ TEST_CASE("several tokens at once are where the CPU puts them, bit for bit, and 
     CHECK(tail_of(gpu::to_host(cache, nullptr)) == tail_of(want));
 }
 
+TEST_CASE_TEMPLATE(
+    "many tokens at once, which many blocks copy, are where the CPU puts them, bit for bit", T, half, float)
+{
+    for (head_dims const dims : {head_dims{48, 32}, head_dims{40, 31}})
+    {
+        packed_layer<half> const layer{{.heads = 3, .tokens = 400, .window = 0, .dims = dims, .rungs = {drop, full}}};
+        tensor<T, 3> keys{{3, 400, dims.keys}};
+        tensor<T, 3> values{{3, 400, dims.values}};
+        for (index_t t = 0; t < 400; ++t)
+        {
+            auto const key   = token<T>(layer.keys, t);
+            auto const value = token<T>(layer.values, t);
+            for (index_t h = 0; h < 3; ++h)
+            {
+                for (index_t d = 0; d < dims.keys; ++d) { keys.set(key.get(h, d), h, t, d); }
+                for (index_t d = 0; d < dims.values; ++d) { values.set(value.get(h, d), h, t, d); }
+            }
+        }
+        cpu::cache<half> want{layer.layout, 0, 370};
+        std::memset(want.view().tail, 0xFF, static_cast<std::size_t>(want.tail_bytes()));
+        device_resource memory;
+        owned_cache<half> cache{layer.layout, 0, 370, nullptr, memory};
+        device_tensor<T, 3> const there_keys{keys};
+        device_tensor<T, 3> const there_values{values};
+        auto const add = [&](index_t first, index_t count) {
+            support::run_on_device([&](gpu::backend const& on) {
+                append(on, slice<1>(there_keys.in(), first, count), slice<1>(there_values.in(), first, count),
+                    cache.view());
+            });
+        };
+        add(0, 21);
+        add(21, 179);
+        CHECK(gpu::to_host(cache, nullptr).appended() == 200);
+        add(200, 200); // thirty of them have no room
+        support::run([&](cpu::backend const& on) {
+            append(on, slice<1>(keys.in(), 0, 370), slice<1>(values.in(), 0, 370), want.view());
+        });
+        CHECK(tail_of(gpu::to_host(cache, nullptr)) == tail_of(want));
+        index_t counted = 0;
+        gpu::copy({}, cache.view().appended, &counted, sizeof counted);
+        CHECK(counted == 400);
+    }
+}
+
 TEST_CASE("packing again empties the tail")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 40, .window = 1}};

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace
@@ -205,26 +206,30 @@ TEST_CASE("a tail inside the workspace and a token over the directory are refuse
 
 TEST_CASE("several tokens at once are appended as one by one, from any strides")
 {
-    packed_layer<half> const source{{.heads = 3, .tokens = 37, .window = 0, .dims = {24, 7}, .rungs = {drop, full}}, 1};
-    packed_layer<half> const empty{{.heads = 3, .tokens = 0, .window = 0, .dims = {24, 7}, .rungs = {drop, full}}};
-    for (index_t const n : {0, 1, 15, 16, 17, 37})
+    for (auto const& [tokens, first, dims] : std::vector<std::tuple<index_t, index_t, head_dims>>{{37, 0, {24, 7}},
+             {37, 1, {24, 7}}, {37, 15, {24, 7}}, {37, 16, {24, 7}}, {37, 17, {24, 7}}, {37, 37, {24, 7}},
+             {300, 0, {48, 32}}, {300, 3, {48, 32}}, {300, 49, {40, 31}}})
     {
-        auto one_by_one = empty.packed(40);
-        auto at_once    = empty.packed(40);
-        for (index_t t = 0; t < 37; ++t)
+        packed_layer<half> const source{
+            {.heads = 3, .tokens = tokens, .window = 0, .dims = dims, .rungs = {drop, full}}, 1};
+        packed_layer<half> const empty{{.heads = 3, .tokens = 0, .window = 0, .dims = dims, .rungs = {drop, full}}};
+        auto one_by_one = empty.packed(tokens + 3);
+        auto at_once    = empty.packed(tokens + 3);
+        for (index_t t = 0; t < tokens; ++t)
         {
             auto const key   = token(source.keys, t);
             auto const value = token(source.values, t);
             support::run([&](cpu::backend const& on) { append(on, key.in(), value.in(), one_by_one.view()); });
         }
-        support::run([&](cpu::backend const& on) {
-            auto const some = [&](auto const& x, index_t first, index_t count) {
-                return slice<1>(x.in(), first, count);
+        support::run([&, first = first, tokens = tokens](cpu::backend const& on) {
+            auto const some = [&](auto const& x, index_t begin, index_t count) {
+                return slice<1>(x.in(), begin, count);
             };
-            append(on, some(source.keys, 0, n), some(source.values, 0, n), at_once.view());
-            append(on, some(source.keys, n, 37 - n), some(source.values, n, 37 - n), at_once.view());
+            append(on, some(source.keys, 0, first), some(source.values, 0, first), at_once.view());
+            append(on, some(source.keys, first, tokens - first), some(source.values, first, tokens - first),
+                at_once.view());
         });
-        CHECK(at_once.appended() == 37);
+        CHECK(at_once.appended() == tokens);
         CHECK(tail_of(at_once) == tail_of(one_by_one));
     }
 }
