@@ -1,7 +1,6 @@
 /// \file stand_in.hpp: jobs of stand_in: dropped tokens in groups, the attention that they would get, and the token of each group.
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
@@ -9,6 +8,7 @@
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace mdkv::inline MDKV_MACHINE::detail
@@ -267,56 +267,42 @@ private:
     }
 };
 
-/// The stand-in of each group; zeros beyond a head's last group. An item is a group of a head.
-template <backend B, element T>
+/// Moves the key of each group from the mean. An item is a group of a head.
+template <backend B>
 struct place_stand_in
 {
     static constexpr char const* name = "stand_in";
     static constexpr int threads      = 128;
 
-    in_view<T, 3, B> keys, values;
     in_view<index_t, 2, B> places; // from choose_seeds
-    in_view<std::int32_t, 2, B> groups;
-    in_view<float, 2, B> weights;
     in_view<float, 4, B> shares;
-    in_view<float, 3, B> queries; // from scale_queries
-    out_view<float, 4, B> rows;   // [H, M, 2, G*Q]  shares, and the differences that logits lack
-    out_view<float, 3, B> stand_in_keys, stand_in_values;
+    in_view<float, 3, B> queries;        // from scale_queries
+    out_view<float, 4, B> rows;          // [H, M, 2, G*Q]  shares, and the differences that logits lack
+    out_view<float, 3, B> stand_in_keys; // from mean_of_group
 
     struct scratch
     {
         carver& cut;
         index_t dim;
-        double* sums = cut.take<double>(dim); // [D]  sums of a mean, then the direction in which the key moves
+        double* sums = cut.take<double>(dim); // [D]  the direction in which the key moves
     };
 
     [[nodiscard]] index_t items() const noexcept { return stand_in_keys.extent(0) * stand_in_keys.extent(1); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        return bytes_of<scratch>(keys.extent(2) > values.extent(2) ? keys.extent(2) : values.extent(2));
-    }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(stand_in_keys.extent(2)); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         index_t const h     = item / stand_in_keys.extent(1);
         index_t const j     = item % stand_in_keys.extent(1);
-        index_t const dim   = keys.extent(2);
+        index_t const dim   = stand_in_keys.extent(2);
         index_t const count = rows.extent(3);
         float* const key    = stand_in_keys.row(h, j);
         float* const share  = rows.row(h, j, 0);
         float* const lacks  = rows.row(h, j, 1);
-        carver cut          = t.scratch();
-        scratch const mine{cut, dim > values.extent(2) ? dim : values.extent(2)};
-        if (places(h, j) < 0)
-        {
-            for (index_t d = t.rank(); d < dim; d += t.size()) { key[d] = 0; }
-            for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { stand_in_values(h, j, d) = 0; }
-            return;
-        }
-        mean(t, keys, h, j, mine.sums, key);
-        mean(t, values, h, j, mine.sums, stand_in_values.row(h, j));
-        t.sync();
+        if (places(h, j) < 0) { return; }
+        carver cut = t.scratch();
+        scratch const mine{cut, dim};
         for (index_t r = t.rank(); r < count; r += t.size())
         {
             double sum = 0;
@@ -352,29 +338,6 @@ struct place_stand_in
     }
 
 private:
-    /// The mean of a group's keys or values, weighted by attention, or uniformly if they get none. Members split the dims.
-    template <team Team>
-    MDKV_HD void mean(Team const& t, in_view<T, 3, B> const& of, index_t h, index_t j, double* sums, float* to) const
-    {
-        double total = 0;
-        for (index_t d = t.rank(); d < of.extent(2); d += t.size()) { sums[d] = 0; }
-        for (int pass = 0; pass < 2 && total == 0; ++pass)
-        {
-            for (index_t i = 0; i < of.extent(1); ++i)
-            {
-                double const weight = groups(h, i) != j ? 0.0 : pass > 0 ? 1.0 : double{weights(h, i)};
-                if (weight == 0) { continue; }
-                total += weight;
-                T const* const row = of.row(h, i);
-                for (index_t d = t.rank(); d < of.extent(2); d += t.size())
-                {
-                    sums[d] += weight * double{widen(load_at<T>(row + d))};
-                }
-            }
-        }
-        for (index_t d = t.rank(); d < of.extent(2); d += t.size()) { to[d] = static_cast<float>(sums[d] / total); }
-    }
-
     template <class V>
     [[nodiscard]] MDKV_HD static double dot(float const* a, V const* b, index_t dim)
     {

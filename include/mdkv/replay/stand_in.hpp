@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/group_means.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/stand_in.hpp>
 #include <mdkv/detail/team.hpp>
@@ -102,8 +103,10 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);
         run(with, work{keys, rungs, as_input(places), as_input(seeds), as_input(scaled),
                       options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
-        run(with, detail::place_stand_in<B, T>{keys, values, as_input(places), as_input(group), as_input(weights),
-                      as_input(shares), as_input(scaled), lacking, stand_in_keys, stand_in_values});
+        run(with, detail::mean_of_group<B, T>{keys, values, as_input(places), as_input(group), as_input(weights),
+                      stand_in_keys, stand_in_values});
+        run(with,
+            detail::place_stand_in<B>{as_input(places), as_input(shares), as_input(scaled), lacking, stand_in_keys});
     };
     detail::staged(on, "stand_in", body);
 }
