@@ -85,6 +85,7 @@ struct pool_fading
     static constexpr char const* name = "pool_fading";
     static constexpr int threads      = 256;
     static constexpr int block        = 16;
+    static constexpr int span         = 16; ///< borders over which a thread of a GPU carries
     static constexpr float none       = -__builtin_huge_valf();
 
     in_view<float, 3, B> loss;
@@ -104,7 +105,11 @@ struct pool_fading
         across = after(block);
     }
 
-    [[nodiscard]] static index_t scratch_bytes() noexcept { return threads * index_t{sizeof(float)}; }
+    [[nodiscard]] static index_t scratch_bytes() noexcept
+    {
+        index_t const ends = B::memory_space == space::host ? 0 : threads / span * index_t{sizeof(double)};
+        return threads * index_t{sizeof(float)} + ends;
+    }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t row) const
@@ -121,7 +126,9 @@ struct pool_fading
         constexpr int blocks = Team::lanes == 1 ? 1 : 8; // blocks of a member at once
         constexpr int some   = blocks * block;
         // The loss faded to each block's last token, then the one that fades into the block.
-        float* const border = t.scratch().template take<float>(t.size() * blocks);
+        carver cut          = t.scratch();
+        float* const border = cut.take<float>(t.size() * blocks);
+        double* const ends  = cut.take<double>((t.size() * blocks + span - 1) / span);
         float* const mine   = border + t.rank() * blocks;
         index_t const n     = loss.extent(2);
         double carried      = double{none}; // only the first member's value counts
@@ -149,13 +156,8 @@ struct pool_fading
             for (int b = 0; b < blocks; ++b) { mine[b] = near[block * (b + 2) - 1]; }
             t.sync();
             index_t const left = (n - first + block - 1) / block;
-            for (index_t b = 0; b < t.size() * blocks && b < left && t.rank() == 0; ++b)
-            {
-                double const faded = carried * across;
-                float const leaves = border[b];
-                border[b]          = static_cast<float>(carried);
-                carried            = double{leaves} > faded || leaves != leaves ? double{leaves} : faded;
-            }
+            carry(t, border, left < t.size() * blocks ? static_cast<int>(left) : static_cast<int>(t.size() * blocks),
+                ends, carried);
             t.sync();
             for (int b = 0; b < blocks; ++b)
             {
@@ -169,6 +171,50 @@ struct pool_fading
                 else { out[l] = far[l]; }
             }
         }
+    }
+
+    /// Makes of the loss that fades to each block's last token the one that fades into the block. On a GPU every thread first
+    /// carries over a span from no loss, and one thread then from span to span: the larger of two losses stays the larger,
+    /// or equal, if both fade and are rounded, so that results are those of one thread.
+    /// \param ends     [spans]  scratch of a GPU
+    /// \param carried  enters the first block, and leaves the last one; only the first member's counts
+    template <team Team>
+    MDKV_HD void carry(Team const& t, float* border, int count, double* ends, double& carried) const
+    {
+        if constexpr (Team::lanes > 1)
+        {
+            carried = carry_over<true>(border, count, carried);
+            return;
+        }
+        int const begin = member(t) * span;
+        int const own   = count - begin < span ? count - begin : span;
+        if (own > 0) { ends[t.rank()] = carry_over<false>(border + begin, own, double{none}); }
+        t.sync();
+        for (int i = 0; i * span < count && t.rank() == 0; ++i)
+        {
+            double const leaves = ends[i];
+            double faded        = carried;
+            // (a negative loss gets larger as it fades)
+            for (int b = 0; b < span && !(leaves >= 0 && faded <= leaves); ++b) { faded *= across; }
+            ends[i] = carried;
+            carried = leaves > faded || leaves != leaves ? leaves : faded;
+        }
+        t.sync();
+        if (own > 0) { carry_over<true>(border + begin, own, ends[t.rank()]); }
+    }
+
+    /// Returns the loss that leaves the last of `count` blocks.
+    template <bool Write>
+    MDKV_HD double carry_over(float* border, int count, double carried) const noexcept
+    {
+        for (int b = 0; b < count; ++b)
+        {
+            double const faded = carried * across;
+            float const leaves = border[b];
+            if (Write) { border[b] = static_cast<float>(carried); }
+            carried = double{leaves} > faded || leaves != leaves ? double{leaves} : faded;
+        }
+        return carried;
     }
 
     /// One doubling: a token joins the losses that the token `step` before it has joined, if both are in the same block.
