@@ -23,6 +23,29 @@ using namespace mdkv;
 using support::device_tensor;
 using support::tensor;
 
+/// Sums in shared memory whose low words overflow, the second one below zero.
+struct shared_sums
+{
+    static constexpr char const* name = "shared_sums";
+    static constexpr int threads      = 96;
+
+    out_view<index_t, 1, gpu::backend> to; // [2]
+
+    [[nodiscard]] index_t shared_bytes() const { return 2 * index_t{sizeof(index_t)}; }
+
+    __device__ void operator()() const
+    {
+        auto* const sums = reinterpret_cast<index_t*>(gpu::device::shared_memory());
+        int const t      = gpu::device::thread();
+        if (t < 2) { sums[t] = -7; }
+        gpu::device::sync();
+        gpu::device::shared_add(&sums[0], (index_t{3} << 32) - t);
+        gpu::device::shared_add(&sums[1], index_t{-t});
+        gpu::device::sync();
+        if (t < 2) { to(t) = sums[t]; }
+    }
+};
+
 struct warp_functions
 {
     static constexpr char const* name = "warp_functions";
@@ -197,6 +220,15 @@ TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
         CHECK(got.get(3, t) == t / 32);
         CHECK(got.get(4, t) == t);
     }
+}
+
+TEST_CASE("sums of 64 bits in shared memory carry from one word to the other")
+{
+    device_tensor<index_t, 1> to{{2}};
+    support::run_on_device([&](gpu::backend const& on) {
+        if (!on.scratch->counting()) { gpu::launch(on, shared_sums{to.out()}, 1); }
+    });
+    CHECK(to.elements() == std::vector<index_t>{96 * (index_t{3} << 32) - 95 * 48 - 7, -95 * 48 - 7});
 }
 
 TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")

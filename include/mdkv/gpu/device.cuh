@@ -76,6 +76,21 @@ __device__ __forceinline__ void atomic_add(T* to, T value)
     using word = atomic_word<std::make_unsigned_t<T>>;
     atomicAdd(reinterpret_cast<word*>(to), static_cast<word>(value));
 }
+/// Adds to a number in shared memory, where atomic sums of 64 bits are loops of compare-and-swap: its two words are added to
+/// one after the other, so that it is whole at the block's next barrier.
+template <std::integral T>
+__device__ __forceinline__ void shared_add(T* to, T value)
+{
+    if constexpr (sizeof(T) == 4) { atomic_add(to, value); }
+    else
+    {
+        auto* const words    = reinterpret_cast<unsigned*>(to);
+        auto const low       = static_cast<unsigned>(value);
+        unsigned const sum   = atomicAdd(words, low) + low;
+        unsigned const above = static_cast<unsigned>(static_cast<std::uint64_t>(value) >> 32) + (sum < low ? 1U : 0U);
+        if (above != 0) { atomicAdd(words + 1, above); }
+    }
+}
 template <std::integral T>
 __device__ __forceinline__ void atomic_min(T* to, T value)
 {

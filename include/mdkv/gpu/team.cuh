@@ -55,7 +55,7 @@ public:
     template <std::integral I>
     MDKV_HD static void add(I* counter, I n)
     {
-        device::atomic_add(counter, n);
+        device::shared_add(counter, n);
     }
 #pragma nv_exec_check_disable
     template <std::integral I>

@@ -71,6 +71,11 @@ void atomic_add(T* to, T value)
     *to = static_cast<T>(*to + value);
 }
 template <class T>
+void shared_add(T* to, T value)
+{
+    atomic_add(to, value);
+}
+template <class T>
 void atomic_min(T* to, T value)
 {
     *to = value < *to ? value : *to;

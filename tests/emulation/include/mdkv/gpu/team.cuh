@@ -58,7 +58,7 @@ public:
     template <std::integral I>
     static void add(I* counter, I n)
     {
-        device::atomic_add(counter, n);
+        device::shared_add(counter, n);
     }
     template <std::integral I>
     static void add_across(I* counter, I n)
