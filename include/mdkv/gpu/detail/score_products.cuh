@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/score_plan.hpp>
@@ -68,7 +69,7 @@ struct score_tile
 {
     float* rows;    // [dim or value_dim, tokens]  keys only if plain_keys
     float* latents; // [latent or value_latent, tokens]
-    float* rotated; // [dim or value_dim, tokens]  only if some rung rotates
+    float* rotated; // [coordinates of a last group that is not whole, tokens]  only if some rung rotates
 
     // [tokens, dim / 2 + 1]  keys in pairs, for tensor cores; the odd step avoids bank conflicts
     std::uint32_t* pairs;
@@ -76,11 +77,13 @@ struct score_tile
     MDKV_HD score_tile(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
         : rows{take<float>(memory, t, t.plain_keys ? p.dim : 0, p.value_dim)}
         , latents{take<float>(memory, t, p.latent, p.value_latent)}
-        , rotated{take<float>(memory, t, p.rotates ? p.dim : 0, p.rotates ? p.value_dim : 0)}
+        , rotated{take<float>(memory, t, p.rotates ? p.dim % group : 0, p.rotates ? p.value_dim % group : 0)}
         , pairs{take<std::uint32_t>(memory, t, t.tensor ? p.dim / 2 + 1 : 0, 0)}
     {}
 
 private:
+    static constexpr int group = static_cast<int>(quantised_group);
+
     template <class V>
     [[nodiscard]] MDKV_HD static V* take(mdkv::detail::carver& memory, score_tiling const& t, int a, int b) noexcept
     {
@@ -93,23 +96,32 @@ struct score_thread_sums
 {
     static constexpr int parts = score_threads;
 
-    int tokens;           ///< tokens of the tile
-    float* probabilities; // [softmaxes, parts]  totals over rows of P, then of |P' - P|
-    float* squares;       // [parts]             |v|^2
-    float* roundings;     // [rungs, parts]      |v - v'|^2 by rounding
-    float* kept;          // [rungs, parts]      squares of the coordinates from kept_from on
-    float* rests;         // [rungs, parts]      |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
-    float* spread;        // [parts]             variance of a logit, if codes were a whole range apart
+    float* all; // every sum [parts]
+    int tokens; ///< tokens of the tile
+    int softmaxes;
+    int rungs;
 
     MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : tokens{t.tokens()}
-        , probabilities{memory.take<float>(index_t{p.softmaxes} * parts)}
-        , squares{memory.take<float>(parts)}
-        , roundings{memory.take<float>(index_t{p.count} * parts)}
-        , kept{memory.take<float>(index_t{p.count} * parts)}
-        , rests{memory.take<float>(index_t{p.count} * parts)}
-        , spread{memory.take<float>(p.rotates ? parts : 0)}
+        : all{memory.take<float>(index_t{p.softmaxes + 2 + 3 * p.count} * parts)}
+        , tokens{t.tokens()}
+        , softmaxes{p.softmaxes}
+        , rungs{p.count}
     {}
+
+    // All from one address, because a thread has no registers for six.
+
+    /// [parts]  |v|^2
+    [[nodiscard]] MDKV_HD float* squares() const noexcept { return all; }
+    /// [parts]  variance of a logit, if codes were a whole range apart
+    [[nodiscard]] MDKV_HD float* spread() const noexcept { return all + parts; }
+    /// [softmaxes, parts]  totals over rows of P, then of |P' - P|
+    [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + 2 * parts; }
+    /// [rungs, parts]  |v - v'|^2 by rounding
+    [[nodiscard]] MDKV_HD float* roundings() const noexcept { return probabilities() + softmaxes * parts; }
+    /// [rungs, parts]  squares of the coordinates from kept_from on
+    [[nodiscard]] MDKV_HD float* kept() const noexcept { return roundings() + rungs * parts; }
+    /// [rungs, parts]  |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
+    [[nodiscard]] MDKV_HD float* rests() const noexcept { return kept() + rungs * parts; }
 
     /// Total i of one token at `sums`: its parts joined in their order.
     [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm norm = row_norm::sum) const

@@ -9,11 +9,13 @@
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/rotated_group.cuh>
 #include <mdkv/gpu/detail/score_block.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
+#include <cstdint>
 
 #include <vector_types.h>
 
@@ -192,8 +194,10 @@ struct score_losses
 
     __device__ void operator()() const
     {
-        index_t const head  = device::block() / tiles_per_head;
-        index_t const first = device::block() % tiles_per_head * tiling.tokens();
+        auto const number   = static_cast<std::uint32_t>(device::block()); // a grid has fewer than 2^31
+        auto const tiles    = static_cast<std::uint32_t>(tiles_per_head);
+        index_t const head  = number / tiles;
+        index_t const first = index_t{number % tiles} * tiling.tokens();
         int const count     = tiling.count(keys.view.extent(1), first);
         mdkv::detail::carver memory{device::shared_memory()};
         detail::score_block const block{plan, tiling, head, memory};
@@ -220,7 +224,7 @@ private:
     __device__ void add_differences(
         detail::score_block const& block, index_t first, int count, detail::score_thread_sums const& sums) const
     {
-        for (int i = 0; i < plan.softmaxes; ++i) { sums.probabilities[i * threads + device::thread()] = 0; }
+        for (int i = 0; i < plan.softmaxes; ++i) { sums.probabilities()[i * threads + device::thread()] = 0; }
         for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
             int const row                = p * detail::score_panel + block.row;
@@ -236,7 +240,7 @@ private:
                 mdkv::detail::with_norm(plan.norm, [&](auto norm) {
                     detail::add_differences<norm>(logits, lse, hidden, softmax == 0, exact, totals);
                 });
-                float& total = sums.probabilities[softmax * threads + device::thread()];
+                float& total = sums.probabilities()[softmax * threads + device::thread()];
                 total        = mdkv::detail::joined_rows(plan.norm, total, detail::fold4(totals, 2, 1, plan.norm));
             }
         }
@@ -253,15 +257,15 @@ private:
         float spread              = 0;
         for (int c = tiling.share() * group; c < plan.dim; c += tiling.shares() * group)
         {
-            int const n            = plan.dim - c < group ? plan.dim - c : group;
-            float const* const key = block.tile.rows + c * step + tiling.token();
-            float* const x         = block.tile.rotated + c * step + tiling.token();
-            for (int i = 0; i < n; ++i) { x[i * step] = key[i * step]; }
-            mdkv::detail::rotate_columns<1>(x, n, step, mean + c, factor + c);
-            mdkv::detail::column_bounds<1> const b{x, n, step};
-            spread += (b.most - b.least) * (b.most - b.least) * weight[c / group];
+            int const n             = plan.dim - c;
+            float const* const from = block.tile.rows + c * step + tiling.token();
+            float const range       = n >= group ? detail::rotated_group{from, step, mean + c, factor + c}.range()
+                                                 : detail::rotated_rest{from, n, step, block.tile.rotated + tiling.token(),
+                                               mean + c, factor + c}
+                                                 .range();
+            spread += range * range * weight[c / group];
         }
-        sums.spread[device::thread()] = spread;
+        sums.spread()[device::thread()] = spread;
     }
 
     /// Finds this thread's parts of its token's sums of squares.
@@ -278,33 +282,34 @@ private:
         };
         float const* const value       = tile.rows + tiling.token();
         float const* const latents     = tile.latents + tiling.token();
-        sums.squares[device::thread()] = squares(value, 0, plan.value_dim);
+        sums.squares()[device::thread()] = squares(value, 0, plan.value_dim);
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
-            auto const most             = static_cast<float>(mdkv::detail::most_code(u.kind));
             float rounding              = 0;
-            for (int c = share * group; u.quantised() && c < u.values; c += shares * group)
+            for (int c = share * group; u.projected && u.quantised() && c < u.values; c += shares * group)
             {
-                int const n    = u.values - c < group ? u.values - c : group;
-                float const* x = latents + c * step;
-                if (!u.projected)
+                int const n = u.values - c < group ? u.values - c : group;
+                detail::add_rounding(latents + c * step, n, step, u.kind, rounding);
+            }
+            sums.roundings()[r * threads + device::thread()] = rounding;
+            sums.kept()[r * threads + device::thread()] =
+                squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
+        }
+        auto const add = [&](auto const& x) {
+            for (int r = 0; r < plan.count; ++r)
+            {
+                if (!plan.rungs[r].projected)
                 {
-                    float* const own = tile.rotated + c * step + tiling.token();
-                    for (int i = 0; i < n; ++i) { own[i * step] = value[(c + i) * step]; }
-                    mdkv::detail::rotate_columns<1>(own, n, step);
-                    x = own;
-                }
-                auto const codes = mdkv::detail::column_bounds<1>{x, n, step}.fitted(u.kind);
-                for (int i = 0; i < n; ++i)
-                {
-                    float const error = x[i * step] - codes.values(codes.codes(x[i * step], most));
-                    rounding += error * error;
+                    x.add_rounding(plan.rungs[r].kind, sums.roundings()[r * threads + device::thread()]);
                 }
             }
-            sums.roundings[r * threads + device::thread()] = rounding;
-            sums.kept[r * threads + device::thread()] =
-                squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
+        };
+        for (int c = share * group; plan.rotates && c < plan.value_dim; c += shares * group)
+        {
+            int const n = plan.value_dim - c;
+            if (n >= group) { add(detail::rotated_group{value + c * step, step}); }
+            else { add(detail::rotated_rest{value + c * step, n, step, tile.rotated + tiling.token()}); }
         }
     }
 
@@ -314,13 +319,13 @@ private:
     {
         int const step      = tiling.tokens();
         int const token     = tiling.token();
-        float const squared = sums.joined(sums.squares, 0, token);
+        float const squared = sums.joined(sums.squares(), 0, token);
         float kept          = 0;
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
             if (!u.projected) { continue; }
-            kept = u.kept(kept, sums.joined(sums.kept, r, token));
+            kept = u.kept(kept, sums.joined(sums.kept(), r, token));
             if (!mdkv::detail::cancels(squared - kept, squared)) { continue; }
             float rest = 0;
             for (int d = tiling.share(); d < plan.value_dim; d += tiling.shares())
@@ -329,7 +334,7 @@ private:
                 for (int c = 0; c < u.values; ++c) { x -= tile.latents[c * step + token] * value_basis(head, c, d); }
                 rest += x * x;
             }
-            sums.rests[r * threads + device::thread()] = rest;
+            sums.rests()[r * threads + device::thread()] = rest;
         }
     }
 
@@ -337,9 +342,9 @@ private:
     __device__ void write(index_t head, index_t at, detail::score_thread_sums const& sums) const
     {
         int const token     = device::thread();
-        float const squared = sums.joined(sums.squares, 0, token);
+        float const squared = sums.joined(sums.squares(), 0, token);
         float const length  = sqrtf(squared);
-        auto const total    = [&](int softmax) { return sums.joined(sums.probabilities, softmax, token, plan.norm); };
+        auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
         if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, length); }
@@ -347,16 +352,16 @@ private:
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
-            float missing               = sums.joined(sums.roundings, r, token);
+            float missing               = sums.joined(sums.roundings(), r, token);
             float& lost                 = loss(head, u.index, at);
             if (!u.projected)
             {
-                lost = mdkv::detail::coded_loss(mass, length, missing, sums.joined(sums.spread, 0, token), u.kind);
+                lost = mdkv::detail::coded_loss(mass, length, missing, sums.joined(sums.spread(), 0, token), u.kind);
                 continue;
             }
-            kept = u.kept(kept, sums.joined(sums.kept, r, token));
+            kept = u.kept(kept, sums.joined(sums.kept(), r, token));
             missing +=
-                mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests, r, token) : squared - kept;
+                mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token) : squared - kept;
             lost = mdkv::detail::projected_loss(plan.norm, total(u.softmax), mass, length, missing);
         }
     }
