@@ -30,9 +30,9 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
 {
     using floats       = lane_floats<Lanes>;
     float const factor = Count * half == n ? hadamard_factor(n) : 1.0F;
-    for (index_t i = 0; i < n; ++i)
+    for (index_t p = 0; p < n / Count; ++p)
     {
-        if ((i & ((Count - 1) * half)) != 0) { continue; }
+        index_t const i = (p & -half) * Count + (p & (half - 1)); // (half is a power of two)
         floats v[std::size_t{Count}];
         MDKV_UNROLL
         for (int k = 0; k < Count; ++k) { v[k] = load_lanes<floats>(x + (i + k * half) * stride); }
