@@ -24,6 +24,20 @@ MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& 
     }
 }
 
+/// Calls body(coordinate, token) for each group of Team::register_lanes neighbouring tokens of a tile.
+template <team Team, class Body>
+MDKV_HD void for_coordinates(Team const& t, int coordinates, Body const& body)
+{
+    constexpr int tile  = tile_tokens;
+    constexpr int lanes = Team::register_lanes;
+    int const first     = member(t) * lanes;
+    int const all       = members(t) * lanes;
+    for (int c = first / tile; c < coordinates; c += (all + tile - 1) / tile)
+    {
+        for (int i = first % tile; i < tile; i += all) { body(c, i); }
+    }
+}
+
 /// x[l] = from[l] for N neighbours at any address, and back, rounded to T. A backend may have overloads of its own.
 template <team Team, element T, std::size_t N>
 MDKV_HD void widen_lanes(Team const&, T const* from, float (&x)[N])

@@ -6,6 +6,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -249,15 +250,18 @@ private:
         coded_group const group = at.rows.group(at.first, c / piece);
         std::byte* const to     = at.rows.begin + at.rows.tile(at.first);
         auto const most         = static_cast<float>(most_code(kind));
+        if (at.basis == run_basis::rotated)
+        {
+            for_coordinates(t, at.rows.by_token ? 0 : n, [&](int j, int i) {
+                floats const centred = load_lanes<floats>(mine.x + j * tile + i) - mine.mean[c + j];
+                store_lanes(mine.x + j * tile + i, centred * mine.factor[c + j]);
+            });
+            t.sync();
+            hadamard_by_team<tile>(t, mine.x, n);
+        }
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
-            float* const x  = mine.x + i;
-            bool const keys = !at.rows.by_token;
-            if (at.basis == run_basis::rotated)
-            {
-                rotate_columns<lanes>(x, n, tile, keys ? mine.mean + c : nullptr, keys ? mine.factor + c : nullptr);
-            }
-            quantiser<lanes> const q = column_bounds<lanes>{x, n, tile}.fitted(kind);
+            quantiser<lanes> const q = column_bounds<lanes>{mine.x + i, n, tile}.fitted(kind);
             store_lanes(mine.minimum + i, q.minimum);
             store_lanes(mine.scale + i, q.inverse);
             float scale[std::size_t{lanes}];

@@ -3,7 +3,6 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <cstddef>
@@ -98,19 +97,6 @@ struct quantiser
 
 // Groups of neighbouring tokens as columns: x[j * step + i] is coordinate j of token i, and a function takes `Lanes`
 // neighbouring tokens from x on.
-
-/// Rotates a group of n coordinates; with a mean and a factor of each channel, as keys have them, (x - mean) * factor.
-template <int Lanes>
-MDKV_HD void rotate_columns(
-    float* x, index_t n, index_t step, float const* mean = nullptr, float const* factor = nullptr)
-{
-    for (index_t j = 0; mean != nullptr && j < n; ++j)
-    {
-        lane_floats<Lanes> const centred = load_lanes<lane_floats<Lanes>>(x + j * step) - mean[j];
-        store_lanes(x + j * step, centred * factor[j]);
-    }
-    hadamard<Lanes>(x, n, step);
-}
 
 /// Least and largest of n > 0 coordinates; both are NaN if a coordinate is NaN or infinite.
 template <int Lanes>

@@ -222,15 +222,11 @@ private:
         }
         if (at.basis != run_basis::rotated) { return; }
         t.sync();
-        for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
-        {
-            hadamard<lanes>(x + i, n, tile);
-            for (int j = 0; !at.rows.by_token && j < n; ++j)
-            {
-                floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
-                store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
-            }
-        }
+        hadamard_by_team<tile>(t, x, n);
+        for_coordinates(t, at.rows.by_token ? 0 : n, [&](int j, int i) {
+            floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
+            store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
+        });
     }
 
     /// x[j][i] = sum over c, ascending, of columns[c][i] * basis[c][d + j] for j < n.

@@ -10,7 +10,7 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::detail
 {
 
-/// A whole group of coordinates, with the arithmetic of detail/quantiser.hpp, to the bit. All loops are unrolled, because
+/// A whole group of coordinates, with the arithmetic of pack, to the bit. All loops are unrolled, because
 /// only constant indices choose registers.
 struct rotated_group
 {
@@ -98,8 +98,11 @@ struct rotated_rest
         , n{n_}
         , step{step_}
     {
-        for (int i = 0; i < n; ++i) { x[i * step] = from[i * step]; }
-        mdkv::detail::rotate_columns<1>(x, n, step, mean, factor);
+        for (int i = 0; i < n; ++i)
+        {
+            x[i * step] = mean == nullptr ? from[i * step] : (from[i * step] - mean[i]) * factor[i];
+        }
+        mdkv::detail::hadamard(x, n, step);
     }
 
     [[nodiscard]] __device__ float range() const
