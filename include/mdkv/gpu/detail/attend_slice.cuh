@@ -49,7 +49,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     // it before the loop over runs, for all storages, and spill it.
     static constexpr char const* name              = "attend_slice";
     static constexpr int threads                   = attend_threads;
-    static constexpr int blocks_per_multiprocessor = Columns <= 128 ? 4 : 2;
+    static constexpr int blocks_per_multiprocessor = Columns > 128 ? 2 : sizeof(T) == 4 ? 3 : 4;
     static constexpr int most_queries              = attend_queries;
     static constexpr int group_size                = int{quantised_group};
     static constexpr int sixteen                   = int{tile_tokens};
