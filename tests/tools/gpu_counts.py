@@ -93,7 +93,7 @@ def cheapest(instructions, labels, start, work):
 
 def bytes_of(kind, dim):
     """A token's, keys and values."""
-    return {"f16": 4 * dim, "int8": 2 * (dim + dim // 16), "int4": dim + dim // 8}[kind]
+    return {"f16": 4 * dim, "part": dim, "int8": 2 * (dim + dim // 16), "int4": dim + dim // 8}[kind]
 
 
 def work_of(kind, dim):
@@ -101,6 +101,9 @@ def work_of(kind, dim):
     group of D = 64 by 8, with as many instructions as the way has."""
     steps, groups = dim // 16, dim // 64
     exponentials = {r"MUFU\.EX2": 4}
+    if kind == "part":  # a quarter of the coordinates: the general loop, with copies of 8 bytes a lane
+        work = {"HMMA": steps, "LDSM": steps // 2, **exponentials}
+        return [{**work, r"LDGSTS\.\S*64 ": n} for n in range(16, 3, -1)], "LDSM"
     if kind == "f16":
         return [{"HMMA": 4 * steps, "LDSM": 2 * steps, r"LDGSTS\.\S*\.128 ": 8 * groups, **exponentials}], "LDSM"
     work = {"HMMA": (8 if kind == "int4" else 16) * groups, "MOVM": (2 if kind == "int4" else 4) * groups, **exponentials}
@@ -112,7 +115,7 @@ def work_of(kind, dim):
 
 def wavefronts(instructions, kind, dim):
     """Of a tile: 128 bytes each. A copy's are its bytes; lanes that read the same address share one."""
-    sums = dim // 64 if kind != "f16" else 0  # pairs of sums of queries: 8 bytes of four lanes are all that is read
+    sums = dim // 64 if kind in ("int8", "int4") else 0  # pairs of sums of queries: 8 bytes of four lanes are all that is read
     total = TILE * bytes_of(kind, dim) / 128 - sums
     for text in instructions:
         name = operation(text)
@@ -130,7 +133,7 @@ def count(nvdisasm, cubin):
             continue
         dim = int(kernel[1])
         waits = [i for i, text in enumerate(instructions) if re.match(r"DEPBAR\.LE SB0, 0x[1-9]", text)]
-        for kind in ("f16", "int8", "int4"):
+        for kind in ("f16", "part", "int8", "int4"):
             works, mark = work_of(kind, dim)
             marks = [i for i, text in enumerate(instructions) if mark in text]
             near = [i for i in waits if marks[0] - 1500 <= i <= marks[-1]]
