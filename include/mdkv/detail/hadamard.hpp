@@ -83,30 +83,32 @@ MDKV_HD void hadamard(float* x, index_t group, index_t stride = Lanes) noexcept
 template <int Vectors, team Team>
 MDKV_HD void hadamard_by_team(Team const& t, float* x, int n) noexcept
 {
-    constexpr int lanes = Team::register_lanes;
     if constexpr (Team::lanes > 1)
     {
+        constexpr int lanes = Team::register_lanes;
         for (int i = 0; i < Vectors; i += lanes) { hadamard<lanes>(x + i, n, Vectors); }
-        return;
     }
-    for (int half = 1; half < n; half *= 2)
+    else
     {
-        int const block    = 2 * half;
-        int const blocks   = n & -block;                            // coordinates in blocks that are not smaller
-        int const last     = (n & block) != 0 ? blocks - block : n; // first coordinate of a block of this size
-        float const factor = hadamard_factor(block);
-        for (int p = member(t); p < blocks / 2 * Vectors; p += members(t))
+        for (int half = 1; half < n; half *= 2)
         {
-            int const pair  = p / Vectors;
-            int const i     = (pair & -half) * 2 + (pair & (half - 1));
-            float const own = i < last ? 1.0F : factor;
-            float* const a  = x + i * Vectors + p % Vectors;
-            float* const b  = a + half * Vectors;
-            float const sum = *a + *b;
-            *b              = (*a - *b) * own;
-            *a              = sum * own;
+            int const block    = 2 * half;
+            int const blocks   = n & -block;                            // coordinates in blocks that are not smaller
+            int const last     = (n & block) != 0 ? blocks - block : n; // first coordinate of a block of this size
+            float const factor = hadamard_factor(block);
+            for (int p = member(t); p < blocks / 2 * Vectors; p += members(t))
+            {
+                int const pair  = p / Vectors;
+                int const i     = (pair & -half) * 2 + (pair & (half - 1));
+                float const own = i < last ? 1.0F : factor;
+                float* const a  = x + i * Vectors + p % Vectors;
+                float* const b  = a + half * Vectors;
+                float const sum = *a + *b;
+                *b              = (*a - *b) * own;
+                *a              = sum * own;
+            }
+            t.sync();
         }
-        t.sync();
     }
 }
 

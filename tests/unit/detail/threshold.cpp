@@ -24,7 +24,10 @@ void check(support::source& random, std::size_t rungs)
 {
     rung_table table;
     index_t bytes = random.below(5);
-    for (std::size_t r = 0; r < rungs; ++r, bytes += 1 + random.below(60)) { table.add(r, bytes); }
+    for (std::size_t r = 0; r < rungs && r < mdkv::max_rungs; ++r, bytes += 1 + random.below(60))
+    {
+        table.add(r, bytes);
+    }
     index_t const unit = std::max<index_t>(table.cost[rungs - 1] - table.cost[0], 1);
     for (std::size_t a = 0; a < mdkv::max_rungs; ++a)
     {
