@@ -1,6 +1,7 @@
 #include <mdkv/detail/hadamard.hpp>
 
 #include <mdkv/cpu/detail/coded_rows.hpp>
+#include <mdkv/cpu/team.hpp>
 
 #include "support/compare.hpp"
 #include "support/random.hpp"
@@ -136,7 +137,11 @@ TEST_CASE("vectors and tiles of them are rotated group by group, to the bit as e
         }
         for (index_t first = 0; first < n; first += 64)
         {
-            detail::hadamard<16>(&columns[first][0], std::min<index_t>(64, n - first));
+            constexpr int lanes = cpu::team::register_lanes;
+            for (int t = 0; t < 16; t += lanes)
+            {
+                detail::hadamard<lanes>(&columns[first][t], std::min<index_t>(64, n - first), 16);
+            }
         }
         for (std::size_t t = 0; t < 16; ++t)
         {
