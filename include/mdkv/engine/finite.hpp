@@ -81,8 +81,8 @@ private:
         return bad == 0;
     }
 
-    /// The same for 16 bytes, two elements of 16 bits at a time: the top bit of an element is set by the sum unless all bits
-    /// of the exponent are ones.
+    /// The same for 16 bytes, two elements of 16 bits at a time: the sum sets the top bit of an element unless its exponent
+    /// is all ones.
     [[nodiscard]] MDKV_HD static bool piece_finite(T const* x) noexcept
     {
         constexpr std::uint32_t both = sizeof(T) == 2 ? 0x10001U : 1U;

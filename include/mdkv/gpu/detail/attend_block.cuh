@@ -49,12 +49,14 @@ __device__ inline void rotate_by_warp(float* x, int group)
     }
 }
 
+/// The sum of a warp's lanes, the same in each of them.
 [[nodiscard]] __device__ inline float sum_of_lanes(float x)
 {
     for (int step = device::warp_size / 2; step > 0; step /= 2) { x += device::shuffle_xor(x, step); }
     return x;
 }
 
+/// All of attend_slice but the loop over tokens.
 template <element T, element U, int Columns, int Most>
 struct attend_block
 {

@@ -41,7 +41,7 @@ struct attend_numbers
     int n;     ///< coordinates
     int first; ///< coordinate
 
-    /// Writes the unit to `slot`. Bytes are copied to the end of the warp's ring first, if it has room for them.
+    /// Writes the unit to the beginning of the warp's ring. Its bytes are copied to the ring's second half first, if they fit.
     __device__ void write(bool values, std::byte* ring) const
     {
         int const lane            = device::thread_again() % device::warp_size; // nothing of this is kept in registers

@@ -17,9 +17,9 @@
 #include <vector_types.h>
 
 // A product of tensor cores (device::multiply_tile) is 16 x 16 times 16 x 8. Logits are keys times queries, with tokens in
-// the rows and up to eight queries in the columns; sums are values times weights, with coordinates in the rows. The order
-// of the 16 numbers that a product adds up is free, and so is the order of rows: both are chosen for each storage so that a
-// lane's words in memory are what it has to hold. With g = lane / 4 and p = lane % 4:
+// the rows and up to eight queries in the columns; sums are values times weights, with coordinates in the rows. The 16
+// numbers that a product adds up may come in any order, and so may the rows: both orders are chosen for each storage so that
+// a lane's words in memory are what it has to hold. With g = lane / 4 and p = lane % 4:
 //
 //   plain   row g is token, or coordinate, g: ldmatrix transposes keys [coordinate][token] and values [token][coordinate]
 //   codes   keys: row g is token 2g, row g + 8 is token 2g + 1, and a lane's word is four codes of a token; values: the

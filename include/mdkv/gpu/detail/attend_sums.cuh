@@ -41,7 +41,7 @@ struct attend_states
     /// Blocks that share the coordinates of values.
     [[nodiscard]] MDKV_HD int parts() const { return (sizes.values + columns - 1) / columns; }
     [[nodiscard]] MDKV_HD index_t block_floats() const { return index_t{bases()} * attend_queries * (2 + columns); }
-    /// The largest logit, the sum of weights, then the sums of values of query g.
+    /// The logit whose weight is 1, the sum of weights, then the sums of values of query g.
     [[nodiscard]] MDKV_HD float* state(index_t block, int basis, int g) const
     {
         return begin + block * block_floats() + (index_t{basis} * attend_queries + g) * (2 + columns);
@@ -64,9 +64,11 @@ struct attend_states
 template <int Columns>
 struct attend_sums
 {
-    // Logits are compared with a top that moves only if one is `most_over` above it, in base 2: weights are then at most 16,
-    // and tokens after the first few cost no exchange between lanes.
-    static constexpr float most_over  = 4.0F;
+    // Logits are compared with a top that moves only if one is `most_over` above it, in base 2, to `lift` below the largest
+    // one: weights are at most 2^15, which a half can be, the largest is at least 2^11, so that small ones beside it are not
+    // lost as halves, and tokens after the first few cost no exchange between lanes.
+    static constexpr float most_over  = 15.0F;
+    static constexpr float lift       = 11.0F;
     static constexpr float no_top     = -1e30F;   ///< instead of -infinity: hidden logits minus a top are never NaN
     static constexpr float no_inverse = 0x1p100F; ///< every scale but 0 is too large for it
     static constexpr int group        = int{quantised_group};
@@ -118,8 +120,8 @@ struct attend_sums
         }
     }
 
-    /// Weights times the scales of a group of codes, as factors of codes; adds the minima's share. `scales` and `minima` are
-    /// of the lane's two tokens.
+    /// Weights times the scales of a group of codes, as factors of codes; adds the minima's share. The lane's two tokens have
+    /// `scales` and `minima`.
     template <int Parts>
     __device__ void weigh(float const (&w)[4], std::uint32_t scales, std::uint32_t minima, int number,
         std::uint32_t (&to)[std::size_t{Parts}][2])
@@ -129,7 +131,7 @@ struct attend_sums
         {
             bias[number][i] = fmaf(w[i], low_half(minima), fmaf(w[i + 2], high_half(minima), bias[number][i]));
         }
-        constexpr float most = 0x1p11F; // times a weight of 16 it is half of what a half can be
+        constexpr float most = 1.0F; // times the largest weight it is half of what a half can be
         float first          = low_half(scales) * inverse;
         float second         = high_half(scales) * inverse;
         if (device::any(first > most || second > most))
@@ -192,7 +194,7 @@ struct attend_sums
     }
 
 private:
-    /// Raises a query's top to its largest logit, if that is far above.
+    /// Raises a query's top to `lift` below its largest logit, if that is far above.
     __device__ void move_tops(float const (&x)[4], float const (&by)[2])
     {
         float factor[2];
@@ -206,8 +208,9 @@ private:
                 most = fmaxf(most, device::shuffle_xor(most, step));
             }
             bool const far = most > top[i] + most_over;
-            factor[i]      = far ? device::exp2(top[i] - most) : 1.0F;
-            top[i]         = far ? most : top[i];
+            float const to = far ? most - lift : top[i];
+            factor[i]      = far ? device::exp2(top[i] - to) : 1.0F;
+            top[i]         = to;
             total[i] *= factor[i];
         }
         MDKV_UNROLL
@@ -216,14 +219,14 @@ private:
         for (int i = 0; i < Columns / 16 * 4; ++i) { of[i / 4][i % 4] *= factor[i % 2]; }
     }
 
-    /// Chooses `inverse` anew, so that the largest scale times it is from 512 to 1,024.
+    /// Chooses `inverse` anew, so that the largest scale times it is from a quarter to a half.
     __device__ void move_inverse(float first, float second)
     {
         float most = fmaxf(first, second);
         MDKV_UNROLL
         for (int step = 4; step < device::warp_size; step *= 2) { most = fmaxf(most, device::shuffle_xor(most, step)); }
         std::uint32_t const exponent = mdkv::detail::bits_of_float(most) >> 23U; // the exponent of a half's value, or 0
-        float const next             = mdkv::detail::float_of_bits((254U + 9U - exponent) << 23U);
+        float const next             = mdkv::detail::float_of_bits((exponent < 251U ? 252U - exponent : 1U) << 23U);
         float const by               = next / inverse;
         inverse                      = next;
         MDKV_UNROLL
