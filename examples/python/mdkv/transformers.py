@@ -35,8 +35,8 @@ class Cache(cache_utils.Cache):
     preset         a name or an `mdkv.Preset`, whose factor of q.k the model's replaces
     tail           tokens after the prompt that stay as they are; when there are more, all of them are folded into the
                    compressed part, whose bytes do not grow, and cannot be cropped any more. None: all stay
-    prompt_tokens  length of a prompt, padding included, that several calls read, as generate(prefill_chunk_size=...) does.
-                   None: the first call reads it all, and tokens of later calls stay as they are
+    prompt_tokens  length of the prompt, padding included, if several calls read it, as generate(prefill_chunk_size=...) does,
+                   or if a call reads more, as assisted generation does. None: the first call reads the prompt alone
     least          for short prompts: a budget that is a share never falls below the bytes of so many tokens
     rope           `mdkv.Rope` for presets that replay (best, any_question); None: from the configuration
     backend        `mdkv.Backend`; None: one of torch.get_num_threads() threads
@@ -176,6 +176,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
+        self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
 
     # Called by transformers.
 
@@ -286,7 +287,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
     def expects_removable(self, removed):
         after = self.packed[0].appended if self.packed else 0
         if removed > after:
-            raise ValueError(f"mdkv: {removed} tokens cannot be removed; the last {after} are not part of a compressed prompt")
+            raise ValueError(f"mdkv: {removed} tokens cannot be removed: all but the last {after} are compressed. If drafts were "
+                             "read with the prompt, prompt_tokens says where it ends")
 
     def truncate(self, tokens):
         """Keeps the first `tokens` tokens. Raises ValueError if compressed ones are among the others."""
@@ -302,7 +304,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def attend(self, module, query, mask, scaling, dropout, others):
         """Attention of queries [B, H*G, n, D] of the tokens that `update` was given last: [B, n, H*G, Dv]."""
-        unserved = [f"{why} ({name})" for name, why in _NOT_SERVED.items() if others.get(name) not in (None, False)]
+        unserved = [f"{why} ({name})" for name, why in _NOT_SERVED.items()
+                    if others.get(name) is not None and others[name] is not False]
         if getattr(module, "layer_idx", self.index) != self.index:
             unserved.append(f"layer {module.layer_idx}, which attends to the keys of layer {self.index},")
         if others.get("is_causal") is False or not getattr(module, "is_causal", True):
@@ -366,24 +369,25 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def _read_prompt(self, module, query, preset):
         """Replays what one more call has read of the prompt, and finishes the layer after the last call."""
-        group, most = self.group, self.cache.prompt_tokens
-        if most is not None and self.tokens > most:
-            raise ValueError(f"mdkv: {self.tokens} tokens were read; prompt_tokens is {most}")
+        group, later = self.group, self.tokens - (self.cache.prompt_tokens or self.tokens)
+        if later > 0:  # tokens after the prompt in its last call, e.g. drafts
+            self.later = [one[:, :, -later:].clone() for one in (query, *self.held)]
+            query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
+            self.tokens -= later
         if not group.prompts:
             group.begin(module, preset, query, *self.held, self.pads)
         self.replayed = self.replayed or [0] * self.batch
         unread = [length - done for length, done in zip(self.lengths(), self.replayed)] if preset.replayed else [0]
         self._remember(query, max(preset.queries, *unread))
-        whole = most is None or self.tokens == most
         for b, count in enumerate(unread if preset.replayed else []):
             chunk = preset.replayed["chunk"]
-            for count in (count // chunk * chunk, count % chunk if whole else 0):  # full chunks, the rest at the end
+            for count in (count // chunk * chunk, count % chunk if later >= 0 else 0):  # full chunks, the rest at the end
                 first, to_end = self.replayed[b], self.lengths()[b] - self.replayed[b]
                 rows = [one[b, :, one.shape[2] - to_end : one.shape[2] - to_end + count] for one in (self.queries, *self.held)]
                 if count > 0:
                     group.prompts[b].read_chunk(group.layers.index(self), first, *rows)
                 self.replayed[b] += count
-        if whole:
+        if later >= 0:
             self.queries = self.queries[:, :, -preset.queries:].clone()
             self.scale = preset.scale
             group.finish(self)
@@ -399,10 +403,15 @@ class CacheLayer(cache_utils.CacheLayerMixin):
     def take(self, packed):
         """Puts the packed layers of all sequences in the place of keys and values."""
         self.packed, self.limits, self.held, self.lse = packed, [one.bytes["arena"] for one in packed], None, []
-        if self.cache.tail is None:
-            self.queries = None
-        for layer in packed if self.cache.tail else []:
-            layer.reserve(self.cache.tail + 1)
+        tail, (query, *new) = self.cache.tail, self.later or [None]
+        for layer in packed if tail else []:
+            layer.reserve(tail + 1)
+        if new:
+            for layer, keys, values in zip(packed, *new):
+                layer.append(keys, values)
+            self._remember(query, self.queries.shape[2])
+            self.tokens += query.shape[2]
+        self.later, self.queries = [], self.queries if tail else None
 
 
 class _Rows(torch.Tensor):
@@ -425,7 +434,8 @@ class _Rows(torch.Tensor):
             raise NotImplementedError(
                 f"mdkv: {getattr(func, '__name__', func)} was called with keys or values of an mdkv cache, which only its "
                 "attention can read. Make the cache from the model's own configuration, mdkv.transformers.Cache(model.config). "
-                "Models that compute attention themselves, or change keys between cache and attention, are not served")
+                "Models that compute attention themselves, change keys between cache and attention, or run by torch.compile, "
+                "are not served")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
