@@ -6,8 +6,8 @@
 #   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
 #                              of the GPU on an emulated one, the tests for 64-bit Arm on an emulated one, the programs
 #                              for a GPU through nvcc, the benchmarks (compiled only), the runner against independent Python
-#                              implementations, other projects' compilers and flags, each stage's instructions beside
-#                              recorded ones, and the reference of the public headers
+#                              implementations, the package for Python, other projects' compilers and flags, each stage's
+#                              instructions beside recorded ones, and the reference of the public headers
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -128,6 +128,34 @@ metrics_crosscheck() {
     else
         crosscheck crosscheck_metrics "$mdkv_cache/venv/bin/python" "$tools/crosscheck_metrics.py" "$program"
     fi
+}
+
+# python_package: the package for Python as pip builds it, and its tests with two versions of transformers, and kvpress
+python_package() {
+    local tests=$mdkv_root/examples/python/tests folder=$build/python log=$build/python.log name
+    say "the package for Python (log: $log)"
+    if ! (setup_python_peers); then
+        note SKIPPED "python: PyPI is out of reach"
+        return
+    fi
+    rm -rf "$folder"
+    if ! CXX=$mdkv_cxx "$mdkv_cache/python-new/bin/python" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/packages" \
+        "$mdkv_root/examples/python" >"$log" 2>&1; then
+        tail -n 40 "$log"
+        note FAILED "python: the build"
+        return
+    fi
+    for name in new kvpress; do
+        if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
+            --junitxml "$folder/$name.xml" "$tests" >"$log.$name" 2>&1; then
+            tail -n 200 "$log.$name"
+        fi
+        if [[ -f $folder/$name.xml ]]; then
+            results+=("python-$name=$folder/$name.xml")
+        else
+            note FAILED "python-$name: no test ran"
+        fi
+    done
 }
 
 # other_compilers: small programs as other projects compile them
@@ -273,6 +301,7 @@ else
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
     python_crosschecks
     metrics_crosscheck
+    python_package
     words
     reference
     other_compilers

@@ -1,26 +1,30 @@
 // Prompts and caches of one element type, MDKV_PYTHON_ELEMENT: compiled once for each type, side by side.
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/score.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "engine_of.hpp"
+#include "host.hpp"
 
 namespace mdkv_python
 {
 
-template <mdkv::element T>
-std::unique_ptr<prompt> make_prompt(std::shared_ptr<host> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
+template <mdkv::element T, class Place>
+std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
 {
-    return std::make_unique<prompt_of<T>>(std::move(on), chosen, sizes);
+    return std::make_unique<prompt_of<T, Place>>(std::move(on), chosen, sizes);
 }
 
 template <mdkv::element T>
 std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& keys, float scale)
 {
-    auto const q         = mdkv::in<T, 3>(host::backend{}, queries);
-    auto const k         = mdkv::in<T, 3>(host::backend{}, keys);
+    auto const q         = mdkv::in<T, 3>(mdkv::cpu::backend{}, queries);
+    auto const k         = mdkv::in<T, 3>(mdkv::cpu::backend{}, keys);
     index_t const count  = q.extent(1);
     index_t const tokens = k.extent(1);
     index_t const dim    = k.extent(2);
@@ -31,7 +35,7 @@ std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& k
     index_t const group = q.extent(0) / heads;
     float const factor  = scale > 0 ? scale : 1 / std::sqrt(static_cast<float>(dim));
     std::vector<float> lse(static_cast<std::size_t>(q.extent(0) * count));
-    on.lend([&](host::backend with) {
+    on.lend([&](mdkv::cpu::backend with) {
         if (with.scratch->counting()) { return; }
         with.for_each(q.extent(0) * count, [&](index_t row, index_t) {
             constexpr int lanes = 16;
@@ -68,7 +72,7 @@ std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& k
     return lse;
 }
 
-template std::unique_ptr<prompt> make_prompt<MDKV_PYTHON_ELEMENT>(
+template std::unique_ptr<prompt> make_prompt<MDKV_PYTHON_ELEMENT, host>(
     std::shared_ptr<host>, mdkv::preset const&, prompt_sizes const&);
 template std::vector<float> log_sum_exps<MDKV_PYTHON_ELEMENT>(host&, tensor const&, tensor const&, float);
 

@@ -68,7 +68,7 @@ struct prompt_sizes
     bool check_finite;
 };
 
-/// What a layer's cache holds. Tokens of a rung are counted over all heads.
+/// What a layer's cache is.
 struct layer_facts
 {
     index_t heads = 0;
@@ -79,9 +79,14 @@ struct layer_facts
     index_t arena         = 0; ///< bytes
     index_t tail          = 0; ///< bytes
     index_t directory     = 0; ///< bytes
-    index_t stand_ins     = 0;
-    std::array<index_t, mdkv::max_rungs> tokens{};
     mdkv::ratio_set ratios{mdkv::full};
+};
+
+/// What the compressed part holds, over all heads.
+struct rung_counts
+{
+    std::array<index_t, mdkv::max_rungs> tokens{}; ///< by rung
+    index_t stand_ins = 0;
 };
 
 /// One layer's packed cache of one sequence.
@@ -101,6 +106,7 @@ public:
         tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) = 0;
     [[nodiscard]] virtual std::unique_ptr<layer> copy() const                  = 0;
     [[nodiscard]] virtual layer_facts facts() const                            = 0;
+    [[nodiscard]] virtual rung_counts counts() const                           = 0;
 };
 
 using packed_layer = std::pair<std::unique_ptr<layer>, mdkv::compress_report>;
@@ -124,12 +130,13 @@ public:
     [[nodiscard]] virtual std::size_t state_bytes() const noexcept                = 0;
 };
 
-class host; // host.hpp
+class host;   // host.hpp
+class device; // device.cuh
 
-/// A prompt whose keys and values are of the element type T; `chosen` is copied.
-template <mdkv::element T>
+/// A prompt whose keys and values are of the element type T, in memory of the place; `chosen` is copied.
+template <mdkv::element T, class Place>
 [[nodiscard]] std::unique_ptr<prompt> make_prompt(
-    std::shared_ptr<host> on, mdkv::preset const& chosen, prompt_sizes const& sizes);
+    std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes);
 
 /// [H*G, Q]  log-sum-exps of the last Q of N tokens' queries over the keys that each one sees.
 template <mdkv::element T>

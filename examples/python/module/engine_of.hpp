@@ -1,18 +1,20 @@
-/// \file engine_of.hpp: prompts and caches of one element type on the CPU
+/// \file engine_of.hpp: prompts and caches of one element type in one place
 #pragma once
 
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/cpu/attend.hpp>
-#include <mdkv/cpu/basis.hpp>
-#include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/score.hpp>
 #include <mdkv/engine/dlpack.hpp>
 #include <mdkv/prompt.hpp>
 
-#include <cmath>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "engine.hpp"
 #include "host.hpp"
@@ -20,19 +22,21 @@
 namespace mdkv_python
 {
 
-template <mdkv::element T>
+template <mdkv::element T, class Place>
 class layer_of final : public layer
 {
-    using backend = host::backend;
+    using types      = place_types<Place>;
+    using backend    = typename types::backend;
+    using cache_type = typename types::template cache<T>;
 
 public:
-    layer_of(std::shared_ptr<host> on, mdkv::ratio_set const& ratios, index_t read)
+    layer_of(std::shared_ptr<Place> on, mdkv::ratio_set const& ratios, index_t read)
         : on_{std::move(on)}
         , ratios_{ratios}
         , read_{read}
     {}
 
-    [[nodiscard]] mdkv::cpu::cache<T>& cache() noexcept { return cache_; }
+    [[nodiscard]] cache_type& cache() noexcept { return cache_; }
 
     void append(tensor const& keys, tensor const& values) override
     {
@@ -40,28 +44,34 @@ public:
         auto const k    = mdkv::in<T, 3>(backend{}, keys);
         auto const v    = mdkv::in<T, 3>(backend{}, values);
         mdkv::workspace counting; // a dry run refuses what must not grow the tail
-        mdkv::append(backend{&counting}, k, v, cache_.view());
-        index_t const n = cache_.appended() + k.extent(1);
+        mdkv::append(on_->with(counting), k, v, cache_.view());
+        index_t const n = appended_ + k.extent(1);
         if (n > cache_.tail_capacity())
         {
             cache_.reserve_tail(std::max(n, cache_.tail_capacity() + std::max(least_growth, n / 8)));
         }
         on_->lend([&](backend on) { mdkv::append(on, k, v, cache_.view()); });
+        appended_ = n;
     }
 
     void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) override
     {
-        auto const q = mdkv::in<T, 3>(backend{}, queries);
-        auto const o = mdkv::out<T, 3>(backend{}, output);
-        std::vector<float> own(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)));
-        auto const l =
-            lse ? mdkv::out<float, 2>(backend{}, *lse) : mdkv::out(backend{}, own.data(), q.extent(0), q.extent(1));
+        auto const turn = on_->turn();
+        auto const q    = mdkv::in<T, 3>(backend{}, queries);
+        auto const o    = mdkv::out<T, 3>(backend{}, output);
+        mdkv::expects(q.extent(1) <= std::max<index_t>(appended_, 1), "attend: queries [H*G, n, D] are of ",
+            q.extent(1), " tokens, but ", appended_, " were appended");
+        auto const own = on_->memory(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)) * sizeof(float));
+        auto const l   = lse ? mdkv::out<float, 2>(backend{}, *lse)
+                             : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q.extent(0), q.extent(1));
         on_->lend([&](backend on) { mdkv::attend(on, q, std::as_const(cache_).view(), {scale}, o, l); });
     }
 
     void truncate(index_t appended) override
     {
+        auto const turn = on_->turn();
         on_->lend([&](backend on) { mdkv::truncate_tail(on, appended, cache_.view()); });
+        appended_ = std::min(appended_, appended);
     }
     void reserve(index_t appended) override
     {
@@ -71,59 +81,67 @@ public:
 
     mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) override
     {
-        auto const turn      = on_->turn();
-        auto const q         = mdkv::in<T, 3>(backend{}, queries);
-        index_t const count  = q.extent(1);
-        index_t const folded = cache_.appended();
+        auto const turn     = on_->turn();
+        auto const q        = mdkv::in<T, 3>(backend{}, queries);
+        index_t const count = q.extent(1);
         std::vector<float> weights(static_cast<std::size_t>(count));
         for (index_t i = 0; i < count; ++i) { weights[static_cast<std::size_t>(i)] = chosen.query_weight(i, count); }
+        auto const there = on_->copy_of(weights);
         mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
         options.allocation.charge = chosen.charge;
         options.scale             = chosen.scale;
-        options.query_weights     = mdkv::in(backend{}, weights.data(), count);
+        options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
         options.even_queries      = chosen.even_queries(count);
         auto const report =
             on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
         ratios_ = chosen.ratios;
-        read_ += folded;
+        read_ += std::exchange(appended_, 0);
         return report;
     }
 
     [[nodiscard]] std::unique_ptr<layer> copy() const override
     {
-        auto const turn = on_->turn();
-        auto other      = std::make_unique<layer_of>(on_, ratios_, read_);
-        other->cache_   = cache_.copy();
+        auto const turn  = on_->turn();
+        auto other       = std::make_unique<layer_of>(on_, ratios_, read_);
+        other->cache_    = cache_.like(cache_.layout(), cache_.arena_bytes(), cache_.tail_capacity());
+        other->appended_ = appended_;
+        cache_.copy_to(
+            other->cache_, [&](std::byte const* from, std::byte* to, index_t bytes) { on_->copy(from, to, bytes); });
         return other;
     }
 
     [[nodiscard]] layer_facts facts() const override
     {
         auto const turn    = on_->turn();
+        auto const& layout = cache_.layout();
+        return {.heads     = layout.heads,
+            .dims          = layout.dims,
+            .element_bytes = index_t{sizeof(T)},
+            .read          = read_,
+            .appended      = appended_,
+            .arena         = cache_.arena_bytes(),
+            .tail          = cache_.tail_bytes(),
+            .directory     = cache_.directory_bytes(),
+            .ratios        = ratios_};
+    }
+
+    [[nodiscard]] rung_counts counts() const override
+    {
+        auto const turn    = on_->turn();
         auto const view    = cache_.view();
         auto const& layout = view.layout;
-        layer_facts x{.heads = layout.heads,
-            .dims            = layout.dims,
-            .element_bytes   = index_t{sizeof(T)},
-            .read            = read_,
-            .appended        = cache_.appended(),
-            .arena           = cache_.arena_bytes(),
-            .tail            = cache_.tail_bytes(),
-            .directory       = cache_.directory_bytes(),
-            .ratios          = ratios_};
+        std::vector<mdkv::head_entry> heads(static_cast<std::size_t>(layout.heads));
+        on_->lend([&](backend on) { fetch(on, view.heads, heads.data(), layout.heads); });
+        rung_counts x;
         index_t stored = 0;
-        for (index_t h = 0; h < layout.heads; ++h)
+        for (mdkv::head_entry const& head : heads)
         {
-            mdkv::head_entry const& head = view.heads[h];
             for (std::size_t r = 0; r < layout.rungs; ++r)
             {
-                index_t const n = r == layout.full_rung ? 0 : head.runs[r].tokens;
+                index_t const n = r == layout.full_rung ? head.exact.tokens - head.stand_ins : head.runs[r].tokens;
                 x.tokens[r] += n;
                 stored += n;
             }
-            index_t const exact = head.exact.tokens - head.stand_ins;
-            if (layout.full_rung < layout.rungs) { x.tokens[layout.full_rung] += exact; }
-            stored += exact;
             x.stand_ins += head.stand_ins;
         }
         if (ratios_.can_drop()) { x.tokens[0] = layout.heads * read_ - stored; }
@@ -133,26 +151,29 @@ public:
 private:
     static constexpr index_t least_growth = 32; // tokens
 
-    std::shared_ptr<host> on_;
+    std::shared_ptr<Place> on_;
     mdkv::ratio_set ratios_;
     index_t read_;
-    mdkv::cpu::cache<T> cache_;
+    cache_type cache_;
+    index_t appended_ = 0; // tokens in the tail, which a GPU counts for itself
 };
 
-template <mdkv::element T>
+template <mdkv::element T, class Place>
 class prompt_of final : public prompt
 {
-    using backend = host::backend;
+    using types   = place_types<Place>;
+    using backend = typename types::backend;
     using type    = mdkv::prompt<backend, T>;
 
 public:
-    prompt_of(std::shared_ptr<host> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
+    prompt_of(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
         : on_{std::move(on)}
         , preset_{chosen}
         , sizes_{sizes}
-        , memory_{bytes_of(chosen, shape())}
-        , state_{memory_.bytes()}
-        , prompt_{backend{&state_}, chosen, shape()}
+        , frequencies_{on_->copy_of(sizes.encoding.frequencies)}
+        , memory_{on_->memory(bytes_of(chosen, shape()))}
+        , state_{{memory_.data(), static_cast<std::size_t>(memory_.size())}}
+        , prompt_{on_->with(state_), chosen, shape()}
     {}
 
     void read_chunk(index_t layer, index_t first, rows const& x) override
@@ -173,44 +194,30 @@ public:
     }
     packed_layer pack(index_t layer, rows const& x) override
     {
-        auto packed       = std::make_unique<layer_of<T>>(on_, preset_.ratios, tokens_);
-        auto const viewed = views(x);
-        auto const report = on_->lend([&](backend on) { return prompt_.pack(on, layer, viewed, packed->cache()); });
+        auto const turn   = on_->turn();
+        auto packed       = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
+        auto const report = on_->pack(prompt_, layer, views(x), packed->cache());
         return {std::move(packed), report};
     }
 
     [[nodiscard]] std::vector<std::uint8_t> rungs_of(index_t layer) const override
     {
         auto const turn = on_->turn();
-        auto const x    = prompt_.rungs_of(layer);
-        std::vector<std::uint8_t> all;
-        for (index_t h = 0; h < x.extent(0); ++h)
-        {
-            for (index_t i = 0; i < x.extent(1); ++i) { all.push_back(x(h, i)); }
-        }
-        return all;
+        return fetched(prompt_.rungs_of(layer));
     }
     [[nodiscard]] std::vector<float> losses_of(index_t layer) const override
     {
         auto const turn = on_->turn();
-        auto const x    = prompt_.losses_of(layer);
-        std::vector<float> all;
-        for (index_t h = 0; h < x.extent(0); ++h)
-        {
-            for (index_t r = 0; r < x.extent(1); ++r)
-            {
-                for (index_t i = 0; i < x.extent(2); ++i) { all.push_back(x(h, r, i)); }
-            }
-        }
-        return all;
+        return fetched(prompt_.losses_of(layer));
     }
     [[nodiscard]] index_t past_tokens(index_t layer) const override { return prompt_.losses_of(layer).extent(2); }
-    [[nodiscard]] std::size_t state_bytes() const noexcept override { return memory_.size(); }
+    [[nodiscard]] std::size_t state_bytes() const noexcept override { return static_cast<std::size_t>(memory_.size()); }
 
 private:
     [[nodiscard]] mdkv::prompt_shape<backend> shape() const
     {
-        rope const& r = sizes_.encoding;
+        rope const& r    = sizes_.encoding;
+        auto const count = static_cast<index_t>(r.frequencies.size());
         mdkv::prompt_shape<backend> shape{.layers = sizes_.layers,
             .heads                                = sizes_.heads,
             .group                                = sizes_.group,
@@ -221,15 +228,38 @@ private:
         if (!r.frequencies.empty())
         {
             shape.encoding.frequencies =
-                mdkv::in(backend{}, r.frequencies.data(), static_cast<index_t>(r.frequencies.size()));
+                mdkv::in(backend{}, reinterpret_cast<double const*>(frequencies_.data()), count);
         }
         return shape;
     }
 
-    [[nodiscard]] static std::size_t bytes_of(mdkv::preset const& chosen, mdkv::prompt_shape<backend> const& shape)
+    /// A view's elements in host memory, without gaps.
+    template <class View>
+    [[nodiscard]] auto fetched(View const& x) const
+    {
+        using value = std::remove_const_t<std::remove_pointer_t<decltype(x.data_handle())>>;
+        std::vector<value> all(static_cast<std::size_t>(x.empty() ? 0 : x.required_span_size()));
+        on_->lend([&](backend on) { fetch(on, x.data_handle(), all.data(), static_cast<index_t>(all.size())); });
+        std::size_t count = 1;
+        for (std::size_t d = 0; d < View::rank(); ++d) { count *= static_cast<std::size_t>(x.extent(d)); }
+        std::vector<value> dense(count);
+        for (std::size_t i = 0; i < dense.size(); ++i)
+        {
+            auto rest      = static_cast<index_t>(i);
+            index_t offset = 0;
+            for (std::size_t d = View::rank(); d-- > 0; rest /= x.extent(d))
+            {
+                offset += rest % x.extent(d) * x.stride(d);
+            }
+            dense[i] = all[static_cast<std::size_t>(offset)];
+        }
+        return dense;
+    }
+
+    [[nodiscard]] std::size_t bytes_of(mdkv::preset const& chosen, mdkv::prompt_shape<backend> const& shape) const
     {
         mdkv::workspace counting;
-        static_cast<void>(type{backend{&counting}, chosen, shape});
+        static_cast<void>(type{on_->with(counting), chosen, shape});
         return counting.bytes();
     }
 
@@ -243,10 +273,11 @@ private:
         return views;
     }
 
-    std::shared_ptr<host> on_;
+    std::shared_ptr<Place> on_;
     mdkv::preset preset_;
     prompt_sizes sizes_;
-    aligned_bytes memory_;
+    typename types::memory frequencies_;
+    typename types::memory memory_;
     mdkv::workspace state_;
     type prompt_;
     index_t tokens_ = 0;

@@ -114,16 +114,12 @@ void bind_layer(nb::module_& m)
         .def_prop_ro(
             "appended", [](layer_object const& x) { return x.of->facts().appended; }, "Tokens in the tail.")
         .def_prop_ro(
-            "stand_ins", [](layer_object const& x) { return x.of->facts().stand_ins; },
+            "stand_ins", [](layer_object const& x) { return x.of->counts().stand_ins; },
             "Stand-ins for dropped tokens, over all heads.")
         .def_prop_ro(
             "ratios", [](layer_object const& x) { return x.of->facts().ratios; }, "The rungs.")
         .def_prop_ro(
-            "rungs",
-            [](layer_object const& x) {
-                auto const facts = x.of->facts();
-                return tokens_by_rung(facts.ratios, facts.tokens);
-            },
+            "rungs", [](layer_object const& x) { return tokens_by_rung(x.of->facts().ratios, x.of->counts().tokens); },
             "Tokens of the compressed part by the name of their rung, over all heads. \"full\" counts the window.")
         .def_prop_ro(
             "bytes",
