@@ -138,12 +138,22 @@ python_package() {
         note SKIPPED "python: PyPI is out of reach"
         return
     fi
+    local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
+    local install=("$mdkv_cache/python-new/bin/python" -m pip install -q --disable-pip-version-check --no-deps)
     rm -rf "$folder"
-    if ! CXX=$mdkv_cxx "$mdkv_cache/python-new/bin/python" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/packages" \
-        "$mdkv_root/examples/python" >"$log" 2>&1; then
+    if ! "${install[@]}" --target "$folder/packages" "$mdkv_root/examples/python" >"$log" 2>&1; then
         tail -n 40 "$log"
         note FAILED "python: the build"
         return
+    fi
+    if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc ]]; then
+        note SKIPPED "python: the build with CUDA: there is no nvcc"
+    elif PATH=$PATH:/usr/local/cuda/bin "${install[@]}" --target "$folder/cuda" -C cmake.define.MDKV_PYTHON_CUDA=ON \
+        -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 "$mdkv_root/examples/python" >"$log.cuda" 2>&1; then
+        note PASSED "python: the build with CUDA"
+    else
+        tail -n 40 "$log.cuda"
+        note FAILED "python: the build with CUDA"
     fi
     for name in new kvpress; do
         if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \

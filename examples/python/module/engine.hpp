@@ -131,7 +131,9 @@ public:
 };
 
 class host;   // host.hpp
-class device; // device.cuh
+class device; // device.cuh, in a build with CUDA
+
+[[nodiscard]] std::shared_ptr<device> make_device(std::uintptr_t stream);
 
 /// A prompt whose keys and values are of the element type T, in memory of the place; `chosen` is copied.
 template <mdkv::element T, class Place>

@@ -32,7 +32,7 @@ public:
     {}
 
     [[nodiscard]] std::byte* data() const noexcept { return reinterpret_cast<std::byte*>(lines_.get()); }
-    [[nodiscard]] std::size_t size() const noexcept { return size_ * sizeof(line); }
+    [[nodiscard]] index_t size() const noexcept { return static_cast<index_t>(size_ * sizeof(line)); }
 
 private:
     struct alignas(mdkv::workspace::alignment) line
@@ -60,7 +60,7 @@ public:
     {
         auto const one_at_a_time = turn();
         auto const real          = [&] {
-            mdkv::workspace lent{{scratch_.data(), scratch_.size()}};
+            mdkv::workspace lent{{scratch_.data(), scratch_bytes()}};
             return call(self().with(lent));
         };
         try
@@ -71,7 +71,7 @@ public:
         {
             mdkv::workspace counting;
             static_cast<void>(call(self().with(counting)));
-            if (counting.bytes() <= scratch_.size()) { throw; } // not scratch memory was missing
+            if (counting.bytes() <= scratch_bytes()) { throw; } // not scratch memory was missing
             scratch_ = {};
             scratch_ = self().memory(counting.bytes() + counting.bytes() / 8);
         }
@@ -81,7 +81,7 @@ public:
     /// A turn at the backend and at all that was made on it.
     [[nodiscard]] std::unique_lock<std::recursive_mutex> turn() { return std::unique_lock{turn_}; }
 
-    [[nodiscard]] std::size_t scratch_bytes() const noexcept { return scratch_.size(); }
+    [[nodiscard]] std::size_t scratch_bytes() const noexcept { return static_cast<std::size_t>(scratch_.size()); }
 
 private:
     [[nodiscard]] Place& self() noexcept { return static_cast<Place&>(*this); }

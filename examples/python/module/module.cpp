@@ -2,6 +2,7 @@
 // MDKV_PYTHON_MODULE.
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/version.hpp>
 #include <mdkv/presets.hpp>
 
 #include <cstddef>
@@ -78,6 +79,12 @@ template <class Tokens>
     dict["chosen"]         = report_of(x.chosen, ratios);
     return dict;
 }
+/// mdkv.CudaBackend.
+struct device_object
+{
+    std::shared_ptr<device> of;
+};
+
 /// mdkv.Layer.
 struct layer_object
 {
@@ -94,7 +101,38 @@ struct prompt_object
     index_t heads;
 };
 
+/// A prompt on the backend that Python gives: mdkv.Backend, mdkv.CudaBackend, or none for one thread of the CPU.
+template <class T>
+[[nodiscard]] std::unique_ptr<prompt> prompt_on(
+    nb::handle backend, mdkv::preset const& chosen, prompt_sizes const& sizes)
+{
+#if defined(MDKV_PYTHON_CUDA)
+    if (nb::isinstance<device_object>(backend))
+    {
+        return make_prompt<T>(nb::cast<device_object&>(backend).of, chosen, sizes);
+    }
+#endif
+    return make_prompt<T>(
+        backend.is_none() ? std::make_shared<host>(1) : nb::cast<std::shared_ptr<host>>(backend), chosen, sizes);
+}
+
 using released = nb::call_guard<nb::gil_scoped_release>;
+
+#if defined(MDKV_PYTHON_CUDA)
+void bind_device(nb::module_& m)
+{
+    nb::class_<device_object>(m, "CudaBackend",
+        "A stream of a CUDA device, in whose order all calls are enqueued: prompts made on it take tensors of the "
+        "device. "
+        "torch's is torch.cuda.current_stream().cuda_stream; tensors of other streams must be waited for, and stay "
+        "until "
+        "the stream has passed the call.")
+        .def(
+            "__init__",
+            [](device_object* self, std::uintptr_t stream) { new (self) device_object{make_device(stream)}; },
+            nb::arg("stream") = 0);
+}
+#endif
 
 void bind_layer(nb::module_& m)
 {
@@ -207,12 +245,11 @@ void bind_prompt(nb::module_& m)
             "__init__",
             [](prompt_object* self, mdkv::preset const& chosen, index_t layers, index_t heads, index_t group,
                 index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
-                std::optional<rope> const& encoding, bool check_finite, std::shared_ptr<host> on) {
+                std::optional<rope> const& encoding, bool check_finite, nb::handle on) {
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
                     encoding.value_or(rope{}), check_finite};
-                if (!on) { on = std::make_shared<host>(1); }
                 auto made =
-                    with_element(dtype, [&](auto type) { return make_prompt<decltype(type)>(on, chosen, sizes); });
+                    with_element(dtype, [&](auto type) { return prompt_on<decltype(type)>(on, chosen, sizes); });
                 new (self) prompt_object{std::move(made), dtype, chosen, heads};
             },
             nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
@@ -325,8 +362,13 @@ void bind_prompt(nb::module_& m)
 NB_MODULE(MDKV_PYTHON_MODULE, m)
 {
     nanobind::exception<mdkv::invalid_argument>(m, "InvalidArgument", PyExc_ValueError);
+    m.attr("library_version") = std::to_string(MDKV_VERSION_MAJOR) + "." + std::to_string(MDKV_VERSION_MINOR) + "."
+                                + std::to_string(MDKV_VERSION_PATCH);
     m.attr("compiled_for") = MDKV_PYTHON_INSTRUCTIONS;
     mdkv_python::bind_values(m);
+#if defined(MDKV_PYTHON_CUDA)
+    mdkv_python::bind_device(m);
+#endif
     mdkv_python::bind_layer(m);
     mdkv_python::bind_prompt(m);
 }

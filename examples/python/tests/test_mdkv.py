@@ -271,6 +271,25 @@ def test_torch_tensors(random):
         layer.attend(torch.zeros(H * G, 1, D, dtype=dtype, device="meta"), output)
 
 
+def test_cuda_tensors_as_on_the_cpu(random):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if mdkv.CudaBackend is None or not torch.cuda.is_available():
+        pytest.skip("the package was built without CUDA, or no GPU answers")
+    on = mdkv.CudaBackend(torch.cuda.current_stream().cuda_stream)
+    rows = [torch.tensor(x) for x in prompt_rows(random, np.float16)]
+    for name, share in [("best", 0.25), ("by_window", 0.1), ("any_question", 0.5)]:
+        preset = mdkv.preset(name).replace(stand_ins=0)
+        outputs, rungs = [], []
+        for backend, device in [(None, "cpu"), (on, "cuda")]:
+            queries, keys, values = (x.to(device) for x in rows)
+            layer, _ = mdkv.compress(queries, keys, values, share, preset, backend=backend)
+            layer.append(keys[:, :3], values[:, :3])
+            outputs.append(torch.empty(H * G, 3, D, dtype=torch.float16, device=device))
+            layer.attend(queries[:, :3], outputs[-1])
+            rungs.append(layer.rungs)
+        assert off(outputs[1].cpu().double().numpy(), outputs[0].double().numpy()) < 0.05, (name, rungs)
+
+
 def test_both_modules_agree(random):
     """Where both sets of instructions run, the other one gives the same up to rounding."""
     names = [p.name.split(".")[0] for p in pathlib.Path(mdkv.__file__).parent.glob("_x86_64_v*.so")]
@@ -293,6 +312,8 @@ def test_package_holds_no_path_of_the_machine_that_built_it():
 
 def test_stub_is_that_of_the_module():
     pytest.importorskip("nanobind", reason="nanobind is not installed")
+    if mdkv.CudaBackend is not None:
+        pytest.skip("the stub is that of a package without CUDA")
     sys.path.insert(0, str(ROOT / "examples" / "python"))
     from make_stub import stub
 

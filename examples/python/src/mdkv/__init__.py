@@ -16,8 +16,6 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from ._module import *  # noqa: F403
 
-__version__ = "0.2.0"
-
 
 def _best_module():
     """The extension module for most of the instructions that this processor has."""
@@ -36,6 +34,7 @@ def _best_module():
 
 
 _module = _best_module()
+__version__ = _module.library_version
 compiled_for = _module.compiled_for  #: the instructions in use, such as "x86-64-v4"
 Backend = _module.Backend
 Budget = _module.Budget
@@ -45,6 +44,7 @@ Preset = _module.Preset
 Prompt = _module.Prompt
 RatioSet = _module.RatioSet
 Rope = _module.Rope
+CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
 log_sum_exps = _module.log_sum_exps
 preset = _module.preset
 

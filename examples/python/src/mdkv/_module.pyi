@@ -7,6 +7,8 @@ Tensor = Any  # anything with __dlpack__, of rank and type as said
 class InvalidArgument(ValueError):
     pass
 
+library_version: str = '0.2.0'
+
 compiled_for: str
 
 class Budget:
@@ -154,7 +156,7 @@ class Prompt:
     All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See include/mdkv/prompt.hpp.
     """
 
-    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: Backend | None = None) -> None:
+    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None) -> None:
         """
         layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for NaNs and infinities first.
         """
