@@ -179,11 +179,12 @@ setup_python() {
 # packages_of FOLDER: where an environment's packages lie
 packages_of() { "$1/bin/python" -c 'import site; print(site.getsitepackages()[0])'; }
 
-# setup_python_peers: two environments with what the tests of the Python package compare with: python-new, and python-kvpress
-# with another version of transformers, whose torch is the first one's
+# setup_python_peers [NAME...]: two environments with what the tests of the Python package compare with: new, and kvpress with
+# another version of transformers, whose torch is the first one's
 setup_python_peers() {
     local tests=$mdkv_root/examples/python/tests name list folder log first
-    for name in new kvpress; do
+    (($#)) || set -- new kvpress
+    for name in "$@"; do
         folder=$mdkv_cache/python-$name
         log=$mdkv_cache/python-$name.log
         list=$tests/requirements.txt
