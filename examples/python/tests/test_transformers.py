@@ -1,0 +1,433 @@
+"""test_transformers.py: mdkv.transformers with small random models of several architectures, and with real ones where
+MDKV_REFERENCE_MODEL and MDKV_SECOND_MODEL name GGUF files."""
+import copy
+import os
+import pathlib
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", minversion="5.2", reason="transformers 5.2 or newer is not installed")
+
+import mdkv
+import mdkv.transformers
+from mdkv.rotary import rope_of
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import gguf_folder
+
+SEED = 7
+SIZES = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=16, vocab_size=97, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=96)
+MODELS = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3_text": dict(sliding_window=32, layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4),
+    "phi": dict(rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}),
+    "phi3": dict(sliding_window=None),
+    "glm": dict(num_hidden_layers=2),
+    "cohere2": dict(sliding_window=32, layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2),
+}
+
+
+def small(kind, dtype=torch.float32, **changes):
+    """A model with random weights whose attention is far from uniform: queries and keys are enlarged."""
+    torch.manual_seed(SEED)
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **MODELS.get(kind, {}), **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.mul_(8 if "q_proj" in name or "k_proj" in name or "qkv" in name else 2)
+    return model
+
+
+def text(length, batch=1):
+    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED))
+
+
+@torch.no_grad()
+def logits(model, cache, ids, calls, **options):
+    """Logits of all calls after the first, which is the prompt."""
+    out, first = [], 0
+    for length in calls:
+        mask = {name: value[:, : first + length] for name, value in options.items()}
+        out.append(model(ids[:, first : first + length], past_key_values=cache, **mask).logits.float())
+        first += length
+    return torch.cat(out[1:], dim=1)
+
+
+def plain(model):
+    return transformers.DynamicCache(config=model.config)
+
+
+def crop(cache, removed):
+    """Removes the last tokens in any version of transformers."""
+    cache.crop(-removed)
+
+
+def kl(full, other):
+    full, other = full.double().log_softmax(-1), other.double().log_softmax(-1)
+    return float((full.exp() * (full - other)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("preset", ["best", "any_question", "by_window", "paper", "evict"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_everything_kept_equals_dynamic_cache(kind, preset):
+    if preset in ("any_question", "paper", "evict") and kind != "llama":
+        preset = "best" if preset == "any_question" else "by_window"
+    model, ids = small(kind), text(110)
+    calls = (90, 1, 1, 12, 1)
+    expected = logits(model, plain(model), ids, calls)
+    cache = mdkv.transformers.Cache(model.config, budget=1.0, preset=preset)
+    torch.testing.assert_close(logits(model, cache, ids, calls), expected, rtol=1e-4, atol=1e-4)
+    assert all(layer.packed for layer in cache.compressed)
+
+
+@pytest.mark.parametrize("preset", ["best", "by_window"])
+def test_less_memory_differs_less_than_eviction(preset):
+    model, ids = small("llama"), text(400)
+    calls = (370, *[1] * 16)
+    expected = logits(model, plain(model), ids, calls)
+    found, bytes_of = {}, {}
+    for name in (preset, "evict"):
+        cache = mdkv.transformers.Cache(model.config, budget=0.25, preset=name)
+        found[name] = kl(expected, logits(model, cache, ids, calls))
+        report = cache.report()
+        bytes_of[name] = sum(one["bytes"]["arena"] for one in report["layers"])
+        assert report["uncompressed_bytes"] == 386 * 2 * 2 * 16 * 4 * 3
+        assert bytes_of[name] <= 0.25 * 370 * 2 * 2 * 16 * 4 * 3
+        assert report["compressed_bytes"] == sum(one["bytes"]["total"] for one in report["layers"])
+        assert sum(report["layers"][0]["rungs"].values()) == 2 * 370
+    assert 0 < found[preset] < 0.5 * found["evict"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(dtype):
+    model, ids = small("qwen2", dtype), text(100)
+    calls = (90, 1, 5)
+    expected = logits(model, plain(model), ids, calls)
+    cache = mdkv.transformers.Cache(model.config, budget=1.0)
+    assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if dtype == torch.bfloat16 else 1e-5)
+    assert cache.compressed[0].packed[0].dtype == str(dtype).removeprefix("torch.")
+
+
+def test_generate_gives_the_same_tokens():
+    model, ids = small("llama"), text(80)
+    options = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(ids))
+    expected = model.generate(ids, **options)
+    for extra in ({}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}):
+        expected = model.generate(ids, **options, **extra)
+        cache = mdkv.transformers.Cache(model.config, budget=1.0, prompt_tokens=80 if "prompt_lookup_num_tokens" in extra else None)
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options, **extra), expected), extra
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("preset", ["best", "by_window"])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(kind, preset):
+    model, ids = small(kind), text(640)
+    found = []
+    for calls in ((600, 1, 8), (300, 290, 10, 1, 8)):
+        cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset, prompt_tokens=600)
+        found.append(logits(model, cache, ids, calls)[:, -9:])
+        assert all(layer.packed and layer.held is None for layer in cache.compressed)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+    options = dict(attention_mask=torch.ones_like(ids[:, :600]), max_new_tokens=5, do_sample=False, prefill_chunk_size=256)
+    cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=600)
+    assert torch.equal(model.generate(ids[:, :600], past_key_values=cache, **options),
+                       model.generate(ids[:, :600], past_key_values=plain(model), **options))
+    assert cache.compressed[0].packed[0].compressed_tokens == 600
+
+
+def test_tokens_after_the_prompt_in_its_last_call():
+    model, ids = small("llama"), text(120)
+    for tail in (None, 8):
+        found = []
+        for calls in ((50, 80 - 50, 20, 1, 1), (50, 50, 1, 1)):
+            cache = mdkv.transformers.Cache(model.config, budget=0.4, tail=tail, prompt_tokens=80)
+            found.append(logits(model, cache, ids, calls)[:, -1:])
+            assert cache.get_seq_length() == 102 and cache.compressed[0].packed[0].appended in ((22,) if tail is None else (1, 2))
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3 if tail is None else 1.0)
+    crop(cache, 1)
+    with pytest.raises(ValueError, match="prompt_tokens says where it ends"):
+        crop(cache, 1)
+
+
+def test_second_question_after_crop_and_in_a_copy():
+    model, ids = small("llama"), text(160)
+    cache = mdkv.transformers.Cache(model.config, budget=0.3)
+    expected = logits(model, cache, ids, (100, 10, 1))
+    crop(cache, 11)
+    assert cache.get_seq_length() == 100
+    other = copy.deepcopy(cache)
+    with torch.no_grad():
+        model(ids[:, 120:140], past_key_values=other)
+        model(ids[:, 140:141], past_key_values=cache)
+        crop(cache, 1)
+        again = [model(ids[:, 100:110], past_key_values=cache).logits, model(ids[:, 110:111], past_key_values=cache).logits]
+    torch.testing.assert_close(torch.cat(again, dim=1), expected, rtol=1e-5, atol=1e-5)
+    assert other.get_seq_length() == 120 and cache.get_seq_length() == 111
+    with pytest.raises(ValueError, match="12 tokens cannot be removed"):
+        crop(cache, 12)
+    assert cache.get_seq_length() == 111
+    if mdkv.transformers._CROPS_TO_LENGTH:
+        cache.crop(105)
+        assert cache.get_seq_length() == 105
+    else:
+        with pytest.raises(ValueError, match="-n removes"):
+            cache.crop(5)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    torch.testing.assert_close(logits(model, cache, ids, (100, 10, 1)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sliding_layers_stay_as_they_are_and_can_be_cropped():
+    model, ids = small("gemma3_text"), text(160)
+    caches = [plain(model), mdkv.transformers.Cache(model.config, budget=1.0)]
+    found = []
+    for cache in caches:
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        elif cache is caches[0]:
+            pytest.skip("this version of transformers cannot crop sliding layers")
+        first = logits(model, cache, ids, (100, 10, 1))
+        crop(cache, 11)
+        with torch.no_grad():
+            found.append(torch.cat([first, model(ids[:, 120:130], past_key_values=cache).logits], dim=1))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    assert len(caches[1].compressed) == 2 and caches[1].report()["other_bytes"] > 0
+
+
+@pytest.mark.parametrize("preset", ["best", "by_window"])
+def test_batch_with_padding_on_the_left_equals_single_sequences(preset):
+    model, ids = small("llama"), text(130, batch=2)
+    pads, calls = (0, 33), (100, 1, 9, 1)
+    mask = torch.ones_like(ids)
+    mask[1, : pads[1]] = 0
+    cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset)
+    together = logits(model, cache, ids, calls, attention_mask=mask)
+    for b, pad in enumerate(pads):
+        alone = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset)
+        expected = logits(model, alone, ids[b : b + 1, pad:], (calls[0] - pad, *calls[1:]))
+        assert kl(expected, together[b : b + 1]) < 1e-3
+        assert alone.compressed[0].packed[0].tokens == cache.compressed[0].packed[b].tokens
+    kept = mdkv.transformers.Cache(model.config, budget=1.0, preset=preset)
+    torch.testing.assert_close(logits(model, kept, ids, calls, attention_mask=mask),
+                               logits(model, plain(model), ids, calls, attention_mask=mask), rtol=1e-4, atol=1e-4)
+
+
+def test_tail_is_folded_and_memory_stays():
+    model, ids = small("llama"), text(400)
+    cache = mdkv.transformers.Cache(model.config, budget=0.5, preset="by_window", tail=16)
+    logits(model, cache, ids, (200, *[1] * 10))
+    before = cache.report()["layers"]
+    with torch.no_grad():
+        for i in range(210, 300):
+            model(ids[:, i : i + 1], past_key_values=cache)
+    for old, new in zip(before, cache.report()["layers"]):
+        assert new["bytes"]["arena"] <= old["bytes"]["arena"] and new["bytes"]["tail"] <= old["bytes"]["tail"]
+    assert cache.get_seq_length() == 300 and cache.compressed[0].packed[0].appended <= 16
+    with pytest.raises(ValueError, match="cannot be removed"):
+        crop(cache, 17)
+
+
+def test_short_prompts():
+    model, ids = small("llama"), text(40)
+    for length in (1, 2, 7, 30):
+        for preset in ("best", "any_question", "by_window", "paper"):
+            calls = (length, 1, 2)
+            cache = mdkv.transformers.Cache(model.config, budget=0.1, preset=preset)
+            torch.testing.assert_close(logits(model, cache, ids, calls), logits(model, plain(model), ids, calls),
+                                       rtol=1e-4, atol=1e-4)
+
+
+def test_other_caches_and_no_cache_still_work():
+    model, ids = small("llama"), text(30)
+    with torch.no_grad():
+        expected = model(ids).logits
+        mdkv.transformers.Cache(model.config)
+        assert model.config._attn_implementation == "mdkv"
+        torch.testing.assert_close(model(ids).logits, expected)
+        torch.testing.assert_close(model(ids, use_cache=False).logits, expected)
+
+
+def test_rungs_of_every_token():
+    model, ids = small("llama"), text(120)
+    for preset in ("best", "by_window"):
+        cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset, keep_rungs=True)
+        logits(model, cache, ids, (100, 1))
+        window = cache.preset.window
+        assert [one[0].shape for one in cache.rungs] == [(2, 100 - window)] * 3
+
+
+# What is not served is refused with its reason.
+
+
+def refused(match, kind="llama", error=NotImplementedError, **arguments):
+    return pytest.raises(error, match=match)
+
+
+def test_a_foreign_configuration_is_refused():
+    model, ids = small("llama"), text(30)
+    cache = mdkv.transformers.Cache(copy.deepcopy(model.config))
+    with torch.no_grad(), refused(r"mdkv.transformers.Cache\(model.config\)"):
+        model(ids, past_key_values=cache)
+
+
+def test_models_that_are_not_served_are_refused():
+    config = transformers.AutoConfig.for_model("deepseek_v3", num_hidden_layers=1)
+    with refused("latent attention"):
+        mdkv.transformers.Cache(config)
+    with refused("encoder"):
+        mdkv.transformers.Cache(transformers.T5Config(num_layers=1))
+    config = small("llama").config
+    config._attn_implementation = "flash_attention_2"
+    with refused("flash_attention_2"):
+        mdkv.transformers.Cache(config)
+    config = transformers.AutoConfig.for_model("mistral", **SIZES, sliding_window=16)
+    with refused("no layer that only sees all tokens"):
+        mdkv.transformers.Cache(config)
+
+
+def test_arguments():
+    config = small("llama").config
+    for options, match in (({"budget": 1.5}, "budget is 1.5"), ({"budget": -1}, "budget is -1"), ({"tail": 0}, "tail is 0"),
+                           ({"prompt_tokens": 0}, "prompt_tokens is 0"), ({"preset": "none"}, "none")):
+        with pytest.raises(ValueError, match=match):
+            mdkv.transformers.Cache(config, **options)
+
+
+def test_calls_that_are_not_served_are_refused():
+    model, ids = small("llama"), text(60)
+    make = lambda **options: mdkv.transformers.Cache(model.config, 0.5, **options)
+    with refused("gradients"):
+        model(ids, past_key_values=make())
+    with torch.no_grad():
+        with refused("not causal with padding on the left"):
+            mask = torch.ones_like(ids)
+            mask[0, -5:] = 0
+            model(ids, past_key_values=make(), attention_mask=mask)
+        cache = make()
+        model(ids[:, :50], past_key_values=cache)
+        with refused("not causal with padding on the left"):
+            mask = torch.ones_like(ids)
+            mask[0, 50:52] = 0
+            model(ids[:, 50:], past_key_values=cache, attention_mask=mask)
+        cache = make()
+        model(ids[:, :50], past_key_values=cache)
+        with pytest.raises(ValueError, match="2 sequences; the cache is of 1"):
+            model(ids[:, 50:51].expand(2, 1), past_key_values=cache)
+        cache = make(prompt_tokens=55)
+        model(ids[:, :50], past_key_values=cache)
+        with pytest.raises(ValueError, match="cannot be removed"):
+            crop(cache, 1)
+        with refused("copied"):
+            copy.deepcopy(cache)
+        with refused("reordered"):
+            cache.reorder_cache(torch.tensor([0]))
+
+
+class Attention(torch.nn.Module):
+    """Stands for a model's attention that calls the interface in one of many ways."""
+
+    layer_idx, num_key_value_groups, is_causal = 0, 2, True
+
+    def run(self, cache, groups=2, layer=0, change=lambda keys: keys, **options):
+        query, key = torch.zeros(1, 4, 10, 16), torch.zeros(1, 2, 10, 16)
+        keys, values = cache.update(key, key, 0)
+        self.num_key_value_groups, self.layer_idx = groups, layer
+        return mdkv.transformers.attention(self, query, change(keys), values, None, scaling=0.25, **options)
+
+
+@pytest.mark.parametrize("match, options", [
+    ("sink logits", {"s_aux": torch.zeros(4)}), ("soft caps", {"softcap": 30.0}), ("biases", {"position_bias": 1.0}),
+    ("attention weights", {"output_attentions": True}), ("not causal", {"is_causal": False}),
+    ("packed sequences", {"cu_seq_lens_q": torch.zeros(2)}), ("repeated before the cache", {"groups": 4}),
+    ("keys of layer 0", {"layer": 1}), ("repeat_interleave", {"change": lambda keys: keys.repeat_interleave(2, 1)}),
+    ("matmul", {"change": lambda keys: keys @ keys.transpose(1, 2)}), ("keys of an mdkv cache", {"change": lambda keys: keys + 0}),
+])
+def test_attentions_that_are_not_served_are_refused(match, options):
+    cache = mdkv.transformers.Cache(small("llama").config)
+    if match == "matmul":
+        match = "transpose"
+    if match == "keys of an mdkv cache":
+        match = "keys or values of an mdkv cache"
+    with refused(match):
+        Attention().run(cache, **options)
+
+
+def test_compiled_models_are_refused_or_right():
+    model, ids = small("llama"), text(60)
+    expected = logits(model, plain(model), ids, (50, 1))
+    cache = mdkv.transformers.Cache(model.config, 1.0)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        try:
+            compiled(ids[:, :50], past_key_values=cache)
+            found = compiled(ids[:, 50:51], past_key_values=cache).logits
+        except Exception as error:  # torch wraps errors of compiled code in classes of its own
+            assert "mdkv: " in str(error) and "torch.compile" in str(error)
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rotary_encodings():
+    def rope(kind, **changes):
+        config = transformers.AutoConfig.for_model(kind, **{**SIZES, **MODELS.get(kind, {}), **changes})
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        layers = [one for name, one in model.named_modules() if name.endswith("self_attn")]
+        return rope_of(config, layers[0], 16)
+
+    for kind in ("llama", "gemma3_text", "phi", "glm", "cohere2"):
+        rope(kind)
+    scaled = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+    rope("llama", rope_parameters={**scaled, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0})
+    rope("llama", rope_parameters={**scaled, "rope_type": "yarn"})
+    rope("llama", rope_parameters={**scaled, "rope_type": "linear"})
+    with refused("depend on the text's length"):
+        rope("llama", rope_parameters={**scaled, "rope_type": "dynamic"})
+    with refused("only some layers"):
+        rope("smollm3", no_rope_layers=[1, 0, 1])
+    model, ids = small("smollm3", no_rope_layers=[1, 0, 1]), text(60)
+    with refused("by_window"):
+        logits(model, mdkv.transformers.Cache(model.config), ids, (50, 1))
+    logits(model, mdkv.transformers.Cache(model.config, preset="by_window"), ids, (50, 1))
+
+
+# Real models.
+
+
+def real_model(variable):
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no GGUF file")
+    return gguf_folder.load(os.environ[variable])
+
+
+PROSE = ("The lighthouse keeper wrote one line a day. On Monday the wind turned north and the supply boat stayed in the harbour. "
+         "On Tuesday two gulls nested behind the lamp, and he moved the oil to the cellar. ")
+
+
+@pytest.mark.parametrize("variable, most", [("MDKV_REFERENCE_MODEL", 0.01), ("MDKV_SECOND_MODEL", 0.05)])
+def test_real_model(variable, most):
+    model, tokenizer = real_model(variable)
+    story = "".join(f"Entry {i}: " + PROSE for i in range(12)) + "Beside the log lay a key, and its tag said: Marguerite. "
+    ids = tokenizer(story + "".join(f"Entry {i}: " + PROSE for i in range(12, 17)), return_tensors="pt").input_ids[:, :800]
+    calls = (768, *[1] * 8, 24)
+    expected = logits(model, plain(model), ids, calls)
+    kept = mdkv.transformers.Cache(model.config, budget=1.0)
+    assert kl(expected, logits(model, kept, ids, calls)) < 1e-6
+    found = {}
+    for share in (0.5, 0.25, 0.125):
+        cache = mdkv.transformers.Cache(model.config, budget=share)
+        found[share] = kl(expected, logits(model, cache, ids, calls))
+    assert found[0.5] < found[0.25] < most and found[0.25] < found[0.125] < 20 * most, found
+
+    question = tokenizer.apply_chat_template([{"role": "user", "content": story + "\nWhich name is on the key's tag?"}],
+                                             add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answers = [model.generate(**question, past_key_values=cache, max_new_tokens=16, do_sample=False)
+               for cache in (plain(model), mdkv.transformers.Cache(model.config, budget=0.25))]
+    full, compressed = (tokenizer.decode(answer[0, question["input_ids"].shape[1]:], skip_special_tokens=True) for answer in answers)
+    assert "Marguerite" not in full or "Marguerite" in compressed, (full, compressed)
+    print(f"{variable}: KL {found}, answers {full!r}, {compressed!r}")
