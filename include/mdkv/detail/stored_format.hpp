@@ -63,7 +63,7 @@ struct file_header
     std::uint32_t mark; ///< endian_mark
     std::uint16_t major;
     std::uint16_t minor;
-    index_t bytes;         ///< of the file
+    index_t bytes;         ///< size of the file
     std::uint32_t element; ///< 1: float, 2: half, 3: bfloat16
     std::uint32_t sections;
     sha256::digest identity;

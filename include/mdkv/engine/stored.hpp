@@ -26,7 +26,7 @@ struct cache_identity
     std::string_view revision;
     std::string_view tokenizer;
     std::string_view rope; ///< the encoding of positions
-    std::string_view salt; ///< whatever else must agree, or a secret of one tenant
+    std::string_view salt; ///< anything else that must agree, or a secret of one tenant
 
     [[nodiscard]] array<std::string_view, 5> texts() const noexcept
     {
@@ -108,6 +108,14 @@ template <element T>
 class stored_caches
 {
 public:
+    /// From one call of `read`, behind its checks.
+    explicit stored_caches(detail::stored_reader<T> const& checked) noexcept
+        : file_{checked.file}
+        , place_{checked.place}
+        , links_{file_.data() + checked.header.table[detail::place_section].offset + sizeof place_}
+        , layouts_{file_.data() + checked.header.table[detail::layout_section].offset}
+    {}
+
     [[nodiscard]] index_t layers() const noexcept { return place_.layers; }
     [[nodiscard]] index_t first_layer() const noexcept { return place_.first_layer; }
     [[nodiscard]] index_t model_layers() const noexcept { return place_.model_layers; }
@@ -170,11 +178,6 @@ public:
     }
 
 private:
-    template <element V>
-    friend stored_caches<V> read(std::span<std::byte const> bytes, cache_identity const& identity, verify how);
-
-    stored_caches() = default;
-
     [[nodiscard]] detail::layer_record record_of(index_t i) const
     {
         expects(i >= 0 && i < place_.layers, "stored_caches: layer ", i, " is not among the file's ", place_.layers);
@@ -182,9 +185,9 @@ private:
     }
 
     std::span<std::byte const> file_;
-    detail::place_record place_{};
-    std::byte const* links_   = nullptr;
-    std::byte const* layouts_ = nullptr;
+    detail::place_record place_;
+    std::byte const* links_;
+    std::byte const* layouts_;
 };
 
 /// Finds the caches in the bytes of a file, e.g. a mapped one, after checks of everything that later decides an access.
@@ -204,13 +207,7 @@ template <element T>
 [[nodiscard]] stored_caches<T> read(
     std::span<std::byte const> bytes, cache_identity const& identity, verify how = verify::everything)
 {
-    detail::stored_reader<T> const file{bytes, identity, how};
-    stored_caches<T> made;
-    made.file_    = bytes;
-    made.place_   = file.place;
-    made.links_   = bytes.data() + file.header.table[detail::place_section].offset + sizeof(detail::place_record);
-    made.layouts_ = bytes.data() + file.header.table[detail::layout_section].offset;
-    return made;
+    return stored_caches<T>{detail::stored_reader<T>{bytes, identity, how}};
 }
 
 /// The same cache with a tail that can be written: append and attend work on it, and nothing else may; the arena stays that

@@ -440,11 +440,14 @@ TEST_CASE("a file with any numbers in its records is refused, or can be attended
         {
             index_t const width = random.below(2) == 0 ? 8 : 4;
             if (size < width) { continue; }
-            auto const at       = static_cast<std::size_t>(begin + random.below(size / width) * width);
-            std::int64_t number = 0;
+            auto const at        = static_cast<std::size_t>(begin + random.below(size / width) * width);
+            std::uint64_t number = 0; // wraps around
             std::memcpy(&number, &file[at], static_cast<std::size_t>(width));
-            number =
-                random.below(2) == 0 ? numbers[random.below(std::ssize(numbers))] : number + random.below(129) - 64;
+            number += static_cast<std::uint64_t>(random.below(129)) - 64;
+            if (random.below(2) == 0)
+            {
+                number = static_cast<std::uint64_t>(numbers[random.below(std::ssize(numbers))]);
+            }
             std::memcpy(&file[at], &number, static_cast<std::size_t>(width));
         }
         taken += attend_all(file.bytes(), verify::bounds) ? 1 : 0;
