@@ -22,11 +22,11 @@ namespace mdkv::inline MDKV_MACHINE
 /// together if all five are equal.
 struct cache_identity
 {
-    std::string_view model;
-    std::string_view revision;
-    std::string_view tokenizer;
-    std::string_view rope; ///< the encoding of positions
-    std::string_view salt; ///< anything else that must agree, or a secret of one tenant
+    std::string_view model{};
+    std::string_view revision{};
+    std::string_view tokenizer{};
+    std::string_view rope{}; ///< the encoding of positions
+    std::string_view salt{}; ///< anything else that must agree, or a secret of one tenant
 
     [[nodiscard]] array<std::string_view, 5> texts() const noexcept
     {
