@@ -215,7 +215,8 @@ template <element T>
 ///
 /// \param on             backend: threads, scratch
 /// \param cache          from stored_caches::layer; its appended tokens are copied
-/// \param[out] tail      room for `tail_tokens` tokens, H * tail_tokens * (D + Dv) elements; must outlive the view
+/// \param[out] tail      H * tail_tokens * (D + Dv) elements; must outlive the view
+/// \param tail_tokens    tokens that the tail has room for
 /// \param[out] appended  number of tokens in the tail; must outlive the view
 /// \cost   copies the tail
 /// \sync   returns when done
