@@ -55,6 +55,9 @@ public:
 
     [[nodiscard]] std::int64_t resident_bytes() const noexcept override { return cache_.arena_bytes; }
 
+    /// With the appended tokens.
+    [[nodiscard]] mdkv::cache_view<T const, mdkv::space::host> view() const noexcept { return cache_; }
+
 private:
     void grow(mdkv::cache_view<T const, mdkv::space::host> const& from, std::int64_t tokens)
     {
