@@ -166,13 +166,24 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
     return checked_multiply(layout.heads * (layout.dims.keys + layout.dims.values) * element_bytes, tokens);
 }
 
-/// The layout of a record; `where` is its place in the file and `call` the caller's name, for messages.
+/// Whether n positions are those of a text's tokens, or -1.
+[[nodiscard]] inline bool positions_within(std::int32_t const* positions, index_t n, index_t tokens) noexcept
+{
+    bool good = true;
+    for (index_t i = 0; i < n; ++i)
+    {
+        good = good & (positions[i] >= -1) & (positions[i] < tokens); // no branch: compared by vectors
+    }
+    return good;
+}
+
+/// The layout of a record. Messages begin with `call` and `where`, e.g. "read: byte " and the record's place.
 /// \throws invalid_argument   no ratio set makes such a layout
 [[nodiscard]] inline cache_layout layout_of(layer_record const& from, char const* call, index_t where)
 {
     auto const expects_in = [&](char const* name, index_t x, index_t least, index_t most) {
-        expects(x >= least && x <= most, call, ": byte ", where, ": ", name, " is ", x, "; it must lie in [", least,
-            ", ", most, "]");
+        expects(
+            x >= least && x <= most, call, where, ": ", name, " is ", x, "; it must lie in [", least, ", ", most, "]");
     };
     expects_in("the number of heads", from.heads, 0, most_heads);
     expects_in("the window", from.window, 0, INT32_MAX);
@@ -187,8 +198,8 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
     to.rungs     = from.rungs;
     to.full_rung = from.full_rung;
     to.scale     = float_of_bits(from.scale);
-    expects(to.scale >= 0.0F && to.scale <= (std::numeric_limits<float>::max)(), call, ": byte ", where,
-        ": the scale is ", to.scale, "; it must be finite and not negative");
+    expects(to.scale >= 0.0F && to.scale <= (std::numeric_limits<float>::max)(), call, where, ": the scale is ",
+        to.scale, "; it must be finite and not negative");
     for (std::size_t r = 0; r < to.rungs; ++r)
     {
         rung_record const& rung = from.rung[r];
@@ -199,8 +210,8 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
         bool const full = whole && rung.kind == 0 && rung.in_basis == 0;
         expects(rung.kind <= 2 && rung.in_basis <= 1 && full == (r == to.full_rung)
                     && (dropped || (rung.in_basis == 1 ? some : whole)),
-            call, ": byte ", where, ": rung ", r, " keeps ", rung.keys, " and ", rung.values, " of ", from.key_dim,
-            " and ", from.value_dim, " coordinates as kind ", int{rung.kind}, ", ", int{rung.in_basis},
+            call, where, ": rung ", r, " keeps ", rung.keys, " and ", rung.values, " of ", from.key_dim, " and ",
+            from.value_dim, " coordinates as kind ", int{rung.kind}, ", ", int{rung.in_basis},
             " in the basis; there is no such rung");
         to.key_coordinates[r]   = rung.keys;
         to.value_coordinates[r] = rung.values;
@@ -235,13 +246,12 @@ index_t expects_directory(cache_layout const& layout, head_entry const* heads, i
         good = good && exact >= layout.window && (layout.full_rung < layout.rungs || exact == layout.window);
         head_entry right;
         if (good) { offset = lay_out_head<T>(layout, tokens, offset, right, given.stand_ins); }
-        expects(good && right == given && offset <= arena_bytes, call, ": byte ",
-            where + h * index_t{sizeof(head_entry)}, ": the directory's entry of head ", h,
+        expects(good && right == given && offset <= arena_bytes, call, where, ": the directory's entry of head ", h,
             " is none that the layout gives inside of an arena of ", arena_bytes, " bytes");
         most = slots > most ? slots : most;
     }
-    expects<size_overflow>(most <= INT32_MAX, call, ": byte ", where, ": a head has ", most, " tokens; at most ",
-        INT32_MAX, " can be stored");
+    expects<size_overflow>(
+        most <= INT32_MAX, call, where, ": a head has ", most, " tokens; at most ", INT32_MAX, " can be stored");
     return most;
 }
 

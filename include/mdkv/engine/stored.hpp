@@ -140,8 +140,9 @@ public:
             " of layer ", i);
         auto const* const entries  = reinterpret_cast<head_entry const*>(file_.data() + record.directory);
         auto const* const appended = reinterpret_cast<index_t const*>(entries + record.heads);
-        cache_view<T const, space::host> all{detail::layout_of(record, "stored_caches", i), file_.data() + record.arena,
-            record.arena_bytes, entries + head, file_.data() + record.tail, record.tail_tokens, appended};
+        cache_view<T const, space::host> all{detail::layout_of(record, "stored_caches: layer ", i),
+            file_.data() + record.arena, record.arena_bytes, entries + head, file_.data() + record.tail,
+            record.tail_tokens, appended};
         all.tail += head * all.tail_head_bytes();
         all.layout.heads = heads;
         return all;

@@ -1,4 +1,4 @@
-/// \file stored_reader.hpp: one call of read: the checks of a stored cache's bytes, none of which decides an access before.
+/// \file loading.hpp: one call of read: the checks of a stored cache's bytes, none of which decides an access before.
 #pragma once
 
 #include <mdkv/engine/stored.hpp>
@@ -130,7 +130,7 @@ private:
     {
         index_t const where = header.table[layout_section].offset + i * index_t{sizeof(layer_record)};
         auto const record   = record_at<layer_record>(file.data() + where);
-        auto const layout   = layout_of(record, "read", where);
+        auto const layout   = layout_of(record, "read: byte ", where);
         expects(layout.heads == place.heads, "read: byte ", where, ": layer ", i, " has ", layout.heads,
             " heads, the file ", place.heads);
         expects(record.tail_tokens >= 0 && record.slots >= 0 && record.slots <= INT32_MAX, "read: byte ", where,
@@ -150,17 +150,12 @@ private:
         expects(appended >= 0 && appended <= record.tail_tokens && appended <= INT32_MAX, "read: byte ",
             record.directory, ": ", appended, " tokens were appended to a tail of ", record.tail_tokens);
         index_t const most =
-            expects_directory<T>(layout, entries, record.arena_bytes, appended, "read", record.directory);
+            expects_directory<T>(layout, entries, record.arena_bytes, appended, "read: byte ", record.directory);
         expects(record.slots == 0 || record.slots >= most, "read: byte ", where, ": layer ", i, " has positions of ",
             record.slots, " slots; a head has ", most);
         auto const* const positions = reinterpret_cast<std::int32_t const*>(file.data() + record.positions);
-        bool good                   = true;
-        for (index_t p = 0; p < layout.heads * record.slots; ++p)
-        {
-            good = good & (positions[p] >= -1) & (positions[p] < place.tokens); // no branch: compared by vectors
-        }
-        expects(good, "read: byte ", record.positions, ": layer ", i, " has a position outside of [-1, ", place.tokens,
-            ")");
+        expects(positions_within(positions, layout.heads * record.slots, place.tokens), "read: byte ", record.positions,
+            ": layer ", i, " has a position outside of [-1, ", place.tokens, ")");
     }
 };
 

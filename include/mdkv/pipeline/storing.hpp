@@ -1,4 +1,4 @@
-/// \file stored_writer.hpp: one call of write: a stored cache's sections, counted, summed and passed on.
+/// \file storing.hpp: one call of write: a stored cache's sections, counted, summed and passed on.
 #pragma once
 
 #include <mdkv/engine/stored.hpp>
@@ -121,11 +121,17 @@ private:
             expects(heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), "write: layer ", i,
                 " has no directory");
             expects(cache.arena_bytes == 0 || cache.arena != nullptr, "write: layer ", i, " has no arena");
-            index_t const most = expects_directory<T>(layout_of(record_of(i, {}), "write: layer's layout", number),
-                cache.heads, cache.arena_bytes, appended(cache), "write: a layer's directory", 0);
+            index_t const most = expects_directory<T>(layout_of(record_of(i, {}), "write: layer ", number), cache.heads,
+                cache.arena_bytes, appended(cache), "write: layer ", number);
             expects(positions.empty() || (positions.extent(0) == heads && positions.extent(1) >= most), "write: layer ",
                 i, ": positions [H, S] are [", positions.extent(0), ", ", positions.extent(1), "]; the cache has ",
                 heads, " heads of at most ", most, " slots");
+            for (index_t h = 0; !positions.empty() && h < heads; ++h)
+            {
+                expects(positions_within(positions.row(h), positions.extent(1), std::ssize(place.tokens)),
+                    "write: layer ", i, ": a position of head ", h, " lies outside of [-1, ", place.tokens.size(),
+                    "), the text's tokens");
+            }
         }
     }
 
@@ -248,7 +254,7 @@ private:
     static void emit_tail(Out& out, cache_view<T const, space::host> const& cache, index_t h)
     {
         stored_run const tail = run_of_head(without_const(cache), h, cache.layout.rungs + 1);
-        index_t const whole   = tail.keys.width(0) < tile_tokens ? 0 : tail.tokens / tile_tokens * tile_tokens;
+        index_t const whole   = tail.tokens / tile_tokens * tile_tokens;
         out.add(tail.keys.begin, whole * tail.keys.token_bytes);
         for (int c = 0; c < tail.keys.coordinates && whole < tail.tokens; ++c)
         {

@@ -477,11 +477,14 @@ TEST_CASE("layers that cannot be stored are refused before anything is written")
     all              = mixed_layers();
     all.positions[1] = tensor<std::int32_t, 2>{{2, 1}};
     CHECK(refused(all).starts_with("write: layer 1: positions [H, S] are [2, 1]; the cache has 2 heads of at most "));
+    all = mixed_layers();
+    all.positions[0].set(600, 1, 2);
+    CHECK(refused(all) == "write: layer 0: a position of head 1 lies outside of [-1, 600), the text's tokens");
     all.positions.clear();
     all.caches.emplace_back(cache_layout{bit_ratios, 1, 0, {16, 16}}, 0);
     CHECK(refused(all) == "write: layer 2 has 1 heads, layer 0 2");
     all.caches.back() = cpu::cache<half>{cache_layout{bit_ratios, 2, 5, {16, 16}}, 100000};
-    CHECK(refused(all).starts_with("write: a layer's directory: byte 0: the directory's entry of head 0 is none"));
+    CHECK(refused(all).starts_with("write: layer 2: the directory's entry of head 0 is none"));
     all.caches.pop_back();
     std::string const much(70000, 'a');
     CHECK(refused(all, {much, "", "", "", ""}) == "write: identity.model has 70000 bytes; at most 65536 can be stored");
