@@ -8,6 +8,8 @@
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/lab/2026-11/quality.md)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
 #   bash examples/setup.sh second-model   only the second model, which nothing else fetches (470 MB)
+#   bash examples/setup.sh python-peers   only torch, two versions of transformers, and kvpress, which the tests of the Python
+#                                         package compare with (3 GB from PyPI, 6 GB on disk)
 #
 # Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
 # fetched is checked, then renamed into the cache in one step. Read from the environment, all optional:
@@ -172,6 +174,36 @@ setup_python() {
         mkdir -p "$mdkv_cache"
         python3 -m venv "$mdkv_cache/venv" || die 1 "python3 -m venv failed (Debian and Ubuntu: package python3-venv)"
     fi
+}
+
+# packages_of FOLDER: where an environment's packages lie
+packages_of() { "$1/bin/python" -c 'import site; print(site.getsitepackages()[0])'; }
+
+# setup_python_peers [NAME...]: two environments with what the tests of the Python package compare with: new, and kvpress with
+# another version of transformers, whose torch is the first one's
+setup_python_peers() {
+    local tests=$mdkv_root/examples/python/tests name list folder log first
+    (($#)) || set -- new kvpress
+    for name in "$@"; do
+        folder=$mdkv_cache/python-$name
+        log=$mdkv_cache/python-$name.log
+        list=$tests/requirements.txt
+        [[ $name == new ]] || list=$tests/requirements-$name.txt
+        if cmp -s "$list" "$folder/installed.txt"; then
+            say "python: $folder (cached)"
+            continue
+        fi
+        say "python: installing $(grep -v '^#' "$list" | tr '\n' ' ')into $folder"
+        mkdir -p "$folder"
+        python3 -m venv --clear "$folder" || die 1 "python3 -m venv failed (Debian and Ubuntu: package python3-venv)"
+        if [[ $name == kvpress ]]; then
+            first=$(packages_of "$mdkv_cache/python-new")
+            printf '%s\n' "$first" >"$(packages_of "$folder")/first.pth"
+        fi
+        "$folder/bin/python" -m pip install -q --disable-pip-version-check --no-cache-dir -r "$list" >"$log" 2>&1 ||
+            die 1 "PyPI is out of reach, or a download broke off; run this again. pip says:" "$(tail -n 3 "$log")"
+        cp "$list" "$folder/installed.txt"
+    done
 }
 
 # download_wheels FOLDER SPEC...: fetches exactly these wheels
@@ -651,6 +683,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             setup_llama_cpp llama-completion llama-perplexity llama-bench
             ;;
         second-model) setup_second_model ;;
-        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts, llama-cpp, second-model)" ;;
+        python-peers) setup_python_peers ;;
+        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts, llama-cpp, second-model, python-peers)" ;;
     esac
 fi

@@ -6,8 +6,8 @@
 #   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
 #                              of the GPU on an emulated one, the tests for 64-bit Arm on an emulated one, the programs
 #                              for a GPU through nvcc, the benchmarks (compiled only), the runner against independent Python
-#                              implementations, other projects' compilers and flags, each stage's instructions beside
-#                              recorded ones, and the reference of the public headers
+#                              implementations, the package for Python, other projects' compilers and flags, each stage's
+#                              instructions beside recorded ones, and the reference of the public headers
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -128,6 +128,44 @@ metrics_crosscheck() {
     else
         crosscheck crosscheck_metrics "$mdkv_cache/venv/bin/python" "$tools/crosscheck_metrics.py" "$program"
     fi
+}
+
+# python_package: the package for Python as pip builds it, and its tests with two versions of transformers, and kvpress
+python_package() {
+    local tests=$mdkv_root/examples/python/tests folder=$build/python log=$build/python.log name
+    say "the package for Python (log: $log)"
+    if ! (setup_python_peers); then
+        note SKIPPED "python: PyPI is out of reach"
+        return
+    fi
+    local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
+    local install=("$mdkv_cache/python-new/bin/python" -m pip install -q --disable-pip-version-check --no-deps)
+    rm -rf "$folder"
+    if ! "${install[@]}" --target "$folder/packages" "$mdkv_root/examples/python" >"$log" 2>&1; then
+        tail -n 40 "$log"
+        note FAILED "python: the build"
+        return
+    fi
+    if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc ]]; then
+        note SKIPPED "python: the build with CUDA: there is no nvcc"
+    elif PATH=$PATH:/usr/local/cuda/bin "${install[@]}" --target "$folder/cuda" -C cmake.define.MDKV_PYTHON_CUDA=ON \
+        -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 "$mdkv_root/examples/python" >"$log.cuda" 2>&1; then
+        note PASSED "python: the build with CUDA"
+    else
+        tail -n 40 "$log.cuda"
+        note FAILED "python: the build with CUDA"
+    fi
+    for name in new kvpress; do
+        if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
+            --junitxml "$folder/$name.xml" "$tests" >"$log.$name" 2>&1; then
+            tail -n 200 "$log.$name"
+        fi
+        if [[ -f $folder/$name.xml ]]; then
+            results+=("python-$name=$folder/$name.xml")
+        else
+            note FAILED "python-$name: no test ran"
+        fi
+    done
 }
 
 # other_compilers: small programs as other projects compile them
@@ -273,6 +311,7 @@ else
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
     python_crosschecks
     metrics_crosscheck
+    python_package
     words
     reference
     other_compilers
@@ -293,6 +332,9 @@ else
     fi
     if [[ -n $mdkv_clang ]]; then
         leg clang-asan "$sanitized_targets" '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
+        leg fuzz mdkv_fuzzers '-L fuzz' -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF \
+            -DMDKV_BUILD_BENCH=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_CUDA=OFF -DMDKV_BUILD_FUZZERS=ON \
+            -DMDKV_FUZZ_SECONDS=60 -DCMAKE_CXX_COMPILER="$mdkv_clang"
     else
         note SKIPPED "clang: apt offers no clang of version 16 or newer"
         leg asan "$sanitized_targets" '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"

@@ -1,6 +1,7 @@
 // Decode attention at 128K tokens: the full cache against the machine's copy bandwidth, and
 // compressed caches against the full one, each beside the ratio of their bytes. Which token is at which rung is forced:
-// 25, 15 and 60 % of a head's bytes at 16, 32 and 128 coordinates (paper), 60, 25 and 15 % at 4, 8 and 16 bits (bits).
+// 25, 15 and 60 % of a head's bytes at 16, 32 and 128 coordinates (paper), 60, 25 and 15 % at 4, 8 and 16 bits (bits),
+// all tokens at 8 or at 4 bits (int8, int4). With 1, 4 and 8 query heads per KV head: full, int8, int4 and 10 %.
 #include <mdkv/gpu/attend.cuh>
 
 #include <mdkv/core/cache.hpp>
@@ -29,7 +30,7 @@ namespace
 using namespace bench;
 
 constexpr index_t tokens = 128 * 1024;
-constexpr index_t rows   = heads * group;
+constexpr index_t most   = 8; // query heads per KV head
 
 using packed_layer = gpu::cache<element>;
 
@@ -47,9 +48,9 @@ struct rotation
     std::string name;
     index_t kv_size;
     std::vector<packed_layer> layers;
-    device_array<element> queries = normal_numbers<element>(rows * dim, 4, 1.0F); // [H*G, D]
-    device_array<element> output{rows * dim};                                     // [H*G, D]
-    device_array<float> lse{rows};                                                // [H*G]
+    device_array<element> queries = normal_numbers<element>(heads * most * dim, 4, 1.0F); // [H*G, D]
+    device_array<element> output{heads * most * dim};                                     // [H*G, D]
+    device_array<float> lse{heads * most};                                                // [H*G]
 
     template <std::size_t R>
     rotation(std::string called, prompt const& from, mdkv::ratio_set const& ratios, std::array<double, R> const& shares,
@@ -79,9 +80,11 @@ struct rotation
 
     [[nodiscard]] double bytes() const { return static_cast<double>(layers[0].arena_bytes()); }
 
-    [[nodiscard]] work steps() const
+    /// A decode step of all layers with G query heads per KV head.
+    [[nodiscard]] work steps(index_t of_head) const
     {
-        return recorded(static_cast<index_t>(layers.size()), [&](gpu::backend const& on, index_t i) {
+        index_t const rows = heads * of_head;
+        return recorded(static_cast<index_t>(layers.size()), [&, rows](gpu::backend const& on, index_t i) {
             mdkv::attend(on, mdkv::in(on, queries.data(), rows, dim), layers[static_cast<std::size_t>(i)].view(), {},
                 mdkv::out(on, output.data(), rows, dim), mdkv::out(on, lse.data(), rows));
         });
@@ -100,27 +103,45 @@ void measure(record& results)
         caches.emplace_back("attend/paper", from, mdkv::paper_ratios, std::array{0.0, 0.25, 0.15, 0.60}, kv);
         caches.emplace_back("attend/bits", from, mdkv::bit_ratios, std::array{0.0, 0.60, 0.25, 0.15}, kv);
     }
-    std::vector<work> works{clock.copy()};
-    for (rotation const& cache : caches) { works.push_back(cache.steps()); }
-
-    auto const times        = clock.medians(works);
-    double const bandwidth  = 2 * static_cast<double>(clock.size()) / times[0];
-    double const full_bytes = caches[0].bytes();
-    for (std::size_t i = 0; i < caches.size(); ++i)
+    caches.emplace_back("attend/int8", from, mdkv::bit_ratios, std::array{0.0, 0.0, 2.0, 0.0}, tokens);
+    caches.emplace_back("attend/int4", from, mdkv::bit_ratios, std::array{0.0, 2.0, 0.0, 0.0}, tokens);
+    struct step
     {
-        double const time       = times[i + 1];
-        double const speedup    = times[1] / time;
-        double const byte_ratio = full_bytes / caches[i].bytes();
-        fields ratios{{"of_copy", caches[i].bytes() / time / bandwidth}};
-        if (i > 0)
+        rotation const& cache;
+        index_t of_head;
+    };
+    std::vector<step> steps;
+    std::vector<work> works{clock.copy()};
+    for (index_t const of_head : {group, index_t{1}, most})
+    {
+        for (rotation const& cache : caches)
+        {
+            if (of_head != group && cache.kv_size < tokens / 10) { continue; }
+            steps.push_back({cache, of_head});
+            works.push_back(cache.steps(of_head));
+        }
+    }
+
+    auto const times       = clock.medians(works);
+    double const bandwidth = 2 * static_cast<double>(clock.size()) / times[0];
+    double full            = 0; // time of the full cache with as many query heads
+    for (std::size_t i = 0; i < steps.size(); ++i)
+    {
+        auto const& [cache, of_head] = steps[i];
+        double const time            = times[i + 1];
+        if (cache.name == "attend/full") { full = time; }
+        double const speedup    = full / time;
+        double const byte_ratio = caches[0].bytes() / cache.bytes();
+        fields ratios{{"of_copy", cache.bytes() / time / bandwidth}};
+        if (cache.name != "attend/full")
         {
             ratios.insert(
                 ratios.end(), {{"over_full", speedup}, {"byte_ratio", byte_ratio}, {"of_ideal", speedup / byte_ratio}});
         }
-        results.add({caches[i].name,
-            {{"tokens", tokens}, {"kv_size", static_cast<double>(caches[i].kv_size)},
-                {"layers", static_cast<double>(caches[i].layers.size())}},
-            time, caches[i].bytes(), ratios});
+        results.add({cache.name,
+            {{"tokens", tokens}, {"kv_size", static_cast<double>(cache.kv_size)},
+                {"group", static_cast<double>(of_head)}, {"layers", static_cast<double>(cache.layers.size())}},
+            time, cache.bytes(), ratios});
     }
 }
 

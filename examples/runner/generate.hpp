@@ -18,8 +18,10 @@
 #include "decode.hpp"
 #include "file_bytes.hpp"
 #include "file_error.hpp"
+#include "policies.hpp"
 #include "prefill.hpp"
 #include "sampler.hpp"
+#include "saved_prompt.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
 #include "terminal.hpp"
@@ -40,6 +42,8 @@ struct generate_options
     double temperature      = 0;
     std::uint64_t seed      = 0;
     bool raw                = false; // no chat form around the prompt
+    std::string save_path{};         // file for the prompt's caches
+    std::string load_path{};         // file with caches of a prompt that this one begins with
 };
 
 namespace detail
@@ -144,11 +148,43 @@ int run_generate(session& run, common_options const& common, generate_options co
     auto const seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
 
     model_shape const& shape = run.model().shape();
-    policy const chosen      = chosen_policy(options.policy_name, common);
-    auto cache               = detail::make_cache<T>(run.model(), chosen, common.window, options);
+    auto const start         = now();
+    std::optional<saved_prompt<T>> saved;
+    if (!options.load_path.empty())
+    {
+        saved.emplace(options.load_path, run.fingerprint(), shape);
+        saved->expect_beginning_of(options.prompt_path, prompt);
+    }
+    policy const chosen = saved ? saved->shown_policy(shape) : chosen_policy(options.policy_name, common);
+    std::optional<file_replacement> save_to; // made now, because a prompt may take minutes
+    if (!options.save_path.empty())
+    {
+        mdkv::expects(chosen.makes_packed() && !options.max_bytes, "--save: policy ", chosen.label,
+            options.max_bytes ? " with --max-bytes" : "", " keeps caches that cannot be saved");
+        save_to.emplace(options.save_path);
+    }
+    auto cache = detail::make_cache<T>(run.model(), chosen, common.window, options);
     scratch_memory scratch;
-    auto const start = now();
     std::vector<float> logits;
+    decode_workspace space;
+    auto const step = [&](std::int32_t token, std::int64_t position) {
+        decode_step(
+            run.model(), std::span{&token, 1}, std::span{&position, 1}, run.executor(),
+            [&](std::int64_t layer, std::int64_t, float const* query, float const* key, float const* value,
+                float* out) { cache.attend(layer, query, key, value, out, run.executor()); },
+            logits, space);
+    };
+    if (saved)
+    {
+        logits = saved->answer().logits;
+        cache.load(saved->caches(), saved->answer().full_bytes);
+        for (auto i = saved->caches().tokens(); i < std::ssize(prompt); ++i)
+        {
+            if (interrupt_requested()) { throw interrupted{}; }
+            step(prompt[static_cast<std::size_t>(i)], i);
+        }
+    }
+    else
     {
         progress_bar bar{"reading " + std::to_string(prompt.size()) + " tokens"};
         logits = prefill<T>(
@@ -161,9 +197,13 @@ int run_generate(session& run, common_options const& common, generate_options co
             },
             [&](layer_chunk<T> const& chunk) { cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); });
     }
+    if (save_to)
+    {
+        save_prompt<T>(
+            *save_to, run.fingerprint(), cache.layers_to_write(), prompt, {chosen.label, cache.full_bytes(), logits});
+    }
     auto const read = now();
 
-    decode_workspace space;
     detail::text_stream text;
     std::int64_t made = 0;
     auto position     = std::ssize(prompt);
@@ -174,11 +214,7 @@ int run_generate(session& run, common_options const& common, generate_options co
         text.add(run.words().decode_one(token));
         ++made;
         if (made == options.max_tokens || position >= shape.context) { break; }
-        decode_step(
-            run.model(), std::span{&token, 1}, std::span{&position, 1}, run.executor(),
-            [&](std::int64_t layer, std::int64_t, float const* query, float const* key, float const* value,
-                float* out) { cache.attend(layer, query, key, value, out, run.executor()); },
-            logits, space);
+        step(token, position);
         ++position;
     }
     text.finish();

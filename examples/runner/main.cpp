@@ -117,6 +117,16 @@ int run(int argc, char** argv)
         ->capture_default_str();
     generate_command.add_option("--seed", generate.seed, "of the random choice")->capture_default_str();
     generate_command.add_flag("--raw", generate.raw, "the prompt as it is, without the model's chat form");
+    generate_command.add_option(
+        "--save", generate.save_path, "file for the compressed prompt, which takes an older one's place at once");
+    generate_command
+        .add_option("--load", generate.load_path,
+            "file of --save, mapped: the prompt begins with the saved one, whose policy and budget stay")
+        ->excludes("--save")
+        ->excludes("--policy")
+        ->excludes(size)
+        ->excludes(share)
+        ->excludes(most);
 
     runner::compare_options compare;
     CLI::App& compare_command = *app.add_subcommand("compare", "measure policies against the full cache on a text");

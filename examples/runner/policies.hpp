@@ -145,6 +145,11 @@ struct policy
                || (((kind == cache_kind::mixed && rows == scoring_rows::window) || whole())
                    && share == sharing::uniform);
     }
+    /// Whether its layers are the library's packed caches in host memory, which a file can hold.
+    [[nodiscard]] bool makes_packed() const noexcept
+    {
+        return backend == backend_kind::cpu && kind != cache_kind::think && kind != cache_kind::evicting;
+    }
     /// Last tokens of a prompt that stay as they are, the window being that of all policies.
     [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept
     {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "policies/make_cache.hpp"
+#include "policies/packed_cache.hpp"
+#include "policies/stored_cache.hpp"
 
 namespace runner
 {
@@ -154,6 +156,32 @@ void sequence_cache<T>::compress_layer(
         layers_[reports_.size()] = std::move(one.cache);
         reports_.push_back(one.report);
     }
+}
+
+template <mdkv::element T>
+void sequence_cache<T>::load(mdkv::stored_caches<T> const& file, std::int64_t full_bytes)
+{
+    for (std::size_t i = 0; i < layers_.size(); ++i)
+    {
+        auto const cache = file.layer(static_cast<std::int64_t>(i));
+        layers_[i] =
+            std::make_unique<stored_cache<T>>(cache, model_->shape().query_heads / cache.layout.heads, tail_tokens_);
+    }
+    full_bytes_ = full_bytes;
+}
+
+template <mdkv::element T>
+std::vector<mdkv::layer_to_write<T>> sequence_cache<T>::layers_to_write() const
+{
+    std::vector<mdkv::layer_to_write<T>> all;
+    for (auto const& layer : layers_)
+    {
+        auto const* const packed = dynamic_cast<packed_cache<T> const*>(layer.get());
+        mdkv::expects(packed != nullptr && ledger_ == nullptr, "policy ", policy_.label,
+            ": its caches cannot be saved; those made of rungs or of whole tokens on the CPU can");
+        all.push_back({packed->packed().view(), {}});
+    }
+    return all;
 }
 
 template <mdkv::element T>

@@ -5,6 +5,7 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/engine/stored.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -60,6 +61,14 @@ public:
     /// \throws interrupted   after Ctrl-C, and what compress throws
     void compress_layer(layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch,
         std::uint8_t* rungs = nullptr);
+
+    /// Takes all layers out of a file instead, whose bytes must outlive the cache.
+    /// \param full_bytes   of the model's cache, uncompressed
+    void load(mdkv::stored_caches<T> const& file, std::int64_t full_bytes);
+
+    /// The layers as a file holds them; views of this cache.
+    /// \throws mdkv::invalid_argument   the policy's caches are not packed, or not all layers have come
+    [[nodiscard]] std::vector<mdkv::layer_to_write<T>> layers_to_write() const;
 
     /// Appends one token's key [H * D] and value [H * Dv] and attends with its query [Hq * D]; the tail grows as needed.
     void attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,

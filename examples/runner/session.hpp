@@ -31,6 +31,11 @@ public:
         , pool_{options.threads > 0 ? options.threads : machine_threads()}
     {}
 
+    /// A text that differs between model files.
+    [[nodiscard]] std::string fingerprint() const
+    {
+        return "GGUF of " + std::to_string(file_.bytes()) + " bytes, " + std::to_string(file_.fingerprint());
+    }
     [[nodiscard]] tokenizer const& words() const noexcept { return words_; }
     [[nodiscard]] language_model const& model() const noexcept { return model_; }
     [[nodiscard]] mdkv::cpu::executor_ref executor() noexcept { return pool_; }

@@ -23,6 +23,8 @@
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/engine/gather.hpp>
 #include <mdkv/engine/slots.hpp>
+#include <mdkv/engine/stored.hpp>
+#include <mdkv/engine/unpack.hpp>
 #include <mdkv/merge.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>

@@ -14,9 +14,11 @@
 #include <mdkv/stages/pool.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE
 {
@@ -90,6 +92,10 @@ struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 
 } // namespace detail
 
+template <backend B, element U, class E, class Cache>
+recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set const& ratios,
+    recompress_options<B> const& options, cache_view<E, B::memory_space> const& from, Cache& to); // see below
+
 /// Makes room in a grown cache. The last W tokens of the window and the appended ones after it are the new window; the
 /// older ones, still exact, are released. Released tokens take any rung, stored ones keep theirs or take one of fewer bytes,
 /// all from the stored values: no originals are needed, and no projections are made, so that a head's rungs are limited
@@ -130,12 +136,42 @@ template <backend B, element U, class Cache>
 recompress_report recompress(
     B const& on, in_view<U, 3, B> queries, ratio_set const& ratios, recompress_options<B> const& options, Cache& cache)
 {
-    using T = typename decltype(cache.view())::element_type;
+    return recompress(on, queries, ratios, options, cache.view(), cache);
+}
 
-    cache_view<T, B::memory_space> const stored = cache.view();
+/// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was
+/// appended to it measures the losses, and the new cache holds no more than the limit for this question.
+///
+/// \param on           backend: threads, scratch
+/// \param[in]  queries  [H*G, Q, D]  queries of the last Q tokens of `from`
+/// \param[in]  ratios   as above
+/// \param[in]  options  as above
+/// \param[in]  from     read only, e.g. the view of `with_tail`
+/// \param[out] to       becomes a cache of its own memory resource; its tail is empty and has the room that it had
+/// \return     the report
+/// \cost   as above
+/// \sync   as above
+/// \order  as above
+/// \throws invalid_argument   as above, and the other errors
+/// \see    tests/unit/recompress.cpp
+template <backend B, element U, class E, class Cache>
+recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set const& ratios,
+    recompress_options<B> const& options, cache_view<E, B::memory_space> const& from, Cache& to)
+{
+    using T = std::remove_const_t<E>;
+    static_assert(std::same_as<T, typename decltype(to.view())::element_type>,
+        "recompress: both caches must have one element type");
+
+    cache_view<T, B::memory_space> const stored = detail::without_const(from);
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
-    if (heads == 0) { return {}; }
+    bool const in_place                         = to.view().heads == stored.heads;
+    if (heads == 0 && (in_place || detail::dry_run(on))) { return {}; }
+    if (heads == 0)
+    {
+        to = to.like({}, 0, 0);
+        return {};
+    }
     detail::host_directory const copy{on, stored};
     cache_view<T, space::host> const& directory = copy.view;
     index_t const most                          = most_slots(directory);
@@ -155,8 +191,8 @@ recompress_report recompress(
 
     detail::check c{on, "recompress"};
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");
-    c.bytes("cache.arena", stored.arena, stored.arena_bytes, true);
-    c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), true);
+    c.bytes("cache.arena", stored.arena, stored.arena_bytes, in_place);
+    c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), in_place);
     c.in("options.query_weights", options.query_weights, {{queries.extent(1)}}, "Q");
     c.in("options.lse_elsewhere", options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
     if (options.sources)
@@ -189,7 +225,7 @@ recompress_report recompress(
         detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape,
             detail::stored_slots<T, space::host>{directory, next, shape.tokens},
             detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
-        return job(cache);
+        return job(to);
     });
 }
 

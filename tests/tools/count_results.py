@@ -3,8 +3,8 @@
 
     count_results.py [NAME=]FILE...
 
-A file is either CTest's JUnit output, in which a doctest entry counts its test cases and any other entry counts as
-one test, or a text file with lines `PASSED: name`, `FAILED: name` and `SKIPPED: name: reason`. A test case that wrote a
+A file is CTest's JUnit output, in which a doctest entry counts its test cases and any other entry counts as one test,
+pytest's, or a text file with lines `PASSED: name`, `FAILED: name` and `SKIPPED: name: reason`. A test case that wrote a
 line `SKIPPED: name: reason` counts as skipped, not as passed. Lines `WARNING: text` of a text file are printed and count as
 nothing. Exit status 1 if anything failed or nothing ran.
 """
@@ -32,8 +32,14 @@ class tally:
 
 
 def count_entry(entry):
-    """One CTest entry."""
+    """One entry of CTest's or pytest's output."""
     name = entry.get("name")
+    if entry.get("classname") and entry.get("status") is None:  # pytest's
+        name = f"{entry.get('classname')}.{name}"
+        if entry.find("skipped") is not None:
+            return tally(0, [], [f"{name}: {entry.find('skipped').get('message')}"])
+        failed = entry.find("failure") is not None or entry.find("error") is not None
+        return tally(0 if failed else 1, [name] if failed else [])
     output = entry.findtext("system-out") or ""
     skips = [f"{name}: {line}" for line in dict.fromkeys(SKIPPED.findall(output))]
     if entry.get("status") == "disabled":

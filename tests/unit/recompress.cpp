@@ -580,3 +580,50 @@ TEST_CASE("an allocation that fails, or a workspace too small by a byte, leaves 
     }
     CHECK(resource.outstanding() == 0);
 }
+
+TEST_CASE("into another cache: the source stays, and the result is that of folding a copy in place")
+{
+    for (std::vector<rung> const& rungs : {listed(bit_ratios), listed(paper_ratios), every_kind})
+    {
+        growing g{rungs};
+        g.append(20);
+        contents const before{g.cache};
+        auto const source = std::as_const(g.cache).view();
+        for (index_t const bytes :
+            {index_t{9000}, index_t{14000}, index_t{1} << 30}) // of two questions, and of everything
+        {
+            auto const queries = g.draw(6, 4, 40);
+            options const choice{.limit = budget::bytes(bytes)};
+            auto in_place    = g.cache.copy();
+            auto const& made = g.layer.ratios;
+            cpu::cache<half> view{{}, 0, 0};
+            recompress_report want, got;
+            support::run([&](host const& on) { want = recompress(on, queries.in(), made, choice, in_place); });
+            support::run([&](host const& on) { got = recompress(on, queries.in(), made, choice, source, view); });
+            CHECK(contents{g.cache} == before);
+            CHECK(contents{view} == contents{in_place});
+            CHECK(view.tail_capacity() == 0);
+            CHECK(view.layout() == in_place.layout());
+            CHECK(got.resident_bytes == want.resident_bytes);
+            CHECK(got.dropped == want.dropped);
+            view.reserve_tail(3); // the room stays
+            support::run([&](host const& on) { got = recompress(on, queries.in(), made, choice, source, view); });
+            CHECK(view.tail_capacity() == 3);
+
+            contents const kept{view};
+            CHECK(error_text<invalid_argument>([&] {
+                support::run([&](host const& on) {
+                    recompress(on, queries.in(), made, options{.limit = budget::bytes(1)}, source, view);
+                });
+            }).find("cannot hold the window")
+                  != std::string::npos);
+            CHECK(contents{view} == kept);
+        }
+    }
+    growing g{listed(bit_ratios)};
+    cpu::cache<half> const none;
+    support::run([&](host const& on) {
+        recompress(on, g.draw(6, 4, 40).in(), g.layer.ratios, options{}, none.view(), g.cache);
+    });
+    CHECK(g.cache.layout().heads == 0);
+}

@@ -88,9 +88,10 @@ public:
     /// One past the largest offset in use; 0 for an empty view.
     [[nodiscard]] MDKV_HD constexpr index_t required_span_size() const noexcept
     {
+        if (empty()) { return 0; } // strides of an empty view may be any
         index_t size = 1;
         for (std::size_t i = 0; i < Rank; ++i) { size += (extents_[i] - 1) * strides_[i]; }
-        return empty() ? 0 : size;
+        return size;
     }
 
 private:

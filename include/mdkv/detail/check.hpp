@@ -137,17 +137,14 @@ private:
 
     MDKV_OUTLINE check& strided(tensor const& x, std::uintptr_t alignment, bool output)
     {
+        bool empty = false;
         for (std::size_t i = 0; i < x.rank; ++i)
         {
             if (x.extents[i] != x.wanted[i]) [[unlikely]] { wrong_shape(x, i); }
-        }
-        index_t span = 1;
-        bool empty   = false;
-        for (std::size_t i = 0; i < x.rank; ++i)
-        {
-            span += (x.extents[i] - 1) * x.strides[i];
             empty = empty || x.extents[i] == 0;
         }
+        index_t span = 1;
+        for (std::size_t i = 0; !empty && i < x.rank; ++i) { span += (x.extents[i] - 1) * x.strides[i]; }
         if (output && !empty) { expects_unique(x); }
         bytes(x.name, x.data, empty ? 0 : span * x.element_bytes, output);
         expects(reinterpret_cast<std::uintptr_t>(x.data) % alignment == 0, stage_, ": ", x.name, " is not aligned to ",

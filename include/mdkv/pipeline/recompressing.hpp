@@ -98,7 +98,7 @@ struct recompressing
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     bool real                     = frame.ready();
 
-    /// Returns the report; `cache` is replaced last.
+    /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
     recompress_report operator()(Cache& cache)
     {

@@ -2,13 +2,17 @@
 
 #include "support/host.hpp"
 
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/detail/check.hpp>
 
 #include <doctest/doctest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -108,6 +112,15 @@ TEST_CASE("a view with an extent of zero is empty and needs no memory")
     auto const view = in(host{}, static_cast<float*>(nullptr), 2, 0, 4);
     CHECK(view.required_span_size() == 0);
     CHECK(view.extent(1) == 0);
+}
+
+TEST_CASE("an empty view may have any strides, whose sum leaves 64 bits")
+{
+    index_t const large = std::int64_t{9151598116766284922}; // found by tests/fuzz/views.cpp
+    auto const view     = in(host{}, static_cast<float const*>(nullptr), {0, 0, 4}, {large, large, 1});
+    CHECK(view.required_span_size() == 0);
+    workspace none{std::span<std::byte>{}};
+    detail::check{host{&none}, "test"}.in("view", view, {0, 0, 4}, "a,b,c");
 }
 
 TEST_CASE("a negative extent is refused, naming dimension and value")

@@ -1,0 +1,84 @@
+/// \file device.cuh: a CUDA device as a place for prompts and caches: a stream, and memory of the device's own pool
+#pragma once
+
+#include <mdkv/compress.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/cache.cuh>
+#include <mdkv/gpu/launch.cuh>
+#include <mdkv/gpu/memory.cuh>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "engine.hpp"
+#include "host.hpp"
+
+namespace mdkv_python
+{
+
+template <>
+struct place_types<device>
+{
+    using backend = mdkv::gpu::backend;
+    using memory  = mdkv::gpu::device_bytes<mdkv::gpu::pool_resource>;
+    template <mdkv::element T>
+    using cache = mdkv::gpu::cache<T>;
+};
+
+/// What outlives the scratch memory.
+struct device_memory
+{
+    cudaStream_t stream = nullptr;
+    mdkv::gpu::pool_resource pool;
+};
+
+/// A stream of a device, in whose order all work and all memory are. Tensors must be ready in that order, too.
+class device : device_memory, public place_of<device>
+{
+    using types = place_types<device>;
+
+public:
+    explicit device(std::uintptr_t stream)
+        : device_memory{reinterpret_cast<cudaStream_t>(stream), {}}
+    {}
+
+    [[nodiscard]] types::backend with(mdkv::workspace& scratch) const noexcept { return {stream, &scratch}; }
+    [[nodiscard]] types::memory memory(std::size_t bytes) { return {static_cast<index_t>(bytes), {stream, &pool}}; }
+    void copy(std::byte const* from, std::byte* to, index_t bytes) const
+    {
+        mdkv::gpu::copy({stream, nullptr}, from, to, bytes);
+    }
+
+    /// A copy of host memory in memory of the device.
+    template <class V>
+    [[nodiscard]] types::memory copy_of(std::vector<V> const& values)
+    {
+        std::size_t const bytes = values.size() * sizeof(V);
+        types::memory there     = memory(bytes);
+        if (bytes > 0)
+        {
+            copy(reinterpret_cast<std::byte const*>(values.data()), there.data(), static_cast<index_t>(bytes));
+        }
+        return there;
+    }
+
+    /// Packs a layer into a cache of its own.
+    template <class Prompt, class Rows, mdkv::element T>
+    mdkv::compress_report pack(Prompt& from, index_t layer, Rows const& rows, mdkv::gpu::cache<T>& to)
+    {
+        index_t const bytes = lend([&](types::backend on) { return from.arena_bytes(on, layer); });
+        mdkv::gpu::cache<T> made{from.layout(), bytes, 0, stream, pool};
+        mdkv::compressed_layer<T, mdkv::space::device> into{made.view(), nullptr};
+        mdkv::compress_report report = lend([&](types::backend on) { return from.pack(on, layer, rows, into); });
+        report.resident_bytes        = bytes;
+        to                           = std::move(made);
+        return report;
+    }
+};
+
+} // namespace mdkv_python

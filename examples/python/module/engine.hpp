@@ -1,0 +1,147 @@
+/// \file engine.hpp: what the module knows of prompts and caches: calls on tensors, behind which lie element type and device
+#pragma once
+
+#include <mdkv/compress.hpp>
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/recompress.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace mdkv_python
+{
+
+using mdkv::index_t;
+
+/// A tensor with the members of DLPack's DLTensor, which mdkv::in and mdkv::out take.
+struct tensor
+{
+    void* data = nullptr;
+    int ndim   = 0;
+    std::int64_t const* shape{};
+    std::int64_t const* strides{};
+    std::uint64_t byte_offset = 0;
+    struct
+    {
+        std::uint8_t code, bits;
+        std::uint16_t lanes;
+    } dtype{};
+    struct
+    {
+        int device_type, device_id;
+    } device{};
+};
+
+/// Queries, keys and values of a layer, and the log-sum-exps of the queries.
+struct rows
+{
+    tensor queries, keys, values;
+    std::optional<tensor> lse;
+};
+
+/// A model's rotary position encoding: see mdkv::rotary_encoding.
+struct rope
+{
+    double base              = 10000;
+    index_t rotating         = 0;
+    mdkv::rotary_pairs pairs = mdkv::rotary_pairs::halves;
+    std::vector<double> frequencies;
+};
+
+/// Sizes of a prompt and of the model that reads it.
+struct prompt_sizes
+{
+    index_t layers, heads, group;
+    mdkv::head_dims dims;
+    index_t tokens;
+    rope encoding;
+    bool check_finite;
+};
+
+/// What a layer's cache is.
+struct layer_facts
+{
+    index_t heads = 0;
+    mdkv::head_dims dims{};
+    index_t element_bytes = 0;
+    index_t read          = 0; ///< tokens of the compressed part's text, dropped ones included
+    index_t appended      = 0; ///< tokens of the tail
+    index_t arena         = 0; ///< bytes
+    index_t tail          = 0; ///< bytes
+    index_t directory     = 0; ///< bytes
+    mdkv::ratio_set ratios{mdkv::full};
+};
+
+/// What the compressed part holds, over all heads.
+struct rung_counts
+{
+    std::array<index_t, mdkv::max_rungs> tokens{}; ///< by rung
+    index_t stand_ins = 0;
+};
+
+/// One layer's packed cache of one sequence.
+class layer
+{
+public:
+    layer()                        = default;
+    layer(layer const&)            = delete;
+    layer& operator=(layer const&) = delete;
+    virtual ~layer()               = default;
+
+    virtual void append(tensor const& keys, tensor const& values)                                                   = 0;
+    virtual void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) = 0;
+    virtual void truncate(index_t appended)                                                                         = 0;
+    virtual void reserve(index_t appended)                                                                          = 0;
+    virtual mdkv::recompress_report recompress(
+        tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                  = 0;
+    [[nodiscard]] virtual layer_facts facts() const                            = 0;
+    [[nodiscard]] virtual rung_counts counts() const                           = 0;
+};
+
+using packed_layer = std::pair<std::unique_ptr<layer>, mdkv::compress_report>;
+
+/// All layers of one prompt.
+class prompt
+{
+public:
+    prompt()                         = default;
+    prompt(prompt const&)            = delete;
+    prompt& operator=(prompt const&) = delete;
+    virtual ~prompt()                = default;
+
+    virtual void read_chunk(index_t layer, index_t first, rows const& x)          = 0;
+    virtual void finish_layer(index_t layer, rows const& x)                       = 0;
+    [[nodiscard]] virtual mdkv::allocation allocate(mdkv::budget limit)           = 0;
+    [[nodiscard]] virtual packed_layer pack(index_t layer, rows const& x)         = 0;
+    [[nodiscard]] virtual std::vector<std::uint8_t> rungs_of(index_t layer) const = 0; ///< [H, N - W]
+    [[nodiscard]] virtual std::vector<float> losses_of(index_t layer) const       = 0; ///< [H, R, N - W]
+    [[nodiscard]] virtual index_t past_tokens(index_t layer) const                = 0; ///< N - W
+    [[nodiscard]] virtual std::size_t state_bytes() const noexcept                = 0;
+};
+
+class host;   // host.hpp
+class device; // device.cuh, in a build with CUDA
+
+[[nodiscard]] std::shared_ptr<device> make_device(std::uintptr_t stream);
+
+/// A prompt whose keys and values are of the element type T, in memory of the place; `chosen` is copied.
+template <mdkv::element T, class Place>
+[[nodiscard]] std::unique_ptr<prompt> make_prompt(
+    std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes);
+
+/// [H*G, Q]  log-sum-exps of the last Q of N tokens' queries over the keys that each one sees.
+template <mdkv::element T>
+[[nodiscard]] std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& keys, float scale);
+
+} // namespace mdkv_python

@@ -1,0 +1,286 @@
+/// \file engine_of.hpp: prompts and caches of one element type in one place
+#pragma once
+
+#include <mdkv/append.hpp>
+#include <mdkv/attend.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/engine/dlpack.hpp>
+#include <mdkv/prompt.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine.hpp"
+#include "host.hpp"
+
+namespace mdkv_python
+{
+
+template <mdkv::element T, class Place>
+class layer_of final : public layer
+{
+    using types      = place_types<Place>;
+    using backend    = typename types::backend;
+    using cache_type = typename types::template cache<T>;
+
+public:
+    layer_of(std::shared_ptr<Place> on, mdkv::ratio_set const& ratios, index_t read)
+        : on_{std::move(on)}
+        , ratios_{ratios}
+        , read_{read}
+    {}
+
+    [[nodiscard]] cache_type& cache() noexcept { return cache_; }
+
+    void append(tensor const& keys, tensor const& values) override
+    {
+        auto const turn = on_->turn();
+        auto const k    = mdkv::in<T, 3>(backend{}, keys);
+        auto const v    = mdkv::in<T, 3>(backend{}, values);
+        mdkv::workspace counting; // a dry run refuses what must not grow the tail
+        mdkv::append(on_->with(counting), k, v, cache_.view());
+        index_t const n = appended_ + k.extent(1);
+        if (n > cache_.tail_capacity())
+        {
+            cache_.reserve_tail(std::max(n, cache_.tail_capacity() + std::max(least_growth, n / 8)));
+        }
+        on_->lend([&](backend on) { mdkv::append(on, k, v, cache_.view()); });
+        appended_ = n;
+    }
+
+    void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) override
+    {
+        auto const turn = on_->turn();
+        auto const q    = mdkv::in<T, 3>(backend{}, queries);
+        auto const o    = mdkv::out<T, 3>(backend{}, output);
+        mdkv::expects(q.extent(1) <= std::max<index_t>(appended_, 1), "attend: queries [H*G, n, D] are of ",
+            q.extent(1), " tokens, but ", appended_, " were appended");
+        auto const own = on_->memory(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)) * sizeof(float));
+        auto const l   = lse ? mdkv::out<float, 2>(backend{}, *lse)
+                             : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q.extent(0), q.extent(1));
+        on_->lend([&](backend on) { mdkv::attend(on, q, std::as_const(cache_).view(), {scale}, o, l); });
+    }
+
+    void truncate(index_t appended) override
+    {
+        auto const turn = on_->turn();
+        on_->lend([&](backend on) { mdkv::truncate_tail(on, appended, cache_.view()); });
+        appended_ = std::min(appended_, appended);
+    }
+    void reserve(index_t appended) override
+    {
+        auto const turn = on_->turn();
+        cache_.reserve_tail(appended);
+    }
+
+    mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) override
+    {
+        auto const turn     = on_->turn();
+        auto const q        = mdkv::in<T, 3>(backend{}, queries);
+        index_t const count = q.extent(1);
+        std::vector<float> weights(static_cast<std::size_t>(count));
+        for (index_t i = 0; i < count; ++i) { weights[static_cast<std::size_t>(i)] = chosen.query_weight(i, count); }
+        auto const there = on_->copy_of(weights);
+        mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
+        options.allocation.charge = chosen.charge;
+        options.scale             = chosen.scale;
+        options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
+        options.even_queries      = chosen.even_queries(count);
+        auto const report =
+            on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
+        ratios_ = chosen.ratios;
+        read_ += std::exchange(appended_, 0);
+        return report;
+    }
+
+    [[nodiscard]] std::unique_ptr<layer> copy() const override
+    {
+        auto const turn  = on_->turn();
+        auto other       = std::make_unique<layer_of>(on_, ratios_, read_);
+        other->cache_    = cache_.like(cache_.layout(), cache_.arena_bytes(), cache_.tail_capacity());
+        other->appended_ = appended_;
+        cache_.copy_to(
+            other->cache_, [&](std::byte const* from, std::byte* to, index_t bytes) { on_->copy(from, to, bytes); });
+        return other;
+    }
+
+    [[nodiscard]] layer_facts facts() const override
+    {
+        auto const turn    = on_->turn();
+        auto const& layout = cache_.layout();
+        return {.heads     = layout.heads,
+            .dims          = layout.dims,
+            .element_bytes = index_t{sizeof(T)},
+            .read          = read_,
+            .appended      = appended_,
+            .arena         = cache_.arena_bytes(),
+            .tail          = cache_.tail_bytes(),
+            .directory     = cache_.directory_bytes(),
+            .ratios        = ratios_};
+    }
+
+    [[nodiscard]] rung_counts counts() const override
+    {
+        auto const turn    = on_->turn();
+        auto const view    = cache_.view();
+        auto const& layout = view.layout;
+        std::vector<mdkv::head_entry> heads(static_cast<std::size_t>(layout.heads));
+        on_->lend([&](backend on) { fetch(on, view.heads, heads.data(), layout.heads); });
+        rung_counts x;
+        index_t stored = 0;
+        for (mdkv::head_entry const& head : heads)
+        {
+            for (std::size_t r = 0; r < layout.rungs; ++r)
+            {
+                index_t const n = r == layout.full_rung ? head.exact.tokens - head.stand_ins : head.runs[r].tokens;
+                x.tokens[r] += n;
+                stored += n;
+            }
+            x.stand_ins += head.stand_ins;
+        }
+        if (ratios_.can_drop()) { x.tokens[0] = layout.heads * read_ - stored; }
+        return x;
+    }
+
+private:
+    static constexpr index_t least_growth = 32; // tokens
+
+    std::shared_ptr<Place> on_;
+    mdkv::ratio_set ratios_;
+    index_t read_;
+    cache_type cache_;
+    index_t appended_ = 0; // tokens in the tail, which a GPU counts for itself
+};
+
+template <mdkv::element T, class Place>
+class prompt_of final : public prompt
+{
+    using types   = place_types<Place>;
+    using backend = typename types::backend;
+    using type    = mdkv::prompt<backend, T>;
+
+public:
+    prompt_of(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
+        : on_{std::move(on)}
+        , preset_{chosen}
+        , sizes_{sizes}
+        , frequencies_{on_->copy_of(sizes.encoding.frequencies)}
+        , memory_{on_->memory(bytes_of(chosen, shape()))}
+        , state_{{memory_.data(), static_cast<std::size_t>(memory_.size())}}
+        , prompt_{on_->with(state_), chosen, shape()}
+    {}
+
+    void read_chunk(index_t layer, index_t first, rows const& x) override
+    {
+        auto const viewed = views(x);
+        on_->lend([&](backend on) { prompt_.read_chunk(on, layer, first, viewed); });
+    }
+    void finish_layer(index_t layer, rows const& x) override
+    {
+        auto const turn   = on_->turn();
+        auto const viewed = views(x);
+        on_->lend([&](backend on) { prompt_.finish_layer(on, layer, viewed); });
+        tokens_ = viewed.keys.extent(1);
+    }
+    mdkv::allocation allocate(mdkv::budget limit) override
+    {
+        return on_->lend([&](backend on) { return prompt_.allocate(on, limit); });
+    }
+    packed_layer pack(index_t layer, rows const& x) override
+    {
+        auto const turn   = on_->turn();
+        auto packed       = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
+        auto const report = on_->pack(prompt_, layer, views(x), packed->cache());
+        return {std::move(packed), report};
+    }
+
+    [[nodiscard]] std::vector<std::uint8_t> rungs_of(index_t layer) const override
+    {
+        auto const turn = on_->turn();
+        return fetched(prompt_.rungs_of(layer));
+    }
+    [[nodiscard]] std::vector<float> losses_of(index_t layer) const override
+    {
+        auto const turn = on_->turn();
+        return fetched(prompt_.losses_of(layer));
+    }
+    [[nodiscard]] index_t past_tokens(index_t layer) const override { return prompt_.losses_of(layer).extent(2); }
+    [[nodiscard]] std::size_t state_bytes() const noexcept override { return static_cast<std::size_t>(memory_.size()); }
+
+private:
+    [[nodiscard]] mdkv::prompt_shape<backend> shape() const
+    {
+        rope const& r    = sizes_.encoding;
+        auto const count = static_cast<index_t>(r.frequencies.size());
+        mdkv::prompt_shape<backend> shape{.layers = sizes_.layers,
+            .heads                                = sizes_.heads,
+            .group                                = sizes_.group,
+            .dims                                 = sizes_.dims,
+            .tokens                               = sizes_.tokens,
+            .encoding                             = {.base = r.base, .rotating = r.rotating, .pairs = r.pairs},
+            .on_non_finite = sizes_.check_finite ? mdkv::non_finite::error : mdkv::non_finite::unchecked};
+        if (!r.frequencies.empty())
+        {
+            shape.encoding.frequencies =
+                mdkv::in(backend{}, reinterpret_cast<double const*>(frequencies_.data()), count);
+        }
+        return shape;
+    }
+
+    /// A view's elements in host memory, without gaps.
+    template <class View>
+    [[nodiscard]] auto fetched(View const& x) const
+    {
+        using value = std::remove_const_t<std::remove_pointer_t<decltype(x.data_handle())>>;
+        std::vector<value> all(static_cast<std::size_t>(x.empty() ? 0 : x.required_span_size()));
+        on_->lend([&](backend on) { fetch(on, x.data_handle(), all.data(), static_cast<index_t>(all.size())); });
+        std::size_t count = 1;
+        for (std::size_t d = 0; d < View::rank(); ++d) { count *= static_cast<std::size_t>(x.extent(d)); }
+        std::vector<value> dense(count);
+        for (std::size_t i = 0; i < dense.size(); ++i)
+        {
+            auto rest      = static_cast<index_t>(i);
+            index_t offset = 0;
+            for (std::size_t d = View::rank(); d-- > 0; rest /= x.extent(d))
+            {
+                offset += rest % x.extent(d) * x.stride(d);
+            }
+            dense[i] = all[static_cast<std::size_t>(offset)];
+        }
+        return dense;
+    }
+
+    [[nodiscard]] std::size_t bytes_of(mdkv::preset const& chosen, mdkv::prompt_shape<backend> const& shape) const
+    {
+        mdkv::workspace counting;
+        static_cast<void>(type{on_->with(counting), chosen, shape});
+        return counting.bytes();
+    }
+
+    [[nodiscard]] static mdkv::prompt_rows<backend, T> views(rows const& x)
+    {
+        backend const on{};
+        mdkv::prompt_rows<backend, T> views{.queries = mdkv::in<T, 3>(on, x.queries),
+            .keys                                    = mdkv::in<T, 3>(on, x.keys),
+            .values                                  = mdkv::in<T, 3>(on, x.values)};
+        if (x.lse) { views.lse = mdkv::in<float, 2>(on, *x.lse); }
+        return views;
+    }
+
+    std::shared_ptr<Place> on_;
+    mdkv::preset preset_;
+    prompt_sizes sizes_;
+    typename types::memory frequencies_;
+    typename types::memory memory_;
+    mdkv::workspace state_;
+    type prompt_;
+    index_t tokens_ = 0;
+};
+
+} // namespace mdkv_python

@@ -1,0 +1,374 @@
+// The module: prompts and layers as Python's classes. Compiled once for each set of instructions, under the name
+// MDKV_PYTHON_MODULE.
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/version.hpp>
+#include <mdkv/presets.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "engine.hpp"
+#include "host.hpp"
+#include "module.hpp"
+#include "names.hpp"
+#include "tensors.hpp"
+
+namespace mdkv_python
+{
+
+namespace
+{
+
+template <class Tokens>
+[[nodiscard]] nb::dict tokens_by_rung(mdkv::ratio_set const& ratios, Tokens const& tokens)
+{
+    nb::dict dict;
+    for (std::size_t r = 0; r < ratios.size(); ++r) { dict[name_of(ratios[r]).c_str()] = tokens[r]; }
+    return dict;
+}
+
+[[nodiscard]] nb::dict report_of(mdkv::allocation const& x, mdkv::ratio_set const& ratios)
+{
+    nb::dict dict;
+    dict["status"]        = name_in(x.status);
+    dict["multiplier"]    = x.multiplier;
+    dict["loss"]          = x.loss;
+    dict["dual"]          = x.dual;
+    dict["limit"]         = x.limit;
+    dict["token_bytes"]   = x.token_bytes;
+    dict["charged_bytes"] = x.charged_bytes;
+    dict["tokens"]        = tokens_by_rung(ratios, x.tokens);
+    return dict;
+}
+
+[[nodiscard]] nb::dict report_of(mdkv::compress_report const& x, mdkv::ratio_set const& ratios)
+{
+    nb::dict dict;
+    dict["status"]         = name_in(x.status);
+    dict["budget_bytes"]   = x.budget_bytes;
+    dict["window_bytes"]   = x.window_bytes;
+    dict["resident_bytes"] = x.resident_bytes;
+    dict["full_bytes"]     = x.full_bytes;
+    dict["chosen"]         = report_of(x.chosen, ratios);
+    return dict;
+}
+
+[[nodiscard]] nb::dict report_of(mdkv::recompress_report const& x, mdkv::ratio_set const& ratios)
+{
+    nb::dict dict;
+    dict["limit_bytes"]    = x.limit_bytes;
+    dict["window_bytes"]   = x.window_bytes;
+    dict["stand_in_bytes"] = x.stand_in_bytes;
+    dict["resident_bytes"] = x.resident_bytes;
+    dict["released"]       = x.released;
+    dict["kept"]           = x.kept;
+    dict["lowered"]        = x.lowered;
+    dict["dropped"]        = x.dropped;
+    dict["chosen"]         = report_of(x.chosen, ratios);
+    return dict;
+}
+/// mdkv.CudaBackend.
+struct device_object
+{
+    std::shared_ptr<device> of;
+};
+
+/// mdkv.Layer.
+struct layer_object
+{
+    std::unique_ptr<layer> of;
+    std::string dtype;
+};
+
+/// mdkv.Prompt.
+struct prompt_object
+{
+    std::unique_ptr<prompt> of;
+    std::string dtype;
+    mdkv::preset preset;
+    index_t heads;
+};
+
+/// A prompt on the backend that Python gives: mdkv.Backend, mdkv.CudaBackend, or none for one thread of the CPU.
+template <class T>
+[[nodiscard]] std::unique_ptr<prompt> prompt_on(
+    nb::handle backend, mdkv::preset const& chosen, prompt_sizes const& sizes)
+{
+#if defined(MDKV_PYTHON_CUDA)
+    if (nb::isinstance<device_object>(backend))
+    {
+        return make_prompt<T>(nb::cast<device_object&>(backend).of, chosen, sizes);
+    }
+#endif
+    return make_prompt<T>(
+        backend.is_none() ? std::make_shared<host>(1) : nb::cast<std::shared_ptr<host>>(backend), chosen, sizes);
+}
+
+using released = nb::call_guard<nb::gil_scoped_release>;
+
+#if defined(MDKV_PYTHON_CUDA)
+void bind_device(nb::module_& m)
+{
+    nb::class_<device_object>(m, "CudaBackend",
+        "A stream of a CUDA device, in whose order all calls are enqueued: prompts made on it take tensors of the "
+        "device. "
+        "torch's is torch.cuda.current_stream().cuda_stream; tensors of other streams must be waited for, and stay "
+        "until "
+        "the stream has passed the call.")
+        .def(
+            "__init__",
+            [](device_object* self, std::uintptr_t stream) { new (self) device_object{make_device(stream)}; },
+            nb::arg("stream") = 0);
+}
+#endif
+
+void bind_layer(nb::module_& m)
+{
+    nb::class_<layer_object>(m, "Layer",
+        "One layer's compressed cache of one sequence: a compressed part and a tail of appended tokens, which are "
+        "stored "
+        "uncompressed.")
+        .def_ro("dtype", &layer_object::dtype, "Element type: \"float32\", \"float16\" or \"bfloat16\".")
+        .def_prop_ro(
+            "heads", [](layer_object const& x) { return x.of->facts().heads; }, "KV heads H.")
+        .def_prop_ro(
+            "tokens", [](layer_object const& x) { return x.of->facts().read + x.of->facts().appended; },
+            "Tokens of the text so far, dropped ones included.")
+        .def_prop_ro(
+            "compressed_tokens", [](layer_object const& x) { return x.of->facts().read; },
+            "Tokens of the text in the compressed part, dropped ones included.")
+        .def_prop_ro(
+            "appended", [](layer_object const& x) { return x.of->facts().appended; }, "Tokens in the tail.")
+        .def_prop_ro(
+            "stand_ins", [](layer_object const& x) { return x.of->counts().stand_ins; },
+            "Stand-ins for dropped tokens, over all heads.")
+        .def_prop_ro(
+            "ratios", [](layer_object const& x) { return x.of->facts().ratios; }, "The rungs.")
+        .def_prop_ro(
+            "rungs", [](layer_object const& x) { return tokens_by_rung(x.of->facts().ratios, x.of->counts().tokens); },
+            "Tokens of the compressed part by the name of their rung, over all heads. \"full\" counts the window.")
+        .def_prop_ro(
+            "bytes",
+            [](layer_object const& x) {
+                auto const facts = x.of->facts();
+                nb::dict dict;
+                dict["arena"]        = facts.arena;
+                dict["tail"]         = facts.tail;
+                dict["directory"]    = facts.directory;
+                dict["total"]        = facts.arena + facts.tail + facts.directory;
+                dict["uncompressed"] = (facts.read + facts.appended) * facts.heads
+                                       * (facts.dims.keys + facts.dims.values) * facts.element_bytes;
+                return dict;
+            },
+            "Bytes that the cache takes: \"arena\" (the compressed part), \"tail\" (its room), \"directory\", "
+            "\"total\"; and "
+            "\"uncompressed\", those of the same tokens in plain tensors.")
+        .def(
+            "append",
+            [](layer_object& x, input const& keys, input const& values) {
+                viewed const k{keys, true}, v{values, true};
+                nb::gil_scoped_release const others;
+                x.of->append(*k, *v);
+            },
+            nb::arg("keys"), nb::arg("values"),
+            "Adds n tokens to the tail, which grows if it is full: keys [H, n, D] after position encoding, values [H, "
+            "n, Dv].")
+        .def(
+            "attend",
+            [](layer_object& x, input const& queries, output const& to, std::optional<output> const& lse, float scale) {
+                viewed const q{queries, true}, o{to};
+                std::optional<viewed> l;
+                if (lse) { l.emplace(*lse); }
+                nb::gil_scoped_release const others;
+                x.of->attend(*q, *o, l ? std::optional{**l} : std::nullopt, scale);
+            },
+            nb::arg("queries"), nb::arg("output"), nb::arg("lse") = nb::none(), nb::arg("scale") = 0.0F,
+            "Attention over the whole cache: queries [H*G, n, D] of the last n appended tokens, each of which sees the "
+            "tokens "
+            "up to its own; n = 1 may be any token after the text. Writes output [H*G, n, Dv], of the queries' type, "
+            "and lse "
+            "[H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the cache's). Reads every stored byte "
+            "once.")
+        .def(
+            "truncate", [](layer_object& x, index_t n) { x.of->truncate(n); }, nb::arg("appended"), released{},
+            "Takes the last tokens of the tail back: at most so many stay.")
+        .def(
+            "reserve", [](layer_object& x, index_t n) { x.of->reserve(n); }, nb::arg("appended"), released{},
+            "Room in the tail for so many tokens in all.")
+        .def(
+            "recompress",
+            [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen) {
+                mdkv::preset const by    = chosen.value_or(mdkv::presets::by_window);
+                mdkv::budget const bytes = budget_of(limit);
+                viewed const q{queries, true};
+                mdkv::recompress_report report;
+                {
+                    nb::gil_scoped_release const others;
+                    report = x.of->recompress(*q, bytes, by);
+                }
+                return report_of(report, by.ratios);
+            },
+            nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(),
+            "Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at "
+            "most the "
+            "window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. "
+            "Returns a "
+            "report.")
+        .def(
+            "copy",
+            [](layer_object const& x) {
+                return layer_object{x.of->copy(), x.dtype};
+            },
+            "An equal cache in memory of its own.");
+}
+
+void bind_prompt(nb::module_& m)
+{
+    nb::class_<prompt_object>(m, "Prompt",
+        "All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is "
+        "read "
+        "(presets that replay), finish_layer for each layer, allocate, pack for each layer. See "
+        "include/mdkv/prompt.hpp.")
+        .def(
+            "__init__",
+            [](prompt_object* self, mdkv::preset const& chosen, index_t layers, index_t heads, index_t group,
+                index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
+                std::optional<rope> const& encoding, bool check_finite, nb::handle on) {
+                prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
+                    encoding.value_or(rope{}), check_finite};
+                auto made =
+                    with_element(dtype, [&](auto type) { return prompt_on<decltype(type)>(on, chosen, sizes); });
+                new (self) prompt_object{std::move(made), dtype, chosen, heads};
+            },
+            nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
+            nb::arg("key_dim"), nb::arg("value_dim") = nb::none(), nb::arg("tokens"), nb::arg("dtype"),
+            nb::arg("rope") = nb::none(), nb::arg("check_finite") = true, nb::arg("backend") = nb::none(),
+            "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is "
+            "given), "
+            "tokens: the prompt's, or the most that it may have; dtype: \"float32\", \"float16\" or \"bfloat16\", of "
+            "queries, "
+            "keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for "
+            "NaNs "
+            "and infinities first.")
+        .def(
+            "read_chunk",
+            [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v) {
+                viewed_rows const all{q, k, v, std::nullopt};
+                nb::gil_scoped_release const others;
+                x.of->read_chunk(layer, first, *all);
+            },
+            nb::arg("layer"), nb::arg("first"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"),
+            "Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, n, D], "
+            "keys "
+            "[H, n, D] and values [H, n, Dv]. n is at most preset.replayed[\"chunk\"], or a multiple of it.")
+        .def(
+            "finish_layer",
+            [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
+                std::optional<input> const& lse) {
+                viewed_rows const all{q, k, v, lse};
+                nb::gil_scoped_release const others;
+                x.of->finish_layer(layer, *all);
+            },
+            nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
+            "Finds a layer's losses once it was read: queries [H*G, Q, D] of the last Q tokens, keys [H, N, D] and "
+            "values "
+            "[H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.")
+        .def(
+            "allocate",
+            [](prompt_object& x, nb::handle limit) {
+                mdkv::budget const bytes = budget_of(limit);
+                mdkv::allocation chosen;
+                {
+                    nb::gil_scoped_release const others;
+                    chosen = x.of->allocate(bytes);
+                }
+                return report_of(chosen, x.preset.ratios);
+            },
+            nb::arg("limit"),
+            "Chooses every token's rung within a limit, for all layers at once if the preset is shared. Returns the "
+            "choice "
+            "over all layers. May be called again with another limit.")
+        .def(
+            "pack",
+            [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
+                std::optional<input> const& lse) {
+                viewed_rows const all{q, k, v, lse};
+                packed_layer packed;
+                {
+                    nb::gil_scoped_release const others;
+                    packed = x.of->pack(layer, *all);
+                }
+                return nb::make_tuple(
+                    layer_object{std::move(packed.first), x.dtype}, report_of(packed.second, x.preset.ratios));
+            },
+            nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
+            "A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset makes "
+            "stand-ins.")
+        .def(
+            "rungs_of",
+            [](prompt_object const& x, index_t layer) {
+                auto const past = static_cast<std::size_t>(x.of->past_tokens(layer));
+                return numpy(x.of->rungs_of(layer), {static_cast<std::size_t>(x.heads), past});
+            },
+            nb::arg("layer"), "[H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios.")
+        .def(
+            "losses_of",
+            [](prompt_object const& x, index_t layer) {
+                auto const past = static_cast<std::size_t>(x.of->past_tokens(layer));
+                return numpy(x.of->losses_of(layer), {static_cast<std::size_t>(x.heads), x.preset.ratios.size(), past});
+            },
+            nb::arg("layer"), "[H, R, N - window]  a layer's losses at each rung.")
+        .def_ro("preset", &prompt_object::preset)
+        .def_ro("dtype", &prompt_object::dtype)
+        .def_prop_ro(
+            "state_bytes", [](prompt_object const& x) { return x.of->state_bytes(); },
+            "Bytes that the prompt takes beside the tensors, until it is deleted.");
+
+    m.def(
+        "log_sum_exps",
+        [](input const& queries, input const& keys, float scale, std::shared_ptr<host> on) {
+            viewed const q{queries, true}, k{keys, true};
+            if (!on) { on = std::make_shared<host>(1); }
+            std::vector<float> lse;
+            {
+                nb::gil_scoped_release const others;
+                lse = with_element(
+                    element_name(queries), [&](auto type) { return log_sum_exps<decltype(type)>(*on, *q, *k, scale); });
+            }
+            return numpy(std::move(lse), {queries.shape(0), queries.shape(1)});
+        },
+        nb::arg("queries"), nb::arg("keys"), nb::arg("scale") = 0.0F, nb::arg("backend") = nb::none(),
+        "[H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one "
+        "sees. "
+        "scale: factor of q.k (0: 1/sqrt(D)).");
+}
+
+} // namespace
+
+} // namespace mdkv_python
+
+NB_MODULE(MDKV_PYTHON_MODULE, m)
+{
+    nanobind::exception<mdkv::invalid_argument>(m, "InvalidArgument", PyExc_ValueError);
+    m.attr("library_version") = std::to_string(MDKV_VERSION_MAJOR) + "." + std::to_string(MDKV_VERSION_MINOR) + "."
+                                + std::to_string(MDKV_VERSION_PATCH);
+    m.attr("compiled_for") = MDKV_PYTHON_INSTRUCTIONS;
+    mdkv_python::bind_values(m);
+#if defined(MDKV_PYTHON_CUDA)
+    mdkv_python::bind_device(m);
+#endif
+    mdkv_python::bind_layer(m);
+    mdkv_python::bind_prompt(m);
+}

@@ -1,0 +1,130 @@
+/// \file tensors.hpp: views of Python's tensors, and NumPy arrays of results
+#pragma once
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "engine.hpp"
+
+namespace mdkv_python
+{
+
+namespace nb = nanobind;
+using input  = nb::ndarray<nb::ro>;
+using output = nb::ndarray<>;
+
+/// A view of a tensor of Python's, or of a copy if its rows are no runs of neighbours.
+class viewed
+{
+public:
+    template <class Array>
+    explicit viewed(Array const& array, bool copies = false)
+    {
+        view_.ndim = static_cast<int>(array.ndim());
+        for (std::size_t i = 0; i < array.ndim(); ++i)
+        {
+            shape_.push_back(static_cast<std::int64_t>(array.shape(i)));
+            strides_.push_back(array.stride(i));
+        }
+        view_.dtype       = {array.dtype().code, array.dtype().bits, array.dtype().lanes};
+        view_.device      = {array.device_type(), array.device_id()};
+        view_.data        = const_cast<void*>(static_cast<void const*>(array.data()));
+        bool const direct = std::ranges::all_of(strides_, [](std::int64_t s) { return s >= 0; })
+                            && (strides_.empty() || strides_.back() == 1 || shape_.back() <= 1);
+        if (copies && !direct && view_.device.device_type == nb::device::cpu::value) { copy(); }
+        view_.shape   = shape_.data();
+        view_.strides = strides_.data();
+    }
+    viewed(viewed const&)            = delete;
+    viewed& operator=(viewed const&) = delete;
+
+    [[nodiscard]] tensor const& operator*() const noexcept { return view_; }
+
+private:
+    void copy()
+    {
+        std::size_t const size = view_.dtype.bits / 8U;
+        std::size_t count      = 1;
+        for (std::int64_t const n : shape_) { count *= static_cast<std::size_t>(n); }
+        copy_.resize(count * size);
+        auto const* const from = static_cast<std::byte const*>(view_.data);
+        std::vector<std::int64_t> at(shape_.size());
+        for (std::size_t i = 0; i < count; ++i)
+        {
+            std::int64_t offset = 0;
+            for (std::size_t d = 0; d < at.size(); ++d) { offset += at[d] * strides_[d]; }
+            std::memcpy(&copy_[i * size], from + offset * static_cast<std::int64_t>(size), size);
+            for (std::size_t d = at.size(); d-- > 0 && ++at[d] == shape_[d];) { at[d] = 0; }
+        }
+        std::int64_t step = 1;
+        for (std::size_t d = shape_.size(); d-- > 0; step *= shape_[d]) { strides_[d] = step; }
+        view_.data = copy_.data();
+    }
+
+    std::vector<std::int64_t> shape_, strides_;
+    std::vector<std::byte> copy_;
+    tensor view_;
+};
+
+/// The rows of a layer, viewed.
+class viewed_rows
+{
+public:
+    viewed_rows(input const& q, input const& k, input const& v, std::optional<input> const& lse)
+        : queries_{q, true}
+        , keys_{k, true}
+        , values_{v, true}
+    {
+        if (lse) { lse_.emplace(*lse, true); }
+    }
+    [[nodiscard]] rows operator*() const
+    {
+        rows all{*queries_, *keys_, *values_, std::nullopt};
+        if (lse_) { all.lse = **lse_; }
+        return all;
+    }
+
+private:
+    viewed queries_, keys_, values_;
+    std::optional<viewed> lse_;
+};
+
+/// Calls call(T{}) for the element type by this name.
+template <class Call>
+auto with_element(std::string_view name, Call const& call)
+{
+    if (name == "float16") { return call(mdkv::half{}); }
+    if (name == "bfloat16") { return call(mdkv::bfloat16{}); }
+    mdkv::expects(name == "float32", "dtype is \"", std::string{name}, "\"; there are float32, float16 and bfloat16");
+    return call(float{});
+}
+
+[[nodiscard]] inline std::string element_name(input const& array)
+{
+    auto const type = array.dtype();
+    if (type == nb::dtype<float>()) { return "float32"; }
+    return type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat) ? "bfloat16" : "float16";
+}
+
+template <class T>
+nb::object numpy(std::vector<T>&& values, std::vector<std::size_t> const& shape)
+{
+    auto* const owned = new std::vector<T>{std::move(values)};
+    nb::capsule const owner{owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); }};
+    return nb::cast(nb::ndarray<nb::numpy, T>{owned->data(), shape.size(), shape.data(), owner});
+}
+
+} // namespace mdkv_python

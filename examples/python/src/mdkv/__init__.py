@@ -1,0 +1,83 @@
+"""KV caches of language models, compressed to a budget of bytes: each token of each head takes 16, 8, 4 or 0 bits a
+coordinate, such that the attention output changes least. Attention reads the compressed cache as it is.
+
+    layer, report = mdkv.compress(queries, keys, values, 0.125)   # one layer of a prompt in an eighth of the bytes
+    layer.append(key, value); layer.attend(query, output)         # each decoded token
+
+`Prompt` gives all layers of a prompt one budget. `mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress`
+inside kvpress. Tensors are anything with `__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any
+strides. Errors are ValueErrors with the library's message, before anything has changed.
+"""
+import importlib as _importlib
+import os as _os
+import platform as _platform
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from ._module import *  # noqa: F403
+
+
+def _best_module():
+    """The extension module for most of the instructions that this processor has."""
+    folder = _os.path.dirname(__file__)
+    there = [name for name in ("_own", "_x86_64_v4", "_x86_64_v3") if any(f.startswith(name + ".") for f in _os.listdir(folder))]
+    if _platform.machine() in ("x86_64", "AMD64"):
+        with open("/proc/cpuinfo") as lines:
+            flags = set(next(line for line in lines if line.startswith("flags")).split())
+        needed = {"_x86_64_v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}}
+        needed["_x86_64_v4"] = needed["_x86_64_v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
+        there = [name for name in there if needed.get(name, set()) <= flags]
+    if not there:
+        raise ImportError("mdkv: this package holds no module for this processor; x86-64-v3 (AVX2) is the least. "
+                          "`pip install` its source folder with -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native")
+    return _importlib.import_module("." + there[0], __name__)
+
+
+_module = _best_module()
+__version__ = _module.library_version
+compiled_for = _module.compiled_for  #: the instructions in use, such as "x86-64-v4"
+Backend = _module.Backend
+Budget = _module.Budget
+InvalidArgument = _module.InvalidArgument
+Layer = _module.Layer
+Preset = _module.Preset
+Prompt = _module.Prompt
+RatioSet = _module.RatioSet
+Rope = _module.Rope
+CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
+log_sum_exps = _module.log_sum_exps
+preset = _module.preset
+
+
+class presets:
+    """The library's presets by name; `presets.best.replace(window=16)` is a changed copy."""
+
+    best = preset("best")
+    any_question = preset("any_question")
+    by_window = preset("by_window")
+    paper = preset("paper")
+    paper_literal = preset("paper_literal")
+    evict = preset("evict")
+
+
+def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=None, scale=0.0, backend=None):
+    """Compresses one layer of a prompt that was read: returns its Layer, and a report as a dictionary.
+
+    queries [H*G, Q, D] of the last Q tokens, keys [H, N, D], values [H, N, Dv], after position encoding, of one element
+    type; limit: see Budget; scale: the model's factor of q.k (0: 1/sqrt(D)). A preset that replays (`best`,
+    `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. Cost: all stages; the layer's memory is
+    the budget's.
+    """
+    heads, tokens, key_dim = keys.shape
+    if scale:
+        preset = preset.replace(scale=scale)
+    prompt = Prompt(preset, layers=1, heads=heads, group=queries.shape[0] // max(heads, 1), key_dim=key_dim,
+                    value_dim=values.shape[2], tokens=tokens, dtype=str(keys.dtype).removeprefix("torch."), rope=rope,
+                    backend=backend)
+    if preset.replayed is not None:
+        prompt.read_chunk(0, 0, queries, keys, values)
+    last = queries[:, max(queries.shape[1] - preset.queries, 0):]
+    lse = log_sum_exps(last, keys, scale, backend) if preset.stand_ins else None
+    prompt.finish_layer(0, last, keys, values, lse)
+    prompt.allocate(limit)
+    return prompt.pack(0, last, keys, values, lse)

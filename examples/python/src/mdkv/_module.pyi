@@ -1,0 +1,205 @@
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Tensor = Any  # anything with __dlpack__, of rank and type as said
+
+
+class InvalidArgument(ValueError):
+    pass
+
+library_version: str = '0.2.0'
+
+compiled_for: str
+
+class Budget:
+    """
+    The limit of an average layer's bytes: window, tokens, projections, channels and stand-ins, without the tail of decoded tokens. Where a limit is asked for, a number from 0 to 1 is a share of the uncompressed bytes.
+    """
+
+    @staticmethod
+    def bytes(n: int) -> Budget:
+        """n bytes."""
+
+    @staticmethod
+    def kv_size(tokens: int) -> Budget:
+        """The bytes of so many uncompressed tokens of every KV head."""
+
+    @staticmethod
+    def fraction(share: float) -> Budget:
+        """A share of the uncompressed bytes, from 0 to 1."""
+
+class RatioSet:
+    """
+    The ways in which a token may be stored, cheapest first: RatioSet("drop", "int4", "int8", "full"). "1/4" is the leading quarter of its coordinates in the head's own basis, "1/4:int8" the same in codes of 8 bits. Iterates over the names.
+    """
+
+    def __init__(self, *args) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator: ...
+
+    def __repr__(self) -> str: ...
+
+class Preset:
+    """
+    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, even, stand_ins, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None.
+    """
+
+    def replace(self, **kwargs) -> Preset:
+        """
+        A copy with other members: replace(window=16, pooling={"width": 5}, shared=None). A dictionary changes the members that it names.
+        """
+
+    def __getattr__(self, arg: str, /) -> object: ...
+
+    def __dir__(self) -> list: ...
+
+    def __repr__(self) -> str: ...
+
+def preset(name: str) -> Preset:
+    """The library's preset of this name."""
+
+class Rope:
+    """
+    A model's rotary position encoding: at position p, pair i is rotated by p * base^(-2 i / n) radians, n the first `rotating` coordinates of a head (0: all), or by p * frequencies[i]. pairs: "halves" (i and i + n/2, as transformers stores them) or "neighbours" (2 i and 2 i + 1).
+    """
+
+    def __init__(self, base: float = 10000.0, rotating: int = 0, pairs: str = 'halves', frequencies: Sequence[float] = []) -> None: ...
+
+class Backend:
+    """
+    Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take turns; separate backends work side by side.
+    """
+
+    def __init__(self, threads: int = 1) -> None: ...
+
+    @property
+    def threads(self) -> int:
+        """Threads that share each call, the calling one included."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the scratch memory."""
+
+class Layer:
+    """
+    One layer's compressed cache of one sequence: a compressed part and a tail of appended tokens, which are stored uncompressed.
+    """
+
+    @property
+    def dtype(self) -> str:
+        """Element type: "float32", "float16" or "bfloat16"."""
+
+    @property
+    def heads(self) -> int:
+        """KV heads H."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the text so far, dropped ones included."""
+
+    @property
+    def compressed_tokens(self) -> int:
+        """Tokens of the text in the compressed part, dropped ones included."""
+
+    @property
+    def appended(self) -> int:
+        """Tokens in the tail."""
+
+    @property
+    def stand_ins(self) -> int:
+        """Stand-ins for dropped tokens, over all heads."""
+
+    @property
+    def ratios(self) -> RatioSet:
+        """The rungs."""
+
+    @property
+    def rungs(self) -> dict:
+        """
+        Tokens of the compressed part by the name of their rung, over all heads. "full" counts the window.
+        """
+
+    @property
+    def bytes(self) -> dict:
+        """
+        Bytes that the cache takes: "arena" (the compressed part), "tail" (its room), "directory", "total"; and "uncompressed", those of the same tokens in plain tensors.
+        """
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """
+        Adds n tokens to the tail, which grows if it is full: keys [H, n, D] after position encoding, values [H, n, Dv].
+        """
+
+    def attend(self, queries: Tensor, output: Tensor, lse: Tensor | None = None, scale: float = 0.0) -> None:
+        """
+        Attention over the whole cache: queries [H*G, n, D] of the last n appended tokens, each of which sees the tokens up to its own; n = 1 may be any token after the text. Writes output [H*G, n, Dv], of the queries' type, and lse [H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the cache's). Reads every stored byte once.
+        """
+
+    def truncate(self, appended: int) -> None:
+        """Takes the last tokens of the tail back: at most so many stay."""
+
+    def reserve(self, appended: int) -> None:
+        """Room in the tail for so many tokens in all."""
+
+    def recompress(self, queries: Tensor, limit: object, preset: Preset | None = None) -> dict:
+        """
+        Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report.
+        """
+
+    def copy(self) -> Layer:
+        """An equal cache in memory of its own."""
+
+class Prompt:
+    """
+    All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See include/mdkv/prompt.hpp.
+    """
+
+    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None) -> None:
+        """
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for NaNs and infinities first.
+        """
+
+    def read_chunk(self, layer: int, first: int, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+        """
+        Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, n, D], keys [H, n, D] and values [H, n, Dv]. n is at most preset.replayed["chunk"], or a multiple of it.
+        """
+
+    def finish_layer(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> None:
+        """
+        Finds a layer's losses once it was read: queries [H*G, Q, D] of the last Q tokens, keys [H, N, D] and values [H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.
+        """
+
+    def allocate(self, limit: object) -> dict:
+        """
+        Chooses every token's rung within a limit, for all layers at once if the preset is shared. Returns the choice over all layers. May be called again with another limit.
+        """
+
+    def pack(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> tuple:
+        """
+        A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset makes stand-ins.
+        """
+
+    def rungs_of(self, layer: int) -> object:
+        """
+        [H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios.
+        """
+
+    def losses_of(self, layer: int) -> object:
+        """[H, R, N - window]  a layer's losses at each rung."""
+
+    @property
+    def preset(self) -> Preset: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the prompt takes beside the tensors, until it is deleted."""
+
+def log_sum_exps(queries: Tensor, keys: Tensor, scale: float = 0.0, backend: Backend | None = None) -> object:
+    """
+    [H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one sees. scale: factor of q.k (0: 1/sqrt(D)).
+    """

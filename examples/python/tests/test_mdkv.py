@@ -1,0 +1,321 @@
+"""The classes of `mdkv` itself, on NumPy arrays; torch's tensors where torch is at hand."""
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import zlib
+
+import numpy as np
+import pytest
+
+import mdkv
+
+H, G, N, D = 2, 3, 600, 64
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def random(request):
+    seed = int(os.environ.get("MDKV_TEST_SEED", zlib.crc32(request.node.name.encode())))
+    print("MDKV_TEST_SEED", seed)  # pytest shows it if the test fails
+    return np.random.default_rng(seed)
+
+
+def prompt_rows(random, dtype=np.float32, tokens=N):
+    """Queries of all tokens, keys, values: keys have outlying channels, and a few tokens take most of the attention."""
+    keys = random.normal(size=(H, tokens, D))
+    keys[:, :, 3] += 8
+    keys[:, ::37] *= 2
+    queries = random.normal(size=(H * G, tokens, D))
+    return tuple(x.astype(dtype) for x in (queries, keys, random.normal(size=(H, tokens, D))))
+
+
+def attention(queries, keys, values):
+    """Attention of the last n of all tokens, in double precision."""
+    n, tokens = queries.shape[1], keys.shape[1]
+    keys, values = (np.repeat(x.astype(np.float64), G, axis=0) for x in (keys, values))
+    logits = queries.astype(np.float64) @ keys.transpose(0, 2, 1) / np.sqrt(D)
+    logits[:, np.arange(tokens) > tokens - n + np.arange(n)[:, None]] = -np.inf
+    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+    lse = np.log(weights.sum(axis=2)) + logits.max(axis=2)
+    return weights @ values / weights.sum(axis=2, keepdims=True), lse
+
+
+def off(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("dtype,rounding", [(np.float32, 2e-6), (np.float16, 1e-3)])
+@pytest.mark.parametrize("name", ["best", "any_question", "by_window", "paper", "paper_literal", "evict"])
+def test_everything_kept_is_full_attention(random, name, dtype, rounding):
+    queries, keys, values = prompt_rows(random, dtype)
+    layer, report = mdkv.compress(queries, keys, values, 1.0, mdkv.preset(name))
+    assert report["status"] == "uncompressed" and layer.bytes["arena"] == keys.nbytes + values.nbytes
+    new = prompt_rows(random, dtype, 5)
+    layer.append(*new[1:])
+    got, lse = np.empty_like(new[0]), np.empty(new[0].shape[:2], np.float32)
+    layer.attend(new[0], got, lse)
+    want, want_lse = attention(new[0], *(np.concatenate([a, b], axis=1) for a, b in zip((keys, values), new[1:])))
+    assert off(got, want) < rounding and np.abs(lse - want_lse).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["best", "any_question", "by_window", "paper", "evict"])
+def test_budgets_hold_and_more_bytes_lose_less(random, name):
+    queries, keys, values = prompt_rows(random)
+    query = random.normal(size=(H * G, 1, D)).astype(np.float32)
+    want, _ = attention(query, keys, values)
+    errors = []
+    for share in (0.1, 0.4, 0.8):
+        layer, report = mdkv.compress(queries, keys, values, share, mdkv.preset(name))
+        got = np.empty_like(query)
+        layer.attend(query, got)
+        errors.append(off(got, want))
+        full = keys.nbytes + values.nbytes
+        assert layer.bytes["arena"] == report["resident_bytes"] <= report["budget_bytes"] <= share * full
+        assert layer.bytes["uncompressed"] == report["full_bytes"] == full
+        assert sum(layer.rungs.values()) == H * N == layer.heads * layer.tokens
+        assert sum(report["chosen"]["tokens"].values()) == H * (N - mdkv.preset(name).window)
+    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.5, errors
+
+
+def test_budgets_in_all_units(random):
+    rows = prompt_rows(random)
+    full = rows[1].nbytes + rows[2].nbytes
+    for limit, budget in [(0.1, full // 10), (mdkv.Budget.fraction(0.1), full // 10), (mdkv.Budget.bytes(40000), 40000),
+                          (mdkv.Budget.kv_size(50), full * 50 // N), (1, full)]:
+        assert mdkv.compress(*rows, limit)[1]["budget_bytes"] == budget
+
+
+def test_views_of_any_strides_give_the_bits_of_their_copies(random):
+    queries, keys, values = prompt_rows(random)
+
+    def odd(x):  # tokens first, every second one, coordinates backwards: what DLPack cannot say is copied
+        wide = np.zeros((x.shape[1] * 2, x.shape[0], x.shape[2]), x.dtype)
+        wide[::2, :, ::-1] = x.transpose(1, 0, 2)
+        return wide[::2, :, ::-1].transpose(1, 0, 2)
+
+    results = []
+    for rows in [(queries, keys, values), tuple(odd(x) for x in (queries, keys, values))]:
+        layer, _ = mdkv.compress(*rows, 0.2)
+        layer.append(rows[1][:, :3], rows[2][:, :3])
+        output = np.empty((3, H * G, D), np.float32).transpose(1, 0, 2)
+        layer.attend(rows[0][:, :3], output)
+        results.append(output)
+    assert np.array_equal(*results)
+
+
+def test_prompt_of_several_layers_shares_one_budget(random):
+    layers = [prompt_rows(random) for _ in range(3)]
+    layers[1][2][...] *= 10  # whose values weigh more
+    preset = mdkv.presets.best
+    prompt = mdkv.Prompt(preset, layers=3, heads=H, group=G, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope(base=1e6),
+                         backend=mdkv.Backend(threads=2))
+    assert prompt.state_bytes > 0 and prompt.preset.name == "best"
+    last = [(q[:, -preset.queries:], k, v) for q, k, v in layers]
+    lse = [mdkv.log_sum_exps(q, k) for q, k, _ in last]
+    for i, (q, k, v) in enumerate(layers):
+        for first in range(0, N, 256):
+            prompt.read_chunk(i, first, *(x[:, first:first + 256] for x in (q, k, v)))
+        prompt.finish_layer(i, *last[i], lse[i])
+    with pytest.raises(ValueError, match="no rungs were chosen; call allocate first"):
+        prompt.pack(0, *last[0], lse[0])
+    prompt.allocate(0.5)
+    chosen = prompt.allocate(0.125)  # another budget, of the same scores
+    packed = [prompt.pack(i, *last[i], lse[i]) for i in range(3)]
+    sizes = [layer.bytes["arena"] for layer, _ in packed]
+    full = layers[0][1].nbytes + layers[0][2].nbytes
+    assert sum(sizes) <= 3 * full // 8 and sum(sizes) > 0.95 * 3 * full / 8
+    assert sizes[1] != sizes[0]
+    for i, (layer, _) in enumerate(packed):
+        rungs = prompt.rungs_of(i)
+        assert rungs.shape == (H, N - preset.window) and prompt.losses_of(i).shape == (H, 4, N - preset.window)
+        counts = np.bincount(rungs.ravel(), minlength=4)
+        assert dict(zip(preset.ratios, counts)) == {**layer.rungs, "full": layer.rungs["full"] - H * preset.window}
+    assert sum(chosen["tokens"].values()) == 3 * H * (N - preset.window)
+
+
+def test_log_sum_exps(random):
+    queries, keys, values = prompt_rows(random)
+    want = attention(queries[:, -7:], keys, values)[1]
+    assert np.abs(mdkv.log_sum_exps(queries[:, -7:], keys) - want).max() < 1e-5
+    with pytest.raises(ValueError, match="log_sum_exps: queries .* are 6 x 9 x 64, keys"):
+        mdkv.log_sum_exps(queries[:, :9], keys[:, :8])
+
+
+def test_tail_grows_and_is_truncated(random):
+    queries, keys, values = prompt_rows(random)
+    layer, _ = mdkv.compress(queries, keys, values, 0.2)
+    whole = layer.copy()
+    for i in range(100):
+        layer.append(keys[:, i:i + 1], values[:, i:i + 1])
+    whole.append(keys[:, :100], values[:, :100])
+    assert layer.appended == whole.appended == 100 and layer.tokens == N + 100
+    outputs = [np.empty((H * G, 4, D), np.float32) for _ in range(2)]
+    for x, output in zip((layer, whole), outputs):
+        x.attend(queries[:, :4], output)
+    assert np.array_equal(*outputs)
+    layer.truncate(3)
+    assert layer.appended == 3 and whole.appended == 100
+    fresh, _ = mdkv.compress(queries, keys, values, 0.2)
+    fresh.append(keys[:, :3], values[:, :3])
+    for x, output in zip((layer, fresh), outputs):
+        x.attend(queries[:, 5:6], output[:, :1])
+    assert np.array_equal(outputs[0][:, :1], outputs[1][:, :1])
+
+
+def test_recompress_folds_the_tail(random):
+    queries, keys, values = prompt_rows(random)
+    layer, _ = mdkv.compress(queries, keys, values, 0.2)
+    layer.append(keys[:, :200], values[:, :200])
+    limit = layer.bytes["arena"]
+    report = layer.recompress(queries[:, 168:200], mdkv.Budget.bytes(limit))
+    assert layer.appended == 0 and layer.tokens == N + 200 and layer.bytes["arena"] == report["resident_bytes"] <= limit
+    assert sum(layer.rungs.values()) == H * (N + 200)
+    with pytest.raises(ValueError, match="it must be at least 1 and at most the window and the appended tokens"):
+        layer.recompress(queries, 0.2)
+
+
+def test_own_ratio_sets_and_presets(random):
+    rows = prompt_rows(random)
+    ratios = mdkv.RatioSet("drop", "1/4:int4", "1/2", "full")
+    assert list(ratios) == ["drop", "1/4:int4", "1/2", "full"] == list(mdkv.RatioSet("0", "1/4:int4", "1/2", "1"))
+    own = mdkv.presets.paper.replace(name="own", ratios=ratios, window=16, pooling={"width": 5}, scale=0.1)
+    assert (own.name, own.window, own.pooling) == ("own", 16, {"width": 5, "kind": "max"})
+    assert mdkv.presets.paper.window == 32 and "own" in repr(own) and "window" in dir(own)
+    layer, _ = mdkv.compress(*rows, 0.4, own)
+    assert list(layer.rungs) == list(ratios) and layer.rungs["full"] >= H * 16
+    best = mdkv.presets.best
+    assert best.replace(shared=None, replayed=None).shared is None
+    assert best.replace(replayed={"ahead": 7}).replayed == {**best.replayed, "ahead": 7}
+
+
+@pytest.mark.parametrize("call,message", [
+    (lambda r: mdkv.compress(*r, 0.0001), "a budget of 10 bytes a layer cannot hold the window"),
+    (lambda r: mdkv.compress(*r, 300), r"300.* is no share of the uncompressed bytes, from 0 to 1; bytes are Budget\.bytes"),
+    (lambda r: mdkv.compress(*r, mdkv.Budget.bytes(-1)), "-1 is negative"),
+    (lambda r: mdkv.compress(r[0], r[1], r[2][:, :9], 0.5), "values must be .* its extent 1 is 9"),
+    (lambda r: mdkv.compress(r[0][:5], r[1], r[2], 0.5), "queries"),
+    (lambda r: mdkv.compress(r[0].astype(np.float16), r[1], r[2], 0.5), "the element type is code 2, 16 bits"),
+    (lambda r: mdkv.compress(*(x.astype(np.float64) for x in r), 0.5), 'dtype is "float64"'),
+    (lambda r: mdkv.compress(r[0], r[1] * np.inf, r[2], 0.5), "keys"),
+    (lambda r: mdkv.compress(r[0][:, -9:], r[1], r[2], 0.5, mdkv.presets.best), "Q = 9"),
+    (lambda r: mdkv.preset("bets"), 'preset "bets" is unknown; there are best, any_question'),
+    (lambda r: mdkv.presets.best.replace(windo=3), 'no member "windo"; there are charge, early_weight'),
+    (lambda r: mdkv.presets.best.replace(window="x"), "window is 'x', which has another type"),
+    (lambda r: mdkv.presets.best.replace(pooling={"kind": "median"}), 'kind is "median"; there are max, mean, adaptive'),
+    (lambda r: mdkv.RatioSet("drop", "int3"), 'rung "int3" is none of drop, int4'),
+    (lambda r: mdkv.RatioSet("full", "drop"), "only rung 0 may"),
+    (lambda r: mdkv.Rope(pairs="thirds"), 'pairs is "thirds"; there are halves, neighbours'),
+    (lambda r: mdkv.Backend(threads=0), "threads must be at least 1"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :1], r[0][:, :1, :32].copy()), "output must be"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :2], r[0][:, :2].copy()), "but 0 were appended"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].append(r[1][:, :2, :9], r[2][:, :2]), "keys"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].append(r[1][:, :2], r[2][:, :3]), "values"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].truncate(-1), "must not be negative"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].reserve(-1), "must not be negative"),
+])
+def test_messages(random, call, message):
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match=message):
+        call(prompt_rows(random, tokens=100))
+
+
+def test_refused_append_changes_nothing(random):
+    rows = prompt_rows(random)
+    layer, _ = mdkv.compress(*rows, 0.5)
+    before = layer.bytes
+    for keys, values in [(rows[1][:1, :2], rows[2][:1, :2]), (rows[1][:, :2], rows[2][:, :1])]:
+        with pytest.raises(ValueError):
+            layer.append(keys, values)
+    assert layer.bytes == before and layer.appended == 0
+
+
+def test_other_threads_run_and_take_turns(random):
+    rows = prompt_rows(random, tokens=3000)
+    layer, _ = mdkv.compress(*rows, 0.3)
+    turns, done = [0], threading.Event()
+
+    def count():
+        while not done.is_set():
+            turns[0] += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    workers = [threading.Thread(target=lambda: [layer.append(rows[1][:, :7], rows[2][:, :7]) for _ in range(50)]) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    mdkv.compress(*rows, 0.1, mdkv.presets.best)
+    for worker in workers:
+        worker.join()
+    done.set()
+    counter.join()
+    assert layer.appended == 3 * 50 * 7 and turns[0] > 0
+
+
+def test_torch_tensors(random):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rows = prompt_rows(random, np.float16)
+    query = random.normal(size=(H * G, 1, D))
+    want, _ = attention(query, *rows[1:])
+    for dtype, rounding in [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)]:
+        queries, keys, values = (torch.tensor(x).to(dtype) for x in rows)
+        layer, report = mdkv.compress(queries, keys, values, 1.0)
+        assert layer.dtype == str(dtype).removeprefix("torch.")
+        output = torch.empty(H * G, 1, D, dtype=dtype)
+        layer.attend(torch.tensor(query).to(dtype), output)
+        assert off(output.double().numpy(), want) < rounding
+        by_torch = torch.logsumexp(queries[:, -3:].float() @ keys.float().repeat_interleave(G, 0).transpose(1, 2) / D**0.5
+                                   + torch.full((3, N), -torch.inf).triu(N - 2), dim=2)
+        assert np.abs(mdkv.log_sum_exps(queries[:, -3:], keys) - by_torch.numpy()).max() < 1e-3
+    with pytest.raises((ValueError, TypeError)):
+        layer.attend(torch.zeros(H * G, 1, D, dtype=dtype, device="meta"), output)
+
+
+def test_cuda_tensors_as_on_the_cpu(random):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if mdkv.CudaBackend is None or not torch.cuda.is_available():
+        pytest.skip("the package was built without CUDA, or no GPU answers")
+    on = mdkv.CudaBackend(torch.cuda.current_stream().cuda_stream)
+    rows = [torch.tensor(x) for x in prompt_rows(random, np.float16)]
+    for name, share in [("best", 0.25), ("by_window", 0.1), ("any_question", 0.5)]:
+        preset = mdkv.preset(name).replace(stand_ins=0)
+        outputs, rungs = [], []
+        for backend, device in [(None, "cpu"), (on, "cuda")]:
+            queries, keys, values = (x.to(device) for x in rows)
+            layer, _ = mdkv.compress(queries, keys, values, share, preset, backend=backend)
+            layer.append(keys[:, :3], values[:, :3])
+            outputs.append(torch.empty(H * G, 3, D, dtype=torch.float16, device=device))
+            layer.attend(queries[:, :3], outputs[-1])
+            rungs.append(layer.rungs)
+        assert off(outputs[1].cpu().double().numpy(), outputs[0].double().numpy()) < 0.05, (name, rungs)
+
+
+def test_both_modules_agree(random):
+    """Where both sets of instructions run, the other one gives the same up to rounding."""
+    names = [p.name.split(".")[0] for p in pathlib.Path(mdkv.__file__).parent.glob("_x86_64_v*.so")]
+    if len(names) < 2 or mdkv.compiled_for != "x86-64-v4":
+        pytest.skip(f"this processor runs {mdkv.compiled_for}; the package has {names or 'its own instructions'}")
+    code = ("import mdkv._x86_64_v3 as m, numpy as n; r = n.random.default_rng(1); k = r.normal(size=(2, 300, 64)).astype('f');"
+            "p = m.Prompt(m.preset('by_window'), layers=1, heads=2, key_dim=64, tokens=300, dtype='float32');"
+            "p.finish_layer(0, k[:, -64:], k, k); p.allocate(0.3); c, _ = p.pack(0, k[:, -64:], k, k); o = n.empty((2, 1, 64), 'f');"
+            "c.attend(k[:, :1], o); print(m.compiled_for, float(abs(o).sum()))")
+    results = [subprocess.run([sys.executable, "-c", code.replace("_x86_64_v3", name)], capture_output=True, text=True,
+                              check=True).stdout.split() for name in sorted(names)]
+    assert [name for name, _ in results] == ["x86-64-v3", "x86-64-v4"]
+    assert abs(float(results[0][1]) - float(results[1][1])) < 1e-3 * float(results[0][1])
+
+
+def test_package_holds_no_path_of_the_machine_that_built_it():
+    for module in pathlib.Path(mdkv.__file__).parent.glob("*.so"):
+        assert str(ROOT).encode() not in module.read_bytes(), module.name
+
+
+def test_stub_is_that_of_the_module():
+    pytest.importorskip("nanobind", reason="nanobind is not installed")
+    if mdkv.CudaBackend is not None:
+        pytest.skip("the stub is that of a package without CUDA")
+    sys.path.insert(0, str(ROOT / "examples" / "python"))
+    from make_stub import stub
+
+    there = (pathlib.Path(mdkv.__file__).parent / "_module.pyi").read_text()
+    assert there == stub(), "python examples/python/make_stub.py makes it anew"

@@ -1,0 +1,108 @@
+/// \file stored.cpp: fuzzes read: any bytes are refused, or all layers can be attended and unpacked
+#include <mdkv/attend.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/attend.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/engine/stored.hpp>
+#include <mdkv/engine/unpack.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "fuzz/packed_file.hpp"
+
+namespace
+{
+
+using namespace mdkv;
+
+constexpr std::size_t most_scratch = std::size_t{1} << 24; // more is asked for by honest files, too
+
+template <class Call>
+void run_within_limits(Call const& call)
+{
+    workspace counting;
+    call(cpu::backend{&counting});
+    if (counting.bytes() > most_scratch) { return; }
+    std::unique_ptr<std::byte, void (*)(void*)> const memory{
+        static_cast<std::byte*>(std::aligned_alloc(64, counting.bytes() + 64)), std::free};
+    workspace scratch{std::span{memory.get(), counting.bytes()}};
+    call(cpu::backend{&scratch});
+}
+
+template <element T>
+void use(cache_view<T const, space::host> const& cache)
+{
+    auto const [heads, dim, value_dim] =
+        mdkv::array<index_t, 3>{{cache.layout.heads, cache.layout.dims.keys, cache.layout.dims.values}}.items;
+    index_t const rows = most_rows(cache);
+    if (heads * (rows + 4) * (dim + value_dim) > index_t{1} << 20) { return; }
+    auto const size = [](index_t n) { return static_cast<std::size_t>(n); };
+    std::vector<float> const queries(size(2 * heads * dim), 0.5F);
+    std::vector<float> output(size(2 * heads * value_dim));
+    std::vector<float> lse(size(2 * heads));
+    run_within_limits([&](cpu::backend const& on) {
+        attend(on, in(on, queries.data(), 2 * heads, dim), cache, {}, out(on, output.data(), 2 * heads, value_dim),
+            out(on, lse.data(), 2 * heads));
+    });
+    std::vector<T> keys(size(heads * rows * dim));
+    std::vector<T> values(size(heads * rows * value_dim));
+    std::vector<index_t> kept(size(heads));
+    run_within_limits([&](cpu::backend const& on) {
+        unpack(on, cache, out(on, keys.data(), heads, rows, dim), out(on, values.data(), heads, rows, value_dim),
+            out(on, kept.data(), heads));
+    });
+}
+
+template <element T>
+void read_and_use(std::span<std::byte const> bytes)
+{
+    try
+    {
+        auto const file = read<T>(bytes, fuzz::identity, verify::bounds);
+        for (index_t i = 0; i < file.layers(); ++i)
+        {
+            use<T>(file.layer(i));
+            auto const positions = file.positions(i);
+            for (index_t h = 0; h < positions.extent(0); ++h)
+            {
+                for (index_t s = 0; s < positions.extent(1); ++s)
+                {
+                    if (positions(h, s) < -1 || positions(h, s) >= file.tokens()) { std::abort(); }
+                }
+            }
+        }
+        std::int32_t const tokens[300]{};
+        if (file.tokens_shared(tokens) > file.tokens()) { std::abort(); }
+        std::uint8_t volatile last = 0;
+        for (std::byte const byte : file.attachment()) { last = std::to_integer<std::uint8_t>(byte); }
+        static_cast<void>(last);
+    }
+    catch (invalid_argument const&)
+    {}
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size)
+{
+    auto const bytes = fuzz::with_gaps(std::as_bytes(std::span{data, size}));
+    // exactly as many bytes as there are: the sanitizer sees the first one behind them
+    std::unique_ptr<std::byte, void (*)(void*)> const memory{
+        static_cast<std::byte*>(::operator new(bytes.size(), std::align_val_t{64})),
+        [](void* p) { ::operator delete(p, std::align_val_t{64}); }};
+    if (!bytes.empty()) { std::memcpy(memory.get(), bytes.data(), bytes.size()); }
+    std::span<std::byte const> const file{memory.get(), bytes.size()};
+    read_and_use<half>(file);
+    read_and_use<float>(file);
+    return 0;
+}
