@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers", minversion="5.2", reason="tra
 
 import mdkv
 import mdkv.transformers
+from mdkv.cache_layer import CROPS_TO_LENGTH, attention
 from mdkv.rotary import rope_of
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -172,7 +173,7 @@ def test_second_question_after_crop_and_in_a_copy():
     with pytest.raises(ValueError, match="12 tokens cannot be removed"):
         crop(cache, 12)
     assert cache.get_seq_length() == 111
-    if mdkv.transformers._CROPS_TO_LENGTH:
+    if CROPS_TO_LENGTH:
         cache.crop(105)
         assert cache.get_seq_length() == 105
     else:
@@ -338,13 +339,13 @@ class Attention(torch.nn.Module):
         query, key = torch.zeros(1, 4, 10, 16), torch.zeros(1, 2, 10, 16)
         keys, values = cache.update(key, key, 0)
         self.num_key_value_groups, self.layer_idx = groups, layer
-        return mdkv.transformers.attention(self, query, change(keys), values, None, scaling=0.25, **options)
+        return attention(self, query, change(keys), values, None, scaling=0.25, **options)
 
 
 @pytest.mark.parametrize("match, options", [
     ("sink logits", {"s_aux": torch.zeros(4)}), ("soft caps", {"softcap": 30.0}), ("biases", {"position_bias": 1.0}),
     ("attention weights", {"output_attentions": True}), ("not causal", {"is_causal": False}),
-    ("packed sequences", {"cu_seq_lens_q": torch.zeros(2)}), ("repeated before the cache", {"groups": 4}),
+    ("packed sequences", {"cu_seq_lens_q": torch.zeros(2)}), ("sliding windows", {"sliding_window": 8}), ("repeated before the cache", {"groups": 4}),
     ("keys of layer 0", {"layer": 1}), ("repeat_interleave", {"change": lambda keys: keys.repeat_interleave(2, 1)}),
     ("matmul", {"change": lambda keys: keys @ keys.transpose(1, 2)}), ("keys of an mdkv cache", {"change": lambda keys: keys + 0}),
 ])

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from kvpress import BasePress
 from transformers import cache_utils
 
-from mdkv.transformers import Cache, CacheLayer
+from mdkv.cache_layer import CacheLayer
+from mdkv.transformers import Cache
 
 
 @dataclass

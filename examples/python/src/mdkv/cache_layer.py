@@ -1,0 +1,320 @@
+"""cache_layer.py: one layer of an mdkv cache inside transformers, and the attention that reads it."""
+import inspect
+import weakref
+
+import torch
+from transformers import cache_utils
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+import mdkv
+
+NAME = "mdkv"  #: in transformers' table of attentions
+CROPS_TO_LENGTH = "max_length" in inspect.signature(cache_utils.DynamicLayer.crop).parameters  #: before 5.23
+_NOT_SERVED = {"softcap": "soft caps on logits", "s_aux": "sink logits", "position_bias": "biases of positions",
+               "output_attentions": "attention weights as output", "cu_seq_lens_q": "packed sequences",
+               "sliding_window": "sliding windows in layers whose configuration has none"}
+
+
+class CacheLayer(cache_utils.CacheLayerMixin):
+    """One layer of a `Cache`: keys and values as they are until the prompt was read, then an `mdkv.Layer` of each sequence.
+    Shapes: B sequences, H KV heads of G query heads each, N tokens, D and Dv numbers of a key and a value."""
+
+    is_sliding = False
+    is_compileable = False
+    supports_early_init = False
+    is_croppable = property(lambda self: self.cache.tail is None)
+
+    def __init__(self, cache, index):
+        self.cache, self.index = cache, index
+        self.reset()
+        super().__init__()
+
+    def reset(self):
+        self.is_initialized, self.tokens, self.pads = False, 0, []  # tokens with padding; padding of each sequence
+        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt
+        self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
+        self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
+        self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
+
+    # Called by transformers.
+
+    def lazy_initialization(self, key_states, value_states):
+        self.batch, self.heads, _, self.key_dim = key_states.shape
+        self.value_dim, self.dtype, self.device = value_states.shape[3], key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Appends keys [B, H, n, D] and values [B, H, n, Dv]. Only the attention "mdkv" can read the tensors it returns."""
+        if torch.compiler.is_compiling():
+            raise NotImplementedError("mdkv: torch.compile is not served; call the model without it")
+        if key_states.device.type != "cpu":
+            raise NotImplementedError(f"mdkv: keys are on {key_states.device}; only the CPU is served")
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            raise NotImplementedError("mdkv: gradients are not served; call the model under torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if key_states.shape[0] != self.batch:
+            raise ValueError(f"mdkv: keys are of {key_states.shape[0]} sequences; the cache is of {self.batch}")
+        self.tokens += key_states.shape[2]
+        new = key_states, value_states
+        if self.packed:
+            for layer, keys, values in zip(self.packed, *new):
+                layer.append(keys, values)
+        elif self.held is None:  # a slice, e.g. of a fused projection, would keep the larger tensor
+            self.held = tuple(one if one.untyped_storage().nbytes() == one.nbytes else one.clone() for one in new)
+        else:
+            self.held = tuple(torch.cat(pair, dim=2) for pair in zip(self.held, new))
+        return _Rows.of(self, self.key_dim), _Rows.of(self, self.value_dim)
+
+    def get_seq_length(self):
+        return self.tokens
+
+    def get_mask_sizes(self, query_length):
+        return self.tokens + (query_length if isinstance(query_length, int) else query_length.shape[0]), 0
+
+    def get_max_length(self):
+        return -1
+
+    get_max_cache_shape = get_max_length  # before 5.23
+
+    def crop(self, tokens_to_remove):
+        self.truncate(self.tokens - self.to_remove(tokens_to_remove))
+
+    def reorder_cache(self, beam_idx):
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats):
+        self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices):
+        """Sequence b becomes a copy of the sequence indices[b]."""
+        if self.tokens and not self.packed:
+            raise NotImplementedError("mdkv: sequences cannot be reordered before their prompt's end")
+        if self.packed:
+            order = torch.arange(self.batch)[indices.cpu()].tolist()
+            self.packed = [self.packed[i].copy() if i in order[:b] else self.packed[i] for b, i in enumerate(order)]
+            self.limits, self.pads = [self.limits[i] for i in order], [self.pads[i] for i in order]
+            self.batch, self.queries = len(order), None if self.queries is None else self.queries[order]
+
+    # Programs that look inside see the prompt's tensors, later tensors of the right length and width 0. Shorter ones that
+    # are assigned crop the cache: kvpress' pipeline does it after each answer.
+    @property
+    def keys(self):
+        return self._shown(0)
+
+    @property
+    def values(self):
+        return self._shown(1)
+
+    def _shown(self, which):
+        if self.packed:
+            return torch.empty((self.batch, self.heads, self.tokens, 0), dtype=self.dtype)
+        return None if self.held is None else self.held[which]
+
+    def _assign(self, rows):
+        if rows is not None:
+            self.truncate(rows.shape[2])
+
+    keys, values = keys.setter(_assign), values.setter(_assign)
+
+    # Sizes.
+
+    def lengths(self):
+        """Number of tokens of each sequence, without padding."""
+        return [self.tokens - pad for pad in self.pads]
+
+    def token_bytes(self):
+        """Bytes of an uncompressed token; 0 before the first."""
+        return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize if self.is_initialized else 0
+
+    def report(self):
+        """See Cache.report."""
+        counts = [_sum([one.bytes for one in self.packed]), _sum([one.rungs for one in self.packed])]
+        queries = 0 if self.queries is None else self.queries.nbytes
+        tensors = sum(one.nbytes for one in self.held or ())
+        kept = {"arena": 0, "tail": 0, "directory": 0, **counts[0], "tensors": tensors, "queries": queries}
+        kept["total"] = sum(kept[name] for name in ("arena", "tail", "directory", "tensors", "queries"))
+        return {"index": self.index, "bytes": kept, "rungs": counts[1]}
+
+    def to_remove(self, tokens_to_remove):
+        """Number of tokens that crop(tokens_to_remove) removes."""
+        if tokens_to_remove > 0 and not CROPS_TO_LENGTH:
+            raise ValueError(f"mdkv: crop({tokens_to_remove}): a negative number -n removes the last n tokens")
+        return -tokens_to_remove if tokens_to_remove <= 0 else max(self.tokens - tokens_to_remove, 0)
+
+    def expects_removable(self, removed):
+        after = self.packed[0].appended if self.packed else 0
+        if removed > after:
+            raise ValueError(f"mdkv: {removed} tokens cannot be removed: all but the last {after} are compressed. If drafts were "
+                             "read with the prompt, prompt_tokens says where it ends")
+
+    def truncate(self, tokens):
+        """Keeps the first `tokens` tokens. Raises ValueError if compressed ones are among the others."""
+        removed = self.tokens - tokens
+        self.expects_removable(removed)
+        if removed > 0:
+            for layer in self.packed:
+                layer.truncate(layer.appended - removed)
+            self.queries = None if self.queries is None else self.queries[:, :, : max(self.queries.shape[2] - removed, 0)]
+            self.tokens = tokens
+
+    # Called by the attention.
+
+    def attend(self, module, query, mask, scaling, dropout, others):
+        """Attention of queries [B, H*G, n, D] of the tokens that `update` was given last: [B, n, H*G, Dv]."""
+        unserved = [f"{why} ({name})" for name, why in _NOT_SERVED.items()
+                    if others.get(name) is not None and others[name] is not False]
+        if getattr(module, "layer_idx", self.index) != self.index:
+            unserved.append(f"layer {module.layer_idx}, which attends to the keys of layer {self.index},")
+        if others.get("is_causal") is False or not getattr(module, "is_causal", True):
+            unserved.append("attention that is not causal")
+        if query.shape[1] != self.heads * getattr(module, "num_key_value_groups", query.shape[1] // self.heads):
+            unserved.append("keys whose heads were repeated before the cache")
+        if dropout > 0 and module.training:
+            unserved.append("dropout")
+        pads = self._padding(mask, query.shape[2]) if not unserved else None
+        if pads is None:
+            unserved.append("an attention mask that is not causal with padding on the left of the prompt")
+        if unserved:
+            raise NotImplementedError("mdkv: not served: " + unserved[0])
+        if self.packed:
+            return self._attend_packed(query)
+        self.pads = pads
+        output, _ = _sdpa(module, query, *self.held, mask, dropout=dropout, scaling=scaling, **others)
+        preset = self.cache.preset.replace(scale=scaling if scaling is not None else self.key_dim ** -0.5)
+        self._read_prompt(module, query, preset)
+        return output
+
+    def _padding(self, mask, new):
+        """Number of hidden first tokens of each sequence by a mask [B, 1, new, N], True where a token is seen, or None. Its
+        last query must see everything else, and after the prompt all others what precedes them; otherwise None."""
+        known, pads = self.cache._checked
+        if mask is None:
+            pads = [0] * self.batch
+        elif known is None or known() is not mask:  # one mask serves all layers of a call
+            if mask.shape[1:] != (1, new, self.tokens):
+                return None
+            seen = mask if mask.dtype == torch.bool else mask == 0
+            found = self.tokens - seen[:, 0, -1].sum(-1)
+            places = torch.arange(self.tokens)
+            right = places >= found[:, None, None]
+            rows = new if self.packed else 1
+            right = right & (places <= (self.tokens - rows + torch.arange(rows))[:, None])
+            biased = mask.dtype != torch.bool and not ((mask == 0) | (mask < -1e4)).all()
+            if biased or not torch.equal(seen[:, 0, -rows:], right):
+                return None
+            pads = found.expand(self.batch).tolist()
+            self.cache._checked = weakref.ref(mask), pads
+        return None if self.packed and pads != self.pads else pads
+
+    def _attend_packed(self, query):
+        tail, preset = self.cache.tail, self.cache.preset
+        output = query.new_empty((self.batch, query.shape[2], query.shape[1], self.value_dim))
+        for layer, rows, to in zip(self.packed, query, output):
+            layer.attend(rows, to.transpose(0, 1))
+        if tail is not None:
+            self._remember(query, preset.queries)
+            if self.packed[0].appended > tail:
+                for layer, rows, limit in zip(self.packed, self.queries, self.limits):
+                    rows = rows[:, -min(rows.shape[1], preset.window + layer.appended):]
+                    layer.recompress(rows, mdkv.Budget.bytes(limit), preset)
+        return output
+
+    def _remember(self, query, most):
+        """Appends queries [B, H*G, n, D] and keeps the last `most`, in memory of their own."""
+        before = [] if self.queries is None else [self.queries]
+        self.queries = torch.cat([*before, query], dim=2)[:, :, -most:].clone()
+
+    def _read_prompt(self, module, query, preset):
+        """Replays what one more call has read of the prompt, and finishes the layer after the last call."""
+        group, later = self.group, self.tokens - (self.cache.prompt_tokens or self.tokens)
+        if later > 0:  # tokens after the prompt in its last call, e.g. drafts
+            self.later = [one[:, :, -later:].clone() for one in (query, *self.held)]
+            query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
+            self.tokens -= later
+        if not group.prompts:
+            group.begin(module, preset, query, *self.held, self.pads)
+        self.replayed = self.replayed or [0] * self.batch
+        unread = [length - done for length, done in zip(self.lengths(), self.replayed)] if preset.replayed else [0]
+        self._remember(query, max(preset.queries, *unread))
+        for b, count in enumerate(unread if preset.replayed else []):
+            chunk = preset.replayed["chunk"]
+            for count in (count // chunk * chunk, count % chunk if later >= 0 else 0):  # full chunks, the rest at the end
+                first, to_end = self.replayed[b], self.lengths()[b] - self.replayed[b]
+                rows = [one[b, :, one.shape[2] - to_end : one.shape[2] - to_end + count] for one in (self.queries, *self.held)]
+                if count > 0:
+                    group.prompts[b].read_chunk(group.layers.index(self), first, *rows)
+                self.replayed[b] += count
+        if later >= 0:
+            self.queries = self.queries[:, :, -preset.queries:].clone()
+            self.scale = preset.scale
+            group.finish(self)
+
+    def rows(self):
+        """For each sequence its last queries, its keys, values, and the queries' log-sum-exps, which are found once."""
+        for b, length in enumerate(self.lengths()):
+            queries, keys, values = (one[b, :, -length:] for one in (self.queries, *self.held))
+            if len(self.lse) <= b:
+                self.lse.append(mdkv.log_sum_exps(queries, keys, self.scale, self.cache.backend))
+            yield queries, keys, values, self.lse[b]
+
+    def take(self, packed):
+        """Puts the packed layers of all sequences in the place of keys and values."""
+        self.packed, self.limits, self.held, self.lse = packed, [one.bytes["arena"] for one in packed], None, []
+        tail, (query, *new) = self.cache.tail, self.later or [None]
+        for layer in packed if tail else []:
+            layer.reserve(tail + 1)
+        if new:
+            for layer, keys, values in zip(packed, *new):
+                layer.append(keys, values)
+            self._remember(query, self.queries.shape[2])
+            self.tokens += query.shape[2]
+        self.later, self.queries = [], self.queries if tail else None
+
+
+class _Rows(torch.Tensor):
+    """Keys or values on their way from `CacheLayer.update` to the attention "mdkv". They have a shape and refuse everything
+    else, because another attention would see tokens that are not there."""
+
+    _ALLOWED = {getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")} | {
+        torch.Tensor.size, torch.Tensor.dim}
+
+    @staticmethod
+    def of(layer, width):
+        rows = torch.empty(1, dtype=layer.dtype).expand(layer.batch, layer.heads, layer.tokens, width)
+        rows = torch.Tensor._make_subclass(_Rows, rows)
+        rows.mdkv_layer = layer
+        return rows
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func not in cls._ALLOWED:
+            raise NotImplementedError(
+                f"mdkv: {getattr(func, '__name__', func)} was called with keys or values of an mdkv cache, which only its "
+                "attention can read. Make the cache from the model's own configuration, mdkv.transformers.Cache(model.config). "
+                "Models that compute attention themselves, change keys between cache and attention, or run by torch.compile, "
+                "are not served")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+    """The attention "mdkv" of transformers' AttentionInterface, [B, n, H*G, Dv] and None, of queries [B, H*G, n, D]: for
+    compressed layers of a `Cache` their own, otherwise sdpa."""
+    layer = getattr(key, "mdkv_layer", None)
+    if layer is None:
+        return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    return layer.attend(module, query, attention_mask, scaling, dropout, kwargs), None
+
+
+def _sdpa(*args, **kwargs):
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)  # looked up late, because packages replace it
+
+
+def _sum(dictionaries):
+    return {name: sum(one[name] for one in dictionaries) for name in (dictionaries or [{}])[0]}
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
