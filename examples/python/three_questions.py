@@ -1,0 +1,140 @@
+"""three_questions.py: a text is read once and compressed; three questions are asked about it, one after the other.
+
+    python three_questions.py                            # the reference model, 4,000 tokens, an eighth of the bytes
+    python three_questions.py --model ~/.cache/mdkv/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf --picture kept.png
+
+Prints answers, bytes, seconds, peak and resident memory beside transformers' own cache, and draws the tokens that were kept.
+Memory is the process's anonymous memory above its state before the text (Linux; elsewhere 0). `any_question` compresses when
+all layers have been read, `by_window` layer after layer, so that its peak is lower.
+"""
+import argparse
+import ctypes
+import gc
+import pathlib
+import struct
+import time
+import warnings
+import zlib
+
+import torch
+from transformers import DynamicCache
+
+import gguf_folder
+import mdkv.transformers
+import texts
+
+COLOURS = {"drop": (244, 241, 234), "int4": (158, 202, 225), "int8": (49, 130, 189), "full": (8, 48, 107)}  # other rungs: grey
+
+
+def memory(name):
+    """Bytes of an entry of /proc/self/status, such as RssAnon or VmHWM, after free memory was given back; 0 without one."""
+    status = pathlib.Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):  # another C library
+        pass
+    return 1024 * next((int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(name + ":")), 0)
+
+
+def prompt_of(tokenizer, tokens):
+    """Token ids [1, N] of a chat up to the end of a text of about so many tokens, and the text of the chat after a question."""
+    mark = "\u241e"
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": texts.document(tokenizer, tokens - 40) + mark}],
+                                         add_generation_prompt=True, tokenize=False)
+    before, after = chat.split(mark)
+    return tokenizer(before, return_tensors="pt", add_special_tokens=False).input_ids, after
+
+
+@torch.no_grad()
+def read(model, ids, cache):
+    """Reads a text, [1, N]; returns seconds, and bytes of resident and of peak memory above the state before."""
+    try:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
+    except OSError:
+        pass
+    before, start = memory("RssAnon"), time.perf_counter()
+    resident = memory("VmRSS")
+    model(ids, past_key_values=cache, logits_to_keep=1)
+    seconds = time.perf_counter() - start
+    return {"read": seconds, "peak": max(memory("VmHWM") - resident, 0), "resident": memory("RssAnon") - before}
+
+
+def ask(model, tokenizer, ids, after, cache, question, new_tokens=24):
+    """The answer to a question about the text in the cache, which is afterwards as it was before; and seconds."""
+    asked = tokenizer(question + after, return_tensors="pt", add_special_tokens=False).input_ids
+    ids, start = torch.cat([ids, asked], dim=1), time.perf_counter()
+    answer = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=new_tokens,
+                            do_sample=False)[0, ids.shape[1]:]
+    cache.crop(-(cache.get_seq_length() - ids.shape[1] + asked.shape[1]))
+    return tokenizer.decode(answer, skip_special_tokens=True).strip(), time.perf_counter() - start
+
+
+def run(model, tokenizer, ids, after, cache):
+    """Reads the text into a cache and asks three questions; everything measured, as a dictionary."""
+    found = read(model, ids, cache)
+    found["bytes"] = (cache.report()["bytes"] if isinstance(cache, mdkv.transformers.Cache)
+                      else sum(one.keys.nbytes + one.values.nbytes for one in cache.layers))
+    asked = [ask(model, tokenizer, ids, after, cache, fact[1]) for fact in texts.FACTS[:3]]
+    return {**found, "answers": [answer for answer, _ in asked], "asked": sum(seconds for _, seconds in asked)}
+
+
+def draw(cache, path, width=1000, row=10):
+    """A PNG of layers (from above) and tokens (from the left): the mean colour of the rungs of all heads' tokens in a pixel.
+    The cache was made with keep_rungs=True; the window, which is uncompressed, is left out."""
+    names = [str(name) for name in cache.preset.ratios]
+    colours = torch.tensor([COLOURS.get(name, (150, 150, 150)) for name in names], dtype=torch.float32)
+    lines = []
+    for rungs in cache.rungs:
+        pixels = colours[torch.from_numpy(rungs[0]).long()].mean(0).T[None]  # [1, 3, N] of the first sequence
+        pixels = torch.nn.functional.adaptive_avg_pool1d(pixels, width)[0].T.round().to(torch.uint8)  # [width, 3]
+        lines += [b"\0" + bytes(pixels.flatten().tolist())] * row
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    header = struct.pack(">IIBBBBB", width, len(lines), 8, 2, 0, 0, 0)
+    pathlib.Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"".join(lines)))
+                                   + chunk(b"IEND", b""))
+    return ", ".join(f"{name}: rgb{COLOURS.get(name, (150, 150, 150))}" for name in names)
+
+
+def table(found):
+    """Lines that compare what `run` returned, by name."""
+    lines = [f"{'cache':<22}{'cache MiB':>10}{'resident MiB':>14}{'peak MiB':>10}{'read s':>8}{'three answers s':>17}"]
+    for name, one in found.items():
+        sizes = [one[key] / 2**20 for key in ("bytes", "resident", "peak")]
+        lines.append(f"{name:<22}{sizes[0]:>10.1f}{sizes[1]:>14.1f}{sizes[2]:>10.1f}{one['read']:>8.1f}{one['asked']:>17.1f}")
+    for i, fact in enumerate(texts.FACTS[:3]):
+        lines += [fact[1].strip()] + [f"    {name:<22}{one['answers'][i]!r}" for name, one in found.items()]
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="~/.cache/mdkv/SmolLM2-135M-Instruct.Q4_1.gguf", help="GGUF file or folder")
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--budget", type=float, default=0.125, help="share of the bytes")
+    parser.add_argument("--presets", default="any_question,by_window", help="the picture shows the first one")
+    parser.add_argument("--picture", default="kept.png")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    model, tokenizer = gguf_folder.load(chosen.model)
+    ids, after = prompt_of(tokenizer, chosen.tokens)
+    with torch.no_grad():
+        model(ids[:, :64], logits_to_keep=1)  # memory that is taken once is taken now
+    print(f"{ids.shape[1]} tokens, {100 * chosen.budget:.1f} % of the bytes, mdkv compiled for {mdkv.compiled_for}")
+    found, legend = {"DynamicCache": run(model, tokenizer, ids, after, DynamicCache(config=model.config))}, ""
+    for preset in chosen.presets.split(","):
+        cache = mdkv.transformers.Cache(model.config, chosen.budget, preset, keep_rungs=not legend)
+        found[f"mdkv {preset}"] = run(model, tokenizer, ids, after, cache)
+        legend = legend or draw(cache, chosen.picture)
+        del cache
+    print("\n".join(table(found)))
+    print(f"{chosen.picture}: layers from above, tokens from the left; {legend}")
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated.*")
+    main()
