@@ -156,6 +156,9 @@ python_package() {
         note FAILED "python: the build with CUDA"
     fi
     for name in new kvpress; do
+        if [[ $name == kvpress ]]; then
+            local -x MDKV_SECOND_MODEL= # one version of transformers runs the larger model
+        fi
         if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
             --junitxml "$folder/$name.xml" "$tests" >"$log.$name" 2>&1; then
             tail -n 200 "$log.$name"
