@@ -75,8 +75,11 @@ def ask(model, tokenizer, ids, after, cache, question, new_tokens=24):
 def run(model, tokenizer, ids, after, cache):
     """Reads the text into a cache and asks three questions; everything measured, as a dictionary."""
     found = read(model, ids, cache)
-    found["bytes"] = (cache.report()["bytes"] if isinstance(cache, mdkv.transformers.Cache)
-                      else sum(one.keys.nbytes + one.values.nbytes for one in cache.layers))
+    if isinstance(cache, mdkv.transformers.Cache):
+        report = cache.report()
+        found["bytes"] = report["bytes"] + report["scratch_bytes"]
+    else:
+        found["bytes"] = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers)
     asked = [ask(model, tokenizer, ids, after, cache, fact[1]) for fact in texts.FACTS[:3]]
     return {**found, "answers": [answer for answer, _ in asked], "asked": sum(seconds for _, seconds in asked)}
 
@@ -132,6 +135,10 @@ def main():
         legend = legend or draw(cache, chosen.picture)
         del cache
     print("\n".join(table(found)))
+    whole = found["DynamicCache"]
+    for name, one in list(found.items())[1:]:
+        print(f"{name}: resident memory is lower by {(whole['resident'] - one['resident']) / 2**20:.1f} MiB, by the report "
+              f"{(whole['bytes'] - one['bytes']) / 2**20:.1f} MiB")
     print(f"{chosen.picture}: layers from above, tokens from the left; {legend}")
 
 

@@ -412,9 +412,9 @@ PROSE = ("The lighthouse keeper wrote one line a day. On Monday the wind turned 
 @pytest.mark.parametrize("variable, most", [("MDKV_REFERENCE_MODEL", 0.01), ("MDKV_SECOND_MODEL", 0.05)])
 def test_real_model(variable, most):
     model, tokenizer = real_model(variable)
-    story = "".join(f"Entry {i}: " + PROSE for i in range(12)) + "Beside the log lay a key, and its tag said: Marguerite. "
-    ids = tokenizer(story + "".join(f"Entry {i}: " + PROSE for i in range(12, 17)), return_tensors="pt").input_ids[:, :800]
-    calls = (768, *[1] * 8, 24)
+    story = "".join(f"Entry {i}: " + PROSE for i in range(8)) + "Beside the log lay a key, and its tag said: Marguerite. "
+    ids = tokenizer(story + "".join(f"Entry {i}: " + PROSE for i in range(8, 12)), return_tensors="pt").input_ids[:, :500]
+    calls = (468, *[1] * 8, 24)
     expected = logits(model, plain(model), ids, calls)
     kept = mdkv.transformers.Cache(model.config, budget=1.0)
     assert kl(expected, logits(model, kept, ids, calls)) < 1e-6

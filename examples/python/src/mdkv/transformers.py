@@ -77,15 +77,15 @@ class Cache(cache_utils.Cache):
 
     def report(self):
         """Measured bytes as a dictionary: `tokens` with padding; `bytes` of all layers; `compressed_bytes` of compressed
-        layers and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own; and
-        `layers`, for each compressed one its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total
+        layers and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own;
+        `scratch_bytes` of the backend, which lie beside `bytes` and stay for later calls; and `layers`, for each compressed one its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total
         before the prompt's end) and `rungs`, the number of tokens at each."""
         layers = [one.report() for one in self.compressed]
         compressed = sum(one["bytes"]["total"] for one in layers)
         other = sum(_bytes_of(vars(one)) for one in self.layers if not isinstance(one, CacheLayer))
         return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "compressed_bytes": compressed,
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
-                "other_bytes": other, "layers": layers}
+                "other_bytes": other, "scratch_bytes": self.backend.scratch_bytes, "layers": layers}
 
     def reset(self):
         """Forgets all tokens; the next call reads a prompt again."""

@@ -1,0 +1,57 @@
+"""test_examples.py: three_questions.py and its notebook, with a small random model and a made text."""
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", minversion="5.2", reason="transformers 5.2 or newer is not installed")
+
+import mdkv.transformers
+
+FOLDER = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(FOLDER)]
+import texts
+import three_questions
+from test_transformers import small
+
+
+class Letters:
+    """A tokenizer of letters with as much of the interface as the example uses."""
+
+    def __call__(self, text, **options):
+        ids = [2 + ord(letter) % 90 for letter in text]
+        return transformers.BatchEncoding({"input_ids": torch.tensor([ids]) if "return_tensors" in options else ids})
+
+    def decode(self, ids, **_):
+        return "".join(chr(32 + int(one) % 90) for one in ids)
+
+    def apply_chat_template(self, messages, **_):
+        return f"<user>{messages[0]['content']}<assistant>"
+
+
+def test_three_questions(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "PROSE", tmp_path)  # the made text
+    assert len(texts.prose()) > 20000 and all(fact[0] in texts.document(Letters(), 4000) for fact in texts.FACTS)
+    model, tokenizer = small("llama"), Letters()
+    ids, after = three_questions.prompt_of(tokenizer, 700)
+    found = {"DynamicCache": three_questions.run(model, tokenizer, ids, after, transformers.DynamicCache(config=model.config))}
+    for budget in (1.0, 0.25):
+        cache = mdkv.transformers.Cache(model.config, budget, "any_question", keep_rungs=True)
+        found[f"mdkv {budget}"] = three_questions.run(model, tokenizer, ids, after, cache)
+        assert cache.get_seq_length() == ids.shape[1]
+        assert "int4: rgb(158, 202, 225)" in three_questions.draw(cache, tmp_path / "kept.png")
+    assert found["mdkv 1.0"]["answers"] == found["DynamicCache"]["answers"]
+    assert (tmp_path / "kept.png").read_bytes().startswith(b"\x89PNG") and len(three_questions.table(found)) == 4 + 3 * 4
+
+
+def test_the_notebook_is_whole():
+    notebook = json.loads((FOLDER / "three_questions.ipynb").read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            compile("".join(cell["source"]), "three_questions.ipynb", "exec")
+            assert cell["outputs"] == []
+            for name in re.findall(r"example\.(\w+)\(", "".join(cell["source"])):
+                assert hasattr(three_questions, name), name
