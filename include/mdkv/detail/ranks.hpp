@@ -52,7 +52,49 @@ public:
     agreement& operator=(agreement const&) = delete;
     ~agreement()
     {
-        if (all_ == nullptr) { return; }
+        if (all_ != nullptr) { refuse(); }
+    }
+
+    /// Whether there are other ranks to agree with.
+    [[nodiscard]] bool open() const noexcept { return all_ != nullptr; }
+
+    /// The stage that is called next agrees instead.
+    void leave() noexcept { all_ = nullptr; }
+
+    /// Returns once every rank takes part with the same numbers.
+    /// \throws invalid_argument   a rank has refused its arguments, or has another number; on every rank
+    void settle(char const* stage, array<shared_number, 6> const& numbers)
+    {
+        if (open()) { compare(stage, numbers); }
+    }
+
+private:
+    static constexpr index_t count = 13;
+    static constexpr auto none     = ~std::uint64_t{0};
+    using words                    = array<std::uint64_t, std::size_t{count}>;
+
+    [[gnu::cold, gnu::noinline]] void compare(char const* stage, array<shared_number, 6> const& numbers)
+    {
+        auto const& all = *all_;
+        leave(); // an exception from here on is every rank's
+        words least{};
+        least[0] = none;
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+        {
+            least[1 + 2 * i] = static_cast<std::uint64_t>(numbers[i].value);
+            least[2 + 2 * i] = ~least[1 + 2 * i];
+        }
+        all.agree(least.data(), count);
+        expects(least[0] == none, stage, ": rank ", least[0], " refuses its arguments");
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+        {
+            if (least[1 + 2 * i] != ~least[2 + 2 * i]) { differs(all, stage, numbers[i]); }
+        }
+    }
+
+    /// Tells the other ranks that this one has refused its arguments.
+    [[gnu::cold, gnu::noinline]] void refuse() const noexcept
+    {
         words own{};
         for (std::uint64_t& word : own) { word = none; }
         own[0] = static_cast<std::uint64_t>(all_->rank());
@@ -68,41 +110,8 @@ public:
 #endif
     }
 
-    /// Whether there are other ranks to agree with.
-    [[nodiscard]] bool open() const noexcept { return all_ != nullptr; }
-
-    /// The stage that is called next agrees instead.
-    void leave() noexcept { all_ = nullptr; }
-
-    /// Returns once every rank takes part with the same numbers.
-    /// \throws invalid_argument   a rank has refused its arguments, or has another number; on every rank
-    void settle(char const* stage, array<shared_number, 6> const& numbers)
-    {
-        if (!open()) { return; }
-        auto const& all = *all_;
-        leave(); // an exception from here on is every rank's
-        words least{};
-        least[0] = none;
-        for (std::size_t i = 0; i < numbers.size(); ++i)
-        {
-            least[1 + 2 * i] = static_cast<std::uint64_t>(numbers[i].value);
-            least[2 + 2 * i] = ~least[1 + 2 * i];
-        }
-        all.agree(least.data(), count);
-        expects(least[0] == none, stage, ": rank ", least[0], " refuses its arguments");
-        for (std::size_t i = 0; i < numbers.size(); ++i)
-        {
-            if (least[1 + 2 * i] != ~least[2 + 2 * i]) [[unlikely]] { differs(all, stage, numbers[i]); }
-        }
-    }
-
-private:
-    static constexpr index_t count = 13;
-    static constexpr auto none     = ~std::uint64_t{0};
-    using words                    = array<std::uint64_t, std::size_t{count}>;
-
     /// Finds the first rank whose number is not that of rank 0.
-    [[gnu::cold, gnu::noinline]] static void differs(ranks<S> const& all, char const* stage, shared_number const& own)
+    static void differs(ranks<S> const& all, char const* stage, shared_number const& own)
     {
         std::uint64_t first = all.rank() == 0 ? static_cast<std::uint64_t>(own.value) : none;
         all.agree(&first, 1);
@@ -154,7 +163,7 @@ template <backend B>
 
 /// Each of n numbers, in the backend's memory, becomes its sum over all ranks. Replicas add nothing.
 template <backend B>
-void sum_over_ranks(B const& on, std::int64_t* numbers, index_t n)
+[[gnu::cold, gnu::noinline]] void sum_over_ranks(B const& on, std::int64_t* numbers, index_t n)
 {
     auto const* const all = ranks_of(on);
     if (all == nullptr || dry_run(on)) { return; }
@@ -173,7 +182,8 @@ void least_over_ranks(B const& on, std::uint64_t* numbers, index_t n)
 /// Copies sums of this rank's rows to their places among all ranks', for `sum_over_ranks`.
 /// \param to  [numbers.all, pieces]
 template <backend B>
-void place_sums(B const& on, head_numbers const& numbers, sum_pieces<B> const& own, double* to)
+[[gnu::cold, gnu::noinline]] void place_sums(
+    B const& on, head_numbers const& numbers, sum_pieces<B> const& own, double* to)
 {
     index_t const pieces = own.pieces();
     index_t const layers = own.rows.extent(0);
@@ -188,7 +198,8 @@ void place_sums(B const& on, head_numbers const& numbers, sum_pieces<B> const& o
 /// \param word  [1]  in the backend's memory
 /// \throws invalid_argument   a head is on no rank or on several; on every rank
 template <backend B>
-void expects_every_head(B const& on, char const* stage, head_numbers const& heads, std::int64_t* word)
+[[gnu::cold, gnu::noinline]] void expects_every_head(
+    B const& on, char const* stage, head_numbers const& heads, std::int64_t* word)
 {
     if (ranks_of(on) == nullptr || dry_run(on)) { return; }
     auto const hash = [](index_t n) {
