@@ -77,6 +77,8 @@ public:
         , rank_{with.rank()}
         , size_{with.size()}
     {}
+    template <communicator C>
+    ranks(C const&&, rank_heads const&) = delete;
 
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return size_; }
