@@ -30,6 +30,7 @@ mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-ce
 mdkv_test_packages=(doctest-dev librapidcheck-dev)
 mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
 mdkv_count_packages=(valgrind)                                # for tests/run.sh --all, which does without
+mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # likewise
 mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
 mdkv_reference_packages=(doxygen)                             # likewise
 mdkv_aarch64_libraries=(librapidcheck-dev libpcre2-dev libpcre2-8-0) # of arm64, unpacked beside the system
@@ -668,7 +669,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     case ${1:-all} in
         all)
             setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}" \
-                "${mdkv_count_packages[@]}" "${mdkv_reference_packages[@]}"
+                "${mdkv_count_packages[@]}" "${mdkv_mpi_packages[@]}" "${mdkv_reference_packages[@]}"
             setup_compiler
             setup_cuda_headers
             setup_model

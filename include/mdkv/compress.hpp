@@ -10,6 +10,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/stages/pool.hpp>
 
 #include <cstdint>
@@ -53,7 +54,7 @@ enum class non_finite : std::uint8_t
 template <backend B>
 struct compress_options
 {
-    /// Limit of the layer: window, tokens and projections.
+    /// Limit of the layer, on all ranks: window, tokens and projections.
     budget limit = budget::fraction(1, 10);
 
     /// [H]  instead of sharing: bytes each head may spend on tokens and projections. Their sum and the window must fit
@@ -86,7 +87,7 @@ struct compress_report
 {
     compress_status status = compress_status::compressed;
     layer_shape shape;
-    index_t budget_bytes   = 0;
+    index_t budget_bytes   = 0; ///< on all ranks; the other sizes are this rank's
     index_t window_bytes   = 0;
     index_t resident_bytes = 0; ///< bytes of the new cache, measured; never above budget_bytes
     index_t full_bytes     = 0; ///< bytes of the uncompressed layer
@@ -108,14 +109,16 @@ namespace detail
 /// One call behind its checks: pipeline/compressing.hpp.
 template <backend B, element T, element U, class Destination>
 compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
-    rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination);
+    rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape,
+    agreement<B::memory_space>& agreed, Destination& destination);
 
 } // namespace detail
 
 /// Compresses one layer: fits both bases, scores, pools, allocates and packs. If the budget holds the whole layer, it is
-/// stored uncompressed.
+/// stored uncompressed. Over ranks (`mdkv::ranks`) the heads are this rank's, and the budget is that of all ranks' heads;
+/// quotas, and then `chosen`, are this rank's.
 ///
-/// \param on           backend: threads or stream, scratch
+/// \param on           backend: threads or stream, scratch, ranks
 /// \param[in]  layer   queries of any element type, keys, values, window
 /// \param[in]  ratios  the rungs
 /// \param[in]  options budget, pooling and the rest
@@ -124,7 +127,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 ///                     then -1 and report.chosen empty, `destination.report` and the directory have them
 /// \return     the report, in absolute units
 /// \cost   the sum of the stages; scratch O(H*R*N + H*D*D); allocates the new cache of an owner and nothing else
-/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
+/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu); over ranks a GPU is waited for twice
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the budget is below the window or the cheapest rungs (naming the
 ///                                 least budget that works); quotas exceed the budget. A compressed_layer's layout or
@@ -132,6 +135,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 ///                                 NaNs would wait: call expects_finite before. Errors that only the device's data show
 ///                                 are in `destination.report` (allocation_status): non-finite losses, a limit
 ///                                 below the cheapest rungs; if quotas exceed the arena, pack stores no token
+///                                 Over ranks an error of one rank's arguments, NaNs among them, is thrown on every rank
 /// \throws non_finite_input        naming layer, head and row
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the executor's exceptions. Nothing was changed in any case
@@ -142,6 +146,7 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
 {
     index_t const heads = layer.keys.extent(0);
     index_t const rows  = layer.queries.extent(0);
+    detail::agreement agreed{on};
     detail::check c{on, "compress"};
     expects(heads == 0 || (rows % heads == 0 && rows >= heads), "compress: queries [H*G, Q, D] has ", rows,
         " query heads, which ", heads, " KV heads do not divide");
@@ -163,7 +168,7 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
         "compress: on the GPU options.on_non_finite must be unchecked; "
         "ask expects_finite first, which waits for the device");
     return detail::staged(on, "compress", [&](B const& stages) {
-        return detail::compress_layer(stages, layer, ratios, costs, options, shape, destination);
+        return detail::compress_layer(stages, layer, ratios, costs, options, shape, agreed, destination);
     });
 }
 

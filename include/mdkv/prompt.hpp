@@ -11,6 +11,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/advance.hpp>
@@ -162,9 +163,10 @@ public:
     }
 
     /// Finds a layer's losses after the prompt was read: by the last queries (`score`, `pool`), by the replayed ones, or by
-    /// both (`join`). Fits the bases and channels that packing needs.
+    /// both (`join`). Fits the bases and channels that packing needs. If the preset joins, the layer's heads may be on several
+    /// ranks (`mdkv::ranks` of these ranks alone): all of them make the call, for their layers in the same order.
     ///
-    /// \param on     backend: threads, scratch
+    /// \param on     backend: threads, scratch, ranks
     /// \param layer  0 to L - 1
     /// \param rows   N tokens, window included, the same number in every layer; Q >= 1 last queries, of which the last
     ///               `preset::queries` score. `lse` saves work
@@ -179,7 +181,9 @@ public:
     void finish_layer(B const& on, index_t layer, rows_of_layer const& rows)
     {
         constexpr char const* stage = "prompt::finish_layer";
-        index_t const tokens        = rows.keys.extent(1);
+        detail::agreement agreed{on};
+        if (!work_.joins()) { agreed.leave(); }
+        index_t const tokens = rows.keys.extent(1);
         work_.progress.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, tokens);
         expects(tokens <= work_.shape.tokens, stage, ": keys are of ", tokens, " tokens, above the prompt's ",
@@ -196,8 +200,9 @@ public:
                 expects_finite(stages, "keys", rows.keys, layer);
                 expects_finite(stages, "values", rows.values, layer);
             }
-            if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one); }
+            if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one, agreed); }
         });
+        if (agreed.open()) { agreed.settle(stage, {}); } // all tokens are the window's
         if (!advances(on)) { return; }
         tokens_                  = tokens;
         work_.progress.of(layer) = -1;
@@ -206,26 +211,33 @@ public:
 
     /// Chooses every token's rung within a budget: for all layers at once, their losses balanced, if the preset is
     /// `shared`, otherwise layer by layer. Room for stand-ins is set aside if tokens are dropped. May be called again with
-    /// another budget.
+    /// another budget. Over ranks (`mdkv::ranks`) layers and heads of the prompt are this rank's, budget and choice those of all
+    /// ranks; every rank makes the call.
     ///
-    /// \param on     backend: threads, scratch
+    /// \param on     backend: threads, scratch, ranks
     /// \param limit  budget of an average layer: window, tokens, projections, channels and stand-ins
     /// \return the choice, summed over all layers
     /// \cost   balance and allocate, the latter twice if stand-ins need room
     /// \sync   returns when done, on a GPU too: it waits for the device
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs
+    /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs; over
+    ///                                 ranks if one of them refuses its arguments, on every rank, and if the preset weighs
+    ///                                 leverages
     /// \throws non_finite_input        a loss is NaN or infinite; no rungs are chosen then, as for too small a budget
     /// \throws insufficient_workspace  naming the size needed
     allocation allocate(B const& on, budget limit)
     {
         constexpr char const* stage = "prompt::allocate";
+        detail::agreement agreed{on};
         work_.progress.expects_all_finished(stage, work_.shape.layers);
-        layer_shape const one = work_.layer(tokens_);
-        auto next             = work_.plan(stage, limit.in_bytes(one), one);
+        auto const place =
+            detail::number_heads(on, stage, work_.shape.layers * work_.shape.heads, work_.shape.layers).place;
+        layer_shape one = work_.layer(tokens_);
+        one.heads       = place.heads;
+        auto next       = work_.plan(stage, limit.in_bytes(one), one);
         expects_same(on, stage);
-        allocation const total = detail::staged(
-            on, stage, [&](B const& stages) { return work_.choose_rungs(stages, next, one, !balanced_); });
+        allocation const total = detail::staged(on, stage,
+            [&](B const& stages) { return work_.choose_rungs(stages, next, one, place, !balanced_, agreed); });
         if (!advances(on)) { return total; }
         work_.choice    = {};
         balanced_       = balanced_ || (!next.whole && work_.settings.shared);

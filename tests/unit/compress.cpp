@@ -19,6 +19,7 @@
 #include "support/oracle.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
+#include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -643,6 +644,78 @@ TEST_CASE("any number of threads makes the same cache, bit for bit")
     }
 }
 
+TEST_CASE("heads over ranks make the caches of one rank with one budget or with quotas, bit for bit; a NaN is an error "
+          "on all")
+{
+    layer<half> x{layer_sizes{.heads = 5, .tokens = 400, .window = 8, .salt = 77}};
+    tensor<index_t, 1> quotas{{5}};
+    for (index_t h = 0; h < 5; ++h) { quotas.set(3000 + 500 * h, h); }
+    struct made
+    {
+        std::vector<std::byte> arena;
+        compress_report report;
+    };
+    auto const on_rank = [&](support::thread_rank const& transport, index_t first, index_t heads, budget limit,
+                             bool own_limits) {
+        ranks const all{transport, {first, 5}};
+        cpu::cache<half> cache;
+        made result;
+        options choice{.limit = limit};
+        if (own_limits) { choice.quotas = slice<0>(quotas.in(), first, heads); }
+        layer_view<host, half> part = view_of(x);
+        part.queries                = slice<0>(part.queries, 2 * first, 2 * heads);
+        for (auto* view : {&part.keys, &part.values, &part.window_keys, &part.window_values})
+        {
+            *view = slice<0>(*view, first, heads);
+        }
+        support::run([&](host on) {
+            on.ranks      = &all;
+            result.report = compress(on, part, paper_ratios, choice, cache);
+        });
+        result.arena = contents_of(cache).arena;
+        return result;
+    };
+    std::vector<std::vector<index_t>> const splits{{0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}};
+    for (std::vector<index_t> const& cuts : splits)
+    {
+        for (bool const own_limits : {false, true})
+        {
+            for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
+            {
+                support::rank_team team{static_cast<int>(cuts.size()) - 1};
+                std::vector<made> parts(cuts.size() - 1);
+                auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
+                    auto const r = static_cast<std::size_t>(transport.number);
+                    parts[r]     = on_rank(transport, cuts[r], cuts[r + 1] - cuts[r], limit, own_limits);
+                });
+                for (std::string const& error : errors) { CHECK(error == ""); }
+                cpu::cache<half> cache;
+                options choice{.limit = limit};
+                if (own_limits) { choice.quotas = quotas.in(); }
+                compress_report const one = compressed(x, paper_ratios, choice, cache);
+                std::vector<std::byte> arena;
+                for (made const& part : parts)
+                {
+                    arena.insert(arena.end(), part.arena.begin(), part.arena.end());
+                    CHECK(part.report.status == one.status);
+                    CHECK(part.report.budget_bytes == one.budget_bytes);
+                    CHECK((own_limits || part.report.chosen.tokens == one.chosen.tokens));
+                    CHECK((own_limits || part.report.chosen.loss == one.chosen.loss));
+                }
+                CHECK(arena == contents_of(cache).arena);
+            }
+        }
+    }
+    x.keys.set(half{0x7e00}, 4, 30, 2);
+    support::rank_team team{2};
+    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
+        static_cast<void>(on_rank(
+            transport, transport.number == 0 ? 0 : 3, transport.number == 0 ? 3 : 2, budget::fraction(1, 4), false));
+    });
+    CHECK(errors[0] == "compress: rank 1 refuses its arguments");
+    CHECK(errors[1].find("head 1, row 30") != std::string::npos);
+}
+
 TEST_CASE("a run-time ratio set makes the cache of the compile-time one")
 {
     layer<half> const x{{.tokens = 150}};
@@ -1214,7 +1287,10 @@ TEST_CASE("what the losses promise is what attention pays: the window's own quer
                 support::oracle::matrix q{2, 32};
                 for (index_t g = 0; g < 2; ++g)
                 {
-                    for (index_t d = 0; d < 32; ++d) { q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d)); }
+                    for (index_t d = 0; d < 32; ++d)
+                    {
+                        q(g, d) = static_cast<support::real>(queries.get(h * 2 + g, d));
+                    }
                 }
                 auto const want = support::oracle::attention(q, keys, values, static_cast<support::real>(x.scale()));
                 for (index_t g = 0; g < 2; ++g)

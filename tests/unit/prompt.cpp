@@ -30,6 +30,7 @@
 
 #include "support/host.hpp"
 #include "support/layer.hpp"
+#include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -201,6 +202,87 @@ std::vector<contents> by_prompt(
         },
         threads);
     return contents_of(caches);
+}
+
+/// Heads first_head, ... of some layers, on one rank.
+struct rank_part
+{
+    index_t first_head, heads, first_layer, layers;
+
+    [[nodiscard]] bool has(index_t l) const { return l >= first_layer && l < first_layer + layers; }
+};
+
+/// The arena of each layer over ranks, with the heads in the order of one rank.
+std::vector<store> over_ranks(text const& x, preset const& chosen, budget limit, std::vector<rank_part> const& parts)
+{
+    support::rank_team team{static_cast<int>(parts.size())};
+    std::vector<std::unique_ptr<support::rank_team>> of_layer; // ranks that have heads of it, or none but its place
+    for (index_t l = 0; l < x.layers; ++l)
+    {
+        of_layer.push_back(std::make_unique<support::rank_team>(
+            static_cast<int>(std::count_if(parts.begin(), parts.end(), [&](rank_part const& p) { return p.has(l); }))));
+    }
+    std::vector<std::vector<store>> made(parts.size());
+    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
+        rank_part const own = parts[static_cast<std::size_t>(transport.number)];
+        ranks const all{transport, {own.first_head, text::heads, own.first_layer, x.layers}};
+        auto const cut = [&](rows r) {
+            r.queries = slice<0>(r.queries, own.first_head * text::group, own.heads * text::group);
+            r.keys    = slice<0>(r.keys, own.first_head, own.heads);
+            r.values  = slice<0>(r.values, own.first_head, own.heads);
+            if (r.lse) { r.lse = slice<0>(*r.lse, own.first_head * text::group, own.heads * text::group); }
+            return r;
+        };
+        auto shape   = x.shape();
+        shape.layers = own.layers;
+        shape.heads  = own.heads;
+        std::vector<cpu::cache<half>> caches(static_cast<std::size_t>(own.layers));
+        support::run([&](host on) {
+            on.ranks = &all;
+            prompt<host, half> p{on, chosen, shape};
+            for (index_t l = 0; l < own.layers; ++l)
+            {
+                for (index_t first = 0; first < x.tokens; first += feeding{}.part) // as by_prompt does
+                {
+                    index_t const n = std::min(feeding{}.part, x.tokens - first);
+                    p.read_chunk(on, l, first, cut(x.part(own.first_layer + l, first, n)));
+                }
+                index_t const layer = own.first_layer + l;
+                auto const here     = parts.begin() + transport.number;
+                support::thread_rank const part{*of_layer[static_cast<std::size_t>(layer)],
+                    static_cast<int>(
+                        std::count_if(parts.begin(), here, [&](rank_part const& r) { return r.has(layer); }))};
+                ranks const some{part, {own.first_head, text::heads}};
+                on.ranks = &some;
+                p.finish_layer(on, l, cut(x.whole(layer)));
+                on.ranks = &all;
+            }
+            p.allocate(on, limit);
+            for (index_t l = 0; l < own.layers; ++l)
+            {
+                p.pack(on, l, cut(x.whole(own.first_layer + l)), caches[static_cast<std::size_t>(l)]);
+            }
+        });
+        for (contents const& one : contents_of(caches))
+        {
+            made[static_cast<std::size_t>(transport.number)].push_back(one.arena);
+        }
+    });
+    for (std::string const& error : errors) { CHECK(error == ""); }
+    std::vector<store> all(static_cast<std::size_t>(x.layers));
+    for (index_t h = 0; h < text::heads; ++h)
+    {
+        for (std::size_t r = 0; r < parts.size(); ++r)
+        {
+            if (parts[r].first_head != h) { continue; }
+            for (std::size_t l = 0; l < made[r].size(); ++l)
+            {
+                store& to = all[static_cast<std::size_t>(parts[r].first_layer) + l];
+                to.insert(to.end(), made[r][l].begin(), made[r][l].end());
+            }
+        }
+    }
+    return all;
 }
 
 /// The stages one after another, as docs/method.md describes them.
@@ -398,6 +480,63 @@ TEST_CASE("a prompt is its stages one after another, bit for bit, whatever its l
             }
         }
     }
+}
+
+TEST_CASE(
+    "one budget over ranks with some of the heads, of the layers or of both makes the caches of one rank, bit for bit")
+{
+    text const x{3, 250};
+    std::vector<std::vector<rank_part>> const splits{{{0, 1, 0, 3}, {1, 1, 0, 3}}, {{0, 0, 0, 3}, {0, 2, 0, 3}},
+        {{0, 2, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}}, {{0, 1, 0, 2}, {1, 1, 0, 2}, {0, 2, 2, 1}},
+        {{0, 1, 0, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {0, 1, 2, 1}, {1, 1, 2, 1}}};
+    preset projected = presets::paper;
+    projected.shared = presets::best.shared;
+    for (preset const& p : {presets::best, projected, presets::by_window, presets::paper})
+    {
+        for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
+        {
+            std::vector<store> one;
+            for (contents const& of_layer : by_prompt(x, p, limit)) { one.push_back(of_layer.arena); }
+            for (auto const& split : splits)
+            {
+                CAPTURE(p.name);
+                CAPTURE(split.size());
+                CHECK(over_ranks(x, p, limit, split) == one);
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "a prompt over ranks is refused on every rank if it weighs leverages, or if a layer of one rank is not finished")
+{
+    text const x{1, 100};
+    auto const errors_of = [&](preset const& p, index_t unfinished) {
+        support::rank_team team{2};
+        return support::on_ranks(team, [&](support::thread_rank const& transport) {
+            ranks const all{transport, {transport.number, 2}};
+            support::scratch_memory memory{1 << 22};
+            workspace scratch{memory.span()};
+            host const on{&scratch, {}, &all};
+            auto const cut = [&](rows const& r) {
+                return rows{slice<0>(r.queries, 2 * transport.number, 2), slice<0>(r.keys, transport.number, 1),
+                    slice<0>(r.values, transport.number, 1)};
+            };
+            auto shape  = x.shape();
+            shape.heads = 1;
+            prompt<host, half> one{on, p, shape};
+            one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens)));
+            if (transport.number != unfinished) { one.finish_layer(on, 0, cut(x.whole(0))); }
+            one.allocate(on, budget::fraction(1, 2));
+        });
+    };
+    for (std::string const& error : errors_of(presets::any_question, -1))
+    {
+        CHECK(error.find("over ranks it must be 0") != std::string::npos);
+    }
+    auto const errors = errors_of(presets::by_window, 1);
+    CHECK(errors[0] == "prompt::allocate: rank 1 refuses its arguments");
+    CHECK(errors[1] == "prompt::allocate: layer 0 is not finished");
 }
 
 TEST_CASE("with a budget for each layer a prompt is compress of each layer, bit for bit")

@@ -44,6 +44,10 @@ struct json_source
             }
             fail(joined("is no JSON at byte ", std::to_string(at), ": ", runner::quoted(text.substr(at, 20))));
         }
+        catch (nlohmann::json::out_of_range const&)
+        {
+            fail(joined("holds a number that is beyond a double's range: ", runner::quoted(text.substr(0, 20))));
+        }
     }
 };
 

@@ -81,6 +81,10 @@ struct allocate_options
     bool spend_leftover = true;
 
     projection_charge charge = projection_charge::by_use;
+
+    /// Over ranks: the heads are those of so many layers, layer by layer from `rank_heads::first_layer` on, and the limit is that
+    /// of all layers. 0: they are heads of one layer, which has the limit for itself.
+    index_t layers = 0;
 };
 
 /// The outcome of allocate. If several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.

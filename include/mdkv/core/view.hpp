@@ -106,6 +106,10 @@ private:
 template <class B>
 concept backend = requires { space{B::memory_space}; };
 
+/// Ranks among which heads are spread: core/ranks.hpp.
+template <space S>
+class ranks;
+
 /// A view that a stage reads, in the backend's memory.
 template <class T, std::size_t Rank, backend B>
 using in_view = view<T const, Rank, B::memory_space>;
@@ -260,6 +264,27 @@ template <std::size_t Dim, class T, std::size_t Rank, space S>
 
 namespace detail
 {
+
+/// p + n, or null.
+template <class V>
+[[nodiscard]] constexpr V* after(V* p, index_t n) noexcept
+{
+    return p == nullptr ? nullptr : p + n;
+}
+
+/// Item i of the first dimension.
+template <class V, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<V, Rank - 1, S> item_of(view<V, Rank, S> const& all, index_t i) noexcept
+{
+    array<index_t, Rank - 1> extents{};
+    array<index_t, Rank - 1> strides{};
+    for (std::size_t d = 1; d < Rank; ++d)
+    {
+        extents[d - 1] = all.extent(d);
+        strides[d - 1] = all.stride(d);
+    }
+    return {after(all.data_handle(), i * all.stride(0)), extents, strides};
+}
 
 /// A view [H, D] as [H, 1, D].
 template <class T, space S>

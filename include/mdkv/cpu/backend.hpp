@@ -23,6 +23,7 @@ struct backend
 
     workspace* scratch = nullptr;
     executor_ref executor{};
+    mdkv::ranks<space::host> const* ranks = nullptr; ///< see core/ranks.hpp; null: all heads are here
 
     /// Parts that scratch memory is cut into for a loop over `count` pieces of work.
     [[nodiscard]] index_t slots(index_t count) const noexcept

@@ -11,6 +11,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/stages/allocate.hpp>
@@ -70,7 +71,8 @@ struct report_whole
 /// One call of compress behind its checks. A dry run only counts memory.
 template <backend B, element T, element U, class Destination>
 compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ratio_set const& ratios,
-    rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape, Destination& destination)
+    rung_costs const& costs, compress_options<B> const& options, layer_shape const& shape,
+    agreement<B::memory_space>& agreed, Destination& destination)
 {
     constexpr space S    = B::memory_space;
     constexpr bool owner = requires { destination.view(); };
@@ -78,15 +80,17 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
         "compress: on a GPU the destination is a compressed_layer, whose memory the caller has made");
     auto const [H, N]  = std::pair{shape.heads, shape.tokens};
     auto const [D, Dv] = shape.dims;
+    layer_shape all    = shape; ///< the layer on all ranks
+    all.heads          = number_heads(on, "compress", H, 0).place.heads;
     compress_report report;
     report.shape        = shape;
     report.full_bytes   = shape.full_bytes();
     report.window_bytes = shape.window_bytes();
-    report.budget_bytes = options.limit.in_bytes(shape);
-    bool const whole    = N == 0 || report.budget_bytes >= report.full_bytes;
-    index_t const spend = report.budget_bytes - report.window_bytes;
+    report.budget_bytes = options.limit.in_bytes(all);
+    bool const whole    = N == 0 || report.budget_bytes >= all.full_bytes();
+    index_t const spend = report.budget_bytes - all.window_bytes();
     expects(spend >= 0, "compress: a budget of ", report.budget_bytes, " bytes cannot hold the window of ",
-        shape.window, " tokens; at least ", report.window_bytes, " bytes are needed");
+        shape.window, " tokens; at least ", all.window_bytes(), " bytes are needed");
     if (whole) { report.status = compress_status::uncompressed; }
     if (options.on_non_finite == non_finite::error)
     {
@@ -117,7 +121,10 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     {
         to                   = destination.cache;
         given_report         = destination.report;
-        index_t const needed = whole ? report.full_bytes : report.budget_bytes;
+        index_t const most   = H * (costs.widest_projection() + costs.channels + N * costs.bytes[costs.size() - 1]);
+        index_t const needed = whole                     ? report.full_bytes
+                               : ranks_of(on) != nullptr ? (std::min)(report.budget_bytes, report.window_bytes + most)
+                                                         : report.budget_bytes;
         expects(to.layout.scale == layout.scale, "compress: destination.cache.layout.scale is ", to.layout.scale,
             "; options.scoring.scale is ", layout.scale);
         expects(to.layout == layout,
@@ -147,16 +154,21 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     auto const reports     = given_report != nullptr ? out(on, given_report, limits) : own;
     bool const real        = frame.ready();
 
+    if (real)
+    {
+        agreed.settle("compress", {{{"options.limit", report.budget_bytes}, {"options.quotas", options.quotas ? 1 : 0},
+                                      {"number N of tokens", N}, {"number W of window tokens", shape.window}}});
+    }
     run(on, fill<index_t>{shared.data_handle(), spend, 1});
     in_view<index_t, 1, B> const limit = options.quotas ? *options.quotas : as_input(shared);
     if (whole)
     {
         run(on, fill<std::uint8_t>{rung.data_handle(), static_cast<std::uint8_t>(layout.full_rung), H * N});
-        index_t const parts = (std::max<index_t>)(limits, 1);
         allocation chosen;
-        chosen.status      = allocation_status::everything_kept;
-        chosen.token_bytes = (report.full_bytes - report.window_bytes) / parts;
-        if (layout.full_rung < layout.rungs) { chosen.tokens[layout.full_rung] = H * N / parts; }
+        chosen.status       = allocation_status::everything_kept;
+        index_t const heads = options.quotas ? 1 : all.heads;
+        chosen.token_bytes  = heads * N * shape.token_bytes();
+        if (layout.full_rung < layout.rungs) { chosen.tokens[layout.full_rung] = heads * N; }
         run(on, report_whole<S>{reports, chosen, limit}, limits);
     }
     else
@@ -176,7 +188,8 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
         }
         in_view<float, 3, B> const losses = options.losses ? *options.losses : as_input(loss);
         if (pooled > 0) { pool(on, losses, options.pooling, smooth); }
-        allocate(on, pooled > 0 ? as_input(smooth) : losses, costs, limit, options.allocation, rung, reports);
+        allocate(options.quotas ? alone(on) : on, pooled > 0 ? as_input(smooth) : losses, costs, limit,
+            options.allocation, rung, reports);
     }
 
     [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
@@ -190,8 +203,9 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
                 "multiply");
             expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ",
                 report.budget_bytes, " bytes cannot hold every token at its cheapest rung; at least ",
-                report.window_bytes + checked_multiply(H * N, costs.bytes[0])
-                    + (costs.projected[0] ? H * costs.projection[0] : 0) + (costs.rotated[0] ? H * costs.channels : 0),
+                all.window_bytes() + checked_multiply(all.heads * N, costs.bytes[0])
+                    + (costs.projected[0] ? all.heads * costs.projection[0] : 0)
+                    + (costs.rotated[0] ? all.heads * costs.channels : 0),
                 " bytes are needed");
         }
         report.resident_bytes = packed_bytes<T>(on, as_input(rung), layout);

@@ -12,6 +12,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
@@ -35,27 +36,6 @@
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
-
-/// p + n, or null.
-template <class V>
-[[nodiscard]] constexpr V* after(V* p, index_t n) noexcept
-{
-    return p == nullptr ? nullptr : p + n;
-}
-
-/// Item i of the first dimension.
-template <class V, std::size_t Rank, space S>
-[[nodiscard]] constexpr view<V, Rank - 1, S> item_of(view<V, Rank, S> const& all, index_t i) noexcept
-{
-    array<index_t, Rank - 1> extents{};
-    array<index_t, Rank - 1> strides{};
-    for (std::size_t d = 1; d < Rank; ++d)
-    {
-        extents[d - 1] = all.extent(d);
-        strides[d - 1] = all.stride(d);
-    }
-    return {after(all.data_handle(), i * all.stride(0)), extents, strides};
-}
 
 /// The last n rows of a dimension.
 template <std::size_t Dim, class V, std::size_t Rank, space S>
@@ -232,7 +212,8 @@ struct prompt_work
     }
 
     /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
-    void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one) const
+    void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one,
+        agreement<B::memory_space>& agreed) const
     {
         preset const& p    = settings;
         auto const [H, N]  = std::pair{one.heads, one.tokens};
@@ -276,10 +257,16 @@ struct prompt_work
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), part_of(key_bases, l),
             part_of(value_bases, l), p.ratios, options, scored);
         mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
-        if (p.replayed) { join(on, as_input(found), as_input(pooled), p.replayed->join, found); }
+        if (!p.replayed) { return; }
+        if (!dry_run(on)) { agreed.leave(); }
+        join(on, as_input(found), as_input(pooled), p.replayed->join, found);
     }
 
+    /// Whether losses of a layer are joined, over the ranks that have its heads.
+    [[nodiscard]] bool joins() const { return settings.replayed && settings.last_queries_score(); }
+
     /// Finds out whether everything fits, and plans the number of stand-ins.
+    /// \param one  a layer with the heads of all ranks
     [[nodiscard]] prompt_choice plan(char const* stage, index_t bytes, layer_shape const& one) const
     {
         prompt_choice next{.budget = bytes};
@@ -294,21 +281,29 @@ struct prompt_work
         return next;
     }
 
-    allocation choose_rungs(B const& on, prompt_choice const& next, layer_shape const& one, bool balances) const
+    /// \param one  a layer with the heads of all ranks
+    allocation choose_rungs(B const& on, prompt_choice const& next, layer_shape const& one, rank_heads const& place,
+        bool balances, agreement<B::memory_space>& agreed) const
     {
-        auto const [L, H]   = std::pair{shape.layers, one.heads};
+        auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [R, N]   = std::pair{rung_count(), one.tokens};
         index_t const M     = losses.extent(3);
         index_t const spend = next.budget - one.window_bytes();
+        if (!dry_run(on))
+        {
+            agreed.settle("prompt::allocate",
+                {{{"limit", next.budget}, {"number N of tokens", N}, {"preset.shared", settings.shared ? 1 : 0},
+                    {"number of all layers", place.layers}, {"number of all heads", place.heads}}});
+        }
         if (next.whole)
         {
             auto const best = settings.ratios.size() - 1;
             run(on, fill<std::uint8_t>{rungs.data_handle(), static_cast<std::uint8_t>(best), L * H * M});
             allocation total;
             total.status       = allocation_status::everything_kept;
-            total.limit        = L * spend;
-            total.token_bytes  = L * H * N * costs.bytes[best];
-            total.tokens[best] = L * H * N;
+            total.limit        = place.layers * spend;
+            total.tokens[best] = place.layers * place.heads * N;
+            total.token_bytes  = total.tokens[best] * costs.bytes[best];
             return total;
         }
         if (settings.shared && balances)
@@ -317,19 +312,21 @@ struct prompt_work
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
         index_t const aside = one.bytes_of(next.stand_ins);
-        index_t const parts = settings.shared ? 1 : L; // parts that have a limit of their own
-        array<allocation, 2> sum{};                    // sum of the parts so far, and the next part
+        index_t const parts = settings.shared ? 1 : place.layers; // parts that have a limit of their own
+        array<allocation, 2> sum{};                               // sum of the parts so far, and the next part
         for (index_t i = 0; i < parts; ++i)
         {
-            index_t const each  = L / parts; // layers of a part
-            index_t const heads = each * H;
-            index_t const first = i * heads;
+            bool const here     = settings.shared || (i >= place.first_layer && i < place.first_layer + L);
+            index_t const each  = place.layers / parts; // layers of a part, on all ranks
+            index_t const heads = settings.shared ? L * H : here ? H : 0;
+            index_t const first = settings.shared || !here ? 0 : (i - place.first_layer) * H;
             in_view<float, 3, B> const of_part{
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
             out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * M), {heads, N}, {M, 1}};
             auto const choose = [&](index_t bytes) {
                 run(on, fill<index_t>{limit.data_handle(), each * bytes, 1});
-                mdkv::allocate(on, of_part, costs, as_input(limit), {.charge = settings.charge}, to, report);
+                mdkv::allocate(on, of_part, costs, as_input(limit),
+                    {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, report);
                 fetch(on, report.data_handle(), &sum[1], 1);
             };
             choose(spend);

@@ -7,9 +7,11 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <cstdint>
 #include <optional>
 
 namespace mdkv::inline MDKV_MACHINE
@@ -63,7 +65,8 @@ struct balance_rows
     static constexpr char const* name = "balance";
 
     out_view<float, 4, B> losses;
-    sum_pieces<B> of_layers; // sums at rung 0
+    sum_pieces<B> of_layers; // sums at rung 0 of all layers and heads, on all ranks
+    index_t first_layer;     // number of this rank's first layer
     double const* factors;   // [N], or null
     double depth;
 
@@ -73,9 +76,11 @@ struct balance_rows
         index_t const r    = item % losses.extent(2);
         index_t const h    = item / losses.extent(2) % losses.extent(1);
         index_t const l    = item / losses.extent(2) / losses.extent(1);
-        double const total = of_layers.total(t, l);
-        double const count = static_cast<double>(losses.extent(1) * losses.extent(3));
-        double const late  = exp(depth * static_cast<double>(l) / static_cast<double>(losses.extent(0)));
+        index_t const at   = first_layer + l;
+        auto const& all    = of_layers.rows;
+        double const total = of_layers.total(t, at);
+        double const count = static_cast<double>(all.extent(1) * all.extent(2));
+        double const late  = exp(depth * static_cast<double>(at) / static_cast<double>(all.extent(0)));
         double const unit  = total == 0 ? 0 : late * count / total;
         float* const row   = losses.row(l, h, r);
         for (index_t i = t.rank(); i < losses.extent(3); i += t.size())
@@ -110,32 +115,40 @@ struct balance_options
 
 /// Makes the losses of different layers comparable, so that one call of allocate over [L*H, R, N] shares one budget among
 /// all layers of a model: each layer's losses are divided by their mean at rung 0 over its heads and tokens, and
-/// multiplied by the two factors of the options.
+/// multiplied by the two factors of the options. Over ranks (`mdkv::ranks`) layers and heads are this rank's, means those of
+/// all ranks' heads, and L that of all layers.
 ///
-/// \param on               backend: threads, scratch
+/// \param on               backend: threads, scratch, ranks
 /// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; a loss that is
 ///                         not finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
-/// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N)
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N). Over
+///         ranks two exchanges of 8 bytes for 4,096 tokens of each head
+/// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for twice
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages, an
-///                                 output overlaps
+/// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages or over
+///                                 ranks, an output overlaps; over ranks as allocate's, on every rank
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/balance.cpp; docs/lab/2026-11/quality.md compares weights
 template <backend B>
 void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const& options = {})
 {
+    detail::agreement agreed{on};
+    auto const* const ranks = detail::ranks_of(on);
     expects(options.depth >= -40 && options.depth <= 40, "balance: depth is ", options.depth,
         "; it must be between -40 and 40");
     detail::expects_not_negative("balance", "odd", options.odd);
     expects(options.odd == 0 || options.leverages, "balance: odd is ", options.odd, " without leverages");
+    expects(options.odd == 0 || ranks == nullptr, "balance: odd is ", options.odd,
+        "; over ranks it must be 0, because leverages are summed over all layers in a fixed order");
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
     detail::check arguments{on, "balance"};
     arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
-    if (losses.empty()) { return; }
+    if (losses.empty() && ranks == nullptr) { return; }
+    auto const numbers  = detail::number_heads(on, "balance", shape[0] * shape[1], shape[0] > 0 ? shape[0] : 1);
+    index_t const heads = numbers.place.heads; // heads of a layer on all ranks
     float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
@@ -143,13 +156,25 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     auto const leverages = options.leverages.value_or(in_view<float, 1, B>{});
     detail::sum_pieces<B> of_layers{
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
+    detail::sum_pieces<B> of_all{
+        {losses.data_handle(), {numbers.place.layers, heads, shape[3]}, {0, 0, 1}}, nullptr}; // sums alone
     detail::sum_pieces<B> of_leverages{{leverages.data_handle(), {1, 1, tokens}, {0, 0, 1}}, nullptr};
     workspace::frame frame{*on.scratch, "balance"};
     of_layers.sums    = frame.template take<double>(of_layers.items());
+    of_all.sums       = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 1);
     of_leverages.sums = frame.template take<double>(of_leverages.items());
     double* factors   = frame.template take<double>(tokens);
-    static_cast<void>(frame.ready());
+    bool const real   = frame.ready();
+    agreed.settle("balance", {{{"options.depth", index_t{detail::bits_of_float(options.depth)}},
+                                 {"losses: number N of tokens", shape[3]}, {"number of all heads", numbers.all}}});
     run(on, of_layers);
+    if (ranks != nullptr && real)
+    {
+        auto* const words = reinterpret_cast<std::int64_t*>(of_all.sums);
+        detail::expects_every_head(on, "balance", numbers, words);
+        detail::place_sums(on, numbers, of_layers, of_all.sums);
+        detail::sum_over_ranks(on, words, of_all.items());
+    }
     if (tokens > 0)
     {
         run(on, of_leverages);
@@ -157,7 +182,8 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
                     leverages, of_leverages, options.reach, double{options.odd}, largest, factors});
     }
     else { factors = nullptr; }
-    run(on, detail::balance_rows<B>{losses, of_layers, factors, double{options.depth}}, shape[0] * shape[1] * shape[2]);
+    run(on, detail::balance_rows<B>{losses, of_all, numbers.place.first_layer, factors, double{options.depth}},
+        shape[0] * shape[1] * shape[2]);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE

@@ -7,12 +7,35 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/allocate/solve.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
 namespace mdkv::inline MDKV_MACHINE
 {
+
+namespace detail
+{
+
+[[nodiscard]] inline index_t hash_of(rung_costs const& costs) noexcept
+{
+    std::uint64_t hash = costs.rungs;
+    auto const add     = [&hash](index_t x) {
+        hash = (hash ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15U;
+        hash ^= hash >> 29U;
+    };
+    add(costs.channels);
+    for (std::size_t r = 0; r < costs.size(); ++r)
+    {
+        add(costs.bytes[r]);
+        add(costs.projection[r]);
+        add((costs.projected[r] ? 2 : 0) + (costs.rotated[r] ? 1 : 0));
+    }
+    return static_cast<index_t>(hash);
+}
+
+} // namespace detail
 
 /// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
 /// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, the cheapest of
@@ -27,7 +50,10 @@ namespace mdkv::inline MDKV_MACHINE
 /// If a rung needs channels of keys, their bytes are set aside for every head first: a limit that holds every token at the
 /// costliest rung, but not the channels, lowers some tokens. If the limit holds every token uncompressed, skip allocate.
 ///
-/// \param on            backend: threads, scratch
+/// Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit and the report are those of all ranks' heads. Heads with
+/// limits of their own need a backend without ranks.
+///
+/// \param on            backend: threads, scratch, ranks
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
 /// \param[in]  costs    bytes of each rung
 /// \param[in]  limits   [1] or [H]  bytes for tokens, projections and channels of keys (the window not included)
@@ -39,9 +65,13 @@ namespace mdkv::inline MDKV_MACHINE
 ///         token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens of a head; charged by use: one pass
 ///         for each width, 0 among them, and three for each candidate that may be best (at most the number of widths plus
 ///         one), scratch as many times, 16 KiB a head and width, and a byte a token and width
-/// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu)
+///         Over ranks eight to ten exchanges: at most 18 KiB + 216 bytes a head and 16 for 2,048 tokens of a head, charged by use
+///         as many times as above and 16 KiB a head and width; scratch for the heads of all ranks
+/// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for twice
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
-/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit)
+/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
+///                                 rank refuses its arguments, costs, options or limits differ, or ranks have not every head
+///                                 once; on every rank
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device
@@ -50,6 +80,7 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
     index_t const heads = loss.extent(0);
+    detail::agreement agreed{on};
     costs.expects_valid("allocate");
     expects(limits.extent(0) == 1 || limits.extent(0) == heads, "allocate: limits has ", limits.extent(0),
         " entries; it must have 1 (shared) or ", heads, " (one a head)");
@@ -65,8 +96,21 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
             expects(limits(i) >= 0, "allocate: limits[", i, "] is ", limits(i), "; it must not be negative");
         }
     }
-    detail::staged(on, "allocate",
-        [&](B const& with) { detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report); });
+    expects(limits.extent(0) == 1 || detail::ranks_of(on) == nullptr, "allocate: limits has ", limits.extent(0),
+        " entries; over ranks it must have 1, and limits for each head need a backend without ranks");
+    detail::staged(on, "allocate", [&](B const& with) {
+        if (agreed.open() && !detail::dry_run(with))
+        {
+            index_t limit = 0;
+            fetch(with, limits.data_handle(), &limit, 1);
+            agreed.settle("allocate",
+                {{{"limits", limit}, {"costs", detail::hash_of(costs)}, {"loss: number N of tokens", loss.extent(2)},
+                    {"options.spend_leftover", options.spend_leftover ? 1 : 0},
+                    {"options.charge", static_cast<index_t>(options.charge)},
+                    {"number of all heads", detail::number_heads(with, "allocate", heads, options.layers).all}}});
+        }
+        detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report);
+    });
 }
 
 } // namespace mdkv::inline MDKV_MACHINE

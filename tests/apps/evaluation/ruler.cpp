@@ -799,6 +799,8 @@ TEST_CASE("bad lines of a public file are refused by number, with what to do")
     CHECK(message(good) == "(nothing was thrown)");
     CHECK(message("no json") == ": line 2: is no JSON at byte 1: \"o json\"" + remedy);
     CHECK(message(good.substr(0, 40)) == ": line 2: is cut short: no JSON value ends at byte 40" + remedy);
+    CHECK(message("1e999") // found by tests/fuzz/samples.cpp
+          == ": line 2: holds a number that is beyond a double's range: \"1e999\"" + remedy);
     CHECK(message("[]") == ": line 2: the whole value is array, it must be an object" + remedy);
     CHECK(message("{}") == ": line 2: the whole value has no key \"input\"" + remedy);
     CHECK(message(R"({"input": 5})") == ": line 2: input is number, it must be a string" + remedy);

@@ -731,6 +731,22 @@ TEST_CASE("paying by use is as good as the best combination of widths, also besi
     CHECK(sum / 30 <= 1.005);
 }
 
+TEST_CASE("a token is upgraded once, though it is the best of several pairs of rungs")
+{
+    layer in{1, 2, {0, 8, 24, 512}};
+    std::vector<std::vector<float>> const loss{{1000, 1000, 1000, 0}, {10, 2, 1, 1}};
+    for (index_t i = 0; i < 2; ++i)
+    {
+        for (index_t r = 0; r < 4; ++r) { in.of(0, r, i) = loss[at(i)][at(r)]; }
+    }
+    outcome const got = solve(in, {400}); // 512 does not fit; the second token saves most per byte at rung 1
+    CHECK(got.rung == std::vector<std::uint8_t>{0, 1});
+    CHECK(got.one().token_bytes == 8);
+    CHECK(got.one().loss == 1002);
+    CHECK(got.one().tokens[0] == 1);
+    CHECK(got.one().tokens[1] == 1);
+}
+
 TEST_CASE("the dual bounds every allocation when heads pay by use: all tried")
 {
     bool const holds = rc::check("brute force by use", [] {

@@ -13,6 +13,25 @@
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
+/// An upgrade that does not exist, see `assign::upgrade_of`.
+inline constexpr std::uint64_t no_upgrade = ~std::uint64_t{0};
+/// Bits of an upgrade that hold its token's number.
+inline constexpr std::uint64_t token_bits = std::uint64_t{most_tokens} - 1;
+
+/// The token of an upgrade.
+[[nodiscard]] MDKV_HD inline part token_of_upgrade(work const& w, index_t number, std::uint64_t upgrade)
+{
+    auto const token   = static_cast<index_t>(upgrade & token_bits);
+    index_t const head = token / w.tokens;
+    return {number, number / w.candidates, 0, head, w.own_head(head), token % w.tokens, 1};
+}
+/// Loss that a token of this rank saves at rung c instead of a.
+[[nodiscard]] MDKV_HD inline double loss_saved(work const& w, part const& token, index_t a, index_t c)
+{
+    float const* const loss = w.losses_of(token);
+    return double{loss[a * w.loss_of_rung]} - double{loss[c * w.loss_of_rung]};
+}
+
 /// Gives every token its rung at the multiplier; ties that fit get their rung at a multiplier just below. Counts tokens by
 /// rung, and finds the best upgrade of every pair of rungs.
 struct assign
@@ -21,7 +40,7 @@ struct assign
 
     work w;
 
-    [[nodiscard]] index_t items() const { return w.pieces() * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.own_pieces() * w.all_problems(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
@@ -33,7 +52,7 @@ struct assign
         own.clear(t, own.losses, columns);
         choose_rungs(t, own, here);
         double const loss = tree_sum(t, own.losses);
-        if (t.rank() == 0) { w.losses[item] = loss; }
+        if (t.rank() == 0) { w.losses[here.problem * w.pieces() + here.piece] = loss; }
     }
 
 private:
@@ -51,12 +70,12 @@ private:
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
         using ints              = lane_ints<lanes>;
-        problem& p              = w.problems[here.problem];
+        problem const& p        = w.problems[here.problem];
         rung_table const& rungs = own.rungs;
         float const multiplier  = float_of_bits(p.multiplier);
         float const below       = float_of_bits(p.multiplier == 0 ? 0U : p.multiplier - 1);
-        index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? p.token : 0;
-        index_t const left      = w.spends(p) ? p.left : 0;
+        index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? w.token_of(p) : 0;
+        index_t const left      = w.spends(p) ? w.left_of(p) : 0;
         std::uint8_t* const to  = w.rungs_of(here);
         ints const one          = ints{} + 1;
         ints reached[max_rungs]{}; // tokens at a rung or above
@@ -138,7 +157,7 @@ private:
             if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
             above = up_to;
         }
-        if (t.rank() == 0 && spoilt > 0) { t.add_across(&w.problems[here.problem].non_finite, spoilt); }
+        if (t.rank() == 0 && spoilt > 0) { t.add_across(w.spoilt + here.problem, spoilt); }
     }
 
     /// An upgrade as a number: less for more loss saved, then for the earlier token.
@@ -174,6 +193,28 @@ private:
                     t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);
                 }
             }
+        }
+    }
+};
+
+/// Over ranks: the loss that each best upgrade saves, by the rank of its token.
+struct value_upgrades
+{
+    static constexpr char const* name = "allocate_value_upgrades";
+    static constexpr int threads      = 64;
+
+    work w;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t number) const
+    {
+        index_t const pairs = w.rungs() * w.rungs();
+        for (index_t i = t.rank(); i < pairs; i += t.size())
+        {
+            std::uint64_t const best = w.best[number * pairs + i];
+            if (best == no_upgrade) { continue; }
+            part const token = token_of_upgrade(w, number, best);
+            if (token.own >= 0) { w.gains[number * pairs + i] = loss_saved(w, token, i / w.rungs(), i % w.rungs()); }
         }
     }
 };
@@ -224,24 +265,24 @@ private:
         {
             index_t next = 0;
             for (index_t i = 1; i < w.rungs() * w.rungs(); ++i) { next = best[i] < best[next] ? i : next; }
-            if (best[next] == ~std::uint64_t{0}) { return saved; }
+            if (best[next] == no_upgrade) { return saved; }
             index_t const a  = next / w.rungs();
             index_t const c  = next % w.rungs();
-            auto const token = static_cast<index_t>(best[next] & static_cast<std::uint64_t>(most_tokens - 1));
+            part const token = token_of_upgrade(w, number, best[next]);
             index_t const bytes =
                 w.costs.bytes[static_cast<std::size_t>(c)] - w.costs.bytes[static_cast<std::size_t>(a)];
-            index_t const head  = token / w.tokens;
-            index_t const at    = token % w.tokens;
-            index_t const limit = number / w.candidates;
-            std::uint8_t& rung  = *w.rungs_of({number, limit, 0, head, at, 1});
-            best[next]          = ~std::uint64_t{0};
-            if (bytes > left || rung != a) { continue; }
+            std::uint64_t const same = best[next] & token_bits;
+            best[next]               = no_upgrade;
+            if (bytes > left) { continue; }
             left -= bytes;
-            rung              = static_cast<std::uint8_t>(c);
-            float const* loss = w.loss + (limit * w.heads + head) * w.loss_of_head + at;
-            saved += double{loss[a * w.loss_of_rung]} - double{loss[c * w.loss_of_rung]};
-            --counts(number, head)[a];
-            ++counts(number, head)[c];
+            for (index_t i = 0; i < w.rungs() * w.rungs(); ++i) // no second upgrade of the token
+            {
+                if ((best[i] & token_bits) == same) { best[i] = no_upgrade; }
+            }
+            if (token.own >= 0) { *w.rungs_of(token) = static_cast<std::uint8_t>(c); }
+            saved += w.gains == nullptr ? loss_saved(w, token, a, c) : w.gains[number * w.rungs() * w.rungs() + next];
+            --counts(number, token.head)[a];
+            ++counts(number, token.head)[c];
         }
     }
 
@@ -249,9 +290,9 @@ private:
     {
         allocation& report = w.problems[number].report;
         report             = {};
-        report.status      = !p.over() && p.non_finite > 0 ? allocation_status::non_finite_loss : p.status;
+        report.status      = !p.over() && w.spoilt[number] > 0 ? allocation_status::non_finite_loss : p.status;
         report.limit       = w.limit_values[number / w.candidates];
-        report.loss        = tied_loss - apply_upgrades(number, p.left);
+        report.loss        = tied_loss - apply_upgrades(number, w.left_of(p));
         for (index_t h = 0; h < w.heads && w.tokens > 0; ++h)
         {
             index_t widest = w.by_use ? 0 : w.at(w.set_of[number * w.heads + h]).charge;
@@ -271,7 +312,7 @@ private:
         float const m     = float_of_bits(p.multiplier == no_more ? no_more - 1 : p.multiplier);
         report.multiplier = double{m} / static_cast<double>(w.unit);
         // With or without ties, the rungs minimise loss + multiplier * bytes.
-        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(p.left));
+        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(w.left_of(p)));
         double const bound =
             w.chooses() && p.status == allocation_status::optimal ? w.dual[number / w.candidates] : own;
         report.dual = report.loss < bound ? report.loss : bound;
@@ -288,7 +329,8 @@ struct copy_best
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        part to                          = w.part_of(item / w.pieces() * w.candidates * w.pieces() + item % w.pieces());
+        index_t const own                = w.own_pieces();
+        part to                          = w.part_of(item / own * w.candidates * own + item % own);
         part from                        = to;
         from.problem                     = w.winner[to.limit];
         std::uint8_t const* const source = w.rungs_of(from);

@@ -28,15 +28,15 @@ struct weigh_sets
 
     work w;
 
-    [[nodiscard]] index_t items() const { return w.limits * w.pieces() * w.sets; }
+    [[nodiscard]] index_t items() const { return w.limits * w.own_pieces() * w.sets; }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         index_t const k     = item % w.sets;
-        index_t const limit = item / w.sets / w.pieces();
-        part const here     = w.part_of(limit * w.candidates * w.pieces() + item / w.sets % w.pieces());
+        index_t const limit = item / w.sets / w.own_pieces();
+        part const here     = w.part_of(limit * w.candidates * w.own_pieces() + item / w.sets % w.own_pieces());
         if (!w.affords(limit, k)) { return; }
         open_piece& own = open_piece::of(t, w, here, k);
         own.clear(t, own.sums, 2 * coarse_bins);
@@ -53,7 +53,7 @@ struct weigh_sets
             for (int l = 0; l < lanes; ++l) { sums[l] += double{lane(least, l)}; }
         }
         double const least = tree_sum(t, own.losses);
-        if (t.rank() == 0) { w.offsets[item] = least; }
+        if (t.rank() == 0) { w.offsets[(limit * w.pieces() + here.piece) * w.sets + k] = least; }
         std::int64_t* const to = w.row(limit * w.heads + here.head, k);
         for (index_t b = t.rank(); b < 2 * coarse_bins; b += t.size())
         {

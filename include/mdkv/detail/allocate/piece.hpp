@@ -56,8 +56,7 @@ private:
         for (std::size_t r = 0; r < all; ++r)
         {
             bool const is_open                     = (w.at(k).open >> r & 1) != 0;
-            rows[is_open ? rungs.count : --closed] = w.loss + (p.limit * w.heads + p.head) * w.loss_of_head
-                                                     + static_cast<index_t>(r) * w.loss_of_rung + p.first;
+            rows[is_open ? rungs.count : --closed] = w.losses_of(p) + static_cast<index_t>(r) * w.loss_of_rung;
             if (!is_open) { continue; }
             rungs.add(r, w.costs.bytes[r]);
             std::size_t const c = rungs.count - 1;

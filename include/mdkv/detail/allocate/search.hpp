@@ -165,7 +165,7 @@ struct weigh
     work w;
     index_t every; ///< above 1 for a sample
 
-    [[nodiscard]] index_t items() const { return w.stretches() * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.own_stretches() * w.all_problems(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
@@ -244,7 +244,7 @@ struct weigh_ties
 
     work w;
 
-    [[nodiscard]] index_t items() const { return w.pieces() * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.own_pieces() * w.all_problems(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
@@ -252,17 +252,17 @@ struct weigh_ties
     {
         part const here       = w.part_of(item);
         problem const& p      = w.problems[here.problem];
-        index_t const stretch = here.head * w.stretches_per_head + here.first / stretch_tokens;
-        if (!w.spends(p) || w.seen[(here.problem * w.stretches() + stretch) * bins + p.bin] == 0) { return; }
+        index_t const stretch = here.own * w.stretches_per_head + here.first / stretch_tokens;
+        if (!w.spends(p) || w.seen[(here.problem * w.own_stretches() + stretch) * bins + p.bin] == 0) { return; }
         open_piece& own = open_piece::of(t, w, here);
         index_t all     = 0;
         for_thresholds(t, own, p, 1, [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
-        if (t.rank() == 0) { w.ties[item] = all; }
+        if (t.rank() == 0) { w.ties[here.problem * w.pieces() + here.piece] = all; }
     }
 };
 
-/// Finds the first tie that does not fit.
+/// Finds the first tie that does not fit: its piece on every rank, the token and the bytes behind it on the rank of its head.
 struct find_tie
 {
     static constexpr char const* name = "allocate_find_tie";
@@ -279,17 +279,18 @@ struct find_tie
         std::int64_t const* const ties = w.ties + item * w.pieces();
         first_over const of_pieces     = first_over::find(t, w.pieces(), p.left, [&](index_t i) { return ties[i]; });
         index_t const left             = p.left - of_pieces.before;
-        part const here                = w.part_of(item * w.pieces() + of_pieces.at);
-        open_piece& own                = open_piece::of(t, w, here);
+        part const here                = w.piece_of(item, of_pieces.at);
+        if (t.rank() == 0) { p.piece = of_pieces.at; }
+        if (here.own < 0) { return; }
+        open_piece& own = open_piece::of(t, w, here);
         own.clear(t, own.sums, here.count);
         for_thresholds(
             t, own, p, 1, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
         t.sync();
         first_over const of_tokens = first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
         if (t.rank() != 0) { return; }
-        p.piece = of_pieces.at;
-        p.token = of_tokens.at;
-        p.left  = left - of_tokens.before;
+        (w.tied == nullptr ? p.token : w.tied[2 * item])    = of_tokens.at;
+        (w.tied == nullptr ? p.left : w.tied[2 * item + 1]) = left - of_tokens.before;
     }
 };
 

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -10,6 +11,7 @@
 #include <mdkv/detail/allocate/choose.hpp>
 #include <mdkv/detail/allocate/search.hpp>
 #include <mdkv/detail/allocate/work.hpp>
+#include <mdkv/detail/ranks.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,15 +19,8 @@
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
 
-/// A hook for histograms of the limit's other tokens (heads on other ranks, other layers): `weigh` has filled `sums`, and
-/// the jobs that follow read nothing else about tokens until `assign`; pieces then cover all ranks. If heads choose their
-/// sets, a row belongs to one head, and each rank fills in the rows and `offsets` of its heads. This overload adds nothing:
-/// all heads of a limit are here.
-template <backend B>
-void combine(B const&, std::int64_t* /*sums*/, index_t /*count*/)
-{}
-
-/// Solves all limits. At most fifteen launches on a GPU, for any losses.
+/// Solves all limits. At most fifteen launches on a GPU, for any losses; one more over ranks, where each rank fills in its
+/// heads' parts of the arrays, and `sum_over_ranks` the others'.
 /// \param words  words to clear, from `fine` on
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
@@ -34,13 +29,13 @@ void solve(B const& on, work const& w, index_t words)
     if (w.chooses())
     {
         run(on, weigh_sets{w});
-        combine(on, w.coarse, w.limits * w.heads * w.sets * 2 * coarse_bins);
+        sum_over_ranks(on, w.coarse, w.limits * w.sets * (w.heads * 2 * coarse_bins + w.pieces())); // and offsets
         run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
     auto const level = [&](index_t every) {
         run(on, weigh{w, every});
-        combine(on, w.fine, w.all_problems() * (bins + 1));
+        sum_over_ranks(on, w.fine, w.all_problems() * (bins + 1));
         run(on, narrow{w, every}, w.all_problems());
     };
     bool const sampled = !w.chooses() && w.heads * w.tokens >= least_sampled;
@@ -48,11 +43,19 @@ void solve(B const& on, work const& w, index_t words)
     if (sampled) { level(sample_share); }
     for (int i = 0; i < levels; ++i) { level(1); }
     run(on, weigh_ties{w});
-    combine(on, w.ties, w.all_problems() * w.pieces());
+    sum_over_ranks(on, w.ties, w.all_problems() * w.pieces());
     run(on, find_tie{w}, w.all_problems());
+    sum_over_ranks(on, w.tied, w.all_problems() * 2);
     run(on, assign{w});
+    if (w.gains != nullptr)
+    {
+        index_t const pairs = w.rungs() * w.rungs();
+        least_over_ranks(on, w.best, w.all_problems() * pairs);
+        run(on, value_upgrades{w}, w.all_problems());
+        sum_over_ranks(on, w.counts, w.all_problems() * (w.heads * index_t{max_rungs} + 1 + w.pieces() + pairs));
+    }
     run(on, conclude{w}, w.limits);
-    if (w.chooses()) { run(on, copy_best{w}, w.limits * w.pieces()); }
+    if (w.chooses()) { run(on, copy_best{w}, w.limits * w.own_pieces()); }
 }
 
 /// The costs, and the sets of rungs that a head may have: all rungs up to each width of projections or, if all heads pay,
@@ -95,11 +98,13 @@ void solve(B const& on, work const& w, index_t words)
 }
 
 /// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
+/// \throws invalid_argument   over ranks: the ranks' heads are not all heads, each once
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
-    index_t const all    = loss.extent(0);
+    auto const heads     = number_heads(on, "allocate", loss.extent(0), options.layers);
+    index_t const all    = heads.all;
     index_t const tokens = loss.extent(2);
     // Every sum of bytes is at most this one.
     index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
@@ -111,6 +116,10 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.spend_leftover     = options.spend_leftover;
     w.limits             = limits.extent(0);
     w.heads              = w.limits == 1 ? all : 1;
+    w.own                = w.limits == 1 ? loss.extent(0) : 1;
+    w.own_in_layer       = w.limits == 1 ? heads.own_in_layer : 1;
+    w.head_of_layer      = w.limits == 1 && heads.place.heads > 0 ? heads.place.heads : 1;
+    w.first_head         = heads.first; // 0 if limits are the heads' own
     w.candidates         = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
     w.pieces_per_head    = (tokens + piece_tokens - 1) / piece_tokens;
     w.stretches_per_head = (tokens + stretch_tokens - 1) / stretch_tokens;
@@ -126,23 +135,33 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
-    index_t const of_problem = bins + 1 + w.pieces() + w.heads * index_t{max_rungs};
-    index_t const words      = problems * of_problem + chosen * w.heads * w.sets * 2 * coarse_bins;
-    w.fine                   = frame.template take<std::int64_t>(words);
-    w.problems               = frame.template take<problem>(problems);
-    w.set_of                 = frame.template take<std::uint8_t>(problems * w.heads);
-    w.seen                   = frame.template take<std::uint8_t>(problems * w.stretches() * bins);
-    w.losses                 = frame.template take<double>(problems * w.pieces());
-    w.best                   = frame.template take<std::uint64_t>(problems * w.rungs() * w.rungs());
-    w.winner                 = frame.template take<index_t>(w.limits);
-    w.offsets                = frame.template take<double>(chosen * w.pieces() * w.sets);
-    w.dual                   = frame.template take<double>(chosen);
-    w.codes                  = frame.template take<std::uint8_t>(chosen * w.sets * w.heads * tokens);
+    index_t const pairs   = w.rungs() * w.rungs();
+    bool const over_ranks = ranks_of(on) != nullptr;
+    index_t const of_problem =
+        bins + 1 + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1 + (over_ranks ? 2 + pairs : 0);
+    index_t const of_sets = w.heads * 2 * coarse_bins + w.pieces();
+    index_t const words   = problems * of_problem + chosen * w.sets * of_sets;
+    w.fine                = frame.template take<std::int64_t>(words);
+    w.problems            = frame.template take<problem>(problems);
+    w.set_of              = frame.template take<std::uint8_t>(problems * w.heads);
+    w.seen                = frame.template take<std::uint8_t>(problems * w.own_stretches() * bins);
+    w.best                = frame.template take<std::uint64_t>(problems * pairs);
+    w.winner              = frame.template take<index_t>(w.limits);
+    w.dual                = frame.template take<double>(chosen);
+    w.codes               = frame.template take<std::uint8_t>(chosen * w.sets * w.own * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        w.ties   = w.fine + problems * (bins + 1);
-        w.counts = w.ties + problems * w.pieces();
-        w.coarse = w.fine + problems * of_problem;
+        expects_every_head(on, "allocate", heads, w.fine);
+        std::int64_t* at = w.fine + problems * (bins + 1);
+        auto const next  = [&at](index_t n) { return at += n, at - n; };
+        w.ties           = next(problems * w.pieces());
+        w.tied           = over_ranks ? next(problems * 2) : nullptr;
+        w.counts         = next(problems * w.heads * index_t{max_rungs});
+        w.spoilt         = next(problems);
+        w.losses         = reinterpret_cast<double*>(next(problems * w.pieces()));
+        w.gains          = over_ranks ? reinterpret_cast<double*>(next(problems * pairs)) : nullptr;
+        w.coarse         = next(chosen * w.heads * w.sets * 2 * coarse_bins);
+        w.offsets        = reinterpret_cast<double*>(at);
     }
     solve(on, w, words);
 }

@@ -10,8 +10,8 @@
 #include <type_traits>
 
 // Every sum over tokens that decides a rung is a sum of whole numbers, so that its order does not matter: the result is
-// the same for any number of threads, on every backend, and would stay the same if heads were spread over ranks. Sums of
-// losses are made in one fixed shape (`tree_sum`).
+// the same for any number of threads, on every backend, and if heads are spread over ranks. Sums of losses are made in one
+// fixed shape (`tree_sum`).
 
 namespace mdkv::inline MDKV_MACHINE::detail::dual
 {
@@ -75,7 +75,6 @@ struct problem
     index_t left;  ///< bytes still to spend by thresholds below multiplier + 2^undecided, then by ties and upgrades
     index_t piece; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
     index_t token; ///< that tie's number in its piece
-    index_t non_finite; ///< tokens with a non-finite loss
     allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
@@ -103,8 +102,9 @@ struct part
 {
     index_t problem;
     index_t limit;
-    index_t piece; ///< number among the problem's pieces, or stretches
-    index_t head;  ///< number in the limit
+    index_t piece; ///< number among the problem's pieces, or stretches, on all ranks
+    index_t head;  ///< number in the limit, on all ranks
+    index_t own;   ///< number in the limit among this rank's heads; negative for a head of another rank
     index_t first;
     index_t count;
 };
@@ -131,28 +131,36 @@ struct work
     allocation* report; // [limits]
 
     index_t limits;
-    index_t heads; ///< heads of a limit
+    index_t heads;         ///< heads of a limit, on all ranks
+    index_t own;           ///< this rank's heads of a limit, whose losses and rungs are in its memory
+    index_t own_in_layer;  ///< this rank's heads of one layer; their numbers follow each other
+    index_t head_of_layer; ///< distance of two layers' numbers of heads
+    index_t first_head;    ///< number of this rank's first head
     index_t tokens;
     index_t pieces_per_head;
     index_t stretches_per_head;
 
     std::int64_t* fine;   // [problems, bins + 1]  bytes of the thresholds in each bin, and above a guess
     std::int64_t* ties;   // [problems, pieces]  bytes
+    std::int64_t* tied;   // [problems, 2]  a problem's `token` and `left`, by the rank of the tie; null on one rank
     std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
+    std::int64_t* spoilt; // [problems]  tokens with a non-finite loss
+    double* losses;       // [problems, pieces]
+    double* gains; // [problems, R, R]  loss that the best upgrades save, by the ranks of their tokens; null on one rank
     std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; sums of thresholds' last bits, then losses
+    double* offsets;      // [limits, pieces, sets]  least losses
     problem* problems;    // [problems]
     std::uint8_t* set_of; // [problems, heads]
-    std::uint8_t* seen;   // [problems, stretches, bins]  whether a stretch has thresholds in a bin of its last level
-    double* losses;       // [problems, pieces]
-    std::uint64_t* best;  // [problems, R, R]  the best upgrade
-    double* offsets;      // [limits, pieces, sets]  least losses
-    double* dual;         // [limits]  lower bounds of the loss with the heads' choices
-    index_t* winner;      // [limits]  the problem of least loss
-    std::uint8_t* codes;  // [limits, candidates - 1, heads, N]  rungs of all candidates but the first
+    std::uint8_t* seen;  // [problems, own stretches, bins]  whether a stretch has thresholds in a bin of its last level
+    std::uint64_t* best; // [problems, R, R]  the best upgrade
+    double* dual;        // [limits]  lower bounds of the loss with the heads' choices
+    index_t* winner;     // [limits]  the problem of least loss
+    std::uint8_t* codes; // [limits, candidates - 1, own heads, N]  rungs of all candidates but the first
 
     [[nodiscard]] MDKV_HD bool chooses() const noexcept { return candidates > 1; }
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
-    [[nodiscard]] MDKV_HD index_t stretches() const noexcept { return heads * stretches_per_head; }
+    [[nodiscard]] MDKV_HD index_t own_pieces() const noexcept { return own * pieces_per_head; }
+    [[nodiscard]] MDKV_HD index_t own_stretches() const noexcept { return own * stretches_per_head; }
     [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
     /// A limit's bytes without the channels of keys, and at most the bytes that all its heads can take.
@@ -191,7 +199,32 @@ struct work
     {
         return p.active && !p.over() && spend_leftover && p.multiplier != 0;
     }
-    /// Number `item` of all problems' pieces.
+    /// A tie's token in its piece, and the bytes left behind it.
+    [[nodiscard]] MDKV_HD index_t token_of(problem const& p) const noexcept
+    {
+        return tied == nullptr || !spends(p) ? p.token : tied[2 * (&p - problems)];
+    }
+    [[nodiscard]] MDKV_HD index_t left_of(problem const& p) const noexcept
+    {
+        return tied == nullptr || !spends(p) ? p.left : tied[2 * (&p - problems) + 1];
+    }
+    /// A head's number among this rank's heads of a limit; -1 for a head of another rank.
+    [[nodiscard]] MDKV_HD index_t own_head(index_t head) const noexcept
+    {
+        index_t const at    = head - first_head;
+        index_t const layer = at / head_of_layer;
+        index_t const here  = layer * own_in_layer + at % head_of_layer;
+        return at >= 0 && at % head_of_layer < own_in_layer && here < own ? here : -1;
+    }
+    /// Piece number `piece` of a problem, on any rank.
+    [[nodiscard]] MDKV_HD part piece_of(index_t number, index_t piece) const noexcept
+    {
+        index_t const first = piece % pieces_per_head * piece_tokens;
+        index_t const head  = piece / pieces_per_head;
+        return {number, number / candidates, piece, head, own_head(head), first,
+            tokens - first < piece_tokens ? tokens - first : piece_tokens};
+    }
+    /// Number `item` of this rank's pieces of all problems.
     [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
     {
         return part_of(item, piece_tokens, pieces_per_head);
@@ -202,17 +235,23 @@ struct work
     }
     [[nodiscard]] MDKV_HD part part_of(index_t item, index_t size, index_t per_head) const noexcept
     {
-        index_t const piece = item % (heads * per_head);
-        index_t const first = piece % per_head * size;
-        index_t const owner = item / (heads * per_head);
-        return {
-            owner, owner / candidates, piece, piece / per_head, first, tokens - first < size ? tokens - first : size};
+        index_t const owner = item / (own * per_head);
+        index_t const here  = item / per_head % own;
+        index_t const piece = item % per_head;
+        index_t const first = piece * size;
+        index_t const head  = first_head + here / own_in_layer * head_of_layer + here % own_in_layer;
+        return {owner, owner / candidates, head * per_head + piece, head, here, first,
+            tokens - first < size ? tokens - first : size};
+    }
+    [[nodiscard]] MDKV_HD float const* losses_of(part const& p) const noexcept
+    {
+        return loss + (p.limit * own + p.own) * loss_of_head + p.first;
     }
     [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
     {
         index_t const c = p.problem % candidates;
-        if (c == 0) { return rung + (p.limit * heads + p.head) * rung_of_head + p.first; }
-        return codes + ((p.limit * (candidates - 1) + c - 1) * heads + p.head) * tokens + p.first;
+        if (c == 0) { return rung + (p.limit * own + p.own) * rung_of_head + p.first; }
+        return codes + ((p.limit * (candidates - 1) + c - 1) * own + p.own) * tokens + p.first;
     }
 };
 static_assert(std::is_trivially_copyable_v<work>);

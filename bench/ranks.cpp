@@ -1,0 +1,165 @@
+/// \file ranks.cpp: allocate over ranks: what is exchanged, and what it costs beside one rank
+///
+/// Ranks are threads of this process that exchange at a barrier, each with its share of the heads. Arguments: ranks, layers, heads of a
+/// layer, tokens of a head, charge (0: rungs in no basis; 1: the paper's set, projections paid by use). Counters: a_ms = one rank with all
+/// heads, b_ms = ranks (they share this machine's cores; threads and scratch are made in that time), `exchanges`, `bytes` = what each rank gives to sums and minima,
+/// `network_us` = 10 us for each exchange and 2 (ranks - 1) / ranks of the bytes at 100 Gb/s, as a ring all-reduce moves them.
+///
+///   bench_ranks [--benchmark_format=json]
+
+#include <benchmark/benchmark.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/ranks.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/stages/allocate.hpp>
+
+#include "bench.hpp"
+#include "support/host.hpp"
+#include "support/ranks.hpp"
+
+namespace
+{
+
+using mdkv::index_t;
+
+std::vector<float> losses(index_t rows, index_t rungs, index_t tokens)
+{
+    std::mt19937_64 random{20603};
+    std::normal_distribution<double> size{0.0, 2.0};
+    std::vector<float> loss(static_cast<std::size_t>(rows * rungs * tokens));
+    for (index_t h = 0; h < rows; ++h)
+    {
+        for (index_t i = 0; i < tokens; ++i)
+        {
+            double x = std::exp(size(random));
+            for (index_t r = 0; r < rungs; ++r, x /= 3)
+            {
+                loss[static_cast<std::size_t>((h * rungs + r) * tokens + i)] =
+                    r + 1 == rungs ? 0 : static_cast<float>(x);
+            }
+        }
+    }
+    return loss;
+}
+
+/// One rank's call with scratch of its own, which is made once.
+class caller
+{
+public:
+    caller(std::vector<float> const& loss, mdkv::rung_costs const& costs, index_t heads, index_t tokens, index_t limit,
+        mdkv::allocate_options options, mdkv::ranks<mdkv::space::host> const* ranks)
+        : loss_{loss}
+        , costs_{costs}
+        , heads_{heads}
+        , tokens_{tokens}
+        , limit_{limit}
+        , options_{options}
+        , ranks_{ranks}
+        , rung_(static_cast<std::size_t>(heads * tokens))
+        , memory_{support::scratch_bytes([this](mdkv::cpu::backend const& on) { call(on); })}
+    {}
+    void operator()()
+    {
+        mdkv::workspace scratch{memory_.span()};
+        call({&scratch});
+    }
+
+private:
+    void call(mdkv::cpu::backend on)
+    {
+        on.ranks = ranks_;
+        mdkv::allocate(on, mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_), costs_,
+            mdkv::in(on, &limit_, 1), options_, mdkv::out(on, rung_.data(), heads_, tokens_),
+            mdkv::out(on, &report_, 1));
+    }
+
+    std::vector<float> const& loss_;
+    mdkv::rung_costs costs_;
+    index_t heads_, tokens_, limit_;
+    mdkv::allocate_options options_;
+    mdkv::ranks<mdkv::space::host> const* ranks_;
+    std::vector<std::uint8_t> rung_;
+    mdkv::allocation report_;
+    support::scratch_memory memory_;
+};
+
+void over_ranks(benchmark::State& state)
+{
+    auto const ranks     = static_cast<int>(state.range(0));
+    index_t const layers = state.range(1), heads = state.range(2), tokens = state.range(3);
+    mdkv::rung_costs costs{mdkv::paper_ratios, {128, 128}, 2};
+    if (state.range(4) == 0)
+    {
+        costs.projected  = {};
+        costs.projection = {};
+    }
+    auto const rungs    = static_cast<index_t>(costs.size());
+    index_t const limit = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
+    auto const all      = losses(layers * heads, rungs, tokens);
+    caller one{all, costs, layers * heads, tokens, limit, {}, nullptr};
+
+    support::rank_team team{ranks};
+    std::vector<std::vector<float>> parts;
+    for (int r = 0; r < ranks; ++r) // the same heads of each layer
+    {
+        index_t const first = heads * r / ranks, own = heads * (r + 1) / ranks - first;
+        auto const row = static_cast<std::size_t>(rungs * tokens);
+        parts.emplace_back();
+        for (index_t l = 0; l < layers; ++l)
+        {
+            auto const begin =
+                all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(l * heads + first) * row);
+            parts.back().insert(
+                parts.back().end(), begin, begin + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(own) * row));
+        }
+    }
+    auto const many = [&] {
+        auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
+            index_t const r     = transport.rank();
+            index_t const first = heads * r / ranks, own = heads * (r + 1) / ranks - first;
+            mdkv::ranks const shared{transport, {.first_head = first, .heads = heads, .layers = layers}};
+            caller part{
+                parts[static_cast<std::size_t>(r)], costs, layers * own, tokens, limit, {.layers = layers}, &shared};
+            part();
+        });
+        for (std::string const& error : errors)
+        {
+            if (!error.empty()) { std::abort(); }
+        }
+    };
+    many();
+    auto const exchanges         = static_cast<double>(team.calls());
+    auto const bytes             = static_cast<double>(team.bytes());
+    state.counters["exchanges"]  = exchanges;
+    state.counters["bytes"]      = bytes;
+    state.counters["network_us"] = 10 * exchanges + 2.0 * (ranks - 1) / ranks * bytes / 12.5e3;
+    bench::measure_pair(
+        state, [&one] { one(); }, many);
+}
+BENCHMARK(over_ranks)
+    ->ArgNames({"ranks", "layers", "heads", "tokens", "charge"})
+    ->Args({2, 1, 8, 131072, 0})
+    ->Args({4, 1, 8, 131072, 0})
+    ->Args({2, 1, 8, 131072, 1})
+    ->Args({4, 1, 8, 131072, 1})
+    ->Args({4, 32, 8, 8192, 0})
+    ->Args({4, 32, 8, 8192, 1})
+    ->UseManualTime()
+    ->Iterations(5)
+    ->Unit(benchmark::kMillisecond);
+
+} // namespace
+
+BENCHMARK_MAIN();

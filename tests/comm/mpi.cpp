@@ -1,0 +1,105 @@
+/// \file mpi.cpp: allocate over MPI's ranks beside one rank, bit for bit; and that a rank with another limit, a rank whose arguments are
+/// refused and a rank that ends are errors of all.
+///
+///   mpiexec -n 3 mdkv_mpi_tests same|limit|refused|ends
+#include <mdkv/comm/mpi.hpp>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/stages/allocate.hpp>
+
+#include "support/allocation.hpp"
+#include "support/host.hpp"
+#include "support/random.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+using namespace support;
+
+outcome allocated(
+    layer const& in, index_t first, index_t heads, index_t limit, mdkv::ranks<mdkv::space::host> const* ranks)
+{
+    outcome result{std::vector<std::uint8_t>(at(heads * in.tokens)), std::vector<allocation>(1)};
+    auto const call = [&](mdkv::cpu::backend on, index_t bytes) {
+        on.ranks                 = ranks;
+        float const* const begin = in.loss.data() + first * in.rungs() * in.tokens;
+        mdkv::allocate(on, mdkv::in(on, begin, heads, in.rungs(), in.tokens), in.costs(), mdkv::in(on, &bytes, 1), {},
+            mdkv::out(on, result.rung.data(), heads, in.tokens), mdkv::out(on, result.report.data(), 1));
+    };
+    mdkv::workspace count; // a dry run is each rank's own, so it has a valid limit
+    call({&count}, std::max<index_t>(limit, 0));
+    scratch_memory memory{count.bytes()};
+    mdkv::workspace scratch{memory.span()};
+    call({&scratch}, limit);
+    return result;
+}
+
+/// Returns an error's text, or nothing.
+std::string checked(std::string const& mode, mdkv::mpi_communicator const& transport)
+{
+    int const rank = transport.rank();
+    int const size = transport.size();
+    source random{"mpi"}; // the same on every rank
+    for (int round = 0; round < 20; ++round)
+    {
+        index_t const heads = 1 + random.below(6);
+        layer const in      = with_projections(random, heads, 1 + random.below(4000), 1 + random.below(5));
+        index_t const limit = some_limit(random, in);
+        std::vector<index_t> cuts{0, heads};
+        for (int i = 1; i < size; ++i) { cuts.push_back(random.below(heads + 1)); }
+        std::sort(cuts.begin(), cuts.end());
+        index_t const first = cuts[at(rank)];
+        index_t const count = cuts[at(rank + 1)] - first;
+        mdkv::ranks const all{transport, {first, heads}};
+        bool const other = rank == 1 && mode != "same";
+        if (other && mode == "ends") { std::_Exit(3); }
+        outcome const part = allocated(in, first, count, other ? (mode == "limit" ? limit + 1 : -1) : limit, &all);
+        outcome const one  = allocated(in, 0, heads, limit, nullptr);
+        if (!same(part.one(), one.one())) { return "another report"; }
+        if (!std::equal(part.rung.begin(), part.rung.end(), one.rung.begin() + first * in.tokens))
+        {
+            return "other rungs";
+        }
+    }
+    return "";
+}
+
+} // namespace
+
+int main(int count, char** arguments)
+{
+    MPI_Init(&count, &arguments);
+    std::string const mode = count > 1 ? arguments[1] : "same";
+    mdkv::mpi_communicator const transport;
+    int const rank = transport.rank();
+    if (rank == 0) { std::printf("random inputs: MDKV_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed())); }
+    std::string text;
+    try
+    {
+        text = checked(mode, transport);
+    }
+    catch (mdkv::error const& error)
+    {
+        text = error.what();
+    }
+    char const* const wanted = mode == "limit"                  ? "limits of rank 1 is not that of rank 0"
+                               : mode == "refused" && rank == 1 ? "limits[0] is -1"
+                               : mode == "refused"              ? "rank 1 refuses its arguments"
+                                                                : "";
+    bool const good          = *wanted == '\0' ? text.empty() : text.find(wanted) != std::string::npos;
+    if (!good) { std::printf("rank %d, %s: \"%s\" instead of \"%s\"\n", rank, mode.c_str(), text.c_str(), wanted); }
+    MPI_Finalize();
+    return good ? 0 : 1;
+}
