@@ -26,6 +26,15 @@ import texts
 COLOURS = {"drop": (244, 241, 234), "int4": (158, 202, 225), "int8": (49, 130, 189), "full": (8, 48, 107)}  # other rungs: grey
 
 
+def keep_memory_apart():
+    """Lets glibc give every large tensor pages of its own, so that freed ones leave no holes between tensors that stay. By
+    default tensors below 32 MiB share one heap after a while; with it the peak of each cache is up to twice as high."""
+    try:
+        ctypes.CDLL("libc.so.6").mallopt(-3, 131072)  # M_MMAP_THRESHOLD
+    except (OSError, AttributeError):  # another C library
+        pass
+
+
 def memory(name):
     """Bytes of an entry of /proc/self/status, such as RssAnon or VmHWM, after free memory was given back; 0 without one."""
     status = pathlib.Path("/proc/self/status")
@@ -123,6 +132,7 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    keep_memory_apart()
     model, tokenizer = gguf_folder.load(chosen.model)
     ids, after = prompt_of(tokenizer, chosen.tokens)
     with torch.no_grad():

@@ -214,17 +214,16 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         for layer, rows, to in zip(self.packed, query, output):
             layer.attend(rows, to.transpose(0, 1))
         if tail is not None:
-            self._remember(query, preset.queries)
+            self.queries = self._joined(query)[:, :, -preset.queries:].clone()
             if self.packed[0].appended > tail:
                 for layer, rows, limit in zip(self.packed, self.queries, self.limits):
                     rows = rows[:, -min(rows.shape[1], preset.window + layer.appended):]
                     layer.recompress(rows, mdkv.Budget.bytes(limit), preset)
         return output
 
-    def _remember(self, query, most):
-        """Appends queries [B, H*G, n, D] and keeps the last `most`, in memory of their own."""
-        before = [] if self.queries is None else [self.queries]
-        self.queries = torch.cat([*before, query], dim=2)[:, :, -most:].clone()
+    def _joined(self, query):
+        """The remembered queries and these, [B, H*G, n, D]."""
+        return query if self.queries is None else torch.cat([self.queries, query], dim=2)
 
     def _read_prompt(self, module, query, preset):
         """Replays what one more call has read of the prompt, and finishes the layer after the last call."""
@@ -236,18 +235,18 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if not group.prompts:
             group.begin(module, preset, query, *self.held, self.pads)
         self.replayed = self.replayed or [0] * self.batch
-        unread = [length - done for length, done in zip(self.lengths(), self.replayed)] if preset.replayed else [0]
-        self._remember(query, max(preset.queries, *unread))
-        for b, count in enumerate(unread if preset.replayed else []):
-            chunk = preset.replayed["chunk"]
-            for count in (count // chunk * chunk, count % chunk if later >= 0 else 0):  # full chunks, the rest at the end
-                first, to_end = self.replayed[b], self.lengths()[b] - self.replayed[b]
-                rows = [one[b, :, one.shape[2] - to_end : one.shape[2] - to_end + count] for one in (self.queries, *self.held)]
+        queries = self._joined(query)
+        unread = [0] * self.batch
+        for b, length in enumerate(self.lengths() if preset.replayed else []):
+            unread[b], chunk = length - self.replayed[b], preset.replayed["chunk"]
+            for count in (unread[b] // chunk * chunk, unread[b] % chunk if later >= 0 else 0):  # the rest is read at the end
+                rows = [one[b, :, one.shape[2] - unread[b] :][:, :count] for one in (queries, *self.held)]
                 if count > 0:
-                    group.prompts[b].read_chunk(group.layers.index(self), first, *rows)
-                self.replayed[b] += count
+                    group.prompts[b].read_chunk(group.layers.index(self), length - unread[b], *rows)
+                unread[b] -= count
+            self.replayed[b] = length - unread[b]
+        self.queries = queries[:, :, -max(preset.queries, *unread):].clone()
         if later >= 0:
-            self.queries = self.queries[:, :, -preset.queries:].clone()
             self.scale = preset.scale
             group.finish(self)
 
@@ -268,7 +267,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if new:
             for layer, keys, values in zip(packed, *new):
                 layer.append(keys, values)
-            self._remember(query, self.queries.shape[2])
+            self.queries = self._joined(query)[:, :, -self.queries.shape[2]:].clone()
             self.tokens += query.shape[2]
         self.later, self.queries = [], self.queries if tail else None
 
