@@ -9,6 +9,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/stages/pool.hpp>
@@ -117,7 +118,8 @@ struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 ///         afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below window and stand-ins (naming the least that
-///                                 works); the set cannot drop; an option is negative or not finite
+///                                 works); the set cannot drop; an option is negative or not finite; the backend has ranks,
+///                                 which share no limit here: each folds its own heads by a backend without
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
 ///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
@@ -135,6 +137,9 @@ recompress_report recompress(
     cache_view<T, B::memory_space> const stored = cache.view();
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
+    expects(detail::ranks_of(on) == nullptr,
+        "recompress: the backend has ranks, which share no limit of a fold; give each rank's heads a limit of their own, "
+        "and a backend without ranks");
     if (heads == 0) { return {}; }
     detail::host_directory const copy{on, stored};
     cache_view<T, space::host> const& directory = copy.view;

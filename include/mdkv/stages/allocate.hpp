@@ -65,8 +65,7 @@ namespace detail
 ///         token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens of a head; charged by use: one pass
 ///         for each width, 0 among them, and three for each candidate that may be best (at most the number of widths plus
 ///         one), scratch as many times, 16 KiB a head and width, and a byte a token and width
-///         Over ranks eight to ten exchanges: at most 18 KiB + 216 bytes a head and 16 for 2,048 tokens of a head, charged by use
-///         as many times as above and 16 KiB a head and width; scratch for the heads of all ranks
+///         Over ranks 9 to 11 exchanges (docs/ranks.md has their bytes), and scratch for the heads of all ranks
 /// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for twice
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
