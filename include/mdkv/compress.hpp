@@ -127,7 +127,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
 ///                     then -1 and report.chosen empty, `destination.report` and the directory have them
 /// \return     the report, in absolute units
 /// \cost   the sum of the stages; scratch O(H*R*N + H*D*D); allocates the new cache of an owner and nothing else
-/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu); over ranks a GPU is waited for twice
+/// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the budget is below the window or the cheapest rungs (naming the
 ///                                 least budget that works); quotas exceed the budget. A compressed_layer's layout or

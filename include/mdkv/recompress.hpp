@@ -9,6 +9,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/stages/pool.hpp>
@@ -123,7 +124,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 ///         afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below window and stand-ins (naming the least that
-///                                 works); the set cannot drop; an option is negative or not finite
+///                                 works); the set cannot drop; an option is negative or not finite; the backend has ranks,
+///                                 which share no limit here: each folds its own heads by a backend without
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
 ///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
@@ -165,6 +167,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     cache_view<T, B::memory_space> const stored = detail::without_const(from);
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
+    expects(detail::ranks_of(on) == nullptr,
+        "recompress: the backend has ranks, which share no limit of a fold; give each rank's heads a limit of their own, "
+        "and a backend without ranks");
     bool const in_place                         = to.view().heads == stored.heads;
     if (heads == 0 && (in_place || detail::dry_run(on))) { return {}; }
     if (heads == 0)

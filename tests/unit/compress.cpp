@@ -644,7 +644,7 @@ TEST_CASE("any number of threads makes the same cache, bit for bit")
     }
 }
 
-TEST_CASE("heads over ranks make the caches of one rank with one budget or with quotas, bit for bit; a NaN is an error "
+TEST_CASE("ranks make the caches of one rank with one budget or with quotas, bit for bit; a NaN is an error "
           "on all")
 {
     layer<half> x{layer_sizes{.heads = 5, .tokens = 400, .window = 8, .salt = 77}};

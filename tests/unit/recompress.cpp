@@ -21,6 +21,7 @@
 #include "support/folding.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
+#include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -486,6 +487,18 @@ TEST_CASE(
     }).find("ratio set lacks")
           != std::string::npos);
     CHECK(contents{g.cache} == before);
+}
+
+TEST_CASE("ranks, which share no limit of a fold, are refused by name")
+{
+    support::rank_team team{2};
+    auto const errors = support::on_ranks(team, [](support::thread_rank const& transport) {
+        ranks const all{transport, {}};
+        workspace scratch;
+        cpu::cache<half> cache;
+        recompress(cpu::backend{&scratch, {}, &all}, in_view<half, 3, cpu::backend>{}, paper_ratios, {}, cache);
+    });
+    for (std::string const& error : errors) { CHECK(error.find("recompress: the backend has ranks") == 0); }
 }
 
 TEST_CASE("bad input is refused by name, and nothing is changed")

@@ -59,6 +59,7 @@ class ranks
 {
 public:
     /// \param with  outlives this object
+    /// \param own   this rank's heads; copied
     template <communicator C>
         requires(C::memory_space == S && (S == space::host || requires(C const& c) { c.agree(nullptr, index_t{}); }))
     ranks(C const& with, rank_heads const& own)
@@ -77,6 +78,7 @@ public:
         , rank_{with.rank()}
         , size_{with.size()}
     {}
+    /// No transport that ends with the expression.
     template <communicator C>
     ranks(C const&&, rank_heads const&) = delete;
 
@@ -107,6 +109,7 @@ private:
     int rank_;
     int size_;
 };
+/// The transport says in which memory heads lie.
 template <communicator C>
 ranks(C const&, rank_heads const&) -> ranks<C::memory_space>;
 

@@ -125,7 +125,7 @@ struct balance_options
 /// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N). Over
 ///         ranks two exchanges of 8 bytes for 4,096 tokens of each head
-/// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for twice
+/// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages or over
 ///                                 ranks, an output overlaps; over ranks as allocate's, on every rank

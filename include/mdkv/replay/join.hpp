@@ -69,7 +69,7 @@ private:
 ///                      nothing; a NaN at rung 0 makes all losses NaN
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096). Over ranks three exchanges, of 16 bytes for 4,096 tokens of
 ///         each head
-/// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for twice
+/// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;
 ///                                 over ranks as allocate's, on every rank

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace mdkv::inline MDKV_MACHINE
 {
@@ -18,19 +19,18 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
+/// A number for `agreement` that other costs hardly have.
 [[nodiscard]] inline index_t hash_of(rung_costs const& costs) noexcept
 {
-    std::uint64_t hash = costs.rungs;
-    auto const add     = [&hash](index_t x) {
-        hash = (hash ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15U;
-        hash ^= hash >> 29U;
-    };
-    add(costs.channels);
+    auto hash = static_cast<std::uint64_t>(costs.channels) << 4U ^ costs.rungs;
     for (std::size_t r = 0; r < costs.size(); ++r)
     {
-        add(costs.bytes[r]);
-        add(costs.projection[r]);
-        add((costs.projected[r] ? 2 : 0) + (costs.rotated[r] ? 1 : 0));
+        for (index_t const x :
+            {costs.bytes[r], costs.projection[r], index_t{costs.projected[r]} * 2 + costs.rotated[r]})
+        {
+            hash = (hash ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15U;
+            hash ^= hash >> 29U;
+        }
     }
     return static_cast<index_t>(hash);
 }
@@ -65,9 +65,8 @@ namespace detail
 ///         token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens of a head; charged by use: one pass
 ///         for each width, 0 among them, and three for each candidate that may be best (at most the number of widths plus
 ///         one), scratch as many times, 16 KiB a head and width, and a byte a token and width
-///         Over ranks eight to ten exchanges: at most 18 KiB + 216 bytes a head and 16 for 2,048 tokens of a head, charged by use
-///         as many times as above and 16 KiB a head and width; scratch for the heads of all ranks
-/// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for twice
+///         Over ranks 9 to 11 exchanges (docs/ranks.md has their bytes), and scratch for the heads of all ranks
+/// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
 ///                                 rank refuses its arguments, costs, options or limits differ, or ranks have not every head
