@@ -167,10 +167,10 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     cache_view<T, B::memory_space> const stored = detail::without_const(from);
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
-    expects(detail::ranks_of(on) == nullptr,
-        "recompress: the backend has ranks, which share no limit of a fold; give each rank's heads a limit of their own, "
-        "and a backend without ranks");
-    bool const in_place                         = to.view().heads == stored.heads;
+    expects(detail::ranks_of(on) == nullptr, "recompress: the backend has ranks, which share no limit of a fold; give "
+                                             "each rank's heads a limit of their own, "
+                                             "and a backend without ranks");
+    bool const in_place = to.view().heads == stored.heads;
     if (heads == 0 && (in_place || detail::dry_run(on))) { return {}; }
     if (heads == 0)
     {

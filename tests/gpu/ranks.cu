@@ -61,6 +61,8 @@ private:
     }
 };
 
+static_assert(device_rank::memory_space == mdkv::gpu::backend::memory_space);
+
 /// Calls body(backend) as run_on_device_now does, on a rank with some heads.
 template <class Body>
 void run_on_rank(thread_rank const& transport, mdkv::rank_heads const& own, Body const& body)
