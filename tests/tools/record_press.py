@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Scores of token-selecting policies by NVIDIA's kvpress, for checking the runner's.
 
-    record_press.py OUT.json        writes the small vectors that tests/apps/policies/press.cpp reads
+    record_press.py OUT.json [SEED]     writes the small vectors that tests/apps/policies/press.cpp reads, of other numbers
+                                        with another seed: MDKV_PRESS_SCORES=OUT.json mdkv_evaluation_tests
 
 Needs the PyPI package kvpress (with torch and transformers; a CPU does). One attention layer of random weights reads
 random tokens, and each press scores its keys and values, in float64. Rotary pairs are (i, i + D/2) there and (2i, 2i + 1)
@@ -21,8 +22,8 @@ HEADS, GROUP, DIM, HIDDEN, TOKENS, WINDOW, BASE = 2, 2, 8, 12, 30, 8, 10000.0
 KEPT = 20  # of CriticalKV's tokens, the window among them
 
 
-def make_layer():
-    torch.manual_seed(260320616)
+def make_layer(seed):
+    torch.manual_seed(seed)
     config = LlamaConfig(hidden_size=HIDDEN, num_attention_heads=HEADS * GROUP, num_key_value_heads=HEADS, head_dim=DIM,
                          num_hidden_layers=1, max_position_embeddings=4096, rope_theta=BASE)
     config._attn_implementation = "sdpa"
@@ -45,7 +46,7 @@ def numbers(x):
 
 
 def main():
-    layer = make_layer()
+    layer = make_layer(int(sys.argv[2]) if len(sys.argv) > 2 else 260320616)
     with torch.no_grad():
         hidden = torch.randn(1, TOKENS, HIDDEN, dtype=torch.float64)
         cos, sin = layer.rotary_emb(hidden, torch.arange(TOKENS)[None])
@@ -78,6 +79,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     main()
