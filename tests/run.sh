@@ -169,6 +169,14 @@ python_package() {
             note FAILED "python-$name: no test ran"
         fi
     done
+    local seed=$RANDOM
+    if "$mdkv_cache/python-kvpress/bin/python" "$mdkv_root/tests/tools/record_press.py" "$folder/press.json" "$seed" >"$log.press" 2>&1 &&
+        MDKV_PRESS_SCORES=$folder/press.json "$build/release/tests/mdkv_evaluation_tests" -sf='*policies/press.cpp' >>"$log.press" 2>&1; then
+        note PASSED "kvpress's scores of seed $seed"
+    else
+        tail -n 40 "$log.press"
+        note FAILED "kvpress's scores of seed $seed"
+    fi
 }
 
 # other_compilers: small programs as other projects compile them
