@@ -118,7 +118,7 @@ outcome on_shares(layer const& in, index_t limit, allocate_options options, std:
 void check_same(outcome const& got, outcome const& one)
 {
     CHECK(same(got.one(), one.one()));
-    CHECK(std::memcmp(got.rung.data(), one.rung.data(), one.rung.size()) == 0);
+    CHECK(got.rung == one.rung);
 }
 
 } // namespace
@@ -288,7 +288,8 @@ TEST_CASE("balance over ranks scales as one rank does, bit for bit")
                 mdkv::ranks const ranks{transport, own.place};
                 layer const got  = balanced(cut(in, own.place, own.heads, L), L, own.heads, &ranks);
                 layer const want = cut(one, own.place, own.heads, L);
-                if (std::memcmp(got.loss.data(), want.loss.data(), want.loss.size() * sizeof(float)) != 0)
+                if (!want.loss.empty() // an empty vector has no address to compare
+                    && std::memcmp(got.loss.data(), want.loss.data(), want.loss.size() * sizeof(float)) != 0)
                 {
                     throw mdkv::error{"other losses"};
                 }
