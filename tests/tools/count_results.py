@@ -34,8 +34,8 @@ class tally:
 def count_entry(entry):
     """One entry of CTest's or pytest's output."""
     name = entry.get("name")
-    if entry.get("classname") and entry.get("status") is None:  # pytest's
-        name = f"{entry.get('classname')}.{name}"
+    if entry.get("status") is None:  # pytest's; a module that is skipped as a whole has no class
+        name = f"{entry.get('classname')}.{name}".lstrip(".")
         if entry.find("skipped") is not None:
             return tally(0, [], [f"{name}: {entry.find('skipped').get('message')}"])
         failed = entry.find("failure") is not None or entry.find("error") is not None
