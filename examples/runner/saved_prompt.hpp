@@ -26,9 +26,9 @@ namespace runner
 /// What the runner keeps beside the caches, as a stored cache's attachment: two sizes, then text and numbers.
 struct saved_answer
 {
-    std::string policy;          // its label
-    std::int64_t full_bytes{};   // of the model's cache, uncompressed
-    std::vector<float> logits{}; // of the token after the prompt
+    std::string policy;          // the policy's label
+    std::int64_t full_bytes{};   // bytes of the model's uncompressed cache
+    std::vector<float> logits{}; // logits of the token after the prompt
 
     [[nodiscard]] std::vector<std::byte> bytes() const
     {

@@ -174,6 +174,7 @@ public:
         , memory_{on_->memory(bytes_of(chosen, shape()))}
         , state_{{memory_.data(), static_cast<std::size_t>(memory_.size())}}
         , prompt_{on_->with(state_), chosen, shape()}
+        , finished_(static_cast<std::size_t>(sizes.layers))
     {}
 
     void read_chunk(index_t layer, index_t first, rows const& x) override
@@ -186,11 +187,15 @@ public:
         auto const turn   = on_->turn();
         auto const viewed = views(x);
         on_->lend([&](backend on) { prompt_.finish_layer(on, layer, viewed); });
-        tokens_ = viewed.keys.extent(1);
+        tokens_                                    = viewed.keys.extent(1);
+        finished_[static_cast<std::size_t>(layer)] = true;
     }
     mdkv::allocation allocate(mdkv::budget limit) override
     {
-        return on_->lend([&](backend on) { return prompt_.allocate(on, limit); });
+        auto const turn   = on_->turn();
+        auto const chosen = on_->lend([&](backend on) { return prompt_.allocate(on, limit); });
+        allocated_        = true;
+        return chosen;
     }
     packed_layer pack(index_t layer, rows const& x) override
     {
@@ -202,13 +207,18 @@ public:
 
     [[nodiscard]] std::vector<std::uint8_t> rungs_of(index_t layer) const override
     {
-        auto const turn = on_->turn();
-        return fetched(prompt_.rungs_of(layer));
+        auto const turn  = on_->turn();
+        auto const rungs = prompt_.rungs_of(layer);
+        mdkv::expects(allocated_, "prompt::rungs_of: no rungs were chosen; call allocate first");
+        return fetched(rungs);
     }
     [[nodiscard]] std::vector<float> losses_of(index_t layer) const override
     {
-        auto const turn = on_->turn();
-        return fetched(prompt_.losses_of(layer));
+        auto const turn   = on_->turn();
+        auto const losses = prompt_.losses_of(layer);
+        mdkv::expects(finished_[static_cast<std::size_t>(layer)], "prompt::losses_of: layer ", layer,
+            " is not finished; call finish_layer first");
+        return fetched(losses);
     }
     [[nodiscard]] index_t past_tokens(index_t layer) const override { return prompt_.losses_of(layer).extent(2); }
     [[nodiscard]] std::size_t state_bytes() const noexcept override { return static_cast<std::size_t>(memory_.size()); }
@@ -281,6 +291,8 @@ private:
     mdkv::workspace state_;
     type prompt_;
     index_t tokens_ = 0;
+    std::vector<bool> finished_; // layers
+    bool allocated_ = false;
 };
 
 } // namespace mdkv_python

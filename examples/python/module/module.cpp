@@ -79,6 +79,7 @@ template <class Tokens>
     dict["chosen"]         = report_of(x.chosen, ratios);
     return dict;
 }
+
 /// mdkv.CudaBackend.
 struct device_object
 {
@@ -112,6 +113,10 @@ template <class T>
         return make_prompt<T>(nb::cast<device_object&>(backend).of, chosen, sizes);
     }
 #endif
+    if (!backend.is_none() && !nb::isinstance<host>(backend))
+    {
+        throw nb::type_error("Prompt: backend is no mdkv.Backend, nor mdkv.CudaBackend of a package with CUDA");
+    }
     return make_prompt<T>(
         backend.is_none() ? std::make_shared<host>(1) : nb::cast<std::shared_ptr<host>>(backend), chosen, sizes);
 }
@@ -122,11 +127,9 @@ using released = nb::call_guard<nb::gil_scoped_release>;
 void bind_device(nb::module_& m)
 {
     nb::class_<device_object>(m, "CudaBackend",
-        "A stream of a CUDA device, in whose order all calls are enqueued: prompts made on it take tensors of the "
-        "device. "
-        "torch's is torch.cuda.current_stream().cuda_stream; tensors of other streams must be waited for, and stay "
-        "until "
-        "the stream has passed the call.")
+        "A stream of a CUDA device, in whose order all calls are enqueued: prompts made on it take tensors of "
+        "the device. torch's is torch.cuda.current_stream().cuda_stream; tensors of other streams must be "
+        "waited for, and stay until the stream has passed the call.")
         .def(
             "__init__",
             [](device_object* self, std::uintptr_t stream) { new (self) device_object{make_device(stream)}; },
@@ -137,9 +140,8 @@ void bind_device(nb::module_& m)
 void bind_layer(nb::module_& m)
 {
     nb::class_<layer_object>(m, "Layer",
-        "One layer's compressed cache of one sequence: a compressed part and a tail of appended tokens, which are "
-        "stored "
-        "uncompressed.")
+        "One layer's compressed cache of one sequence: a compressed part and a tail of appended tokens, which "
+        "are stored uncompressed.")
         .def_ro("dtype", &layer_object::dtype, "Element type: \"float32\", \"float16\" or \"bfloat16\".")
         .def_prop_ro(
             "heads", [](layer_object const& x) { return x.of->facts().heads; }, "KV heads H.")
@@ -173,8 +175,7 @@ void bind_layer(nb::module_& m)
                 return dict;
             },
             "Bytes that the cache takes: \"arena\" (the compressed part), \"tail\" (its room), \"directory\", "
-            "\"total\"; and "
-            "\"uncompressed\", those of the same tokens in plain tensors.")
+            "\"total\"; and \"uncompressed\", those of the same tokens in plain tensors.")
         .def(
             "append",
             [](layer_object& x, input const& keys, input const& values) {
@@ -183,8 +184,8 @@ void bind_layer(nb::module_& m)
                 x.of->append(*k, *v);
             },
             nb::arg("keys"), nb::arg("values"),
-            "Adds n tokens to the tail, which grows if it is full: keys [H, n, D] after position encoding, values [H, "
-            "n, Dv].")
+            "Adds n tokens to the tail, which grows if it is full: keys [H, n, D] after position encoding, "
+            "values [H, n, Dv].")
         .def(
             "attend",
             [](layer_object& x, input const& queries, output const& to, std::optional<output> const& lse, float scale) {
@@ -195,12 +196,10 @@ void bind_layer(nb::module_& m)
                 x.of->attend(*q, *o, l ? std::optional{**l} : std::nullopt, scale);
             },
             nb::arg("queries"), nb::arg("output"), nb::arg("lse") = nb::none(), nb::arg("scale") = 0.0F,
-            "Attention over the whole cache: queries [H*G, n, D] of the last n appended tokens, each of which sees the "
-            "tokens "
-            "up to its own; n = 1 may be any token after the text. Writes output [H*G, n, Dv], of the queries' type, "
-            "and lse "
-            "[H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the cache's). Reads every stored byte "
-            "once.")
+            "Attention over the whole cache: queries [H*G, n, D] of the last n appended tokens, each of which "
+            "sees the tokens up to its own; n = 1 may be any token after the text. Writes output [H*G, n, Dv], "
+            "of the queries' type, and lse [H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the "
+            "cache's). Reads every stored byte once.")
         .def(
             "truncate", [](layer_object& x, index_t n) { x.of->truncate(n); }, nb::arg("appended"), released{},
             "Takes the last tokens of the tail back: at most so many stay.")
@@ -221,11 +220,9 @@ void bind_layer(nb::module_& m)
                 return report_of(report, by.ratios);
             },
             nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(),
-            "Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at "
-            "most the "
-            "window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. "
-            "Returns a "
-            "report.")
+            "Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q "
+            "tokens, at most the window's and the tail's. The preset (by_window if none is given) has the "
+            "rungs that the cache has. Returns a report.")
         .def(
             "copy",
             [](layer_object const& x) {
@@ -237,9 +234,8 @@ void bind_layer(nb::module_& m)
 void bind_prompt(nb::module_& m)
 {
     nb::class_<prompt_object>(m, "Prompt",
-        "All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is "
-        "read "
-        "(presets that replay), finish_layer for each layer, allocate, pack for each layer. See "
+        "All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the "
+        "prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See "
         "include/mdkv/prompt.hpp.")
         .def(
             "__init__",
@@ -255,13 +251,10 @@ void bind_prompt(nb::module_& m)
             nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
             nb::arg("key_dim"), nb::arg("value_dim") = nb::none(), nb::arg("tokens"), nb::arg("dtype"),
             nb::arg("rope") = nb::none(), nb::arg("check_finite") = true, nb::arg("backend") = nb::none(),
-            "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is "
-            "given), "
-            "tokens: the prompt's, or the most that it may have; dtype: \"float32\", \"float16\" or \"bfloat16\", of "
-            "queries, "
-            "keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for "
-            "NaNs "
-            "and infinities first.")
+            "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if "
+            "none is given), tokens: the prompt's, or the most that it may have; dtype: \"float32\", "
+            "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's; a preset that "
+            "replays is wrong without it. check_finite: search for NaNs and infinities first.")
         .def(
             "read_chunk",
             [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v) {
@@ -270,9 +263,9 @@ void bind_prompt(nb::module_& m)
                 x.of->read_chunk(layer, first, *all);
             },
             nb::arg("layer"), nb::arg("first"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"),
-            "Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, n, D], "
-            "keys "
-            "[H, n, D] and values [H, n, Dv]. n is at most preset.replayed[\"chunk\"], or a multiple of it.")
+            "Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, "
+            "n, D], keys [H, n, D] and values [H, n, Dv]. n is at most preset.replayed[\"chunk\"], or a "
+            "multiple of it.")
         .def(
             "finish_layer",
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
@@ -282,9 +275,8 @@ void bind_prompt(nb::module_& m)
                 x.of->finish_layer(layer, *all);
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
-            "Finds a layer's losses once it was read: queries [H*G, Q, D] of the last Q tokens, keys [H, N, D] and "
-            "values "
-            "[H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.")
+            "Finds a layer's losses once it was read: queries [H*G, Q, D] of the last Q tokens, keys [H, N, D] "
+            "and values [H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.")
         .def(
             "allocate",
             [](prompt_object& x, nb::handle limit) {
@@ -297,9 +289,8 @@ void bind_prompt(nb::module_& m)
                 return report_of(chosen, x.preset.ratios);
             },
             nb::arg("limit"),
-            "Chooses every token's rung within a limit, for all layers at once if the preset is shared. Returns the "
-            "choice "
-            "over all layers. May be called again with another limit.")
+            "Chooses every token's rung within a limit, for all layers at once if the preset is shared. "
+            "Returns the choice over all layers. May be called again with another limit.")
         .def(
             "pack",
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
@@ -314,8 +305,8 @@ void bind_prompt(nb::module_& m)
                     layer_object{std::move(packed.first), x.dtype}, report_of(packed.second, x.preset.ratios));
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
-            "A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset makes "
-            "stand-ins.")
+            "A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset "
+            "makes stand-ins.")
         .def(
             "rungs_of",
             [](prompt_object const& x, index_t layer) {
@@ -350,9 +341,8 @@ void bind_prompt(nb::module_& m)
             return numpy(std::move(lse), {queries.shape(0), queries.shape(1)});
         },
         nb::arg("queries"), nb::arg("keys"), nb::arg("scale") = 0.0F, nb::arg("backend") = nb::none(),
-        "[H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one "
-        "sees. "
-        "scale: factor of q.k (0: 1/sqrt(D)).");
+        "[H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that "
+        "each one sees. scale: factor of q.k (0: 1/sqrt(D)).");
 }
 
 } // namespace

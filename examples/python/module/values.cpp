@@ -187,8 +187,8 @@ members<mdkv::preset> const preset_members{
 [[nodiscard]] mdkv::budget fraction(double share)
 {
     expects(share >= 0 && share <= 1, "budget: ", share,
-        " is no share of the uncompressed bytes, from 0 to 1; bytes are "
-        "Budget.bytes(n), tokens of each head Budget.kv_size(n)");
+        " is no share of the uncompressed bytes, from 0 to 1; bytes are Budget.bytes(n), tokens of each head "
+        "Budget.kv_size(n)");
     auto const exact = nb::module_::import_("fractions").attr("Fraction")(share).attr("limit_denominator")(1000000);
     return mdkv::budget::fraction(
         nb::cast<index_t>(exact.attr("numerator")), nb::cast<index_t>(exact.attr("denominator")));
@@ -211,19 +211,18 @@ mdkv::budget budget_of(nb::handle limit)
 void bind_values(nb::module_& m)
 {
     nb::class_<mdkv::budget>(m, "Budget",
-        "The limit of an average layer's bytes: window, tokens, projections, channels and stand-ins, without the tail "
-        "of "
-        "decoded tokens. Where a limit is asked for, a number from 0 to 1 is a share of the uncompressed bytes.")
+        "The limit of an average layer's bytes: window, tokens, projections, channels and stand-ins, without "
+        "the tail of decoded tokens. Where a limit is asked for, a number from 0 to 1 is a share of the "
+        "uncompressed bytes.")
         .def_static("bytes", &mdkv::budget::bytes, nb::arg("n"), "n bytes.")
         .def_static("kv_size", &mdkv::budget::kv_size, nb::arg("tokens"),
             "The bytes of so many uncompressed tokens of every KV head.")
         .def_static("fraction", &fraction, nb::arg("share"), "A share of the uncompressed bytes, from 0 to 1.");
 
     nb::class_<mdkv::ratio_set>(m, "RatioSet",
-        "The ways in which a token may be stored, cheapest first: RatioSet(\"drop\", \"int4\", \"int8\", \"full\"). "
-        "\"1/4\" is "
-        "the leading quarter of its coordinates in the head's own basis, \"1/4:int8\" the same in codes of 8 bits. "
-        "Iterates over the names.")
+        "The ways in which a token may be stored, cheapest first: RatioSet(\"drop\", \"int4\", \"int8\", "
+        "\"full\"). \"1/4\" is the leading quarter of its coordinates in the head's own basis, \"1/4:int8\" "
+        "the same in codes of 8 bits. Iterates over the names.")
         .def("__init__",
             [](mdkv::ratio_set* self, nb::args const& rungs) {
                 std::vector<std::string> names;
@@ -239,11 +238,9 @@ void bind_values(nb::module_& m)
         });
 
     nb::class_<mdkv::preset>(m, "Preset",
-        "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, "
-        "ratios, "
-        "window, queries, question, early_weight, even, stand_ins, scale, charge, and the dictionaries pooling, "
-        "replayed "
-        "and shared, of which the last two may be None.")
+        "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
+        "name, ratios, window, queries, question, early_weight, even, stand_ins, scale, charge, and the "
+        "dictionaries pooling, replayed and shared, of which the last two may be None.")
         .def(
             "replace",
             [](mdkv::preset const& x, nb::kwargs const& changes) {
@@ -251,9 +248,8 @@ void bind_values(nb::module_& m)
                 change(changed, preset_members, changes, "Preset");
                 return changed;
             },
-            "A copy with other members: replace(window=16, pooling={\"width\": 5}, shared=None). A dictionary changes "
-            "the "
-            "members that it names.")
+            "A copy with other members: replace(window=16, pooling={\"width\": 5}, shared=None). A dictionary "
+            "changes the members that it names.")
         .def("__getattr__",
             [](mdkv::preset const& x, std::string const& name) {
                 auto const found = preset_members.find(name);
@@ -284,10 +280,9 @@ void bind_values(nb::module_& m)
         nb::arg("name"), "The library's preset of this name.");
 
     nb::class_<rope>(m, "Rope",
-        "A model's rotary position encoding: at position p, pair i is rotated by p * base^(-2 i / n) radians, n the "
-        "first "
-        "`rotating` coordinates of a head (0: all), or by p * frequencies[i]. pairs: \"halves\" (i and i + n/2, as "
-        "transformers stores them) or \"neighbours\" (2 i and 2 i + 1).")
+        "A model's rotary position encoding: at position p, pair i is rotated by p * base^(-2 i / n) radians, "
+        "n the first `rotating` coordinates of a head (0: all), or by p * frequencies[i]. pairs: \"halves\" (i "
+        "and i + n/2, as transformers stores them) or \"neighbours\" (2 i and 2 i + 1).")
         .def(
             "__init__",
             [](rope* self, double base, index_t rotating, std::string const& pairs,
@@ -298,9 +293,8 @@ void bind_values(nb::module_& m)
             nb::arg("frequencies") = std::vector<double>{});
 
     nb::class_<host>(m, "Backend",
-        "Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take "
-        "turns; "
-        "separate backends work side by side.")
+        "Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads "
+        "take turns; separate backends work side by side.")
         .def(nb::new_([](int threads) { return std::make_shared<host>(threads); }), nb::arg("threads") = 1)
         .def_prop_ro("threads", &host::threads, "Threads that share each call, the calling one included.")
         .def_prop_ro("scratch_bytes", &host::scratch_bytes, "Bytes of the scratch memory.");

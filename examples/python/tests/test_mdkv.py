@@ -120,6 +120,15 @@ def test_prompt_of_several_layers_shares_one_budget(random):
         prompt.finish_layer(i, *last[i], lse[i])
     with pytest.raises(ValueError, match="no rungs were chosen; call allocate first"):
         prompt.pack(0, *last[0], lse[0])
+    with pytest.raises(ValueError, match="no rungs were chosen; call allocate first"):
+        prompt.rungs_of(0)
+    with pytest.raises(ValueError, match="layer is 3; it must be from 0 to 2"):
+        prompt.losses_of(3)
+    unread = mdkv.Prompt(preset, layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32")
+    with pytest.raises(ValueError, match="layer 0 is not finished; call finish_layer first"):
+        unread.losses_of(0)
+    with pytest.raises(TypeError, match="backend is no mdkv.Backend"):
+        mdkv.Prompt(preset, layers=1, heads=H, key_dim=D, tokens=N, dtype="float32", backend=7)
     prompt.allocate(0.5)
     chosen = prompt.allocate(0.125)  # another budget, of the same scores
     packed = [prompt.pack(i, *last[i], lse[i]) for i in range(3)]

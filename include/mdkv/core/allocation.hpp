@@ -82,8 +82,8 @@ struct allocate_options
 
     projection_charge charge = projection_charge::by_use;
 
-    /// Over ranks: the heads are those of so many layers, layer by layer from `rank_heads::first_layer` on, and the limit is that
-    /// of all layers. 0: they are heads of one layer, which has the limit for itself.
+    /// Over ranks: the heads are those of so many layers, layer by layer from `rank_heads::first_layer` on, and share the
+    /// limit of all layers. 0: they are heads of one layer, which has the limit for itself.
     index_t layers = 0;
 };
 

@@ -12,8 +12,8 @@ namespace mdkv::inline MDKV_MACHINE
 {
 
 /// The caller's transport between ranks: MPI, NCCL, an engine's own. All ranks call the same functions in the same order with
-/// the same counts. Memory is the backend's; on a GPU the functions take their place in the order of its stream. An exception
-/// of a transport leaves the call as an executor's does. `comm/` has some transports.
+/// the same counts. Memory is the backend's; on a GPU the functions take their place in the order of its stream.
+/// Exceptions of a transport leave the call as an executor's do. `comm/` has some transports.
 ///
 ///     c.rank(), c.size()     number of this rank, from 0, and of ranks
 ///     c.sum(numbers, n)      each of n numbers becomes its sum over all ranks

@@ -211,8 +211,8 @@ template <element T>
     return stored_caches<T>{detail::stored_reader<T>{bytes, identity, how}};
 }
 
-/// The same cache with a tail that can be written: append and attend work on it, and nothing else may; the arena stays that
-/// of the file.
+/// The same cache with a tail that can be written: append and attend work on it, and nothing else may. The file's arena stays
+/// where it is.
 ///
 /// \param on             backend: threads, scratch
 /// \param cache          from stored_caches::layer; its appended tokens are copied
