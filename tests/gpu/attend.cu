@@ -257,6 +257,70 @@ TEST_CASE("runs of every length around the tiles' edges are attended on the GPU"
     }
 }
 
+TEST_CASE("long runs of codes, of which warps take two tiles at once, are attended on the GPU")
+{
+    for (index_t const dim : {64, 128, 256})
+    {
+        for (int const every : {1, 2})
+        {
+            check<half, float>({.heads     = 1,
+                                   .tokens = 397,
+                                   .window = 3,
+                                   .dims   = {dim, dim},
+                                   .rungs  = {drop, full_int4, full_int8, full},
+                                   .common = 5},
+                8, every);
+        }
+        for (index_t const tokens : {701, 702, 703, 704}) // runs begin at any multiple of their tokens' bytes
+        {
+            check<half, float>(
+                {.heads = 1, .tokens = tokens, .window = 0, .dims = {dim, dim}, .rungs = {full_int4, full_int8}}, 2);
+        }
+    }
+    check<float, float>({.heads = 1, .tokens = 300, .dims = {128, 128}, .rungs = {full_int4, full}}, 2, 0);
+}
+
+/// Whether no two of the lanes that shared memory serves at once want other words of the same bank. A lane loads `Words` words
+/// of 32 bits from `place(lane)` on.
+template <int Words, class Place>
+bool meets_other_banks(Place const& place)
+{
+    constexpr int at_once = 32 / Words; // lanes
+    for (int first = 0; first < 32; first += at_once)
+    {
+        std::uint32_t taken = 0;
+        for (int i = 0; i < 32; ++i)
+        {
+            taken |= 1U << static_cast<unsigned>(place(first + i / Words) / 4 + i % Words) % 32U;
+        }
+        if (taken != ~0U) { return false; }
+    }
+    return true;
+}
+
+template <storage Kind, int Unit>
+void expects_other_banks()
+{
+    using rows = gpu::kernels::attend_rows<half, Kind, 2, Unit>;
+    for (int k = 0; k < Unit / 64; ++k)
+    {
+        CAPTURE(k);
+        CHECK(meets_other_banks<2>([&](int lane) { return rows::key_words(lane, k); }));
+        for (int const first : {0, rows::middle(64)})
+        {
+            CHECK(meets_other_banks<4>([&](int lane) { return rows::value_words(lane, k, rows::words(64), first); }));
+        }
+    }
+}
+
+TEST_CASE("lanes that load words of codes together find them in different banks of shared memory")
+{
+    expects_other_banks<storage::int4, 64>();
+    expects_other_banks<storage::int4, 128>();
+    expects_other_banks<storage::int8, 64>();
+    expects_other_banks<storage::int8, 128>();
+}
+
 TEST_CASE("a cache of many slices is attended on the GPU, and twice with the same bits")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 1500, .window = 33, .dims = {64, 64}, .rungs = codes}};

@@ -3,12 +3,12 @@
 
     gpu_counts.py --nvcc PROGRAM --nvdisasm PROGRAM --cuobjdump PROGRAM [--record] CUBIN...
 
-A token's count is that of a warp's way through the loop over tiles, for one whole tile of 16 tokens (everything in the loop
-counted: copies, waits, branches, instructions that are predicated off), over 16. The way is the cheapest one through the
-kernel's control flow that does a tile's work: its tensor-core products, copies, exponentials and transpositions, and no
-step that is rare (a maximum that moves exchanges it between lanes by SHFL). A warp serves up to eight query heads of a KV
-head, so the count is the same for G = 1 to 8 and twice as large for 9 to 16. Wavefronts are those of shared memory without
-bank conflicts: 128 bytes each.
+A token's count is that of a warp's way through the loop over tiles, for one whole tile of 16 tokens, or for two tiles of codes
+(everything in the loop counted: copies, waits, branches, instructions that are predicated off), over 16 or 32. The way is the
+cheapest one through the kernel's control flow that does the tiles' work: its tensor-core products, copies, exponentials and
+transpositions, and no step that is rare (a maximum that moves exchanges it between lanes by SHFL). A warp serves up to eight
+query heads of a KV head, so the count is the same for G = 1 to 8 and twice as large for 9 to 16. Wavefronts are those of
+shared memory: 128 bytes each, without bank conflicts (a test shows that words of codes have none).
 
 The result is compared with tests/data/gpu_counts.txt: a count that grew by more than 3 % is an error, if the compiler has
 the version that is written there. --record writes the file. Without the programs the script says SKIPPED.
@@ -96,9 +96,14 @@ def bytes_of(kind, dim):
     return {"f16": 4 * dim, "part": dim, "int8": 2 * (dim + dim // 16), "int4": dim + dim // 8}[kind]
 
 
+def tokens_of(kind):
+    """Those of a way through the loop."""
+    return 2 * TILE if kind in ("int8", "int4") else TILE
+
+
 def work_of(kind, dim):
-    """What a tile takes, and a mark of the code that does it. Units that are full are copied by 16 bytes a lane, the single
-    group of D = 64 by 8, with as many instructions as the way has."""
+    """What a way takes, and a mark of the code that does it. Codes are copied by 16 bytes a lane, plain coordinates of a quarter
+    by 8."""
     steps, groups = dim // 16, dim // 64
     exponentials = {r"MUFU\.EX2": 4}
     if kind == "part":  # a quarter of the coordinates: the general loop, with copies of 8 bytes a lane
@@ -106,17 +111,17 @@ def work_of(kind, dim):
         return [{**work, r"LDGSTS\.\S*64 ": n} for n in range(16, 3, -1)], "LDSM"
     if kind == "f16":
         return [{"HMMA": 4 * steps, "LDSM": 2 * steps, r"LDGSTS\.\S*\.128 ": 8 * groups, **exponentials}], "LDSM"
-    work = {"HMMA": (8 if kind == "int4" else 16) * groups, "MOVM": (2 if kind == "int4" else 4) * groups, **exponentials}
-    rows = 3 if kind == "int4" else 5  # instructions that copy a unit of two groups: four rows of 128 bytes each
-    copies = [(r"LDGSTS\.\S*\.128 ", rows * groups)] if groups > 1 else [
-        (r"LDGSTS\.\S*64 ", n) for n in range(4 * rows, 2 * rows - 2, -1)]
-    return [{**work, name: n} for name, n in copies], "0xf000f," if kind == "int4" else "0xff00ff"
+    work = {"HMMA": 2 * (8 if kind == "int4" else 16) * groups, "MOVM": 2 * (2 if kind == "int4" else 4) * groups,
+            r"MUFU\.EX2": 8}
+    unit = 1 if kind == "int8" or groups == 1 else 2  # groups that are copied at once, of keys and of values, of two tiles
+    rows = 2 if kind == "int4" and unit == 1 else 3  # instructions for a tile's part of it: four rows of 128 bytes each
+    return [{**work, r"LDGSTS\.\S*\.128 ": 2 * 2 * rows * groups // unit}], "0xf000f," if kind == "int4" else "0xff00ff"
 
 
 def wavefronts(instructions, kind, dim):
-    """Of a tile: 128 bytes each. A copy's are its bytes; lanes that read the same address share one."""
+    """Of a way: 128 bytes each. A copy's are its bytes; lanes that read the same address share one."""
     sums = dim // 64 if kind in ("int8", "int4") else 0  # pairs of sums of queries: 8 bytes of four lanes are all that is read
-    total = TILE * bytes_of(kind, dim) / 128 - sums
+    total = tokens_of(kind) * bytes_of(kind, dim) / 128 - sums
     for text in instructions:
         name = operation(text)
         if name.startswith(("LDS", "STS")) and not text.startswith("@!PT"):
@@ -141,7 +146,8 @@ def count(nvdisasm, cubin):
             way = next((way for way in ways if way), None)
             if way is None:
                 sys.exit(f"gpu_counts: {cubin}: no way through {kind} of {name}")
-            result[dim, kind] = (len(way) / TILE, wavefronts([instructions[i] for i in way], kind, dim) / TILE)
+            tokens = tokens_of(kind)
+            result[dim, kind] = (len(way) / tokens, wavefronts([instructions[i] for i in way], kind, dim) / tokens)
     return result
 
 

@@ -94,6 +94,8 @@ struct attend_block
         attend_copies copies;
         int tiles; ///< the run's tiles: the first `whole` of them are copied as they are
         int whole;
+        bool usual;  ///< keys and values have as many coordinates as the block has columns
+        int rounds;  ///< pairs of tiles that each warp takes first
         int evident; ///< first tiles that are whole and seen by all queries
 
         /// The run's coordinates of values among the block's columns.

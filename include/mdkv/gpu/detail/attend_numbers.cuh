@@ -82,7 +82,7 @@ struct attend_numbers
                 int const c  = values ? i % n : i / rows::sixteen;
                 int const at = values ? t * row_bytes + c * int{sizeof(T)} : (c * width + t) * int{sizeof(T)};
                 std::byte* const to =
-                    ring + (values ? t * rows::value_step + c * 2 : c / 4 * rows::key_step + c % 4 * 32 + t * 2);
+                    ring + (values ? rows::place(true, t, c * 2) : rows::place(false, c / 4, c % 4 * 32 + t * 2));
                 float x = t < there ? widen(mdkv::detail::load_bytes<T>(from + at)) : 0.0F;
                 MDKV_UNROLL
                 for (int j = 0; j < rows::element_parts; ++j)
@@ -95,14 +95,13 @@ struct attend_numbers
         }
         else
         {
-            int const step = values ? rows::value_step : rows::key_step;
             MDKV_ROLLED
             for (int k = 0; k * rows::group < n; ++k)
             {
                 mdkv::detail::coded_group const codes{n, k, width, values, Kind};
                 int const begin   = k * rows::group_bytes;
                 auto const number = [&](int offset, std::uint16_t bits) {
-                    *reinterpret_cast<std::uint16_t*>(ring + rows::place(begin + offset, step)) = bits;
+                    *reinterpret_cast<std::uint16_t*>(ring + rows::place(values, begin + offset)) = bits;
                 };
                 {
                     int const t          = lane % rows::sixteen;
@@ -121,7 +120,7 @@ struct attend_numbers
                     int const c  = Kind == storage::int8 && b >= second ? middle + b - second : b;
                     int const at = values ? (t / 4 * rows::words(codes.coordinates) + c) * 4 + t % 4
                                           : (b / 4 * rows::sixteen + t) * 4 + b % 4;
-                    ring[rows::place(begin + rows::codes_begin + at, step)] =
+                    ring[rows::place(values, begin + rows::codes_begin + at)] =
                         t < there ? from[codes.code(t, b)] : std::byte{0};
                 }
             }

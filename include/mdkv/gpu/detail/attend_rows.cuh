@@ -91,20 +91,19 @@ __device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&
 /// Factor of codes in products.
 inline constexpr float code_unit = 0x1p-24F;
 
-/// Tokens of one storage. A unit is what is copied at once and has at most `unit` coordinates; its place in shared memory has
-/// `slot_bytes` bytes. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
+/// Tokens of one storage. A unit is what is copied at once: up to `Unit` coordinates of `Tiles` tiles, a tile in a place of its
+/// own in shared memory. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
 /// by number.
-template <element T, storage Kind>
+template <element T, storage Kind, int Tiles = 1,
+    int Unit = Kind == storage::plain ? int{quantised_group} : 2 * int{quantised_group}>
 struct attend_rows
 {
+    static constexpr storage kind   = Kind;
     static constexpr bool coded     = Kind != storage::plain;
     static constexpr int group      = int{quantised_group};
-    static constexpr int unit       = coded ? 2 * group : group;
-    static constexpr int slots      = Kind == storage::int4 ? 5 : 3;
-    static constexpr int slot_bytes = attend_ring / slots / 16 * 16;
+    static constexpr int unit       = Unit;
     static constexpr int row        = copied_row;
-    static constexpr int key_step   = coded ? row + 32 : row + 16; ///< between rows: lanes meet other banks
-    static constexpr int value_step = Kind == storage::int4 ? row + 32 : row + 16;
+    static constexpr int plain_step = row + 16; ///< between rows of plain numbers: lanes meet other banks
     static constexpr int sixteen    = int{tile_tokens};
 
     /// The type of plain numbers' and weights' parts, and how many parts they have.
@@ -116,12 +115,16 @@ struct attend_rows
     static constexpr int places = (query_parts + 1) / 2;
 
     /// Bytes from one part of plain numbers to the next, where they have several.
-    static constexpr int image_bytes = sixteen * (row + 16);
+    static constexpr int image_bytes = sixteen * plain_step;
     /// Bytes of a group of 16 tokens, with scales and minima.
     static constexpr int group_bytes          = coded ? sixteen * static_cast<int>(stored_bytes(Kind, group, 0)) : 0;
     static constexpr int codes_begin          = 2 * sixteen * int{sizeof(half)};
     static constexpr std::uint32_t low_codes  = Kind == storage::int4 ? 0x000f000fU : 0x00ff00ffU;
     static constexpr std::uint32_t high_codes = 0x00f000f0U;
+    /// Bytes of a tile in a unit, whole rows; bytes of a unit; units in a warp's shared memory.
+    static constexpr int tile_bytes = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
+    static constexpr int slot_bytes = Tiles * tile_bytes;
+    static constexpr int slots      = attend_ring / slot_bytes;
 
     /// Words of four tokens in a row of a group's values, and those of the first half of its coordinates: multiples of 4.
     [[nodiscard]] MDKV_HD static constexpr int middle(int n) { return ((n + 1) / 2 + 3) / 4 * 4; }
@@ -190,14 +193,37 @@ struct attend_rows
         return sixteen * static_cast<int>(stored_bytes(Kind, n, 2));
     }
 
-    /// Bytes in a slot, where rows of 128 bytes are `step` apart.
-    [[nodiscard]] __device__ static int place(int offset, int step) { return offset + offset / row * (step - row); }
-
-    /// The scales of a lane's two tokens in group k of a slot, or (which = 1) their minima.
-    [[nodiscard]] __device__ static std::uint32_t pair(int lane, std::byte const* slot, int k, int which, int step)
+    /// Where byte `at` of row `number` lies in a tile's place. Rows of plain numbers are `plain_step` apart. In rows of codes,
+    /// parts of 32 bytes change places, so that words which lanes load at once lie in different banks: the words of lanes with
+    /// p and p + 1 are 64 bytes apart in keys, 128 in values of 4 bits, 256 in values of 8.
+    [[nodiscard]] MDKV_HD static constexpr int place(bool values, int number, int at)
     {
-        int const begin = place(k * group_bytes + which * sixteen * int{sizeof(half)}, step); // no row ends inside them
-        return *reinterpret_cast<std::uint32_t const*>(slot + begin + lane / 4 * 4);
+        if constexpr (!coded) { return number * plain_step + at; }
+        int const part = !values ? number % 2 : Kind == storage::int4 ? number % 4 : number / 2 % 4;
+        return number * row + (at ^ part * 32);
+    }
+    [[nodiscard]] MDKV_HD static constexpr int place(bool values, int offset)
+    {
+        return place(values, offset / row, offset % row);
+    }
+    /// Where a lane's words of its two tokens lie in group k of keys.
+    [[nodiscard]] MDKV_HD static constexpr int key_words(int lane, int k)
+    {
+        return place(false, k * group_bytes + codes_begin + lane % 4 * 64 + lane / 4 * 8);
+    }
+    /// Where a lane's words of four coordinates lie in group k of values, which has `in_row` words of each four tokens; the
+    /// lanes' words begin with word `first`.
+    [[nodiscard]] MDKV_HD static constexpr int value_words(int lane, int k, int in_row, int first)
+    {
+        return place(true, k * group_bytes + codes_begin + (lane % 4 * in_row + lane / 4 * 4 + first) * 4);
+    }
+
+    /// The scales of a lane's two tokens in group k of a tile, or (which = 1) their minima.
+    [[nodiscard]] __device__ static std::uint32_t pair(int lane, std::byte const* tile, int k, int which, bool values)
+    {
+        int const begin = place(values, k * group_bytes + which * sixteen * int{sizeof(half)});
+        return *reinterpret_cast<std::uint32_t const*>(
+            tile + begin + lane / 4 * 4); // no part of 32 bytes ends inside them
     }
 
     /// Clears bytes [begin, end) of plain numbers in a slot: what is there may be no number, and is multiplied by 0.
@@ -216,15 +242,16 @@ struct attend_rows
         device::sync_warp();
     }
 
-    /// x += logits of 16 tokens over a unit's n coordinates.
-    __device__ static void add_keys(
-        int lane, std::byte* slot, int n, fragments const* queries, float const* query_sums, float (&x)[4])
+    /// x += logits of each tile's 16 tokens over a unit's n coordinates.
+    __device__ static void add_keys(int lane, std::byte* slot, int n, fragments const* queries, float const* query_sums,
+        float (&x)[std::size_t{Tiles}][4])
     {
         if constexpr (!coded)
         {
             // Coordinates 0 to 15 of a step; tokens 0 to 7, or 8 to 15.
-            int const first = lane / 16 * 2 * key_step + lane % 8 / 4 * key_step + lane % 4 * 32 + lane / 8 % 2 * 16;
-            if (n % 16 != 0) { clear(slot, n / 4 * key_step + n % 4 * 32, 4 * key_step * ((n + 15) / 16)); }
+            int const first =
+                lane / 16 * 2 * plain_step + lane % 8 / 4 * plain_step + lane % 4 * 32 + lane / 8 % 2 * 16;
+            if (n % 16 != 0) { clear(slot, n / 4 * plain_step + n % 4 * 32, 4 * plain_step * ((n + 15) / 16)); }
             MDKV_UNROLL
             for (int i = 0; i < unit / 16; ++i)
             {
@@ -236,9 +263,12 @@ struct attend_rows
                 for (int k = 0; k < element_parts; ++k)
                 {
                     std::uint32_t a[4];
-                    device::load_transposed(a, slot + k * image_bytes + i * 4 * key_step + first);
+                    device::load_transposed(a, slot + k * image_bytes + i * 4 * plain_step + first);
                     MDKV_UNROLL
-                    for (int j = 0; j + k < query_parts; ++j) { device::multiply_tile<part>(x, a, q[j / 2].of[j % 2]); }
+                    for (int j = 0; j + k < query_parts; ++j)
+                    {
+                        device::multiply_tile<part>(x[0], a, q[j / 2].of[j % 2]);
+                    }
                 }
             }
         }
@@ -248,20 +278,29 @@ struct attend_rows
             for (int k = 0; k < unit / group; ++k)
             {
                 if (k * group >= n) { return; }
-                int const g    = lane / 4;
-                int const from = place(k * group_bytes + codes_begin + lane % 4 * 64 + g * 8, key_step);
-                float sum[4]{};
-                auto const step = [&](int i) {
-                    uint2 const word  = *reinterpret_cast<uint2 const*>(slot + from + i * 2 * key_step);
-                    fragments const q = queries[i * device::warp_size + lane];
-                    multiply_codes(word.x, word.y, q, sum);
-                };
                 constexpr int all = steps(group);
+                int const from    = key_words(lane, k);
+                float sum[std::size_t{Tiles}][4]{};
                 MDKV_UNROLL
-                for (int i = 0; i < all; ++i) { step(i); } // coordinates beyond a group's are multiplied by 0
+                for (int i = 0; i < all; ++i) // coordinates beyond a group's are multiplied by 0
+                {
+                    fragments const q = queries[i * device::warp_size + lane];
+                    MDKV_UNROLL
+                    for (int t = 0; t < Tiles; ++t) // a step's words are two rows: what `place` changes stays the same
+                    {
+                        uint2 const word = *reinterpret_cast<uint2 const*>(slot + t * tile_bytes + from + i * 2 * row);
+                        multiply_codes(word.x, word.y, q, sum[t]);
+                    }
+                }
                 queries += all * device::warp_size;
-                add_group(lane, pair(lane, slot, k, 0, key_step), pair(lane, slot, k, 1, key_step),
-                    query_sums + k * attend_queries, sum, x);
+                float2 const of_queries =
+                    *reinterpret_cast<float2 const*>(query_sums + k * attend_queries + lane % 4 * 2);
+                MDKV_UNROLL
+                for (int t = 0; t < Tiles; ++t)
+                {
+                    std::byte const* const tile = slot + t * tile_bytes;
+                    add_group(pair(lane, tile, k, 0, false), pair(lane, tile, k, 1, false), of_queries, sum[t], x[t]);
+                }
             }
         }
     }
@@ -282,11 +321,11 @@ struct attend_rows
         else { device::multiply_tile<half>(sum, low, q.of[1]); }
     }
 
-    /// x += a group's logits, from products with codes and the pairs of scales and of minima of a lane's two tokens.
-    __device__ static void add_group(int lane, std::uint32_t scales, std::uint32_t minima, float const* query_sums,
-        float const (&sum)[4], float (&x)[4])
+    /// x += a group's logits, from products with codes and the pairs of scales and of minima of a lane's two tokens; `q` are
+    /// the sums of the coordinates of the lane's two queries.
+    __device__ static void add_group(
+        std::uint32_t scales, std::uint32_t minima, float2 q, float const (&sum)[4], float (&x)[4])
     {
-        float2 const q = *reinterpret_cast<float2 const*>(query_sums + lane % 4 * 2);
         float const scale[2]{low_half(scales), high_half(scales)};
         float const minimum[2]{low_half(minima), high_half(minima)};
         MDKV_UNROLL
@@ -300,7 +339,7 @@ struct attend_rows
     __device__ static void add_values(int lane, std::byte const* slot, int n,
         std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
     {
-        int const from = (lane / 16 * 8 + lane % 8) * value_step + lane / 8 % 2 * 16;
+        int const from = (lane / 16 * 8 + lane % 8) * plain_step + lane / 8 % 2 * 16;
         MDKV_UNROLL
         for (int m = 0; m < unit / 16; ++m)
         {
@@ -317,15 +356,14 @@ struct attend_rows
     }
 
     /// The same for a group of codes, number `k` of its unit, of `own` coordinates.
-    __device__ static void add_codes(int lane, std::byte const* slot, int k, int own,
+    __device__ static void add_codes(int lane, std::byte const* tile, int k, int own,
         std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
     {
         auto const add = [&](int l, int in_row, int half) {
-            int const from = k * group_bytes + codes_begin + (l % 4 * in_row + l / 4 * 4) * 4;
             MDKV_UNROLL
             for (int h = 0; h < (Kind == storage::int8 ? 2 : 1); ++h)
             {
-                uint4 const q = *reinterpret_cast<uint4 const*>(slot + place(from + h * half * 4, value_step));
+                uint4 const q = *reinterpret_cast<uint4 const*>(tile + value_words(l, k, in_row, h * half));
                 multiply_values(q.x, q.y, w, sums + 2 * h);
                 multiply_values(q.z, q.w, w, sums + 2 * h + 1);
             }

@@ -15,6 +15,7 @@
 #include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_block.cuh>
 #include <mdkv/gpu/detail/attend_numbers.cuh>
+#include <mdkv/gpu/detail/attend_pairs.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/detail/attend_units.cuh>
@@ -26,9 +27,10 @@
 
 // How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for
 // up to eight query heads at once, so that every stored byte is read once for any G, and for up to `Columns` coordinates of
-// values. Each warp takes every fourth tile of 16 tokens and has a softmax and sums of its own, in registers. Its tiles
-// come by asynchronous copies of units (attend_units.cuh) into a ring in shared memory that no other warp touches: inside a
-// run no warp waits for another. At a run's end the block's warps are joined into the block's state of the run's basis.
+// values. Each warp takes every fourth tile of 16 tokens, of codes every fourth pair of tiles as long as there are pairs for
+// all warps, and has a softmax and sums of its own, in registers. Its tiles come by asynchronous copies of units
+// (attend_units.cuh, attend_pairs.cuh) into a ring in shared memory that no other warp touches: inside a run no warp waits
+// for another. At a run's end the block's warps are joined into the block's state of the run's basis.
 // Nothing is projected or rotated back here.
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
@@ -96,49 +98,115 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         using rows         = attend_rows<T, Kind>;
         if (device::thread() == 0) { at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns()); }
         this->template write_fragments<Kind>();
-        int const thread      = device::thread_again();
-        int const lane        = thread % device::warp_size;
-        int const warp        = thread / device::warp_size;
-        int const keys        = at.run.keys.coordinates;
-        int const values      = at.columns();
-        int tile              = at.first / sixteen + warp;
-        std::byte* const ring = mine.ring + warp * attend_ring;
-        float2 const factor   = *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2);
-        if (thread == 0) // Whole tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
+        if (device::thread() == 0)
         {
+            // Whole tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
             int const stored = static_cast<int>(at.run.keys.stored) / sixteen;
             int const some   = (at.end + sixteen - 1) / sixteen;
             at.tiles         = some;
             at.whole = !rows::regular(at.run.keys, at.run.values, at.copies.align) ? 0 : stored < some ? stored : some;
             at.evident = at.masked ? 0 : at.end / sixteen < at.whole ? at.end / sixteen : at.whole;
+            // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
+            at.usual  = at.run.keys.coordinates == Columns && at.run.values.coordinates == Columns;
+            at.rounds = 0;
+            if (int const tiles = at.evident - at.first / sixteen; rows::coded && at.usual && tiles > 0)
+            {
+                at.rounds = tiles / attend_pairs_stride;
+            }
         }
         device::sync();
+        if constexpr (rows::coded)
+        {
+            if (at.rounds > 0) { attend_rounds<Kind>(all); }
+        }
+        int const thread      = device::thread_again();
+        int const lane        = thread % device::warp_size;
+        int const warp        = thread / device::warp_size;
+        int tile              = at.first / sixteen + at.rounds * attend_pairs_stride + warp;
+        std::byte* const ring = mine.ring + warp * attend_ring;
+        float2 const factor   = *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2);
         attend_units<T, Kind> arriving{lane, at.run, at.copies, at.part * Columns, ring, tile, at.whole};
-        // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
-        if (keys == Columns && values == Columns)
+        if (!rows::coded && at.usual)
         {
             for (int const end = at.evident; tile < end; tile += attend_warps)
             {
-                attend_tile<Kind, true>(arriving, tile, Columns, Columns, lane, factor, all);
+                attend_tile<Kind, true>(arriving, tile, lane, factor, all);
             }
         }
         for (int const end = at.tiles; tile < end; tile += attend_warps)
         {
-            attend_tile<Kind, false>(arriving, tile, keys, values, lane, factor, all);
+            attend_tile<Kind, false>(arriving, tile, lane, factor, all);
         }
         arriving.drain();
     }
 
+    /// Attends the run's whole rounds of pairs of tiles.
+    template <storage Kind>
+    __device__ void attend_rounds(sums& all) const
+    {
+        using pairs        = attend_pairs<T, Kind, Columns>;
+        scratch const mine = shared();
+        work& at           = *mine.at;
+        int const thread   = device::thread_again();
+        int const lane     = thread % device::warp_size;
+        int const warp     = thread / device::warp_size;
+        pairs arriving{
+            lane, at.run, at.copies, mine.ring + warp * attend_ring, at.first / sixteen + 2 * warp, at.rounds};
+        while (arriving.more()) { attend_pair<Kind>(arriving, lane, all); }
+        arriving.drain();
+    }
+
+    /// Attends a pair of tiles of codes, whole and seen by all queries.
+    template <storage Kind>
+    __device__ void attend_pair(attend_pairs<T, Kind, Columns>& arriving, int lane, sums& all) const
+    {
+        using pairs             = attend_pairs<T, Kind, Columns>;
+        using rows              = typename pairs::rows;
+        constexpr int groups    = rows::unit / group_size;
+        scratch const mine      = shared();
+        fragments const* q      = mine.to_tensors;
+        float const* query_sums = mine.query_sums;
+        float x[pairs::tiles][4]{};
+        MDKV_UNROLL
+        for (int u = 0; u < pairs::units; ++u)
+        {
+            rows::add_keys(lane, arriving.next(u), rows::unit, q, query_sums, x);
+            q += rows::steps(rows::unit) * device::warp_size;
+            query_sums += groups * attend_queries;
+        }
+        all.soften(x, *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2));
+        MDKV_UNROLL
+        for (int u = 0; u < pairs::units; ++u)
+        {
+            std::byte const* const now = arriving.next(pairs::units + u);
+            MDKV_UNROLL
+            for (int k = 0; k < groups; ++k)
+            {
+                int const g = u * groups + k;
+                MDKV_UNROLL
+                for (int t = 0; t < pairs::tiles; ++t)
+                {
+                    std::byte const* const tile = now + t * rows::tile_bytes;
+                    std::uint32_t w[std::size_t{rows::weight_parts}][2];
+                    all.template weigh<rows::weight_parts>(
+                        x[t], rows::pair(lane, tile, k, 0, true), rows::pair(lane, tile, k, 1, true), g, w);
+                    rows::add_codes(lane, tile, k, group_size, w, all.of + 4 * g);
+                }
+            }
+        }
+    }
+
     /// Attends one tile. `Evident` tiles are whole and seen by all queries.
     template <storage Kind, bool Evident>
-    __device__ void attend_tile(
-        attend_units<T, Kind>& arriving, int tile, int keys, int values, int lane, float2 factor, sums& all) const
+    __device__ void attend_tile(attend_units<T, Kind>& arriving, int tile, int lane, float2 factor, sums& all) const
     {
         using rows                = attend_rows<T, Kind>;
         constexpr int unit        = rows::unit;
         constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
         scratch const mine        = shared();
         work const& at            = *mine.at;
+        int const keys            = Evident ? Columns : at.run.keys.coordinates;
+        int const values          = Evident ? Columns : at.columns();
         bool is_whole             = true;
         int count                 = sixteen;
         if (!Evident && tile >= at.evident)
@@ -156,7 +224,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         };
         fragments const* q      = mine.to_tensors;
         float const* query_sums = mine.query_sums;
-        float x[4]{};
+        float x[1][4]{};
         MDKV_ROLLED
         for (int first = 0; first < keys; first += unit)
         {
@@ -165,10 +233,10 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             q += rows::steps(unit) * rows::places * device::warp_size;
             query_sums += unit / group_size * attend_queries;
         }
-        if (!Evident && tile >= at.evident) { hide<Kind>(tile, count, x); }
+        if (!Evident && tile >= at.evident) { hide<Kind>(tile, count, x[0]); }
         all.soften(x, factor);
         std::uint32_t w[std::size_t{rows::weight_parts}][2];
-        if constexpr (!rows::coded) { transposed<typename rows::part, rows::weight_parts>(x, w); }
+        if constexpr (!rows::coded) { transposed<typename rows::part, rows::weight_parts>(x[0], w); }
         MDKV_UNROLL
         for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
         {
@@ -179,7 +247,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             {
                 if (is_whole && count < sixteen)
                 {
-                    rows::clear(now, count * rows::value_step, sixteen * rows::value_step);
+                    rows::clear(now, count * rows::plain_step, sixteen * rows::plain_step);
                 }
                 rows::add_values(lane, now, n, w, all.of + v * (unit / sixteen));
             }
@@ -191,8 +259,8 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                     if (k * group_size >= n) { break; }
                     int const g   = v * (unit / group_size) + k;
                     int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
-                    all.template weigh<rows::weight_parts>(x, rows::pair(lane, now, k, 0, rows::value_step),
-                        rows::pair(lane, now, k, 1, rows::value_step), g, w);
+                    all.template weigh<rows::weight_parts>(
+                        x[0], rows::pair(lane, now, k, 0, true), rows::pair(lane, now, k, 1, true), g, w);
                     rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
                 }
             }

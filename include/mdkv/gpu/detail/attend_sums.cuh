@@ -94,29 +94,33 @@ struct attend_sums
         inverse = no_inverse;
     }
 
-    /// x := weights of 16 tokens with logits x * factor: [token][query], as multiply_tile leaves them.
-    __device__ void soften(float (&x)[4], float2 factor)
+    /// x := weights of 16 tokens of each tile with logits x * factor: [token][query], as multiply_tile leaves them.
+    template <std::size_t Tiles>
+    __device__ void soften(float (&x)[Tiles][4], float2 factor)
     {
         float const by[2]{factor.x, factor.y};
-        float over[4];
-        bool move = false;
-        MDKV_UNROLL
-        for (int i = 0; i < 4; ++i)
-        {
-            over[i] = fmaf(x[i], by[i % 2], -top[i % 2]);
-            move    = move || over[i] > most_over;
-        }
+        float over[Tiles][4];
+        bool move          = false;
+        auto const compare = [&] {
+            MDKV_UNROLL
+            for (std::size_t i = 0; i < 4 * Tiles; ++i)
+            {
+                over[i / 4][i % 4] = fmaf(x[i / 4][i % 4], by[i % 2], -top[i % 2]);
+                move               = move || over[i / 4][i % 4] > most_over;
+            }
+        };
+        compare();
         if (device::any(move))
         {
-            move_tops(x, by);
             MDKV_UNROLL
-            for (int i = 0; i < 4; ++i) { over[i] = fmaf(x[i], by[i % 2], -top[i % 2]); }
+            for (std::size_t t = 0; t < Tiles; ++t) { move_tops(x[t], by); }
+            compare();
         }
         MDKV_UNROLL
-        for (int i = 0; i < 4; ++i)
+        for (std::size_t i = 0; i < 4 * Tiles; ++i)
         {
-            x[i] = device::exp2(over[i]);
-            total[i % 2] += x[i];
+            x[i / 4][i % 4] = device::exp2(over[i / 4][i % 4]);
+            total[i % 2] += x[i / 4][i % 4];
         }
     }
 

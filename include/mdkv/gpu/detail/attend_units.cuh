@@ -14,47 +14,47 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-/// Begins to copy n bytes, or all of a unit's `Unit` if there are more, `Bytes` bytes at a time, to rows of 128 bytes that are
-/// `ToStep` apart. If `step` is not 0, they are the first bytes of each of 16 rows that are so far apart, and Unit is 128.
-template <int Bytes, int Unit, int ToStep, bool Whole>
+/// Begins to copy n bytes, or all `Size` of a tile's if there are more, `Bytes` bytes at a time, in rows of 128 bytes to their
+/// places. If `step` is not 0, they are the first bytes of each of 16 rows that are so far apart, and Size is 128.
+template <class Rows, bool Values, int Bytes, int Size, bool Whole>
 __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
 {
     constexpr int lanes   = 8; // lanes that copy a row
     constexpr int at_once = device::warp_size / lanes;
-    constexpr int rows    = Unit == copied_row ? int{tile_tokens} : (Unit + copied_row - 1) / copied_row;
+    constexpr int rows    = Size == copied_row ? int{tile_tokens} : (Size + copied_row - 1) / copied_row;
     static_assert(rows % at_once <= 1);
-    int const row  = lane / lanes;
-    int const at   = lane % lanes * Bytes;
-    int const left = n - at - (step == 0 ? row * copied_row : 0); // bytes from the lane's first one on
-    from += row * (step == 0 ? copied_row : step) + at;
-    to += row * ToStep + at;
+    // Four rows that Rows::place changes alike are copied at once.
+    constexpr int apart = Rows::coded && Values && Rows::kind == storage::int8 ? 2 : 1;
+    int const first     = lane / lanes * apart;
+    int const at        = lane % lanes * Bytes;
+    int const between   = step == 0 ? copied_row : step;
+    from += first * between + at;
     MDKV_UNROLL
     for (int j = 0; j < rows; j += at_once)
     {
-        if (Whole
-            && j + at_once > rows) // one row is left: four lanes copy the same bytes, which costs less than a branch
-        {
-            from -= row * copied_row;
-            to -= row * ToStep;
-        }
+        auto const before = [](int i) { return apart == 1 ? i : i / 8 * 8 + i / 4 % 2; }; // the first lane's row
+        // If one row is left, four lanes copy the same bytes, which costs less than a branch.
+        bool const last = Whole && j + at_once > rows;
+        int const row   = last ? j : first + before(j);
+        if (last) { from -= first * between; }
         MDKV_UNROLL
         for (int i = 0; i < copied_row; i += lanes * Bytes)
         {
-            if (Whole || (step == 0 ? j * copied_row : 0) + i < left)
-            {
-                device::copy_async<Bytes>(to + j * ToStep + i, from + i);
-            }
+            bool const there = Whole ? !last || Size % copied_row == 0 || at + i < Size % copied_row
+                                     : (step == 0 ? row * copied_row : 0) + at + i < n;
+            if (there) { device::copy_async<Bytes>(to + Rows::place(Values, row, at + i), from + i); }
         }
-        from += at_once * (step == 0 ? copied_row : step);
+        from += (before(j + at_once) - before(j)) * between;
     }
 }
-template <int Unit, int ToStep>
-__device__ __forceinline__ void copy_unit(int align, int lane, std::byte const* from, int step, int n, std::byte* to)
+
+/// Begins to copy a tile's n bytes, or all `Size` if there are more, whose addresses are multiples of `align`.
+template <class Rows, bool Values, int Size>
+__device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* from, int step, int n, std::byte* to)
 {
-    if (align >= 16 && n >= Unit) { copy_rows<16, Unit, ToStep, true>(lane, from, step, n, to); }
-    else if (align >= 8 && n >= Unit) { copy_rows<8, Unit, ToStep, true>(lane, from, step, n, to); }
-    else if (align >= 8) { copy_rows<8, Unit, ToStep, false>(lane, from, step, n, to); }
-    else { copy_rows<4, Unit, ToStep, false>(lane, from, step, n, to); }
+    if (align >= 16 && n >= Size) { copy_rows<Rows, Values, 16, Size, true>(lane, from, step, n, to); }
+    else if (align >= 8) { copy_rows<Rows, Values, 8, Size, false>(lane, from, step, n, to); }
+    else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, n, to); }
 }
 
 /// Facts about the copies of a run that all warps share, in shared memory.
@@ -141,18 +141,20 @@ private:
 
     __device__ void stage(std::byte* to)
     {
+        // Most codes come in pairs of tiles (attend_pairs): registers for addresses of the others are not worth it.
+        int const lane = rows::coded ? device::thread_again() % device::warp_size : lane_;
         if (tiles_ > 0)
         {
             if (keys_left_ > 0)
             {
-                copy_unit<key_unit, rows::key_step>(copies_.align, lane_, next_key_, 0, keys_left_, to);
+                copy_tile<rows, false, key_unit>(copies_.align, lane, next_key_, 0, keys_left_, to);
                 next_key_ += key_unit;
                 keys_left_ -= key_unit;
             }
             else
             {
-                copy_unit<value_unit, rows::value_step>(
-                    copies_.align, lane_, next_value_, rows::coded ? 0 : copies_.value_step, values_left_, to);
+                copy_tile<rows, true, value_unit>(
+                    copies_.align, lane, next_value_, rows::coded ? 0 : copies_.value_step, values_left_, to);
                 next_value_ += value_unit;
                 values_left_ -= value_unit;
                 if (values_left_ <= 0)

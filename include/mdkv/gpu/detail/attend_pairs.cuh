@@ -1,0 +1,120 @@
+/// \file attend_pairs.cuh: pairs of a warp's tiles of codes on their way to its shared memory, if keys and values have as many coordinates as a block has columns (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/detail/attend_units.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cstddef>
+#include <type_traits>
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+inline constexpr int attend_pairs_stride = 2 * attend_warps; ///< tiles that the warps of a block take at once, in pairs
+
+/// The keys, then the values, of pairs of neighbouring tiles, unit by unit: two units are on their way while one is worked
+/// on. The queries' fragments are loaded once for both tiles, and all sizes are constants. A warp's next pair is eight tiles
+/// further on.
+template <element T, storage Kind, int Columns>
+class attend_pairs
+{
+public:
+    static constexpr int group = int{quantised_group};
+    static constexpr int tiles = 2;
+    using rows = attend_rows<T, Kind, tiles, Kind == storage::int8 || Columns == group ? group : 2 * group>;
+    static constexpr int units = Columns / rows::unit; ///< units of keys, and of values
+
+    /// Begins to copy a warp's pairs, the first of which begins with `tile`.
+    __device__ attend_pairs(
+        int lane, stored_run const& run, attend_copies const& copies, std::byte* ring, int tile, int pairs)
+        : lane_{lane}
+        , left_{pairs}
+        , copies_{copies}
+        , ring_{ring}
+        , key_{run.keys.begin + index_t{tile} * stored_tile}
+        , value_{run.values.begin + index_t{tile} * stored_tile}
+    {
+        stage(0, ring_);
+        stage(1, ring_ + rows::slot_bytes);
+    }
+
+    /// Whether a pair is left to be worked on.
+    [[nodiscard]] __device__ bool more() const { return left_ > (units == 1 ? -1 : 0); }
+
+    /// Waits for unit `u` of a pair, 0 to 2 * units - 1, keys first, and begins to copy the unit after the next one.
+    [[nodiscard]] __device__ __forceinline__ std::byte* next(int u)
+    {
+        device::copy_async_wait<1>();
+        device::sync_warp(); // every lane's copies are there, and every lane has read the unit before
+        constexpr int last = 2 * rows::slot_bytes;
+        stage((u + 2) % (2 * units), ring_ + (from_ == 0 ? last : from_ - rows::slot_bytes));
+        std::byte* const now = ring_ + from_;
+        from_                = from_ == last ? 0 : from_ + rows::slot_bytes;
+        return now;
+    }
+
+    /// Waits until nothing is on its way.
+    __device__ void drain()
+    {
+        device::copy_async_wait<0>();
+        device::sync_warp();
+    }
+
+private:
+    static constexpr int stored_tile =
+        Columns / group * rows::group_bytes; ///< bytes of a tile's keys, and of its values
+    static constexpr int unit_bytes = rows::unit / group * rows::group_bytes; ///< bytes of a tile's part of a unit
+
+    /// Begins to copy unit `u`: after the last one the next pair's units follow.
+    __device__ __forceinline__ void stage(int u, std::byte* to)
+    {
+        if (left_ > 0)
+        {
+            if (u < units) { copy<false>(key_ + u * unit_bytes, to); }
+            else { copy<true>(value_ + (u - units) * unit_bytes, to); }
+        }
+        device::copy_async_commit();
+        if (u == 2 * units - 1)
+        {
+            --left_;
+            key_ += attend_pairs_stride * stored_tile;
+            value_ += attend_pairs_stride * stored_tile;
+        }
+    }
+    template <bool Values>
+    __device__ __forceinline__ void copy(std::byte const* from, std::byte* to) const
+    {
+        auto const all = [&](auto bytes, int lane) {
+            MDKV_UNROLL
+            for (int t = 0; t < tiles; ++t)
+            {
+                copy_rows<rows, Values, decltype(bytes)::value, unit_bytes, true>(
+                    lane, from + t * stored_tile, 0, unit_bytes, to + t * rows::tile_bytes);
+            }
+        };
+        auto const lane_again = [] {
+            return device::thread_again() % device::warp_size;
+        }; // takes no registers elsewhere
+        if (copies_.align >= 16) { all(std::integral_constant<int, 16>{}, lane_); }
+        else if (stored_tile % (8 * int{tile_tokens}) == 0 || copies_.align >= 8)
+        {
+            all(std::integral_constant<int, 8>{}, lane_again());
+        }
+        else { all(std::integral_constant<int, 4>{}, lane_again()); }
+    }
+
+    int lane_;
+    int left_;     ///< pairs not yet copied to their end
+    int from_ = 0; ///< place of the unit read next
+    attend_copies const& copies_;
+    std::byte* ring_;
+    std::byte const* key_; ///< the pair that is copied
+    std::byte const* value_;
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
