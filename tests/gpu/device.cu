@@ -115,13 +115,13 @@ struct copies
     }
 };
 
-/// Four matrices of 8 x 8 numbers, transposed on their way from shared memory, and the first of them back again.
+/// Four matrices of 8 x 8 numbers, transposed on their way from shared memory, the first of them back again, and words' bytes.
 struct transposed_matrices
 {
     static constexpr char const* name = "transposed_matrices";
     static constexpr int threads      = 32;
 
-    out_view<int, 3, gpu::backend> to; // [5, 32, 2]
+    out_view<int, 3, gpu::backend> to; // [7, 32, 2]
 
     [[nodiscard]] index_t shared_bytes() const { return 32 * 8 * index_t{sizeof(std::uint16_t)}; }
 
@@ -139,6 +139,8 @@ struct transposed_matrices
         };
         for (int i = 0; i < 4; ++i) { write(i, got[i]); }
         write(4, gpu::device::transpose(got[0]));
+        write(5, gpu::device::every_other_byte<0>(0xf1e2d3c4U + static_cast<unsigned>(lane)));
+        write(6, gpu::device::every_other_byte<1>(0xf1e2d3c4U + static_cast<unsigned>(lane)));
     }
 };
 
@@ -335,9 +337,9 @@ TEST_CASE("tensor cores multiply subnormal halves exactly: codes without a scale
     }
 }
 
-TEST_CASE("matrices are transposed on their way from shared memory, and between lanes")
+TEST_CASE("matrices are transposed on their way from shared memory, and between lanes; bytes of words become pairs")
 {
-    device_tensor<int, 3> to{{5, 32, 2}};
+    device_tensor<int, 3> to{{7, 32, 2}};
     support::run_on_device([&](gpu::backend const& on) {
         if (!on.scratch->counting()) { gpu::launch(on, transposed_matrices{to.out()}, 1); }
     });
@@ -349,6 +351,8 @@ TEST_CASE("matrices are transposed on their way from shared memory, and between 
             int const row = lane % 4 * 2 + j;
             for (int i = 0; i < 4; ++i) { CHECK(got.get(i, lane, j) == 100 * (8 * i + row) + lane / 4); }
             CHECK(got.get(4, lane, j) == 100 * (lane / 4) + row);
+            CHECK(got.get(5, lane, j) == (j == 0 ? 0xc4 + lane : 0xe2));
+            CHECK(got.get(6, lane, j) == (j == 0 ? 0xd3 : 0xf1));
         }
     }
 }

@@ -115,7 +115,7 @@ def work_of(kind, dim):
             r"MUFU\.EX2": 8}
     unit = 1 if kind == "int8" or groups == 1 else 2  # groups that are copied at once, of keys and of values, of two tiles
     rows = 2 if kind == "int4" and unit == 1 else 3  # instructions for a tile's part of it: four rows of 128 bytes each
-    return [{**work, r"LDGSTS\.\S*\.128 ": 2 * 2 * rows * groups // unit}], "0xf000f," if kind == "int4" else "0xff00ff"
+    return [{**work, r"LDGSTS\.\S*\.128 ": 2 * 2 * rows * groups // unit}], "0xf000f," if kind == "int4" else "0x4341"
 
 
 def wavefronts(instructions, kind, dim):

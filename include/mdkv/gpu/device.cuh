@@ -176,6 +176,14 @@ __device__ __forceinline__ void load_transposed(std::uint32_t (&to)[4], void con
     return result;
 }
 
+/// Bytes `First` and `First` + 2 of a word as a pair of numbers of 16 bits, in one instruction.
+template <int First>
+[[nodiscard]] __device__ __forceinline__ std::uint32_t every_other_byte(std::uint32_t word)
+{
+    static_assert(First == 0 || First == 1);
+    return __byte_perm(word, 0, First == 0 ? 0x4240 : 0x4341);
+}
+
 /// Two numbers rounded to 16 bits as a pair, the first in the low half.
 template <element T>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t pair(float low, float high)

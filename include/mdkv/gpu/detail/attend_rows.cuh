@@ -119,7 +119,7 @@ struct attend_rows
     /// Bytes of a group of 16 tokens, with scales and minima.
     static constexpr int group_bytes          = coded ? sixteen * static_cast<int>(stored_bytes(Kind, group, 0)) : 0;
     static constexpr int codes_begin          = 2 * sixteen * int{sizeof(half)};
-    static constexpr std::uint32_t low_codes  = Kind == storage::int4 ? 0x000f000fU : 0x00ff00ffU;
+    static constexpr std::uint32_t low_codes  = 0x000f000fU;
     static constexpr std::uint32_t high_codes = 0x00f000f0U;
     /// Bytes of a tile in a unit, whole rows; bytes of a unit; units in a warp's shared memory.
     static constexpr int tile_bytes = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
@@ -305,12 +305,31 @@ struct attend_rows
         }
     }
 
+    /// The codes of two words as factors, those of 4 bits in the bytes' low halves.
+    __device__ static void low_halves(std::uint32_t first, std::uint32_t second, std::uint32_t (&to)[4])
+    {
+        if constexpr (Kind == storage::int8)
+        {
+            to[0] = device::every_other_byte<0>(first);
+            to[1] = device::every_other_byte<0>(second);
+            to[2] = device::every_other_byte<1>(first);
+            to[3] = device::every_other_byte<1>(second);
+        }
+        else
+        {
+            to[0] = first & low_codes;
+            to[1] = second & low_codes;
+            to[2] = (first >> 8U) & low_codes;
+            to[3] = (second >> 8U) & low_codes;
+        }
+    }
+
     /// sum += products of a word of each of a lane's two tokens.
     __device__ static void multiply_codes(
         std::uint32_t first, std::uint32_t second, fragments const& q, float (&sum)[4])
     {
-        std::uint32_t const low[4]{
-            first & low_codes, second & low_codes, (first >> 8U) & low_codes, (second >> 8U) & low_codes};
+        std::uint32_t low[4];
+        low_halves(first, second, low);
         device::multiply_tile<half>(sum, low, q.of[0]);
         if constexpr (Kind == storage::int4)
         {
@@ -375,8 +394,8 @@ struct attend_rows
     __device__ static void multiply_values(std::uint32_t first, std::uint32_t second,
         std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
     {
-        std::uint32_t const low[4]{
-            first & low_codes, second & low_codes, (first >> 8U) & low_codes, (second >> 8U) & low_codes};
+        std::uint32_t low[4];
+        low_halves(first, second, low);
         MDKV_UNROLL
         for (int i = 0; i < weight_parts; ++i) { device::multiply_tile<half>(sums[0], low, w[i]); }
         if constexpr (Kind == storage::int4)

@@ -149,6 +149,11 @@ inline void load_transposed(std::uint32_t (&to)[4], void const* row)
     }
     emulation::wait_for_warp("load_transposed"); // nobody writes what others still read
 }
+template <int First>
+[[nodiscard]] inline std::uint32_t every_other_byte(std::uint32_t word)
+{
+    return word >> (8U * First) & 0x00ff00ffU;
+}
 [[nodiscard]] inline std::uint32_t transpose(std::uint32_t pair)
 {
     auto const all    = emulation::exchange(pair, "transpose");
