@@ -20,6 +20,13 @@ inline constexpr double leverage_units = 0x1p36;
 /// of fewer than 2^16 heads reaches it.
 inline constexpr leverage_sum non_finite_leverage = leverage_sum{1} << 52;
 
+namespace detail
+{
+
+inline constexpr float nan_leverage = std::numeric_limits<float>::quiet_NaN();
+
+} // namespace detail
+
 /// A leverage as a sum of one head, rounded to a unit.
 [[nodiscard]] MDKV_HD constexpr leverage_sum leverage_sum_of(double leverage) noexcept
 {
@@ -30,8 +37,8 @@ inline constexpr leverage_sum non_finite_leverage = leverage_sum{1} << 52;
 /// The sum as a number; NaN if a leverage was not finite.
 [[nodiscard]] MDKV_HD constexpr float leverage_of(leverage_sum sum) noexcept
 {
-    constexpr float none = std::numeric_limits<float>::quiet_NaN();
-    return sum >= 0 && sum < non_finite_leverage ? static_cast<float>(static_cast<double>(sum) / leverage_units) : none;
+    return sum >= 0 && sum < non_finite_leverage ? static_cast<float>(static_cast<double>(sum) / leverage_units)
+                                                 : detail::nan_leverage;
 }
 
 /// The sum of both; with a leverage that is not finite it stays `non_finite_leverage`.
