@@ -65,7 +65,7 @@ struct recompress_report
     index_t kept           = 0; ///< released or stored tokens that keep their bytes
     index_t lowered        = 0; ///< tokens now stored in fewer bytes
     index_t dropped        = 0;
-    allocation chosen;          ///< all ranks' but for its tokens; everything_kept: tokens stay, losses were not read
+    allocation chosen; ///< all ranks' but for its tokens; everything_kept: tokens stay, losses were not read
 };
 
 /// The most slots a head has: all its tokens, window and tail included, without stand-ins. Only the directory is read.

@@ -586,7 +586,7 @@ TEST_CASE("folds of heads over 1, 2, 3 and 5 ranks with one limit are those of o
             CAPTURE(bytes);
             auto const one = x.folded({0, 5}, {.limit = budget::bytes(bytes)});
             for (std::vector<index_t> const& cuts :
-                std::vector<std::vector<index_t>>{{0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}})
+                std::vector<std::vector<index_t>>{{0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}})
             {
                 CAPTURE(cuts.size());
                 support::rank_team team{static_cast<int>(cuts.size()) - 1};
