@@ -110,6 +110,8 @@ struct policy
     double depth                   = 0;     // e^depth is the weight of the last layer in one budget
     double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
+    std::int64_t head_shares       = 1;     // equal shares of a layer's heads that have equal shares of its budget
+    std::int64_t layer_shares      = 1;     // equal shares of the layers that have equal shares of one budget
     mdkv::storage stored           = mdkv::storage::plain; // storage of kept or selected tokens
     double beta                    = 0;                    // how uneven pyramid and head_scores are
     double floor                   = 0.2;                  // share of a head's budget that adaptive leaves it
@@ -131,6 +133,8 @@ struct policy
     {
         return rows == scoring_rows::real || rows == scoring_rows::both_real;
     }
+    /// Shares of the budget, each of which is chosen for by itself, as ranks do that know nothing of each other.
+    [[nodiscard]] std::int64_t shares() const noexcept { return head_shares * layer_shares; }
     [[nodiscard]] bool joins() const noexcept { return rows == scoring_rows::both || rows == scoring_rows::both_real; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
     [[nodiscard]] bool reads_all_queries() const noexcept
@@ -141,14 +145,16 @@ struct policy
     /// those whose rungs are chosen on the CPU for all layers.
     [[nodiscard]] bool runs_on_device() const noexcept
     {
-        return one_budget()
-               || (((kind == cache_kind::mixed && rows == scoring_rows::window) || whole())
-                   && share == sharing::uniform);
+        return shares() == 1
+               && (one_budget()
+                   || (((kind == cache_kind::mixed && rows == scoring_rows::window) || whole())
+                       && share == sharing::uniform));
     }
     /// Whether its layers are the library's packed caches in host memory, which a file can hold.
     [[nodiscard]] bool makes_packed() const noexcept
     {
-        return backend == backend_kind::cpu && kind != cache_kind::think && kind != cache_kind::evicting;
+        return backend == backend_kind::cpu && shares() == 1 && kind != cache_kind::think
+               && kind != cache_kind::evicting;
     }
     /// Last tokens of a prompt that stay as they are, the window being that of all policies.
     [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept
@@ -244,9 +250,10 @@ inline void take(policy& p, mdkv::preset const& from)
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(p.parameters.begin(),
-                {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
-                    "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins"});
+            p.parameters.insert(
+                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries",
+                                          "early", "even", "rows", "over", "chunk", "ahead", "join", "own", "budget",
+                                          "depth", "odd", "stand_ins", "head_shares", "layer_shares"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -387,6 +394,13 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         p.stand_ins = parse_integer<std::int64_t>("stand_ins", value);
         if (p.stand_ins < 0) { refuse("must not be negative"); }
     }
+    else if (parameter == "head_shares" || parameter == "layer_shares")
+    {
+        auto const count =
+            parse_integer<std::int64_t>(parameter == "head_shares" ? "head_shares" : "layer_shares", value);
+        if (count < 1) { refuse("must be positive"); }
+        (parameter == "head_shares" ? p.head_shares : p.layer_shares) = count;
+    }
     else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
     else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
@@ -442,6 +456,12 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         throw mdkv::invalid_argument{"policy \"" + std::string{text}
                                      + "\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out"};
+    }
+    if (p.shares() > 1 && (p.share == sharing::head_scores || p.per_query_head))
+    {
+        throw mdkv::invalid_argument{"policy \"" + std::string{text}
+                                     + "\": equal shares of heads or layers go neither with head scores nor with "
+                                       "heads=query"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

@@ -11,6 +11,7 @@
 
 #include "policies/make_cache.hpp"
 #include "policies/packed_cache.hpp"
+#include "policies/shared_cache.hpp"
 #include "policies/stored_cache.hpp"
 
 namespace runner
@@ -40,11 +41,22 @@ sequence_cache<T>::sequence_cache(
     language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens)
     : model_{&model}
     , policy_{std::move(chosen)}
-    , maker_{policy_, limit, model.shape().layers, model.shape().query_heads}
     , window_{window}
     , tail_tokens_{tail_tokens}
     , layers_(static_cast<std::size_t>(model.shape().layers))
-{}
+{
+    model_shape const& shape = model.shape();
+    mdkv::expects(shape.kv_heads % policy_.head_shares == 0, "policy ", policy_.label, ": head_shares is ",
+        policy_.head_shares, ", which does not divide the model's ", shape.kv_heads, " KV heads");
+    mdkv::expects(shape.layers % policy_.layer_shares == 0, "policy ", policy_.label, ": layer_shares is ",
+        policy_.layer_shares, ", which does not divide the model's ", shape.layers, " layers");
+    policy own = policy_;
+    own.depth /= static_cast<double>(own.layer_shares); // about the weights that these layers have among all
+    for (std::int64_t i = 0; i < policy_.shares(); ++i)
+    {
+        makers_.emplace_back(own, limit, shape.layers, shape.query_heads);
+    }
+}
 
 template <mdkv::element T>
 sequence_cache<T>::sequence_cache(
@@ -52,11 +64,14 @@ sequence_cache<T>::sequence_cache(
     : model_{&model}
     , policy_{std::move(chosen)}
     , ledger_{std::make_unique<fold_ledger>()}
-    , maker_{policy_, plan, *ledger_}
     , window_{window}
     , tail_tokens_{plan.every}
     , layers_(static_cast<std::size_t>(model.shape().layers))
-{}
+{
+    mdkv::expects(policy_.shares() == 1, "--fold-every: policy ", policy_.label, " has ", policy_.shares(),
+        " shares of its budget; folds know one");
+    makers_.emplace_back(policy_, plan, *ledger_);
+}
 
 template <mdkv::element T>
 sequence_cache<T> sequence_cache<T>::folding(
@@ -115,6 +130,31 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
 }
 
 template <mdkv::element T>
+prompt_layer<T> sequence_cache<T>::share_of(prompt_layer<T> layer, std::int64_t share) const
+{
+    layer.layers /= policy_.layer_shares;
+    layer.layer %= layer.layers;
+    layer.heads /= policy_.head_shares;
+    std::int64_t const first = share * layer.heads; // the share's first head
+    auto const at            = [first](auto const* rows, std::int64_t each) {
+        return rows == nullptr ? nullptr : rows + first * each;
+    };
+    layer.keys     = at(layer.keys, layer.tokens * layer.key_dim);
+    layer.values   = at(layer.values, layer.tokens * layer.value_dim);
+    layer.queries  = at(layer.queries, layer.group * layer.query_tokens * layer.key_dim);
+    layer.lse      = at(layer.lse, layer.group * layer.query_tokens);
+    layer.replayed = at(layer.replayed, static_cast<std::int64_t>(policy_.ratios.size()) * layer.past());
+    return layer;
+}
+
+template <mdkv::element T>
+cache_maker<T>& sequence_cache<T>::maker_of(std::int64_t layer, std::int64_t share)
+{
+    std::int64_t const part = layer / (model_->shape().layers / policy_.layer_shares);
+    return makers_[static_cast<std::size_t>(part * policy_.head_shares + share)];
+}
+
+template <mdkv::element T>
 void sequence_cache<T>::score_chunk(
     layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
 {
@@ -124,7 +164,26 @@ void sequence_cache<T>::score_chunk(
     unread.layer  = chunk.layer;
     unread.tokens = tokens;
     layer_memory none;
-    maker_.read(layer_of(unread, none), chunk, executor, scratch);
+    auto const whole = layer_of(unread, none);
+    std::int64_t const share =
+        model_->shape().query_heads / policy_.head_shares * whole.key_dim; // of a token's queries
+    std::vector<T> queries(policy_.head_shares > 1 ? static_cast<std::size_t>(chunk.count * share) : 0);
+    for (std::int64_t s = 0; s < policy_.head_shares; ++s)
+    {
+        auto const layer    = share_of(whole, s);
+        layer_chunk<T> part = chunk;
+        part.keys += s * layer.heads * chunk.tokens * layer.key_dim;
+        part.values += s * layer.heads * chunk.tokens * layer.value_dim;
+        if (policy_.head_shares > 1)
+        {
+            for (std::int64_t i = 0; i < chunk.count; ++i)
+            {
+                std::copy_n(chunk.queries + (i * policy_.head_shares + s) * share, share, queries.data() + i * share);
+            }
+            part.queries = queries.data();
+        }
+        maker_of(chunk.layer, s).read(layer, part, executor, scratch);
+    }
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -145,10 +204,17 @@ void sequence_cache<T>::compress_layer(
     auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
     layer_memory memory;
-    auto made = maker_.make(layer_of(kv, memory),
-        mdkv::layer_shape{own.kv_heads, own.query_heads / own.kv_heads, kv.tokens - std::min(window(), kv.tokens),
-            std::min(window(), kv.tokens), {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}},
-        tail_tokens_, executor, scratch, rungs);
+    auto const whole = layer_of(kv, memory);
+    mdkv::layer_shape const shape{own.kv_heads / policy_.head_shares, own.query_heads / own.kv_heads, whole.past(),
+        whole.window, {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}};
+    std::vector<std::vector<made_cache>> shares; // [head_shares][layers that are done]
+    for (std::int64_t s = 0; s < policy_.head_shares; ++s)
+    {
+        shares.push_back(maker_of(kv.layer, s)
+                             .make(share_of(whole, s), shape, tail_tokens_, executor, scratch,
+                                 rungs == nullptr ? nullptr : rungs + s * shape.heads * shape.tokens));
+    }
+    auto made = policy_.head_shares == 1 ? std::move(shares[0]) : put_together(shares, shape);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     full_bytes_ += own.kv_heads * kv.tokens * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
     for (made_cache& one : made)

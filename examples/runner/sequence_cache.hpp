@@ -12,12 +12,12 @@
 #include <memory>
 #include <vector>
 
+#include "language_model.hpp"
+#include "policies.hpp"
 #include "policies/cache_maker.hpp"
 #include "policies/fold_plan.hpp"
 #include "policies/layer_cache.hpp"
 #include "policies/replayed_losses.hpp"
-#include "language_model.hpp"
-#include "policies.hpp"
 #include "prefill.hpp"
 #include "scratch_memory.hpp"
 
@@ -32,6 +32,7 @@ public:
     /// \param model         must outlive the cache
     /// \param window        last prompt tokens that are kept as they are, where the policy does not say fewer
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
+    /// \throws mdkv::invalid_argument   the policy's shares divide no heads or layers of the model
     sequence_cache(
         language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
 
@@ -91,11 +92,15 @@ private:
 
     struct layer_memory; // what a layer needs besides prefill's own
     [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv, layer_memory& memory) const;
+    /// A layer as the maker of one share of its heads sees it.
+    [[nodiscard]] prompt_layer<T> share_of(prompt_layer<T> layer, std::int64_t share) const;
+    /// The maker of a layer's share.
+    [[nodiscard]] cache_maker<T>& maker_of(std::int64_t layer, std::int64_t share);
 
     language_model const* model_;
     policy policy_;
     std::unique_ptr<fold_ledger> ledger_; // the memory of layers that fold: made before them, gone after them
-    cache_maker<T> maker_;
+    std::vector<cache_maker<T>> makers_;  // [layer_shares * head_shares]
     std::int64_t window_;
     std::int64_t tail_tokens_;
     std::vector<std::unique_ptr<layer_cache>> layers_; // [layers]

@@ -27,7 +27,7 @@ namespace mdkv::inline MDKV_MACHINE
 /// Number of tokens that `stand_in` may make of each head: `most`, but in at most a sixteenth of the limit.
 [[nodiscard]] constexpr index_t stand_ins_within(index_t most, index_t limit, layer_shape const& shape) noexcept
 {
-    index_t const each = 16 * shape.heads * shape.token_bytes();
+    index_t const each    = 16 * shape.heads * shape.token_bytes();
     index_t const fitting = each > 0 && limit > 0 ? limit / each : 0;
     return fitting < most ? fitting : most;
 }
@@ -110,9 +110,9 @@ struct preset
     }
     /// The options of stand_in.
     [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }
-    /// The options of balance for the leverages of a prompt, [N], which are read only if `odd()` is above 0.
+    /// The options of balance for the sums of leverages of a prompt, [N], which are read only if `odd()` is above 0.
     template <backend B>
-    [[nodiscard]] balance_options<B> balance(in_view<float, 1, B> leverages) const
+    [[nodiscard]] balance_options<B> balance(in_view<leverage_sum, 1, B> leverages) const
     {
         balance_options<B> options;
         if (shared) { options.depth = shared->depth; }

@@ -91,7 +91,7 @@ public:
     /// \param chosen  preset; copied
     /// \param shape   sizes, position encoding
     /// \cost   state: L*H*R*M floats and L*H*M bytes for M = tokens - window, and if the preset needs them L*H*(D*D + Dv*Dv)
-    ///         floats (projected rungs), 3*L*H*D floats (codes), L*H*sinks keys, a float a token
+    ///         floats (projected rungs), 3*L*H*D floats (codes), L*H*sinks keys, 8 bytes a token
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs
     ///                                 that are projected
@@ -221,8 +221,7 @@ public:
     /// \sync   returns when done, on a GPU too: it waits for the device
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs; over
-    ///                                 ranks if one of them refuses its arguments, on every rank, and if the preset weighs
-    ///                                 leverages
+    ///                                 ranks if one of them refuses its arguments, on every rank
     /// \throws non_finite_input        a loss is NaN or infinite; no rungs are chosen then, as for too small a budget
     /// \throws insufficient_workspace  naming the size needed
     allocation allocate(B const& on, budget limit)

@@ -27,8 +27,8 @@ namespace mdkv::inline MDKV_MACHINE
 template <backend B>
 struct recompress_options
 {
-    /// Limit of the arena: window, stand-ins, tokens and projections, without the tail. A fraction is one of the bytes that the
-    /// cache's present tokens take uncompressed, and shrinks with them; prefer bytes or a KV size.
+    /// Limit of the arena, on all ranks: window, stand-ins, tokens and projections, without the tail. A fraction is one of the bytes
+    /// that the cache's present tokens take uncompressed, and shrinks with them; prefer bytes or a KV size.
     budget limit = budget::kv_size(128);
 
     pool_options pooling{};
@@ -44,16 +44,20 @@ struct recompress_options
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
     float even_queries                                = 0.0F; ///< see score_options::even_queries
 
+    /// Over ranks: the greatest `most_slots` of all ranks' caches, the same number on each. A dry run exchanges nothing, and could
+    /// not know it. 0: this cache's.
+    index_t longest_head = 0;
+
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
     /// data kept beside the tokens; -1 beyond a head's last slot. Slots count a head's tokens in the order of the
     /// cache: the runs by rung, the exact run without its stand-ins, the tail. S at least `most_slots` of the old cache.
     std::optional<out_view<std::int32_t, 2, B>> sources = std::nullopt;
 };
 
-/// The report of recompress. Tokens are counted over all heads.
+/// The report of recompress. Tokens are counted over all heads, over ranks over this rank's.
 struct recompress_report
 {
-    index_t limit_bytes    = 0;
+    index_t limit_bytes    = 0; ///< on all ranks; the other sizes are this rank's
     index_t window_bytes   = 0;
     index_t stand_in_bytes = 0; ///< stand-ins, all of which stay
     index_t resident_bytes = 0; ///< bytes of the new arena, measured; never above limit_bytes
@@ -61,7 +65,7 @@ struct recompress_report
     index_t kept           = 0; ///< released or stored tokens that keep their bytes
     index_t lowered        = 0; ///< tokens now stored in fewer bytes
     index_t dropped        = 0;
-    allocation chosen; ///< status everything_kept: all tokens stay unchanged, losses were not read
+    allocation chosen; ///< all ranks' but for its tokens; everything_kept: tokens stay, losses were not read
 };
 
 /// The most slots a head has: all its tokens, window and tail included, without stand-ins. Only the directory is read.
@@ -103,9 +107,10 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// to its stored projections. The recent queries measure a stored token's loss against its stored value, over the
 /// head's stored tokens. A token that keeps its rung keeps every stored bit, in any number of calls. If the limit holds
 /// all tokens unchanged, they stay unchanged. Stand-ins stay, bit for bit; losses are measured without their attention.
-/// Afterwards tokens inside a run are not in text order.
+/// Afterwards tokens inside a run are not in text order. Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit is that
+/// of all ranks' heads; every rank makes the call, with `recompress_options::longest_head`.
 ///
-/// \param on              backend: threads, scratch
+/// \param on              backend: threads, scratch, ranks
 /// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
 ///                        appended tokens
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
@@ -117,15 +122,16 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \pre    Q >= 1
 /// \cost   score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores if
 ///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache, and a copy
-///         of the directory and the counts of every rung in host memory
+///         of the directory and the counts of every rung in host memory. Over ranks three exchanges of 136 bytes in all, and
+///         unless everything stays those of allocate
 /// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
 ///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs and once
 ///         for allocate's choice. Work on the cache must have been enqueued on the backend's stream, or be waited for by it;
 ///         afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        shapes disagree; the limit is below window and stand-ins (naming the least that
-///                                 works); the set cannot drop; an option is negative or not finite; the backend has ranks,
-///                                 which share no limit here: each folds its own heads by a backend without
+///                                 works); the set cannot drop; an option is negative or not finite; over ranks as
+///                                 allocate's, on every rank, and NaNs of one rank are an error on all
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
 ///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
@@ -167,29 +173,32 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     cache_view<T, B::memory_space> const stored = detail::without_const(from);
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
-    expects(detail::ranks_of(on) == nullptr, "recompress: the backend has ranks, which share no limit of a fold; give "
-                                             "each rank's heads a limit of their own, "
-                                             "and a backend without ranks");
+    bool const ranks                            = detail::ranks_of(on) != nullptr;
+    detail::agreement agreed{on};
     bool const in_place = to.view().heads == stored.heads;
-    if (heads == 0 && (in_place || detail::dry_run(on))) { return {}; }
-    if (heads == 0)
+    if (heads == 0 && !ranks && (in_place || detail::dry_run(on))) { return {}; }
+    if (heads == 0 && !ranks)
     {
         to = to.like({}, 0, 0);
         return {};
     }
     detail::host_directory const copy{on, stored};
     cache_view<T, space::host> const& directory = copy.view;
-    index_t const most                          = most_slots(directory);
+    index_t const longest                       = most_slots(directory);
+    index_t const most                          = options.longest_head > 0 ? options.longest_head : longest;
     index_t const recent                        = layout.window + *directory.appended;
     index_t const rows                          = queries.extent(0);
+    index_t const group                         = heads > 0 ? rows / heads : 1;
 
-    expects(rows % heads == 0 && rows >= heads, "recompress: queries [H*G, Q, D] has ", rows, " query heads, which ",
+    expects(rows == heads * group && group >= 1, "recompress: queries [H*G, Q, D] has ", rows, " query heads, which ",
         heads, " KV heads do not divide");
-    expects(queries.extent(1) >= 1 && queries.extent(1) <= recent,
+    expects(heads == 0 || (queries.extent(1) >= 1 && queries.extent(1) <= recent),
         "recompress: queries [H*G, Q, D] has Q = ", queries.extent(1),
         "; it must be at least 1 and at most the window and the appended tokens, ", layout.window, " + ",
         *directory.appended);
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
+    expects(most >= longest && most >= layout.window, "recompress: longest_head is ", most, "; a head has ", longest,
+        " tokens, and the window ", layout.window);
     ratios.expects_ascending(layout.dims, sizeof(T));
     detail::expects_not_negative("recompress", "scale", options.scale);
     detail::expects_not_negative("recompress", "even_queries", options.even_queries);
@@ -203,7 +212,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     if (options.sources)
     {
         index_t const capacity = options.sources->extent(1);
-        expects(capacity >= most, "recompress: options.sources [H, S] has S = ", capacity, "; a head has ", most,
+        expects(capacity >= longest, "recompress: options.sources [H, S] has S = ", capacity, "; a head has ", longest,
             " tokens");
         c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
@@ -219,18 +228,21 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
                 layout.key_bytes(r, sizeof(T)), " bytes), which the ratio set lacks");
         }
     }
-    layer_shape const shape{heads, rows / heads, most - layout.window, layout.window, layout.dims, index_t{sizeof(T)}};
+    layer_shape const shape{heads, group, most - layout.window, layout.window, layout.dims, index_t{sizeof(T)}};
     shape.expects_valid("recompress");
-    index_t const limit     = options.limit.in_bytes(shape);
+    auto const numbers      = detail::number_heads(on, "recompress", heads, 0);
+    layer_shape whole       = shape; // on all ranks
+    whole.heads             = numbers.place.heads;
+    index_t const limit     = options.limit.in_bytes(whole);
     index_t const stand_ins = detail::stand_in_bytes(directory);
     index_t const least     = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", layout.window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
     return detail::staged(on, "recompress", [&](B const& stages) {
-        detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape,
+        detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape, numbers, limit,
             detail::stored_slots<T, space::host>{directory, next, shape.tokens},
             detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
-        return job(to);
+        return job(to, agreed);
     });
 }
 

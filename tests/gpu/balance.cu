@@ -2,6 +2,7 @@
 // one rounding to float, which may go either way.
 #include <mdkv/replay/balance.hpp>
 
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -44,13 +45,15 @@ TEST_CASE("balance on the GPU gives the CPU's losses, to a rounding")
         {
             CAPTURE(tokens);
             CAPTURE(odd);
-            auto const leverages = random_tensor<1>("leverages", {tokens});
-            auto const losses    = random_tensor<4>("layers", {3, 2, 4, tokens}, {.slack = 3});
-            auto want            = losses.relaid({});
+            support::source random{"leverages", tokens};
+            tensor<leverage_sum, 1> leverages{{tokens}};
+            for (index_t i = 0; i < tokens; ++i) { leverages.set(leverage_sum_of(std::exp(2 * random.normal())), i); }
+            auto const losses = random_tensor<4>("layers", {3, 2, 4, tokens}, {.slack = 3});
+            auto want         = losses.relaid({});
             support::run([&](cpu::backend const& on) {
                 balance(on, want.out(), {.depth = 1.5F, .odd = odd, .leverages = leverages.in()});
             });
-            device_tensor<float, 1> const device_leverages{leverages};
+            device_tensor<leverage_sum, 1> const device_leverages{leverages};
             device_tensor<float, 4> got{losses};
             support::run_on_device([&](gpu::backend const& on) {
                 balance(on, got.out(), {.depth = 1.5F, .odd = odd, .leverages = device_leverages.in()});
@@ -69,9 +72,9 @@ TEST_CASE("on the GPU, too, layers without losses stay zero, tokens without leve
     tensor<float, 4> losses{{3, 1, 2, 6}};
     losses.assign(std::vector<float>{
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1, NAN, 1, 1});
-    tensor<float, 1> none{{6}};
-    none.assign(std::vector<float>(6, 0.0F));
-    device_tensor<float, 1> const leverages{none};
+    tensor<leverage_sum, 1> none{{6}};
+    none.assign(std::vector<leverage_sum>(6));
+    device_tensor<leverage_sum, 1> const leverages{none};
     device_tensor<float, 4> got{losses};
     support::run_on_device(
         [&](gpu::backend const& on) { balance(on, got.out(), {.odd = 16.0F, .leverages = leverages.in()}); });

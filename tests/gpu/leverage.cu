@@ -2,6 +2,7 @@
 // entries, against lambda, a thousandth of the mean energy; the rest is float's rounding of the products.
 #include <mdkv/replay/leverage.hpp>
 
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
@@ -51,16 +52,20 @@ TEST_CASE_TEMPLATE("add_leverage on the GPU adds the CPU's leverages, to roundin
                 }
             }
         }
-        tensor<float, 1> want{{tokens}};
-        want.assign(std::vector<float>(static_cast<std::size_t>(tokens), 0.5F)); // of layers before
-        device_tensor<float, 1> got{want};
+        tensor<leverage_sum, 1> want{{tokens}};
+        leverage_sum const before = leverage_sum_of(0.5); // of layers before
+        want.assign(std::vector<leverage_sum>(static_cast<std::size_t>(tokens), before));
+        device_tensor<leverage_sum, 1> got{want};
         device_tensor<T, 3> const there{keys};
         support::run([&](cpu::backend const& on) { add_leverage(on, keys.in(), want.out()); });
         support::run_on_device([&](gpu::backend const& on) { add_leverage(on, there.in(), got.out()); });
         auto const a = got.elements();
         auto const b = want.elements();
         worst_error worst;
-        for (std::size_t i = 0; i < a.size(); ++i) { worst.add(a[i], b[i], b[i] - 0.5F, static_cast<std::int64_t>(i)); }
+        for (std::size_t i = 0; i < a.size(); ++i)
+        {
+            worst.add(leverage_of(a[i]), leverage_of(b[i]), leverage_of(b[i] - before), static_cast<std::int64_t>(i));
+        }
         CHECK_MESSAGE(worst.within(0x1p-13), worst);
     }
 }
@@ -70,11 +75,11 @@ TEST_CASE("on the GPU, too, keys of zeros have no leverage")
     tensor<float, 3> keys{{2, 20, 8}};
     keys.assign(std::vector<float>(320, 0.0F));
     device_tensor<float, 3> const there{keys};
-    tensor<float, 1> sums{{20}};
-    sums.assign(std::vector<float>(20, 2.0F));
-    device_tensor<float, 1> got{sums};
+    tensor<leverage_sum, 1> sums{{20}};
+    sums.assign(std::vector<leverage_sum>(20, leverage_sum_of(2)));
+    device_tensor<leverage_sum, 1> got{sums};
     support::run_on_device([&](gpu::backend const& on) { add_leverage(on, there.in(), got.out()); });
-    CHECK(got.elements() == std::vector<float>(20, 2.0F));
+    CHECK(got.elements() == std::vector<leverage_sum>(20, leverage_sum_of(2)));
 }
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
@@ -63,7 +64,7 @@ TEST_CASE("a preset's scale reaches every call that is not given a cache, and is
 
 TEST_CASE("a preset's weights reach balance: those of odd tokens less where tokens are few")
 {
-    std::vector<float> const leverages(4096);
+    std::vector<leverage_sum> const leverages(4096);
     auto const options = [&](preset const& p, index_t tokens) {
         return p.balance<cpu::backend>(in(cpu::backend{}, leverages.data(), tokens));
     };

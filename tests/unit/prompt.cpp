@@ -5,6 +5,7 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -295,8 +296,8 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
     index_t const Q      = std::min(p.queries, x.count());
     layer_shape const shape{H, text::group, N, window, {D, Dv}, 2};
     tensor<float, 4> losses{{L, H, R, N}};
-    tensor<float, 1> leverages{{x.tokens}};
-    leverages.assign(std::vector<float>(static_cast<std::size_t>(x.tokens)));
+    tensor<leverage_sum, 1> leverages{{x.tokens}};
+    leverages.assign(std::vector<leverage_sum>(static_cast<std::size_t>(x.tokens)));
     std::vector<tensor<float, 3>> key_bases, value_bases, channels;
     auto const of = [&](index_t l) { return detail::item_of(losses.out(), l); };
     for (index_t l = 0; l < L; ++l)
@@ -491,7 +492,7 @@ TEST_CASE(
         {{0, 1, 0, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {0, 1, 2, 1}, {1, 1, 2, 1}}};
     preset projected = presets::paper;
     projected.shared = presets::best.shared;
-    for (preset const& p : {presets::best, projected, presets::by_window, presets::paper})
+    for (preset const& p : {presets::best, presets::any_question, projected, presets::by_window, presets::paper})
     {
         for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
         {
@@ -507,34 +508,26 @@ TEST_CASE(
     }
 }
 
-TEST_CASE(
-    "a prompt over ranks is refused on every rank if it weighs leverages, or if a layer of one rank is not finished")
+TEST_CASE("a prompt over ranks is refused on every rank if a layer of one rank is not finished")
 {
     text const x{1, 100};
-    auto const errors_of = [&](preset const& p, index_t unfinished) {
-        support::rank_team team{2};
-        return support::on_ranks(team, [&](support::thread_rank const& transport) {
-            ranks const all{transport, {transport.number, 2}};
-            support::scratch_memory memory{1 << 22};
-            workspace scratch{memory.span()};
-            host const on{&scratch, {}, &all};
-            auto const cut = [&](rows const& r) {
-                return rows{slice<0>(r.queries, 2 * transport.number, 2), slice<0>(r.keys, transport.number, 1),
-                    slice<0>(r.values, transport.number, 1)};
-            };
-            auto shape  = x.shape();
-            shape.heads = 1;
-            prompt<host, half> one{on, p, shape};
-            one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens)));
-            if (transport.number != unfinished) { one.finish_layer(on, 0, cut(x.whole(0))); }
-            one.allocate(on, budget::fraction(1, 2));
-        });
-    };
-    for (std::string const& error : errors_of(presets::any_question, -1))
-    {
-        CHECK(error.find("over ranks it must be 0") != std::string::npos);
-    }
-    auto const errors = errors_of(presets::by_window, 1);
+    support::rank_team team{2};
+    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
+        ranks const all{transport, {transport.number, 2}};
+        support::scratch_memory memory{1 << 22};
+        workspace scratch{memory.span()};
+        host const on{&scratch, {}, &all};
+        auto const cut = [&](rows const& r) {
+            return rows{slice<0>(r.queries, 2 * transport.number, 2), slice<0>(r.keys, transport.number, 1),
+                slice<0>(r.values, transport.number, 1)};
+        };
+        auto shape  = x.shape();
+        shape.heads = 1;
+        prompt<host, half> one{on, presets::by_window, shape};
+        one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens)));
+        if (transport.number == 0) { one.finish_layer(on, 0, cut(x.whole(0))); }
+        one.allocate(on, budget::fraction(1, 2));
+    });
     CHECK(errors[0] == "prompt::allocate: rank 1 refuses its arguments");
     CHECK(errors[1] == "prompt::allocate: layer 0 is not finished");
 }

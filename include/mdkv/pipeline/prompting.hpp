@@ -8,6 +8,7 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -127,15 +128,15 @@ struct prompt_work
     preset settings;
     prompt_shape<B> shape;
     rung_costs costs;
-    out_view<float, 4, B> losses{};       ///< [L, H, R, M]  first replayed, then pooled or joined, at last balanced
-    out_view<float, 4, B> key_bases{};    ///< [L, H, D, D]; L = 0 without projected rungs
-    out_view<float, 4, B> value_bases{};  ///< [L, H, Dv, Dv]; L = 0 without projected rungs
-    out_view<float, 4, B> channels{};     ///< [L, H, 3, D]; L = 0 without rotated rungs
-    out_view<T, 4, B> sinks{};            ///< [L, H, replay_part::sinks, D]; keys
-    out_view<float, 1, B> leverages{};    ///< [tokens]; empty unless the preset weighs leverages
-    out_view<std::uint8_t, 3, B> rungs{}; ///< [L, H, M]
-    out_view<index_t, 1, B> limit{};      ///< [1]
-    out_view<allocation, 1, B> report{};  ///< [1]
+    out_view<float, 4, B> losses{};           ///< [L, H, R, M]  first replayed, then pooled or joined, at last balanced
+    out_view<float, 4, B> key_bases{};        ///< [L, H, D, D]; L = 0 without projected rungs
+    out_view<float, 4, B> value_bases{};      ///< [L, H, Dv, Dv]; L = 0 without projected rungs
+    out_view<float, 4, B> channels{};         ///< [L, H, 3, D]; L = 0 without rotated rungs
+    out_view<T, 4, B> sinks{};                ///< [L, H, replay_part::sinks, D]; keys
+    out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
+    out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M]
+    out_view<index_t, 1, B> limit{};          ///< [1]
+    out_view<allocation, 1, B> report{};      ///< [1]
     prompt_progress progress{};
     prompt_choice choice{}; ///< its budget is -1 until rungs are chosen
 
@@ -164,11 +165,11 @@ struct prompt_work
         value_bases         = scratch_view<float>(on, memory, bases, H, Dv, Dv);
         channels            = scratch_view<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
         sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
-        leverages           = scratch_view<float>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
+        leverages           = scratch_view<leverage_sum>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, M);
         limit               = scratch_view<index_t>(on, memory, 1);
         report              = scratch_view<allocation>(on, memory, 1);
-        if (memory.ready()) { run(on, fill<float>{leverages.data_handle(), 0, leverages.extent(0)}); }
+        if (memory.ready()) { run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)}); }
     }
 
     /// Losses of a layer's first n tokens, [H, R, n].

@@ -11,6 +11,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/packing.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/sort_slots.hpp>
@@ -68,7 +69,9 @@ struct recompressing
     in_view<U, 3, B> queries;
     ratio_set const& ratios;
     recompress_options<B> const& options;
-    layer_shape shape;
+    layer_shape shape;                  // has this rank's heads
+    head_numbers const& numbers;        // the heads among all ranks'
+    index_t limit_bytes;                // on all ranks
     stored_slots<T, space::host> slots; // slots by the host's copy of the directory
     stored_slots<T, S> there;           // slots by the cache's own directory
 
@@ -96,12 +99,21 @@ struct recompressing
     out_view<index_t, 2, B> counts =
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
-    bool real                     = frame.ready();
+    out_view<std::int64_t, 1, B> sums =
+        scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 3}); ///< over ranks
+    bool real = frame.ready();
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
-    recompress_report operator()(Cache& cache)
+    recompress_report operator()(Cache& cache, agreement<S>& agreed)
     {
+        if (real)
+        {
+            agreed.settle("recompress", {{{"options.limit", limit_bytes},
+                                            {"costs", hash_of(rung_costs{ratios, shape.dims, shape.element_bytes})},
+                                            {"options.longest_head (0: this cache's)", M + W},
+                                            {"number W of window tokens", W}, {"number of all heads", numbers.all}}});
+        }
         run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
         run(on, read_tokens<T, S>{
                     {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
@@ -138,6 +150,7 @@ struct recompressing
     /// Gives every token its new rung by its loss within `bytes`.
     [[nodiscard]] allocation choose(index_t bytes)
     {
+        agreement agreed{on};
         workspace::frame losses{*on.scratch, "recompress"};
         auto const loss = scratch_view<float>(on, losses, H, rungs, M);
         auto const raw =
@@ -152,6 +165,7 @@ struct recompressing
         for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
         run(on, mask_losses<T, S>{there, loss}, H);
         run(on, fill<index_t>{limit.data_handle(), bytes, 1});
+        agreed.leave();
         allocate(on, as_input(loss), rung_costs{ratios, shape.dims, shape.element_bytes}, as_input(limit),
             options.allocation, rung, reports);
         allocation chosen;
@@ -197,7 +211,7 @@ struct recompressing
     [[nodiscard]] allocation everything_kept() const
     {
         index_t const fixed = shape.window_bytes() + stand_in_bytes(slots.cache);
-        allocation kept{.status = allocation_status::everything_kept, .limit = options.limit.in_bytes(shape) - fixed};
+        allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
         index_t arena_bytes = 0;
         for (index_t h = 0; h < H; ++h)
         {
@@ -214,17 +228,40 @@ struct recompressing
             arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry, slots.cache.heads[h].stand_ins);
         }
         kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
+        if (real && ranks_of(on) != nullptr) { add_other_ranks(kept); }
         return kept;
+    }
+
+    /// Makes the bytes of this rank's heads those of all.
+    /// \throws invalid_argument   a head is on no rank or on several, or the limit is below their windows and stand-ins; on every rank
+    void add_other_ranks(allocation& kept) const
+    {
+        expects_every_head(on, "recompress", numbers, sums.data_handle());
+        array<std::int64_t, 3> bytes{stand_in_bytes(slots.cache), kept.token_bytes, kept.charged_bytes};
+        for (index_t i = 0; i < 3; ++i)
+        {
+            run(on, fill<std::int64_t>{after(sums.data_handle(), i), bytes[static_cast<std::size_t>(i)], 1});
+        }
+        sum_over_ranks(on, sums.data_handle(), 3);
+        fetch(on, sums.data_handle(), bytes.data(), 3);
+        layer_shape whole   = shape;
+        whole.heads         = numbers.all;
+        index_t const fixed = whole.window_bytes() + bytes[0];
+        expects(limit_bytes >= fixed, "recompress: a budget of ", limit_bytes, " bytes cannot hold the window of ", W,
+            " tokens and the stand-ins of all ranks; at least ", fixed, " bytes are needed");
+        kept.limit         = limit_bytes - fixed;
+        kept.token_bytes   = bytes[1];
+        kept.charged_bytes = bytes[2];
     }
 
     /// The report on the settled rungs; waits.
     [[nodiscard]] recompress_report report(allocation const& chosen) const
     {
-        recompress_report result{.limit_bytes = options.limit.in_bytes(shape),
+        recompress_report result{.limit_bytes = limit_bytes,
             .window_bytes                     = shape.window_bytes(),
             .stand_in_bytes                   = stand_in_bytes(slots.cache),
-            .released                         = H * run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens,
-            .chosen                           = chosen};
+            .released = H == 0 ? 0 : H * run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens,
+            .chosen   = chosen};
         if (!real) { return result; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));

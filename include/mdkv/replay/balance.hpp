@@ -3,6 +3,7 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/float_environment.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -19,6 +20,26 @@ namespace mdkv::inline MDKV_MACHINE
 
 namespace detail
 {
+
+/// Makes numbers of the sums of leverages. An item is a piece of the tokens.
+template <backend B>
+struct widen_leverages
+{
+    static constexpr char const* name = "widen_leverages";
+    static constexpr index_t piece    = 1024;
+
+    in_view<leverage_sum, 1, B> sums;
+    float* leverages; // [N]
+
+    [[nodiscard]] index_t items() const noexcept { return (sums.extent(0) + piece - 1) / piece; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const end = sums.extent(0) - item * piece < piece ? sums.extent(0) : (item + 1) * piece;
+        for (index_t i = item * piece + t.rank(); i < end; i += t.size()) { leverages[i] = leverage_of(sums(i)); }
+    }
+};
 
 /// The factor that all losses of a token get. An item is a piece of the tokens.
 template <backend B>
@@ -105,8 +126,8 @@ struct balance_options
     /// count alike.
     float odd = 0.0F;
 
-    /// [N]  the leverages of add_leverage, summed over all layers; read, and needed, if odd is above 0. >= 0.
-    std::optional<in_view<float, 1, B>> leverages = std::nullopt;
+    /// [N]  the sums of add_leverage over all layers, on each rank over the heads of its own; read, and needed, if odd is above 0.
+    std::optional<in_view<leverage_sum, 1, B>> leverages = std::nullopt;
 
     /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of
     /// the mean of all tokens; 1 if all leverages are 0.
@@ -122,13 +143,13 @@ struct balance_options
 /// \param[in,out] losses   [L, H, R, N]  pooled or joined. A layer that loses nothing at rung 0 gets zeros; a loss that is
 ///                         not finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
-/// \pre    losses and leverages >= 0; a leverage that is not finite makes all losses NaN
+/// \pre    losses >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N). Over
-///         ranks two exchanges of 8 bytes for 4,096 tokens of each head
+///         ranks two exchanges of 8 bytes for 4,096 tokens of each head, and if odd is above 0 one of 8 bytes a token
 /// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages or over
-///                                 ranks, an output overlaps; over ranks as allocate's, on every rank
+/// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages,
+///                                 an output overlaps; over ranks as allocate's, on every rank
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/balance.cpp; docs/lab/2026-11/quality.md compares weights
 template <backend B>
@@ -140,8 +161,6 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         "; it must be between -40 and 40");
     detail::expects_not_negative("balance", "odd", options.odd);
     expects(options.odd == 0 || options.leverages, "balance: odd is ", options.odd, " without leverages");
-    expects(options.odd == 0 || ranks == nullptr, "balance: odd is ", options.odd,
-        "; over ranks it must be 0, because leverages are summed over all layers in a fixed order");
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
     detail::check arguments{on, "balance"};
@@ -151,22 +170,26 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     index_t const heads = numbers.place.heads; // heads of a layer on all ranks
     float_environment const standard;
     double const largest =
-        0x1p127 / (static_cast<double>(shape[1] * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
+        0x1p127 / (static_cast<double>(heads * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
     index_t const tokens = options.odd > 0 ? shape[3] : 0; // tokens with a factor
-    auto const leverages = options.leverages.value_or(in_view<float, 1, B>{});
+    auto leverages       = options.leverages.value_or(in_view<leverage_sum, 1, B>{});
     detail::sum_pieces<B> of_layers{
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
     detail::sum_pieces<B> of_all{
         {losses.data_handle(), {numbers.place.layers, heads, shape[3]}, {0, 0, 1}}, nullptr}; // sums alone
-    detail::sum_pieces<B> of_leverages{{leverages.data_handle(), {1, 1, tokens}, {0, 0, 1}}, nullptr};
     workspace::frame frame{*on.scratch, "balance"};
-    of_layers.sums    = frame.template take<double>(of_layers.items());
-    of_all.sums       = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 1);
+    of_layers.sums      = frame.template take<double>(of_layers.items());
+    of_all.sums         = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 1);
+    auto* const summed  = frame.template take<leverage_sum>(ranks == nullptr ? 0 : tokens);
+    auto* const widened = frame.template take<float>(tokens);
+    detail::sum_pieces<B> of_leverages{{widened, {1, 1, tokens}, {0, 0, 1}}, nullptr};
     of_leverages.sums = frame.template take<double>(of_leverages.items());
     double* factors   = frame.template take<double>(tokens);
     bool const real   = frame.ready();
-    agreed.settle("balance", {{{"options.depth", index_t{detail::bits_of_float(options.depth)}},
-                                 {"losses: number N of tokens", shape[3]}, {"number of all heads", numbers.all}}});
+    agreed.settle(
+        "balance", {{{"options.depth", index_t{detail::bits_of_float(options.depth)}},
+                       {"options.odd", index_t{detail::bits_of_float(options.odd)}}, {"options.reach", options.reach},
+                       {"losses: number N of tokens", shape[3]}, {"number of all heads", numbers.all}}});
     run(on, of_layers);
     if (ranks != nullptr && real)
     {
@@ -177,9 +200,17 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     }
     if (tokens > 0)
     {
+        if (ranks != nullptr && real)
+        {
+            in_view<leverage_sum, 3, B> const own{leverages.data_handle(), {1, 1, tokens}, {tokens, tokens, 1}};
+            run(on, detail::copy_rows<B, leverage_sum>{own, {summed, {1, 1, tokens}, {tokens, tokens, 1}}});
+            detail::sum_over_ranks(on, summed, tokens);
+            leverages = {summed, {tokens}, {1}};
+        }
+        run(on, detail::widen_leverages<B>{leverages, widened});
         run(on, of_leverages);
         run(on, detail::weigh_surroundings<B>{
-                    leverages, of_leverages, options.reach, double{options.odd}, largest, factors});
+                    {widened, {tokens}, {1}}, of_leverages, options.reach, double{options.odd}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_all, numbers.place.first_layer, factors, double{options.depth}},

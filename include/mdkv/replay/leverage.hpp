@@ -3,6 +3,7 @@
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -87,7 +88,7 @@ struct whiten
     }
 };
 
-/// Sums |W x|^2 over the heads. An item is a tile of tokens.
+/// Sums |W x|^2, each rounded to a unit, over the heads. An item is a tile of tokens.
 template <backend B, element T>
 struct add_squares
 {
@@ -98,7 +99,7 @@ struct add_squares
 
     in_view<T, 3, B> keys;
     in_view<float, 3, B> whitener;
-    out_view<float, 1, B> sums;
+    out_view<leverage_sum, 1, B> sums;
 
     struct scratch
     {
@@ -106,7 +107,7 @@ struct add_squares
         index_t dim;
         float* columns  = cut.take<float>(dim * tile);                      // [D, 16]  keys
         double* squares = cut.take<double>((dim + rows - 1) / rows * tile); // [D / 8, 16]  sums over eight rows of W
-        double* totals  = cut.take<double>(tile);                           // [16]
+        leverage_sum* totals = cut.take<leverage_sum>(tile);                // [16]
     };
 
     [[nodiscard]] index_t items() const noexcept { return (keys.extent(1) + tile - 1) / tile; }
@@ -128,7 +129,8 @@ struct add_squares
         for (index_t h = 0; h < keys.extent(0); ++h)
         {
             t.sync();
-            widen_columns(t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
+            widen_columns(
+                t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
             t.sync();
             for (int i = member(t); i < groups * parts; i += members(t))
             {
@@ -148,10 +150,15 @@ struct add_squares
             t.sync();
             for (int i = member(t); i < tile; i += members(t))
             {
-                for (int g = 0; g < groups; ++g) { mine.totals[i] += mine.squares[g * tile + i]; }
+                double leverage = 0;
+                for (int g = 0; g < groups; ++g) { leverage += mine.squares[g * tile + i]; }
+                mine.totals[i] = sum_of_leverages(mine.totals[i], leverage_sum_of(leverage));
             }
         }
-        for (int i = member(t); i < count; i += members(t)) { sums(first + i) += static_cast<float>(mine.totals[i]); }
+        for (int i = member(t); i < count; i += members(t))
+        {
+            sums(first + i) = sum_of_leverages(sums(first + i), mine.totals[i]);
+        }
     }
 };
 
@@ -160,20 +167,23 @@ struct add_squares
 /// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
 /// near 1 if a key has a direction for itself, small if it shares its directions with many. lambda is a thousandth
 /// of the mean energy of a direction. Summed over all layers, it is large for tokens unlike the rest of a prompt:
-/// `balance_options::leverages`.
+/// `balance_options::leverages`. Each is rounded to a unit of `leverage_sum`, so that calls for the heads of all layers add up in
+/// any order, on any ranks, to the same bits.
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]     keys   [H, N, D]  keys of one layer, as cached (after position encoding)
-/// \param[in,out] sums   [N]        start from zeros
-/// \pre    keys are finite and their squares in float's range; other keys make all sums NaN
+/// \param[in,out] sums   [N]        start from zeros; `leverage_of` makes numbers of them
+/// \pre    keys are finite and their squares in float's range; other keys make all sums `non_finite_leverage`. Fewer than 2^16
+///         heads in all
 /// \cost   O(H*N*D*D + H*D^3), keys read twice; scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, sums in double
+/// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, a head's sums in double,
+///         sums over heads in fixed point
 /// \throws invalid_argument        a shape disagrees, an output overlaps
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/leverage.cpp, docs/numerics.md
 template <backend B, element T>
-void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<float, 1, B> sums)
+void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, B> sums)
 {
     index_t const heads = keys.extent(0);
     index_t const dim   = keys.extent(2);

@@ -65,6 +65,8 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(any.odd == double{mdkv::presets::any_question.odd()});
     CHECK(any.stand_ins == mdkv::presets::any_question.stand_ins);
     CHECK(runner::parse_policy("best[stand_ins=3]").stand_ins == 3);
+    CHECK(runner::parse_policy("best[head_shares=3+layer_shares=2]").shares() == 6);
+    CHECK(!runner::parse_policy("best[head_shares=3]").runs_on_device());
     CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
     CHECK(runner::find_policy("paper").kept_window(32) == 32);
     CHECK(runner::find_policy("paper").charge == mdkv::projection_charge::by_use);
@@ -151,6 +153,10 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("best[stand_ins=-1]", "policy best: stand_ins = -1: must not be negative");
     refuses("by_window[stand_ins=4]",
         "policy \"by_window[stand_ins=4]\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out");
+    refuses("best[head_shares=0]", "policy best: head_shares = 0: must be positive");
+    refuses("by_window_h[layer_shares=3]",
+        "policy \"by_window_h[layer_shares=3]\": equal shares of heads or layers go neither with head scores nor with "
+        "heads=query");
     refuses("by_window[depth=x]", "policy by_window: depth = x: must be a number between -10 and 10");
     refuses("best[odd=-1]", "policy best: odd = -1: must be a number between 0 and 100");
     refuses("by_window[odd=8]",

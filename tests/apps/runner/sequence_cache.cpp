@@ -348,6 +348,56 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
         mdkv::invalid_argument);
 }
 
+TEST_CASE("equal shares of heads or of layers are chosen for by themselves, each within its part of the bytes")
+{
+    support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
+    auto const model        = runner::language_model::load(llama.writer().file());
+    auto const tokens       = text(140, model.shape().vocabulary);
+    std::int64_t const H    = model.shape().kv_heads;
+    std::int64_t const each = 30 * 24 * 4; // bytes of a head's budget
+    REQUIRE(H == 2);
+    auto const cache_of = [&](std::string const& name, std::int64_t kv_size) {
+        return runner::sequence_cache<float>{
+            model, runner::parse_policy(name), mdkv::budget::kv_size(kv_size), window, 16};
+    };
+    for (std::string const name : {"by_window[budget=model+layer_shares=3]", "by_window[head_shares=2]",
+             "by_window[rows=both+budget=model+depth=1+head_shares=2+layer_shares=3]", "paper[head_shares=2]"})
+    {
+        CAPTURE(name);
+        auto cache = cache_of(name, 30);
+        static_cast<void>(continue_compressed(model, tokens, 120, cache));
+        REQUIRE(cache.reports().size() == 3);
+        CHECK(cache.resident_bytes() <= 3 * H * each);
+        for (auto const& report : cache.reports())
+        {
+            std::int64_t counted = 0;
+            for (auto const n : report.chosen.tokens) { counted += n; }
+            CHECK(report.shape.heads == H);
+            CHECK(counted == H * report.shape.tokens);
+            CHECK(report.budget_bytes == H * each);
+            CHECK(report.resident_bytes <= H * each);
+            CHECK(report.resident_bytes > H * each - 200);
+        }
+    }
+    auto const logits = [&](std::string const& name, std::int64_t kv_size) {
+        auto cache = cache_of(name, kv_size);
+        return continue_compressed(model, tokens, 120, cache);
+    };
+    CHECK(logits("by_window[head_shares=2]", 120) == logits("by_window", 120)); // everything is kept
+    CHECK(logits("by_window[head_shares=2]", 30) != logits("by_window", 30));
+    CHECK(logits("by_window[layer_shares=3]", 30) == logits("by_window", 30)); // layers have equal budgets anyway
+    CHECK_THROWS_WITH_AS(static_cast<void>(cache_of("best[head_shares=3]", 30)),
+        "policy best[head_shares=3]: head_shares is 3, which does not divide the model's 2 KV heads",
+        mdkv::invalid_argument);
+    CHECK_THROWS_WITH_AS(static_cast<void>(cache_of("best[layer_shares=2]", 30)),
+        "policy best[layer_shares=2]: layer_shares is 2, which does not divide the model's 3 layers",
+        mdkv::invalid_argument);
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::sequence_cache<float>::folding(
+                             model, runner::parse_policy("by_window[head_shares=2]"), 1 << 20, 16, window)),
+        "--fold-every: policy by_window[head_shares=2] has 2 shares of its budget; folds know one",
+        mdkv::invalid_argument);
+}
+
 TEST_CASE("a real replay scores by the queries of a second reading, and costs a second prefill")
 {
     support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};

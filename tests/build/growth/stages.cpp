@@ -204,8 +204,8 @@ void stages_of_prefill(layer const& x)
     run_stage(
         "pool adaptive", [&](host const& with) { pool(with, as_input(loss), presets::by_window.pooling, smooth); });
     run_stage("join", [&](host const& with) { join(with, as_input(smooth), as_input(loss), 4.0F, smooth); });
-    block<float> leverages{tokens};
-    std::fill_n(leverages.data(), tokens, 0.0F);
+    block<leverage_sum> leverages{tokens};
+    std::fill_n(leverages.data(), tokens, 0);
     run_stage(
         "add_leverage", [&](host const& with) { add_leverage(with, x.of.keys, out(on, leverages.data(), tokens)); });
     run_stage("balance", [&](host const& with) {

@@ -5,6 +5,7 @@ namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_pieces<backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::widen_leverages<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::weigh_surroundings<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::balance_rows<backend>> const);
 

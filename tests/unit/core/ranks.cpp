@@ -1,6 +1,7 @@
 #include <mdkv/core/ranks.hpp>
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -261,32 +262,50 @@ TEST_CASE("an argument of one rank that is refused, or differs, is an error on e
 TEST_CASE("balance over ranks scales as one rank does, bit for bit")
 {
     source random{"ranks balance"};
-    for (int round = 0; round < 8; ++round)
+    for (int round = 0; round < 12; ++round)
     {
-        index_t const L = 1 + random.below(4);
-        index_t const H = 1 + random.below(5);
-        index_t const R = 1 + random.below(3);
-        index_t const N = random.below(10000);
-        mdkv::balance_options<mdkv::cpu::backend> const options{.depth = static_cast<float>(random.below(3))};
+        index_t const L   = 1 + random.below(4);
+        index_t const H   = 1 + random.below(5);
+        index_t const R   = 1 + random.below(3);
+        index_t const N   = random.below(10000);
+        float const depth = static_cast<float>(random.below(3));
+        float const odd   = static_cast<float>(random.below(2) * 4);
+        CAPTURE(odd);
+        std::vector<std::vector<mdkv::leverage_sum>> leverages(at(L * H)); // of each head of each layer
+        for (auto& of_head : leverages)
+        {
+            for (index_t i = 0; i < N; ++i)
+            {
+                bool const bad = round == 1 && i == N / 2 && of_head.data() == leverages.back().data();
+                of_head.push_back(
+                    bad ? mdkv::non_finite_leverage : mdkv::leverage_sum_of(std::exp(random.normal() - 4)));
+            }
+        }
         layer in{L * H, N, std::vector<index_t>(at(R))};
         for (float& x : in.loss) { x = static_cast<float>(std::exp(2 * random.normal())); }
-        auto const balanced = [&](layer part, index_t layers, index_t heads,
-                                  mdkv::ranks<mdkv::space::host> const* ranks) {
+        auto const balanced = [&](layer part, share const& own, mdkv::ranks<mdkv::space::host> const* ranks) {
+            std::vector<mdkv::leverage_sum> sums(at(N));
+            for (index_t h = 0; h < own.layers * own.heads; ++h)
+            {
+                auto const& of_head = leverages[at(h / own.heads * H + own.place.first_head + h % own.heads)];
+                for (std::size_t i = 0; i < sums.size(); ++i) { sums[i] = mdkv::sum_of_leverages(sums[i], of_head[i]); }
+            }
             support::run([&](mdkv::cpu::backend on) {
                 on.ranks = ranks;
-                mdkv::balance(on, mdkv::out(on, part.loss.data(), layers, heads, R, N), options);
+                mdkv::balance(on, mdkv::out(on, part.loss.data(), own.layers, own.heads, R, N),
+                    {.depth = depth, .odd = odd, .leverages = mdkv::in(on, sums.data(), N)});
             });
             return part;
         };
-        layer const one = balanced(in, L, H, nullptr);
-        for (int const count : {2, 3, 5})
+        layer const one = balanced(in, {{.heads = H, .layers = L}, H, L}, nullptr);
+        for (int const count : {1, 2, 3, 5})
         {
             auto const shares = by_heads(random, count, L, H);
             rank_team team{count};
             auto const errors = on_ranks(team, [&](thread_rank const& transport) {
                 share const& own = shares[at(transport.number)];
                 mdkv::ranks const ranks{transport, own.place};
-                layer const got  = balanced(cut(in, own.place, own.heads, L), L, own.heads, &ranks);
+                layer const got  = balanced(cut(in, own.place, own.heads, L), own, &ranks);
                 layer const want = cut(one, own.place, own.heads, L);
                 if (!want.loss.empty() // an empty vector has no address to compare
                     && std::memcmp(got.loss.data(), want.loss.data(), want.loss.size() * sizeof(float)) != 0)

@@ -45,20 +45,20 @@ struct operands
 {
     sizes s;
     ratio_set ratios{drop, full_int4, full};
-    tensor<float, 3> queries       = zeros<float, 3>({s.heads * s.group, s.queries, s.keys});
-    tensor<float, 3> keys          = zeros<float, 3>({s.heads, s.tokens, s.keys});
-    tensor<float, 3> values        = zeros<float, 3>({s.heads, s.tokens, s.values});
-    tensor<float, 3> window_keys   = zeros<float, 3>({s.heads, s.window, s.keys});
-    tensor<float, 3> window_values = zeros<float, 3>({s.heads, s.window, s.values});
-    tensor<float, 3> no_basis      = zeros<float, 3>({0, 0, 0});
-    tensor<float, 3> loss          = zeros<float, 3>({s.heads, s.rungs, s.tokens});
-    tensor<float, 3> other         = zeros<float, 3>({s.heads, s.rungs, s.tokens});
-    tensor<float, 4> losses        = zeros<float, 4>({1, s.heads, s.rungs, s.tokens});
-    tensor<float, 1> leverages     = zeros<float, 1>({s.tokens});
-    tensor<float, 2> lse           = zeros<float, 2>({s.heads * s.group, s.queries});
-    tensor<std::uint8_t, 2> rung   = zeros<std::uint8_t, 2>({s.heads, s.tokens});
-    tensor<float, 3> made_keys     = zeros<float, 3>({s.heads, s.made, s.keys});
-    tensor<float, 3> made_values   = zeros<float, 3>({s.heads, s.made, s.values});
+    tensor<float, 3> queries          = zeros<float, 3>({s.heads * s.group, s.queries, s.keys});
+    tensor<float, 3> keys             = zeros<float, 3>({s.heads, s.tokens, s.keys});
+    tensor<float, 3> values           = zeros<float, 3>({s.heads, s.tokens, s.values});
+    tensor<float, 3> window_keys      = zeros<float, 3>({s.heads, s.window, s.keys});
+    tensor<float, 3> window_values    = zeros<float, 3>({s.heads, s.window, s.values});
+    tensor<float, 3> no_basis         = zeros<float, 3>({0, 0, 0});
+    tensor<float, 3> loss             = zeros<float, 3>({s.heads, s.rungs, s.tokens});
+    tensor<float, 3> other            = zeros<float, 3>({s.heads, s.rungs, s.tokens});
+    tensor<float, 4> losses           = zeros<float, 4>({1, s.heads, s.rungs, s.tokens});
+    tensor<leverage_sum, 1> leverages = zeros<leverage_sum, 1>({s.tokens});
+    tensor<float, 2> lse              = zeros<float, 2>({s.heads * s.group, s.queries});
+    tensor<std::uint8_t, 2> rung      = zeros<std::uint8_t, 2>({s.heads, s.tokens});
+    tensor<float, 3> made_keys        = zeros<float, 3>({s.heads, s.made, s.keys});
+    tensor<float, 3> made_values      = zeros<float, 3>({s.heads, s.made, s.values});
     cpu::cache<float> cache{};
 
     explicit operands(sizes const& given = {})
@@ -133,11 +133,12 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
         {"score", "scale", [&](host const& on, float v) { x.score(on, {.scale = v}); }},
         {"score", "even_queries", [&](host const& on, float v) { x.score(on, {.even_queries = v}); }},
         {"score", "scale", [&](host const& on, float v) { x.replay(on, {.scale = v}); }},
-        {"compress", "options.scoring.scale",
-            [&](host const& on, float v) { operands{}.compress(on, {.scale = v}); }},
+        {"compress", "options.scoring.scale", [&](host const& on, float v) { operands{}.compress(on, {.scale = v}); }},
         {"score", "even_queries", [&](host const& on, float v) { operands{}.compress(on, {.even_queries = v}); }},
         {"cache_layout", "scale",
-            [&](host const&, float v) { static_cast<void>(cache_layout{x.ratios, 1, 0, {8, 8}, v}); }},
+            [&](host const&, float v) {
+                static_cast<void>(cache_layout{x.ratios, 1, 0, {8, 8}, v});
+            }},
         {"attend", "scale", [&](host const& on, float v) { x.attend(on, {.scale = v}); }, -1, 1 / std::sqrt(8.0F)},
         {"attend", "cache.layout.scale",
             [&](host const& on, float v) {
@@ -176,7 +177,11 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
             std::string const text = call(v);
             CAPTURE(text);
             CHECK(text.starts_with(one.stage + ": " + one.name + " is "));
-            CHECK(text.find(std::isnan(v) ? "nan" : std::isinf(v) ? "inf" : v == -41 ? "-41" : "-1") != std::string::npos);
+            CHECK(text.find(std::isnan(v)   ? "nan"
+                            : std::isinf(v) ? "inf"
+                            : v == -41      ? "-41"
+                                            : "-1")
+                  != std::string::npos);
             CHECK(text.find("must be") != std::string::npos);
         }
         CHECK(call(one.good) == "threw nothing");
@@ -196,7 +201,10 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
         {"compress", [](operands& x, host const& on) { x.compress(on); }},
         {"stand_in", [](operands& x, host const& on) { x.stand_in(on); }},
         {"pool", [](operands& x, host const& on) { pool(on, x.loss.in(), {}, x.other.out()); }},
-        {"pool", [](operands& x, host const& on) { pool(on, x.loss.in(), {7, pooling::adaptive}, x.other.out()); }},
+        {"pool",
+            [](operands& x, host const& on) {
+                pool(on, x.loss.in(), {7, pooling::adaptive}, x.other.out());
+            }},
         {"join", [](operands& x, host const& on) { join(on, x.loss.in(), x.other.in(), 1, x.loss.out()); }},
         {"balance", [](operands& x, host const& on) { balance(on, x.losses.out()); }},
         {"balance",
@@ -204,10 +212,8 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
                 balance(on, x.losses.out(), balance_options<host>{.odd = 1, .leverages = x.leverages.in()});
             }},
         {"add_leverage", [](operands& x, host const& on) { add_leverage(on, x.keys.in(), x.leverages.out()); }},
-        {"advance",
-            [](operands& x, host const& on) {
-                advance(on, x.queries.in(), 3, rotary_encoding<host>{}, x.queries.out());
-            }},
+        {"advance", [](operands& x,
+                        host const& on) { advance(on, x.queries.in(), 3, rotary_encoding<host>{}, x.queries.out()); }},
         {"fit_basis",
             [](operands& x, host const& on) {
                 tensor<float, 3> basis{{x.s.heads, x.s.keys, x.s.keys}};
@@ -238,7 +244,8 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
         {"gather_pages",
             [](operands& x, host const& on) {
                 auto const pages = zeros<float, 4>({x.s.rungs, x.s.window, x.s.heads, x.s.keys});
-                auto const table = zeros<std::int32_t, 1>({x.s.window > 0 ? (x.s.tokens + x.s.window - 1) / x.s.window : 0});
+                auto const table =
+                    zeros<std::int32_t, 1>({x.s.window > 0 ? (x.s.tokens + x.s.window - 1) / x.s.window : 0});
                 gather_pages(on, pages.in(), table.in(), x.keys.out());
             }},
         {"cache_layout",
@@ -249,15 +256,15 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
             }},
         {"merge_attention",
             [](operands& x, host const& on) {
-                auto const a     = zeros<float, 2>({x.s.tokens, x.s.values});
-                auto const sums  = zeros<float, 1>({x.s.tokens});
-                auto other_sums  = zeros<float, 1>({x.s.tokens});
-                auto const b     = zeros<float, 2>({x.s.tokens, x.s.values});
+                auto const a    = zeros<float, 2>({x.s.tokens, x.s.values});
+                auto const sums = zeros<float, 1>({x.s.tokens});
+                auto other_sums = zeros<float, 1>({x.s.tokens});
+                auto const b    = zeros<float, 2>({x.s.tokens, x.s.values});
                 tensor<float, 2> to{{x.s.tokens, x.s.values}};
                 merge_attention(on, a.in(), sums.in(), b.in(), other_sums.in(), to.out(), other_sums.out());
             }},
     };
-    index_t sizes::* const extents[]{&sizes::heads, &sizes::group, &sizes::queries, &sizes::tokens, &sizes::window,
+    index_t sizes::*const extents[]{&sizes::heads, &sizes::group, &sizes::queries, &sizes::tokens, &sizes::window,
         &sizes::keys, &sizes::values, &sizes::rungs, &sizes::made};
     int served = 0, refused = 0;
     for (stage const& one : all)
@@ -276,7 +283,8 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
             bool const done = text == "threw nothing";
             (done ? served : refused) += 1;
             std::string const by = one.name == "replay" || one.name == "compress" ? "score" : one.name;
-            CHECK((done || text.starts_with(one.name + ": ") || text.starts_with(by + ": ") || text.starts_with("attend: ")));
+            CHECK((done || text.starts_with(one.name + ": ") || text.starts_with(by + ": ")
+                   || text.starts_with("attend: ")));
         }
     }
     CHECK(served > 60);

@@ -1,6 +1,7 @@
 #include <mdkv/replay/balance.hpp>
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -48,11 +49,11 @@ tensor<float, 4> random_layers(std::array<index_t, 4> shape)
 }
 
 /// [tokens], positive, with some far above the others.
-tensor<float, 1> random_leverages(index_t tokens)
+tensor<leverage_sum, 1> random_leverages(index_t tokens)
 {
     support::source random{"leverages", tokens};
-    tensor<float, 1> leverages{{tokens}};
-    for (index_t i = 0; i < tokens; ++i) { leverages.set(static_cast<float>(std::exp(1.5 * random.normal())), i); }
+    tensor<leverage_sum, 1> leverages{{tokens}};
+    for (index_t i = 0; i < tokens; ++i) { leverages.set(leverage_sum_of(std::exp(1.5 * random.normal())), i); }
     return leverages;
 }
 
@@ -65,11 +66,11 @@ tensor<float, 4> balanced(
 }
 
 /// The factor of each token as the header defines it.
-std::vector<double> factors_of(tensor<float, 1> const& leverages, double odd, index_t reach)
+std::vector<double> factors_of(tensor<leverage_sum, 1> const& leverages, double odd, index_t reach)
 {
     auto const n = leverages.extent(0);
     double total = 0;
-    for (float const x : leverages.elements()) { total += double{x}; }
+    for (leverage_sum const x : leverages.elements()) { total += double{leverage_of(x)}; }
     std::vector<double> factors;
     for (index_t i = 0; i < n; ++i)
     {
@@ -77,7 +78,7 @@ std::vector<double> factors_of(tensor<float, 1> const& leverages, double odd, in
         int counted = 0;
         for (index_t j = std::max<index_t>(0, i - reach); j < n && j - i <= reach; ++j, ++counted)
         {
-            sum += double{leverages.get(j)};
+            sum += double{leverage_of(leverages.get(j))};
         }
         double const surroundings = total == 0 ? 1.0 : sum / counted * static_cast<double>(n) / total;
         factors.push_back(std::pow(std::max(1.0, surroundings), odd));
@@ -159,8 +160,8 @@ TEST_CASE("losses count by a power of the mean leverage around a token, where th
 TEST_CASE("without leverages all tokens count alike, as they do where no token has any")
 {
     auto const losses = random_layers({3, 2, 3, 50});
-    tensor<float, 1> none{{50}};
-    none.assign(std::vector<float>(50, 0.0F));
+    tensor<leverage_sum, 1> none{{50}};
+    none.assign(std::vector<leverage_sum>(50));
     auto const want = balanced(losses, {.depth = 2.0F}).elements();
     CHECK(support::same_bits(balanced(losses, {.depth = 2.0F, .odd = 16.0F, .leverages = none.in()}).elements(), want));
     auto const leverages = random_leverages(50); // not read
@@ -169,8 +170,10 @@ TEST_CASE("without leverages all tokens count alike, as they do where no token h
 
 TEST_CASE("surroundings are means of the neighbours there are, in units of the mean of all")
 {
-    tensor<float, 1> leverages{{5}};
-    leverages.assign(std::vector<float>{4, 0, 2, 0, 14}); // of a mean of 4
+    tensor<leverage_sum, 1> leverages{{5}};
+    std::vector<leverage_sum> sums;
+    for (double const x : {4, 0, 2, 0, 14}) { sums.push_back(leverage_sum_of(x)); } // of a mean of 4
+    leverages.assign(sums);
     tensor<float, 4> losses{{1, 1, 1, 5}};
     losses.assign(std::vector<float>(5, 3.0F));
     auto const got = balanced(losses, {.odd = 1.0F, .leverages = leverages.in(), .reach = 1}).elements();
@@ -215,7 +218,7 @@ TEST_CASE("what is not finite stays so, spoils its layer from rung 0, and all of
         CHECK_FALSE(std::isfinite(spoilt.get(0, 1, 0, 5)));
         CHECK(std::isfinite(spoilt.get(1, 1, 0, 5)));
         auto leverages = random_leverages(20);
-        leverages.set(bad, 3);
+        leverages.set(leverage_sum_of(double{bad}), 3);
         for (float const x : balanced(losses, {.odd = 2.0F, .leverages = leverages.in()}).elements())
         {
             CHECK(std::isnan(x));
@@ -241,10 +244,10 @@ TEST_CASE("no factor makes a loss at rung 0 infinite, however odd its token, and
                 all[row * tokens + 80] = row % 2 == 0 ? 1e29F : 1e28F;
             }
             losses.assign(all);
-            tensor<float, 1> leverages{{tokens}};
-            leverages.assign(std::vector<float>(tokens, 1e-3F));
-            leverages.set(900.0F, 40);
-            leverages.set(90.0F, 80);
+            tensor<leverage_sum, 1> leverages{{tokens}};
+            leverages.assign(std::vector<leverage_sum>(tokens, leverage_sum_of(1e-3)));
+            leverages.set(leverage_sum_of(900), 40);
+            leverages.set(leverage_sum_of(90), 80);
             auto const got = balanced(losses, {.depth = depth, .odd = odd, .leverages = leverages.in()});
             for (float const x : got.elements()) { CHECK(std::isfinite(x)); }
             CHECK(got.get(7, 0, 0, 40) > got.get(7, 0, 0, 80));
@@ -312,7 +315,7 @@ TEST_CASE("balance refuses options out of their range, other shapes and overlap,
           == "balance: reach is -1; it must not be negative");
     CHECK(refusal({.odd = 1.0F, .leverages = shorter.in()})
           == "balance: options.leverages must be [N] = [8], its extent 0 is 7");
-    CHECK(refusal({.odd = 1.0F, .leverages = slice<0>(in(host{}, losses.data(), 8), 0, 8)})
+    CHECK(refusal({.odd = 1.0F, .leverages = in(host{}, reinterpret_cast<leverage_sum const*>(losses.data()), 8)})
           == "balance: losses overlaps options.leverages");
     CHECK(error_text<invalid_argument>([&] {
         support::run([&](host const& on) { balance(on, out(on, losses.data(), {2, 2, 3, 8}, {0, 24, 8, 1})); });

@@ -1,6 +1,7 @@
 #include <mdkv/replay/leverage.hpp>
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -38,10 +39,12 @@ using host = cpu::backend;
 template <class T>
 std::vector<float> leverages(tensor<T, 3> const& keys, cpu::executor_ref threads = {})
 {
-    tensor<float, 1> sums{{keys.extent(1)}};
-    sums.assign(std::vector<float>(static_cast<std::size_t>(keys.extent(1)), 0.0F));
+    tensor<leverage_sum, 1> sums{{keys.extent(1)}};
+    sums.assign(std::vector<leverage_sum>(static_cast<std::size_t>(keys.extent(1))));
     support::run([&](host const& on) { add_leverage(on, keys.in(), sums.out()); }, threads);
-    return sums.elements();
+    std::vector<float> numbers;
+    for (leverage_sum const sum : sums.elements()) { numbers.push_back(leverage_of(sum)); }
+    return numbers;
 }
 
 /// Keys of decaying spectrum, as a layer's are.
@@ -149,8 +152,8 @@ TEST_CASE("the leverage of keys along axes is each one's share of its axis, adde
             energies[static_cast<std::size_t>(h * dim + a)] += length(h, a) * length(h, a);
         }
     }
-    tensor<float, 1> sums{{600}};
-    sums.assign(std::vector<float>(600, 5.0F));
+    tensor<leverage_sum, 1> sums{{600}};
+    sums.assign(std::vector<leverage_sum>(600, leverage_sum_of(5.0)));
     support::run([&](host const& on) { add_leverage(on, keys.in(), sums.out()); });
     for (index_t t = 0; t < 600; ++t)
     {
@@ -163,10 +166,10 @@ TEST_CASE("the leverage of keys along axes is each one's share of its axis, adde
             want += square / (energies[static_cast<std::size_t>(h * dim + axis(h, t))] + lambda);
         }
         CAPTURE(t);
-        CHECK(double{sums.get(t)} == doctest::Approx(want).epsilon(1e-6));
+        CHECK(double{leverage_of(sums.get(t))} == doctest::Approx(want).epsilon(1e-6));
     }
-    CHECK(sums.get(300) > 5.5F); // its own axis in one of the heads
-    CHECK(sums.get(299) < 5.1F);
+    CHECK(sums.get(300) > leverage_sum_of(5.5)); // its own axis in one of the heads
+    CHECK(sums.get(299) < leverage_sum_of(5.1));
 }
 
 TEST_CASE("leverages are between 0 and 1, and of a head no more than its directions together")
@@ -261,13 +264,14 @@ TEST_CASE("add_leverage refuses keys without coordinates, other shapes and overl
     auto const refusal = [](auto const& call) { return error_text<invalid_argument>([&] { support::run(call); }); };
     tensor<float, 3> keys{{2, 8, 4}};
     tensor<float, 3> const flat{{2, 8, 0}};
-    tensor<float, 1> sums{{8}}, shorter{{7}};
+    tensor<leverage_sum, 1> sums{{8}}, shorter{{7}};
     CHECK(refusal([&](host const& on) { add_leverage(on, flat.in(), sums.out()); })
           == "add_leverage: keys [H, N, D] has D = 0");
     CHECK(refusal([&](host const& on) { add_leverage(on, keys.in(), shorter.out()); })
           == "add_leverage: sums must be [N] = [8], its extent 0 is 7");
-    CHECK(refusal([&](host const& on) { add_leverage(on, keys.in(), out(on, keys.data(), 8)); })
-          == "add_leverage: sums overlaps keys");
+    CHECK(refusal([&](host const& on) {
+        add_leverage(on, keys.in(), out(on, reinterpret_cast<leverage_sum*>(keys.data()), 8));
+    }) == "add_leverage: sums overlaps keys");
     CHECK(refusal([&](host const& on) { add_leverage(on, in(on, static_cast<float*>(nullptr), 2, 8, 4), sums.out()); })
           == "add_leverage: keys is null but not empty");
 }
@@ -275,8 +279,8 @@ TEST_CASE("add_leverage refuses keys without coordinates, other shapes and overl
 TEST_CASE("add_leverage names the scratch it needs when it gets one byte too few, and writes nothing")
 {
     auto const keys = layer_keys(2, 600, 24);
-    tensor<float, 1> sums{{600}};
-    sums.assign(std::vector<float>(600, 0.0F));
+    tensor<leverage_sum, 1> sums{{600}};
+    sums.assign(std::vector<leverage_sum>(600));
     cpu::thread_pool two{2};
     auto const call         = [&](host const& on) { add_leverage(on, keys.in(), sums.out()); };
     std::size_t const bytes = support::scratch_bytes(call, two);
