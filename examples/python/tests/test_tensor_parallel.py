@@ -18,10 +18,12 @@ import mdkv
 import mdkv.distributed
 import mdkv.transformers
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
+import tensor_parallel
+from test_examples import Letters
 from test_transformers import plain, small, text
 
-SIZE, TOKENS, LATER, LIMIT = 3, 400, 24, 240  # processes; tokens; seconds
+SIZE, TOKENS, LATER, LIMIT = 3, 400, 24, 480  # processes; tokens; seconds
 HEADS = dict(hidden_size=96, intermediate_size=96, num_attention_heads=6, num_key_value_heads=3)
 
 
@@ -170,6 +172,16 @@ def model_task(folder):
     refused("have 9 KV heads of a layer and the configuration 3", NotImplementedError,
             lambda: alone(ids, past_key_values=mdkv.transformers.Cache(alone.config, group=dist.group.WORLD)))
     print("tokens of one process at 100 %:", expected[0, TOKENS:].tolist())
+    question = {"input_ids": ids[:, :50], "attention_mask": torch.ones_like(ids[:, :50])}
+    found = {}
+    for name, on, group, processes in (("3 processes", model, dist.group.WORLD, SIZE), ("1 process", alone, None, 1)):
+        for kind, cache in (("full", plain(on)), ("one budget", mdkv.transformers.Cache(on.config, 0.25, group=group, keep_rungs=True))):
+            caches = [cache, plain(on)]  # the second one reads the question
+            found[f"{name}, {kind}"] = tensor_parallel.measured(on, ids, 300, question, lambda config: caches.pop(0), processes)
+    for kind in ("full", "one budget"):
+        assert abs(found[f"3 processes, {kind}"]["bytes"] / found[f"1 process, {kind}"]["bytes"] - 1) < 0.01
+    print("\n".join(tensor_parallel.table(found, Letters())))
+    print(tensor_parallel.compared(found["3 processes, one budget"], found["1 process, one budget"]))
 
 
 def ends_task():
