@@ -125,7 +125,7 @@ template <class T>
 
 using released = nb::call_guard<nb::gil_scoped_release>;
 
-/// Calls call() while other threads of Python's run: whoever has the turn at the backend may need the interpreter, for ranks.
+/// Calls call() while other threads of Python's run. A call over ranks has the turn at the backend and waits for the interpreter.
 template <class Call>
 auto unlocked(Call const& call)
 {
