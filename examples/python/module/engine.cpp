@@ -29,11 +29,11 @@ std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& k
     index_t const tokens = k.extent(1);
     index_t const dim    = k.extent(2);
     index_t const heads  = k.extent(0);
-    mdkv::expects(heads > 0 && q.extent(0) % heads == 0 && q.extent(2) == dim && count <= tokens,
+    index_t const group  = heads > 0 ? q.extent(0) / heads : 1;
+    mdkv::expects(q.extent(0) == group * heads && q.extent(2) == dim && count <= tokens,
         "log_sum_exps: queries [H*G, Q, D] are ", q.extent(0), " x ", count, " x ", q.extent(2), ", keys [H, N, D] ",
         heads, " x ", tokens, " x ", dim, "; H must divide H*G, D be the same, and Q at most N");
-    index_t const group = q.extent(0) / heads;
-    float const factor  = scale > 0 ? scale : 1 / std::sqrt(static_cast<float>(dim));
+    float const factor = scale > 0 ? scale : 1 / std::sqrt(static_cast<float>(dim));
     std::vector<float> lse(static_cast<std::size_t>(q.extent(0) * count));
     on.lend([&](mdkv::cpu::backend with) {
         if (with.scratch->counting()) { return; }

@@ -58,6 +58,8 @@ struct rope
     std::vector<double> frequencies;
 };
 
+class rank_group; // ranks.hpp
+
 /// Sizes of a prompt and of the model that reads it.
 struct prompt_sizes
 {
@@ -66,6 +68,9 @@ struct prompt_sizes
     index_t tokens;
     rope encoding;
     bool check_finite;
+    rank_group const* ranks = nullptr; ///< outlive the prompt; null: all heads are here
+    rank_group const* layer_ranks =
+        nullptr; ///< with heads of this rank's layers; null: `ranks`, if all have all layers
 };
 
 /// What a layer's cache is.

@@ -18,6 +18,7 @@
 
 #include "engine.hpp"
 #include "host.hpp"
+#include "ranks.hpp"
 
 namespace mdkv_python
 {
@@ -175,7 +176,19 @@ public:
         , state_{{memory_.data(), static_cast<std::size_t>(memory_.size())}}
         , prompt_{on_->with(state_), chosen, shape()}
         , finished_(static_cast<std::size_t>(sizes.layers))
-    {}
+    {
+        mdkv::expects(sizes.ranks != nullptr || sizes.layer_ranks == nullptr,
+            "Prompt: layer_ranks is given, but not ranks, over which the budget is shared");
+        if (sizes.ranks == nullptr) { return; }
+        mdkv::expects(backend::memory_space == mdkv::space::host, "Prompt: ranks need a backend of the CPU");
+        auto const place      = sizes.ranks->place(sizes.layers);
+        bool const all_layers = place.first_layer == 0 && place.layers == sizes.layers;
+        if (sizes.layer_ranks == nullptr && all_layers) { sizes_.layer_ranks = sizes.ranks; }
+        mdkv::expects(
+            !joins() || sizes_.layer_ranks != nullptr || sizes.heads == place.heads || sizes.ranks->size() == 1,
+            "Prompt: this rank has ", sizes.heads, " of ", place.heads, " heads, and ", sizes.layers, " of ",
+            place.layers, " layers; layer_ranks must say which ranks have the other heads of its layers");
+    }
 
     void read_chunk(index_t layer, index_t first, rows const& x) override
     {
@@ -184,16 +197,26 @@ public:
     }
     void finish_layer(index_t layer, rows const& x) override
     {
-        auto const turn   = on_->turn();
-        auto const viewed = views(x);
-        on_->lend([&](backend on) { prompt_.finish_layer(on, layer, viewed); });
+        auto const turn               = on_->turn();
+        rank_group const* const among = joins() ? sizes_.layer_ranks : nullptr;
+        mdkv::prompt_rows<backend, T> viewed;
+        try
+        {
+            viewed = views(x);
+        }
+        catch (...)
+        {
+            if (among != nullptr) { refuse(*among); }
+            throw;
+        }
+        over(among, [&](backend on) { prompt_.finish_layer(on, layer, viewed); });
         tokens_                                    = viewed.keys.extent(1);
         finished_[static_cast<std::size_t>(layer)] = true;
     }
     mdkv::allocation allocate(mdkv::budget limit) override
     {
         auto const turn   = on_->turn();
-        auto const chosen = on_->lend([&](backend on) { return prompt_.allocate(on, limit); });
+        auto const chosen = over(sizes_.ranks, [&](backend on) { return prompt_.allocate(on, limit); });
         allocated_        = true;
         return chosen;
     }
@@ -224,6 +247,20 @@ public:
     [[nodiscard]] std::size_t state_bytes() const noexcept override { return static_cast<std::size_t>(memory_.size()); }
 
 private:
+    /// Whether a layer's losses are joined, over all of its heads.
+    [[nodiscard]] bool joins() const noexcept { return preset_.replayed && preset_.last_queries_score(); }
+
+    /// Lends the backend to a call, over ranks if there are some.
+    template <class Call>
+    auto over(rank_group const* among, Call const& call)
+    {
+        if constexpr (backend::memory_space == mdkv::space::host)
+        {
+            if (among != nullptr) { return on_->lend(mdkv::ranks{*among, among->place(sizes_.layers)}, call); }
+        }
+        return on_->lend(call);
+    }
+
     [[nodiscard]] mdkv::prompt_shape<backend> shape() const
     {
         rope const& r    = sizes_.encoding;

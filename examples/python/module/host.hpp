@@ -78,6 +78,31 @@ public:
         return real();
     }
 
+    /// As `lend`, for calls over ranks, which one rank cannot repeat: a dry run asks for the scratch memory before.
+    template <class Ranks, class Call>
+    auto lend(Ranks const& ranks, Call const& call)
+    {
+        auto const one_at_a_time = turn();
+        try
+        {
+            mdkv::workspace counting;
+            auto on  = self().with(counting);
+            on.ranks = &ranks;
+            static_cast<void>(call(on));
+            if (counting.bytes() > scratch_bytes())
+            {
+                scratch_ = {};
+                scratch_ = self().memory(counting.bytes() + counting.bytes() / 8);
+            }
+        }
+        catch (...) // the call itself finds the same, and tells the other ranks
+        {}
+        mdkv::workspace lent{{scratch_.data(), scratch_bytes()}};
+        auto on  = self().with(lent);
+        on.ranks = &ranks;
+        return call(on);
+    }
+
     /// A turn at the backend and at all that was made on it.
     [[nodiscard]] std::unique_lock<std::recursive_mutex> turn() { return std::unique_lock{turn_}; }
 

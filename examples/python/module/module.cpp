@@ -23,6 +23,7 @@
 #include "host.hpp"
 #include "module.hpp"
 #include "names.hpp"
+#include "ranks.hpp"
 #include "tensors.hpp"
 
 namespace mdkv_python
@@ -100,6 +101,7 @@ struct prompt_object
     std::string dtype;
     mdkv::preset preset;
     index_t heads;
+    nb::object ranks, layer_ranks; ///< mdkv.Ranks that the prompt refers to
 };
 
 /// A prompt on the backend that Python gives: mdkv.Backend, mdkv.CudaBackend, or none for one thread of the CPU.
@@ -123,6 +125,22 @@ template <class T>
 
 using released = nb::call_guard<nb::gil_scoped_release>;
 
+/// Calls call() while other threads of Python's run. A call over ranks has the turn at the backend and waits for the interpreter.
+template <class Call>
+auto unlocked(Call const& call)
+{
+    nb::gil_scoped_release const others;
+    return call();
+}
+[[nodiscard]] layer_facts facts_of(layer_object const& x)
+{
+    return unlocked([&] { return x.of->facts(); });
+}
+[[nodiscard]] rung_counts counts_of(layer_object const& x)
+{
+    return unlocked([&] { return x.of->counts(); });
+}
+
 #if defined(MDKV_PYTHON_CUDA)
 void bind_device(nb::module_& m)
 {
@@ -144,27 +162,31 @@ void bind_layer(nb::module_& m)
         "are stored uncompressed.")
         .def_ro("dtype", &layer_object::dtype, "Element type: \"float32\", \"float16\" or \"bfloat16\".")
         .def_prop_ro(
-            "heads", [](layer_object const& x) { return x.of->facts().heads; }, "KV heads H.")
+            "heads", [](layer_object const& x) { return facts_of(x).heads; }, "KV heads H.")
         .def_prop_ro(
-            "tokens", [](layer_object const& x) { return x.of->facts().read + x.of->facts().appended; },
+            "tokens",
+            [](layer_object const& x) {
+                auto const facts = facts_of(x);
+                return facts.read + facts.appended;
+            },
             "Tokens of the text so far, dropped ones included.")
         .def_prop_ro(
-            "compressed_tokens", [](layer_object const& x) { return x.of->facts().read; },
+            "compressed_tokens", [](layer_object const& x) { return facts_of(x).read; },
             "Tokens of the text in the compressed part, dropped ones included.")
         .def_prop_ro(
-            "appended", [](layer_object const& x) { return x.of->facts().appended; }, "Tokens in the tail.")
+            "appended", [](layer_object const& x) { return facts_of(x).appended; }, "Tokens in the tail.")
         .def_prop_ro(
-            "stand_ins", [](layer_object const& x) { return x.of->counts().stand_ins; },
+            "stand_ins", [](layer_object const& x) { return counts_of(x).stand_ins; },
             "Stand-ins for dropped tokens, over all heads.")
         .def_prop_ro(
-            "ratios", [](layer_object const& x) { return x.of->facts().ratios; }, "The rungs.")
+            "ratios", [](layer_object const& x) { return facts_of(x).ratios; }, "The rungs.")
         .def_prop_ro(
-            "rungs", [](layer_object const& x) { return tokens_by_rung(x.of->facts().ratios, x.of->counts().tokens); },
+            "rungs", [](layer_object const& x) { return tokens_by_rung(facts_of(x).ratios, counts_of(x).tokens); },
             "Tokens of the compressed part by the name of their rung, over all heads. \"full\" counts the window.")
         .def_prop_ro(
             "bytes",
             [](layer_object const& x) {
-                auto const facts = x.of->facts();
+                auto const facts = facts_of(x);
                 nb::dict dict;
                 dict["arena"]        = facts.arena;
                 dict["tail"]         = facts.tail;
@@ -226,7 +248,7 @@ void bind_layer(nb::module_& m)
         .def(
             "copy",
             [](layer_object const& x) {
-                return layer_object{x.of->copy(), x.dtype};
+                return layer_object{unlocked([&] { return x.of->copy(); }), x.dtype};
             },
             "An equal cache in memory of its own.");
 }
@@ -241,20 +263,27 @@ void bind_prompt(nb::module_& m)
             "__init__",
             [](prompt_object* self, mdkv::preset const& chosen, index_t layers, index_t heads, index_t group,
                 index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
-                std::optional<rope> const& encoding, bool check_finite, nb::handle on) {
+                std::optional<rope> const& encoding, bool check_finite, nb::handle on, nb::object ranks,
+                nb::object layer_ranks) {
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
-                    encoding.value_or(rope{}), check_finite};
+                    encoding.value_or(rope{}), check_finite, ranks_of(ranks), ranks_of(layer_ranks)};
                 auto made =
                     with_element(dtype, [&](auto type) { return prompt_on<decltype(type)>(on, chosen, sizes); });
-                new (self) prompt_object{std::move(made), dtype, chosen, heads};
+                new (self)
+                    prompt_object{std::move(made), dtype, chosen, heads, std::move(ranks), std::move(layer_ranks)};
             },
             nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
             nb::arg("key_dim"), nb::arg("value_dim") = nb::none(), nb::arg("tokens"), nb::arg("dtype"),
             nb::arg("rope") = nb::none(), nb::arg("check_finite") = true, nb::arg("backend") = nb::none(),
+            nb::arg("ranks") = nb::none(), nb::arg("layer_ranks") = nb::none(),
             "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if "
             "none is given), tokens: the prompt's, or the most that it may have; dtype: \"float32\", "
             "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's; a preset that "
-            "replays is wrong without it. check_finite: search for NaNs and infinities first.")
+            "replays is wrong without it. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if "
+            "other "
+            "processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of "
+            "`allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all "
+            "layers.")
         .def(
             "read_chunk",
             [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v) {
@@ -280,13 +309,21 @@ void bind_prompt(nb::module_& m)
         .def(
             "allocate",
             [](prompt_object& x, nb::handle limit) {
-                mdkv::budget const bytes = budget_of(limit);
-                mdkv::allocation chosen;
-                {
-                    nb::gil_scoped_release const others;
-                    chosen = x.of->allocate(bytes);
-                }
-                return report_of(chosen, x.preset.ratios);
+                auto const bytes = [&] {
+                    try
+                    {
+                        return budget_of(limit);
+                    }
+                    catch (...) // other ranks wait in this call
+                    {
+                        if (auto const* const ranks = ranks_of(x.ranks))
+                        {
+                            unlocked([&] { refuse(*ranks); });
+                        }
+                        throw;
+                    }
+                }();
+                return report_of(unlocked([&] { return x.of->allocate(bytes); }), x.preset.ratios);
             },
             nb::arg("limit"),
             "Chooses every token's rung within a limit, for all layers at once if the preset is shared. "
@@ -311,14 +348,16 @@ void bind_prompt(nb::module_& m)
             "rungs_of",
             [](prompt_object const& x, index_t layer) {
                 auto const past = static_cast<std::size_t>(x.of->past_tokens(layer));
-                return numpy(x.of->rungs_of(layer), {static_cast<std::size_t>(x.heads), past});
+                return numpy(
+                    unlocked([&] { return x.of->rungs_of(layer); }), {static_cast<std::size_t>(x.heads), past});
             },
             nb::arg("layer"), "[H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios.")
         .def(
             "losses_of",
             [](prompt_object const& x, index_t layer) {
                 auto const past = static_cast<std::size_t>(x.of->past_tokens(layer));
-                return numpy(x.of->losses_of(layer), {static_cast<std::size_t>(x.heads), x.preset.ratios.size(), past});
+                return numpy(unlocked([&] { return x.of->losses_of(layer); }),
+                    {static_cast<std::size_t>(x.heads), x.preset.ratios.size(), past});
             },
             nb::arg("layer"), "[H, R, N - window]  a layer's losses at each rung.")
         .def_ro("preset", &prompt_object::preset)
@@ -356,6 +395,7 @@ NB_MODULE(MDKV_PYTHON_MODULE, m)
                                 + std::to_string(MDKV_VERSION_PATCH);
     m.attr("compiled_for") = MDKV_PYTHON_INSTRUCTIONS;
     mdkv_python::bind_values(m);
+    mdkv_python::bind_ranks(m);
 #if defined(MDKV_PYTHON_CUDA)
     mdkv_python::bind_device(m);
 #endif

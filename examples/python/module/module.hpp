@@ -10,9 +10,15 @@ namespace mdkv_python
 
 namespace nb = nanobind;
 
+class rank_group; // ranks.hpp
+
 /// A limit as Python gives it: an mdkv.Budget, or a share of the uncompressed bytes.
 [[nodiscard]] mdkv::budget budget_of(nb::handle limit);
 
+/// Ranks as Python gives them: an mdkv.Ranks, or none.
+[[nodiscard]] rank_group const* ranks_of(nb::handle ranks);
+
 void bind_values(nb::module_& m);
+void bind_ranks(nb::module_& m);
 
 } // namespace mdkv_python

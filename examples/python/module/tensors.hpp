@@ -44,7 +44,8 @@ public:
         view_.data        = const_cast<void*>(static_cast<void const*>(array.data()));
         bool const direct = std::ranges::all_of(strides_, [](std::int64_t s) { return s >= 0; })
                             && (strides_.empty() || strides_.back() == 1 || shape_.back() <= 1);
-        if (copies && !direct && view_.device.device_type == nb::device::cpu::value) { copy(); }
+        if (array.size() == 0) { close_up(); } // NumPy's strides are 0 then
+        else if (copies && !direct && view_.device.device_type == nb::device::cpu::value) { copy(); }
         view_.shape   = shape_.data();
         view_.strides = strides_.data();
     }
@@ -69,9 +70,15 @@ private:
             std::memcpy(&copy_[i * size], from + offset * static_cast<std::int64_t>(size), size);
             for (std::size_t d = at.size(); d-- > 0 && ++at[d] == shape_[d];) { at[d] = 0; }
         }
+        close_up();
+        view_.data = copy_.data();
+    }
+
+    /// Strides of elements without gaps.
+    void close_up()
+    {
         std::int64_t step = 1;
         for (std::size_t d = shape_.size(); d-- > 0; step *= shape_[d]) { strides_[d] = step; }
-        view_.data = copy_.data();
     }
 
     std::vector<std::int64_t> shape_, strides_;

@@ -4,8 +4,8 @@ coordinate, such that the attention output changes least. Attention reads the co
     layer, report = mdkv.compress(queries, keys, values, 0.125)   # one layer of a prompt in an eighth of the bytes
     layer.append(key, value); layer.attend(query, output)         # each decoded token
 
-`Prompt` gives all layers of a prompt one budget. `mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress`
-inside kvpress. Tensors are anything with `__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any
+`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes. `mdkv.transformers.Cache`
+does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with `__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any
 strides. Errors are ValueErrors with the library's message, before anything has changed.
 """
 import importlib as _importlib
@@ -42,6 +42,7 @@ InvalidArgument = _module.InvalidArgument
 Layer = _module.Layer
 Preset = _module.Preset
 Prompt = _module.Prompt
+Ranks = _module.Ranks
 RatioSet = _module.RatioSet
 Rope = _module.Rope
 CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
@@ -60,24 +61,32 @@ class presets:
     evict = preset("evict")
 
 
-def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=None, scale=0.0, backend=None):
+def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=None, scale=0.0, backend=None,
+             ranks=None):
     """Compresses one layer of a prompt that was read: returns its Layer, and a report as a dictionary.
 
     queries [H*G, Q, D] of the last Q tokens, keys [H, N, D], values [H, N, Dv], after position encoding, of one element
     type; limit: see Budget; scale: the model's factor of q.k (0: 1/sqrt(D)). A preset that replays (`best`,
-    `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. Cost: all stages; the layer's memory is
-    the budget's.
+    `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. ranks: an `mdkv.Ranks` if other processes
+    have further heads of the layer: the limit is of all heads, and an error of one rank is an error of all. Cost: all
+    stages; the layer's memory is the budget's.
     """
-    heads, tokens, key_dim = keys.shape
-    if scale:
-        preset = preset.replace(scale=scale)
-    prompt = Prompt(preset, layers=1, heads=heads, group=queries.shape[0] // max(heads, 1), key_dim=key_dim,
-                    value_dim=values.shape[2], tokens=tokens, dtype=str(keys.dtype).removeprefix("torch."), rope=rope,
-                    backend=backend)
-    if preset.replayed is not None:
-        prompt.read_chunk(0, 0, queries, keys, values)
-    last = queries[:, max(queries.shape[1] - preset.queries, 0):]
-    lse = log_sum_exps(last, keys, scale, backend) if preset.stand_ins else None
-    prompt.finish_layer(0, last, keys, values, lse)
-    prompt.allocate(limit)
+    exchanges = 0 if ranks is None else ranks.exchanges
+    try:
+        heads, tokens, key_dim = keys.shape
+        if scale:
+            preset = preset.replace(scale=scale)
+        prompt = Prompt(preset, layers=1, heads=heads, group=queries.shape[0] // heads if heads else 1, key_dim=key_dim,
+                        value_dim=values.shape[2], tokens=tokens, dtype=str(keys.dtype).removeprefix("torch."), rope=rope,
+                        backend=backend, ranks=ranks)
+        if preset.replayed is not None:
+            prompt.read_chunk(0, 0, queries, keys, values)
+        last = queries[:, max(queries.shape[1] - preset.queries, 0):]
+        lse = log_sum_exps(last, keys, scale, backend) if preset.stand_ins else None
+        prompt.finish_layer(0, last, keys, values, lse)
+        prompt.allocate(limit)
+    except BaseException:
+        if ranks is not None and ranks.exchanges == exchanges:  # no call has told the others
+            ranks.refuse()
+        raise
     return prompt.pack(0, last, keys, values, lse)

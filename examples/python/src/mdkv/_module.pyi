@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Tensor = Any  # anything with __dlpack__, of rank and type as said
@@ -82,6 +82,45 @@ class Backend:
     def scratch_bytes(self) -> int:
         """Bytes of the scratch memory."""
 
+class Ranks:
+    """
+    This process among those over which the heads of prompts are spread, and its transport. Prompts with ranks share one budget over all heads, and choose bit for bit what one process with all heads does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.
+    """
+
+    def __init__(self, rank: int, size: int, *, sum: Callable, least: Callable, first_head: int, heads: int, first_layer: int = 0, layers: int | None = None, replica: bool = False) -> None:
+        """
+        rank: this one's number, from 0, of `size` ranks. sum(numbers): each of int64 [n] becomes its sum over all ranks; least(numbers): each of uint64 [n] becomes the least. Both change the NumPy array in place and return None when they are done; their exceptions leave the call that exchanges. All ranks make the same calls in the same order, each with a backend of its own. first_head: number of this rank's first KV head among the `heads` of a layer on all ranks. first_layer and layers: of this rank's first layer and on all ranks; None: all ranks have all layers. replica: another rank has the same heads, bitwise, and its losses count.
+        """
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def first_head(self) -> int:
+        """Number of this rank's first KV head."""
+
+    @property
+    def heads(self) -> int:
+        """KV heads of a layer, on all ranks."""
+
+    @property
+    def exchanges(self) -> int:
+        """Calls of the functions so far."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that this rank has given to the functions so far."""
+
+    def refuse(self) -> None:
+        """
+        Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt whose arguments are refused do it themselves.
+        """
+
 class Layer:
     """
     One layer's compressed cache of one sequence: a compressed part and a tail of appended tokens, which are stored uncompressed.
@@ -156,9 +195,9 @@ class Prompt:
     All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See include/mdkv/prompt.hpp.
     """
 
-    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None) -> None:
+    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, ranks: object | None = None, layer_ranks: object | None = None) -> None:
         """
-        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for NaNs and infinities first.
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all layers.
         """
 
     def read_chunk(self, layer: int, first: int, queries: Tensor, keys: Tensor, values: Tensor) -> None:

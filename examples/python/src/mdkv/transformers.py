@@ -15,6 +15,7 @@ import torch
 from transformers import cache_utils
 
 import mdkv
+import mdkv.distributed
 from mdkv.cache_layer import NAME, CacheLayer
 from mdkv.rotary import rope_of
 
@@ -32,6 +33,9 @@ class Cache(cache_utils.Cache):
     least          for short prompts: a budget that is a share never falls below the bytes of so many tokens
     rope           `mdkv.Rope` for presets that replay (best, any_question); None: from the configuration
     backend        `mdkv.Backend`; None: one of torch.get_num_threads() threads
+    group          ProcessGroup of torch.distributed over whose processes the model's KV heads are spread (tensor parallelism):
+                   one budget over all of their heads, the choice that one process with the same keys makes. None: these
+                   heads alone; under tensor parallelism each process then gives its own heads an equal share
     keep_rungs     True: after the prompt `rungs` lists for each compressed layer and each sequence the rung of every token
                    before the window, uint8 [H, N - window]
 
@@ -40,7 +44,7 @@ class Cache(cache_utils.Cache):
     """
 
     def __init__(self, config, budget=0.125, preset="best", *, tail=None, prompt_tokens=None, least=64, rope=None,
-                 backend=None, keep_rungs=False):
+                 backend=None, group=None, keep_rungs=False):
         for name, value in (("tail", tail), ("prompt_tokens", prompt_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"mdkv: {name} is {value}; it must be at least 1, or None")
@@ -57,6 +61,7 @@ class Cache(cache_utils.Cache):
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
         self.budget, self.tail, self.prompt_tokens, self.least = budget, tail, prompt_tokens, least
         self.config, self.rope, self.keep_rungs = text, rope, keep_rungs
+        self.group = group
         self.backend = backend or mdkv.Backend(torch.get_num_threads())
         layers = cache_utils.DynamicCache(config=config).layers
         layers = [CacheLayer(self, i) if type(one) is cache_utils.DynamicLayer else one for i, one in enumerate(layers)]
@@ -68,7 +73,7 @@ class Cache(cache_utils.Cache):
         text._attn_implementation = NAME
 
     def report(self):
-        """Measured bytes as a dictionary: `tokens` with padding; `bytes` of all layers; `compressed_bytes` of compressed
+        """Measured bytes of this process as a dictionary: `tokens` with padding; `bytes` of all layers; `compressed_bytes` of compressed
         layers and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own;
         `scratch_bytes` of the backend, which lie beside `bytes` and stay for later calls; and `layers`, for each compressed one its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total
         before the prompt's end) and `rungs`, the number of tokens at each."""
@@ -97,7 +102,7 @@ class Cache(cache_utils.Cache):
         """A cache that goes on by itself, e.g. for another question about the same compressed text."""
         if self.compressed[0].tokens and not self.compressed[-1].packed:
             raise NotImplementedError("mdkv: a cache cannot be copied before its prompt's end")
-        memo.update({id(one): one for one in (self.config, self.budget, self.preset, self.rope, self.backend)})
+        memo.update({id(one): one for one in (self.config, self.budget, self.preset, self.rope, self.backend, self.group)})
         memo.update({id(one): one.copy() for layer in self.compressed for one in layer.packed})
         memo[id(self)] = other = type(self).__new__(type(self))
         vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
@@ -111,11 +116,22 @@ class Cache(cache_utils.Cache):
             for layer in layers:
                 layer.group = _Group(self, layers) if layer is layers[0] else layers[0].group
 
-    def _limit(self, tokens, token_bytes):
+    def _limit(self, tokens):
         """The budget of a layer of so many tokens."""
         least = min(self.least, tokens)
         share = isinstance(self.budget, (int, float))
-        return mdkv.Budget.bytes(least * token_bytes) if share and self.budget * tokens < least else self.budget
+        return mdkv.Budget.kv_size(least) if share and self.budget * tokens < least else self.budget
+
+    def _ranks(self, heads):
+        """The processes of the group, this one with so many KV heads of each layer."""
+        if self.group is None:
+            return None
+        ranks = mdkv.distributed.ranks(heads, self.group)
+        known = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        if ranks.heads != known:
+            raise NotImplementedError(f"mdkv: the processes of the group have {ranks.heads} KV heads of a layer and the "
+                                      f"configuration {known}; heads that several processes have are not served")
+        return ranks
 
 
 class _Group:
@@ -127,10 +143,12 @@ class _Group:
     def begin(self, module, preset, query, keys, values, pads):
         """Makes the prompts when the first layer's first rows are there: query [B, H*G, n, D], keys [B, H, n, D]."""
         cache, heads, dim = self.cache, keys.shape[1], keys.shape[3]
+        ranks = cache._ranks(heads)
         rope = cache.rope or rope_of(cache.config, module, dim) if preset.replayed else None
         self.prompts = [mdkv.Prompt(preset, layers=len(self.layers), heads=heads, group=query.shape[1] // heads, key_dim=dim,
                                     value_dim=values.shape[3], tokens=(cache.prompt_tokens or keys.shape[2]) - pad,
-                                    dtype=str(keys.dtype).removeprefix("torch."), rope=rope, backend=cache.backend)
+                                    dtype=str(keys.dtype).removeprefix("torch."), rope=rope, backend=cache.backend,
+                                    ranks=ranks)
                         for pad in pads]
 
     def finish(self, layer):
@@ -141,7 +159,7 @@ class _Group:
         if self.unfinished > 0:
             return
         for prompt, tokens in zip(self.prompts, layer.lengths()):
-            prompt.allocate(self.cache._limit(tokens, layer.token_bytes()))
+            prompt.allocate(self.cache._limit(tokens))
         for place, one in enumerate(self.layers):
             if self.cache.keep_rungs:
                 self.cache.rungs.append([prompt.rungs_of(place).copy() for prompt in self.prompts])

@@ -1,0 +1,301 @@
+"""test_ranks.py: one budget over ranks that are threads with NumPy's arrays; test_tensor_parallel.py has processes. Nothing
+waits longer than a limit of time."""
+import gc
+import os
+import threading
+import weakref
+import zlib
+
+import numpy as np
+import pytest
+
+import mdkv
+
+H, G, N, D, LAYERS = 5, 3, 700, 64, 2
+LIMIT = 60  # seconds
+
+
+@pytest.fixture
+def random(request):
+    seed = int(os.environ.get("MDKV_TEST_SEED", zlib.crc32(request.node.name.encode())))
+    print("MDKV_TEST_SEED", seed)  # pytest shows it if the test fails
+    return np.random.default_rng(seed)
+
+
+class Team:
+    """Threads as ranks: numbers of all are joined between two barriers. A thread that ends early breaks the barriers."""
+
+    def __init__(self, size):
+        self.size, self.barrier, self.numbers = size, threading.Barrier(size, timeout=LIMIT / 3), [None] * size
+
+    def join(self, rank, numbers, join):
+        self.numbers[rank] = numbers.copy()
+        self.barrier.wait()
+        joined = join(self.numbers)
+        self.barrier.wait()
+        numbers[:] = joined
+
+    def ranks(self, rank, **place):
+        return mdkv.Ranks(rank, self.size, sum=lambda x: self.join(rank, x, sum), least=lambda x: self.join(rank, x, np.minimum.reduce),
+                          **place)
+
+    def run(self, body):
+        """body(rank) of all ranks at once: results, or the exceptions in their places."""
+        results = [None] * self.size
+
+        def of(rank):
+            try:
+                results[rank] = body(rank)
+            except Exception as error:
+                self.barrier.abort() if isinstance(error, threading.BrokenBarrierError) else None
+                results[rank] = error
+
+        threads = [threading.Thread(target=of, args=(rank,), daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+
+def layers_of(random, count=LAYERS, heads=H):
+    """For each layer queries, keys, values of all tokens; heads differ by what a byte is worth to them."""
+    layers = []
+    for _ in range(count):
+        keys, values = random.normal(size=(2, heads, N, D)).astype(np.float32)
+        keys[:, ::37] *= 2
+        values *= random.uniform(0.1, 10, size=(heads, 1, 1)).astype(np.float32)
+        layers.append((random.normal(size=(heads * G, N, D)).astype(np.float32), keys, values))
+    return layers
+
+
+def part(layers, first, count):
+    """Heads first, first + 1, ... of each layer."""
+    return [(q[first * G : (first + count) * G], k[first : first + count], v[first : first + count]) for q, k, v in layers]
+
+
+def compressed(layers, preset, limit, **ranks):
+    """A prompt's choice, and for each layer rungs, bytes of the arena, and the attention of three queries a head."""
+    heads = layers[0][1].shape[0]
+    prompt = mdkv.Prompt(preset, layers=len(layers), heads=heads, group=G, key_dim=D, tokens=N, dtype="float32",
+                         rope=mdkv.Rope(base=1e4), **ranks)
+    last = [(q[:, -preset.queries :], k, v) for q, k, v in layers]
+    lse = [mdkv.log_sum_exps(q, k) for q, k, _ in last]
+    for i, rows in enumerate(layers):
+        prompt.read_chunk(i, 0, *rows)
+        prompt.finish_layer(i, *last[i], lse[i])
+    choice, out = prompt.allocate(limit), []
+    for i, rows in enumerate(last):
+        layer, _ = prompt.pack(i, *rows, lse[i])
+        attended = np.empty((heads * G, 1, D), np.float32)
+        layer.attend(rows[0][:, -1:], attended)
+        out.append((prompt.rungs_of(i), attended, layer.bytes["arena"]))
+    return choice, out
+
+
+@pytest.mark.parametrize("name", ["best", "any_question", "by_window", "paper", "evict"])
+@pytest.mark.parametrize("counts", [[5], [2, 3], [1, 0, 4], [1, 1, 1, 1, 1]])
+def test_one_budget_chooses_as_one_rank_bit_for_bit(random, name, counts):
+    layers, preset = layers_of(random), mdkv.preset(name)
+    firsts = np.cumsum([0, *counts])
+    for limit in (0.125, 0.5, 1.0):
+        team = Team(len(counts))
+
+        def body(rank):
+            ranks = team.ranks(rank, first_head=int(firsts[rank]), heads=H)
+            return *compressed(part(layers, firsts[rank], counts[rank]), preset, limit, ranks=ranks), ranks
+
+        found, (choice, one) = team.run(body), compressed(layers, preset, limit)
+        for result in found:
+            assert not isinstance(result, Exception), result
+            assert result[0] == choice  # losses and multipliers, too
+        for i, (rungs, attended, arena) in enumerate(one):
+            assert np.concatenate([result[1][i][0] for result in found]).tobytes() == rungs.tobytes()
+            assert np.concatenate([result[1][i][1] for result in found]).tobytes() == attended.tobytes()
+            assert sum(result[1][i][2] for result in found) == arena
+        sent = {(ranks.exchanges, ranks.bytes) for _, _, ranks in found}
+        assert len(sent) == 1 and (sent == {(0, 0)}) == (len(counts) == 1)
+
+
+@pytest.mark.parametrize("name", ["best", "any_question", "by_window"])
+def test_layers_and_heads_on_other_ranks(random, name):
+    layers, preset = layers_of(random, 3), mdkv.preset(name)
+    team = Team(4)
+    rows = [Team(2), Team(2)]  # the ranks of layers 0 and 1, and those of layer 2
+
+    def body(rank):
+        (first, count), (start, end) = [(0, 2), (2, 3)][rank % 2], [(0, 2), (2, 3)][rank // 2]
+        place = dict(first_head=first, heads=H)
+        ranks = team.ranks(rank, **place, first_layer=start, layers=3)
+        return compressed(part(layers[start:end], first, count), preset, 0.2, ranks=ranks,
+                          layer_ranks=rows[rank // 2].ranks(rank % 2, **place))
+
+    found, (choice, one) = team.run(body), compressed(layers, preset, 0.2)
+    for result in found:
+        assert not isinstance(result, Exception), result
+        assert result[0] == choice
+    for i, (rungs, attended, _) in enumerate(one):
+        pair = [found[2 * (i // 2) + column][1][i % 2] for column in range(2)]
+        assert np.concatenate([x[0] for x in pair]).tobytes() == rungs.tobytes()
+        assert np.concatenate([x[1] for x in pair]).tobytes() == attended.tobytes()
+
+
+def test_replicas_get_the_same_rungs(random):
+    layers, team = layers_of(random, 1), Team(3)
+
+    def body(rank):
+        first, count = [(0, 3), (3, 2), (3, 2)][rank]
+        ranks = team.ranks(rank, first_head=first, heads=H, replica=rank == 2)
+        return compressed(part(layers, first, count), mdkv.presets.best, 0.2, ranks=ranks)
+
+    found, (choice, one) = team.run(body), compressed(layers, mdkv.presets.best, 0.2)
+    assert [result[0] for result in found] == [choice] * 3
+    assert found[1][1][0][0].tobytes() == found[2][1][0][0].tobytes() == one[0][0][3:].tobytes()
+
+
+def compress_on(team, layers, **changes):
+    """`mdkv.compress` of one layer on 3 ranks, one of which has other arguments: results or exceptions."""
+    firsts, counts = (0, 2, 3), (2, 1, 2)
+
+    def body(rank):
+        [(queries, keys, values)] = part(layers, firsts[rank], counts[rank])
+        options = dict(limit=0.2, preset=mdkv.presets.best, rope=mdkv.Rope(), first_head=firsts[rank], queries=queries, keys=keys)
+        options.update({name: change(options[name]) for name, change in changes.items()} if rank == 1 else {})
+        queries, keys, limit, first = (options.pop(name) for name in ("queries", "keys", "limit", "first_head"))
+        return mdkv.compress(queries, keys, values, limit, ranks=team.ranks(rank, first_head=first, heads=H), **options)
+
+    return team.run(body)
+
+
+def test_compress(random):
+    layers = layers_of(random, 1)
+    found, (layer, report) = compress_on(Team(3), layers), mdkv.compress(*layers[0], 0.2, mdkv.presets.best, rope=mdkv.Rope())
+    assert sum(one.bytes["arena"] for one, _ in found) == layer.bytes["arena"]
+    assert {name: sum(one.rungs[name] for one, _ in found) for name in layer.rungs} == layer.rungs
+    assert all(one[1]["budget_bytes"] == report["budget_bytes"] for one in found)
+
+
+@pytest.mark.parametrize("own,others,changes", [
+    ("limit of rank 1 is not that of rank 0", None, {"limit": lambda x: 0.3}),
+    ("no share of the uncompressed bytes", "rank 1 refuses", {"limit": lambda x: 300}),
+    ("a share from 0 to 1 or an mdkv.Budget is needed", "rank 1 refuses", {"limit": lambda x: "much"}),
+    ("cannot hold the window", "rank 1 refuses", {"limit": lambda x: mdkv.Budget.bytes(5)}),
+    ("keys", "rank 1 refuses", {"keys": lambda x: x * np.nan}),
+    ("it must be at least 1", "rank 1 refuses", {"preset": lambda x: x.replace(queries=0)}),
+    ("there are float32, float16", "rank 1 refuses", {"keys": lambda x: x.astype(np.float64)}),
+    ("element type is code 2, 16 bits", "rank 1 refuses", {"queries": lambda x: x.astype(np.float16)}),
+    ("preset.shared of rank 1 is not that", None, {"preset": lambda x: x.replace(shared=None)}),
+    ("not every one of 5 heads is on one rank", None, {"first_head": lambda x: x + 1}),
+    ("this rank has heads 5 to 6 of 5", "rank 1 refuses", {"first_head": lambda x: 5}),
+])
+def test_an_error_of_one_rank_is_one_of_all(random, own, others, changes):
+    with np.errstate(all="ignore"):
+        found = compress_on(Team(3), layers_of(random, 1), **changes)
+    for rank, error in enumerate(found):
+        assert isinstance(error, TypeError if "mdkv.Budget" in own and rank == 1 else ValueError), error
+        assert (own if rank == 1 or others is None else others) in str(error)
+
+
+def alone(**functions):
+    """Rank 0 of 2, with functions of which nobody waits for another rank."""
+    return mdkv.Ranks(0, 2, **{"sum": lambda x: None, "least": lambda x: None, **functions}, first_head=0, heads=H)
+
+
+def test_exceptions_of_functions_leave_the_call(random):
+    layer = layers_of(random, 1)[0]
+    for name in ("sum", "least"):
+        def fails(numbers):
+            raise ZeroDivisionError(f"{name} of {numbers.dtype} {numbers.shape}")
+
+        ranks = alone(**{name: fails})
+        with pytest.raises(ZeroDivisionError, match="sum of int64|least of uint64"):
+            mdkv.compress(*layer, 0.2, ranks=ranks)
+        assert ranks.exchanges >= 1
+    with pytest.raises(TypeError, match="least must change the numbers in place.* it returned .*int"):
+        mdkv.compress(*layer, 0.2, ranks=alone(least=lambda x: 7))
+    team = Team(2)
+
+    def breaks(rank):
+        ranks = team.ranks(rank, first_head=3 * rank, heads=H)
+        if rank == 1:
+            ranks = mdkv.Ranks(1, 2, sum=lambda x: team.barrier.abort(), least=lambda x: team.join(1, x, np.minimum.reduce),
+                               first_head=3, heads=H)
+        return compressed(part([layer], 3 * rank, 3 - rank), mdkv.presets.by_window, 0.2, ranks=ranks)
+
+    found = team.run(breaks)
+    assert isinstance(found[0], threading.BrokenBarrierError) and isinstance(found[1], Exception), found
+
+
+def test_arrays_may_be_kept(random):
+    kept = []
+    with pytest.raises(ValueError):  # the other rank's heads are missing
+        mdkv.compress(*(x[: 3 * (G if i == 0 else 1)] for i, x in enumerate(layers_of(random, 1)[0])), 0.2,
+                      ranks=alone(sum=kept.append, least=kept.append))
+    assert {x.dtype for x in kept} == {np.dtype(np.uint64), np.dtype(np.int64)}
+    assert all(x.flags.writeable and x.ndim == 1 for x in kept)
+
+
+def test_other_threads_may_ask_while_ranks_exchange(random):
+    layers, backend, team = layers_of(random, 1), mdkv.Backend(), Team(2)
+    layer, _ = mdkv.compress(*layers[0], 0.2, backend=backend)
+    asked = []
+
+    def body(rank):
+        def slowly(numbers):  # while this thread has the turn at the backend, another one waits for it
+            if rank == 0 and not asked:
+                asked.append(threading.Thread(target=lambda: asked.extend((layer.bytes, layer.rungs, layer.copy())), daemon=True))
+                asked[0].start()
+                asked[0].join(0.3)
+            team.join(rank, numbers, sum)
+
+        ranks = mdkv.Ranks(rank, 2, sum=slowly, least=lambda x: team.join(rank, x, np.minimum.reduce), first_head=3 * rank, heads=H)
+        return compressed(part(layers, 3 * rank, 3 - rank), mdkv.presets.by_window, 0.2, ranks=ranks,
+                          backend=backend if rank == 0 else None)
+
+    assert not any(isinstance(one, Exception) for one in team.run(body))
+    asked[0].join(LIMIT)
+    assert asked[1] == layer.bytes
+
+
+def test_ranks_of_an_object_that_holds_them_are_freed():
+    class Engine:
+        def __init__(self):
+            self.ranks = mdkv.Ranks(1, 3, sum=self.sum, least=self.sum, first_head=2, heads=5)
+
+        def sum(self, numbers):
+            pass
+
+    engine = Engine()
+    assert (engine.ranks.rank, engine.ranks.size, engine.ranks.first_head, engine.ranks.heads) == (1, 3, 2, 5)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("options,message", [
+    (dict(rank=3), "rank is 3; it must be from 0 to 2"), (dict(size=0), "size is 0; it must be at least 1"),
+    (dict(first_head=6), "first_head is 6; it must be from 0 to 5"), (dict(first_head=-1), "first_head is -1"),
+    (dict(first_layer=2), "first_layer is 2; it must be from 0 to 0"),
+    (dict(first_layer=4, layers=3), "first_layer is 4; it must be from 0 to 3"),
+])
+def test_arguments_of_ranks(options, message):
+    options = {**dict(rank=0, size=3, sum=print, least=print, first_head=0, heads=5), **options}
+    with pytest.raises(ValueError, match=message):
+        mdkv.Ranks(options.pop("rank"), options.pop("size"), **options)
+
+
+def test_arguments_of_prompts_over_ranks():
+    def make(**options):
+        return mdkv.Prompt(mdkv.presets.best, **{**dict(layers=2, heads=2, key_dim=D, tokens=N, dtype="float32"), **options})
+
+    ranks = mdkv.Ranks(0, 3, sum=print, least=print, first_head=0, heads=5, first_layer=0, layers=7)
+    with pytest.raises(ValueError, match="this rank has 2 of 5 heads, and 2 of 7 layers; layer_ranks must say"):
+        make(ranks=ranks)
+    with pytest.raises(ValueError, match="layer_ranks is given, but not ranks"):
+        make(layer_ranks=ranks)
+    with pytest.raises(TypeError, match="an mdkv.Ranks or None is needed"):
+        make(ranks=7)
+    make(ranks=ranks, layer_ranks=mdkv.Ranks(0, 2, sum=print, least=print, first_head=0, heads=5))
+    make(ranks=ranks, heads=5)
