@@ -15,7 +15,7 @@ import pytest
 import mdkv
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
-from test_mdkv import D, G, H, N, prompt_rows, random  # noqa: F401  (random is a fixture)
+from test_mdkv import D, G, H, N, off, prompt_rows, random  # noqa: F401  (random is a fixture)
 
 PRESETS = ["best", "any_question", "by_window", "paper", "evict"]
 
@@ -115,6 +115,34 @@ def test_text_and_place(random):
     assert (stored.first_layer, stored.model_layers, stored.first_head, stored.model_heads) == (3, 9, 1, 8)
     assert stored.tokens_shared(range(700)) == stored.tokens_shared(np.arange(600)) == 600
     assert stored.tokens_shared([*range(599), 0]) == 512 and stored.tokens_shared([]) == 0
+
+
+def test_plain_tensors_and_their_places(random):
+    _, keys, values = prompt_rows(random, np.float16)
+    preset = mdkv.presets.by_window.replace(ratios=mdkv.RatioSet("int4", "int8", "full"), stand_ins=0)
+    prompt = mdkv.Prompt(preset, layers=1, heads=H, key_dim=D, tokens=N, dtype="float16")
+    prompt.finish_layer(0, keys[:, -preset.queries:], keys, values)
+    prompt.allocate(0.45)
+    layer, _ = prompt.pack(0, keys[:, -preset.queries:], keys, values)
+    window = np.arange(N - preset.window, N)
+    places = np.stack([np.concatenate([np.argsort(rungs, kind="stable"), window]) for rungs in prompt.rungs_of(0)]).astype(np.int32)
+    stored = mdkv.read(mdkv.write([layer], tokens=range(N), positions=[places]))
+    assert np.array_equal(stored.positions(0), places) and mdkv.read(mdkv.write([layer])).positions(0).shape == (0, 0)
+    rows = np.empty((2, H, N + 5, D), np.float16)
+    for one in (layer, stored.layer(0)):
+        rows[:] = 7
+        assert one.unpack(*rows).tolist() == [N] * H and not rows[:, :, N:].any()
+        for found, full in zip(rows, (keys, values)):
+            there = np.empty_like(full)
+            np.put_along_axis(there, places[..., None].astype(int), found[:, :N], axis=1)
+            assert np.array_equal(there[:, window], full[:, window]) and 0 < off(there, full.astype(float)) < 0.1
+    for call, message in (
+            (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), "S = 9; a head has 600 rows"),
+            (lambda: mdkv.write([layer], tokens=range(N), positions=[]), "positions are of 0 layers, not of the 1"),
+            (lambda: mdkv.write([layer], tokens=range(N), positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
+            (lambda: mdkv.write([layer], tokens=range(9), positions=[places]), "a position of head 0 lies outside")):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_another_process_attends(random, tmp_path):
