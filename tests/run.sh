@@ -155,6 +155,8 @@ python_package() {
         tail -n 40 "$log.cuda"
         note FAILED "python: the build with CUDA"
     fi
+    local -x MDKV_RUN=
+    if [[ -x $build/release/examples/mdkv_run ]]; then MDKV_RUN=$build/release/examples/mdkv_run; fi
     for name in new kvpress; do
         if [[ $name == kvpress ]]; then
             local -x MDKV_SECOND_MODEL= # one version of transformers runs the larger model

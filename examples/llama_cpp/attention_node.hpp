@@ -154,6 +154,10 @@ struct attention_node
         return one(on, v(), cell);
     }
 
+    /// The bytes of a cell's keys of all heads.
+    [[nodiscard]] std::span<std::byte const> key_row(index_t cell) const noexcept { return row(k(), cell); }
+    [[nodiscard]] std::span<std::byte const> value_row(index_t cell) const noexcept { return row(v(), cell); }
+
     /// Whether a cell's keys are all 0 except for a stamp, like the keys of a cell that was given back.
     [[nodiscard]] bool is_blank(index_t cell) const noexcept
     {
@@ -236,6 +240,10 @@ private:
     [[nodiscard]] static index_t stride(ggml_tensor const& t, int axis) noexcept
     {
         return static_cast<index_t>(t.nb[axis]);
+    }
+    [[nodiscard]] static std::span<std::byte const> row(ggml_tensor const& t, index_t cell) noexcept
+    {
+        return {bytes(t) + cell * stride(t, 1), t.nb[1]};
     }
     [[nodiscard]] static mdkv::half const* halves(ggml_tensor const& t, index_t cell) noexcept
     {

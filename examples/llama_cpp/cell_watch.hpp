@@ -32,6 +32,7 @@ public:
         some_        = print(node, few);
         all_         = print(node, base_);
         overwritten_ = of_.overwritten;
+        if (of_.watcher < 0) { of_.watcher = number_; } // before other layers look in the same step
     }
 
     void append(attention_node const& node, index_t place) { tail_.push_back(node.word(of_.cells[place])); }

@@ -47,6 +47,23 @@ public:
         return false;
     }
 
+    /// Notes whether the first tokens' cells hold keys and values.
+    void note(cell_list const& cells, index_t tokens, bool are_freed)
+    {
+        for (std::int32_t const cell : cells.first(tokens))
+        {
+            freed_.resize(std::max(freed_.size(), static_cast<std::size_t>(cell) + 1), false);
+            count_ += int{are_freed} - int{holds(cell)};
+            freed_[static_cast<std::size_t>(cell)] = are_freed;
+        }
+    }
+    /// Whether all cells of the first tokens are freed.
+    [[nodiscard]] bool all_of(cell_list const& cells, index_t tokens) const noexcept
+    {
+        auto const first = cells.first(tokens);
+        return std::all_of(first.begin(), first.end(), [&](std::int32_t cell) { return holds(cell); });
+    }
+
     /// Notes that a batch's token was written to a cell.
     void written(attention_node const& node, index_t cell)
     {

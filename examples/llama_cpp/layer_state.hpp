@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "attention_node.hpp"
+#include "carried_cells.hpp"
 #include "cell_watch.hpp"
 #include "freed_cells.hpp"
 #include "joint_prompt.hpp"
@@ -57,6 +58,7 @@ public:
         : of_{of}
         , freed_{freed}
         , watch_{number, of}
+        , number_{number}
         , cells_{cells}
     {}
 
@@ -79,6 +81,7 @@ public:
             why = "a sliding window (its cache is smaller than that of other layers)";
             return outcome::passed;
         }
+        carried_.forget();
         if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // the reason may be gone
         if (made() && before < base_)
         {
@@ -90,12 +93,14 @@ public:
             drop(0);
             why = "its cells were overwritten (a state was loaded, or positions were shifted)";
         }
+        bool const brought = !made() && before > 0 && begins_carried(node, of_.cells[0]);
+        if (brought && !take_carried(node, before, with, why)) { return outcome::refused; }
         if (freed_.any_of(of_.cells, made() && part.why == nullptr ? tokens() : 0, before + node.tokens()))
         {
             if (why.empty()) { why = "its cells had been given back"; }
             return outcome::refused;
         }
-        if (!made() && is_blank(node, before))
+        if (!made() && some_blank(node, of_.cells, before))
         {
             why = "its cells hold zeros (a state was saved after they had been given back)";
             return outcome::refused;
@@ -164,6 +169,7 @@ private:
 
     void drop(index_t before)
     {
+        carried_.end();
         cache_ = {};
         base_  = 0;
         prompt_.joint.reset();
@@ -193,18 +199,31 @@ private:
         return false;
     }
 
-    /// Whether a cell among some of the tokens before a batch is blank.
-    [[nodiscard]] bool is_blank(attention_node const& node, index_t before) const noexcept
+    /// Takes the compressed cache that a saved state brought in the cells of the sequence's first tokens.
+    bool take_carried(attention_node const& node, index_t before, shared& with, std::string& why)
     {
-        index_t const looks = std::min<index_t>(before, 8);
-        for (index_t i = 0; i < looks; ++i)
+        try
         {
-            for (index_t const place : {i * before / looks, (i + 1) * before / looks - 1})
-            {
-                if (node.is_blank(of_.cells[place])) { return true; }
-            }
+            found_cache found{node, number_, of_.cells, before};
+            memory_plan const now{node, before, found.head.share, with};
+            cache_ = std::move(found.cache);
+            base_  = found.head.tokens;
+            keep_  = now.keep;
+            share_ = found.head.share;
+            cache_.reserve_tail(std::max(now.rows > 0 ? now.rows : growth, before - base_));
+            prompt_.queries.limit(fold_queries(node));
+            watch_.cut_tail(0);
+            freed_.note(of_.cells, before, false); // a program has written them
+            settled(node, with);
+            freed_.note(of_.cells, base_, true);
+            with.log("loaded", node, before, cache_.arena_bytes());
+            return true;
         }
-        return false;
+        catch (std::exception const& error)
+        {
+            why = error.what();
+            return false;
+        }
     }
 
     template <class Layers>
@@ -243,7 +262,8 @@ private:
         mdkv::recompress_options<mdkv::cpu::backend> options{.limit = now.limit(), .pooling = p.pooling};
         options.allocation.charge = p.charge;
         options.even_queries      = p.even * static_cast<float>(by.count());
-        *cache_.view().appended   = folded; // later tokens are in the engine's cells, too
+        carried_.end();
+        *cache_.view().appended = folded; // later tokens are in the engine's cells, too
         try
         {
             with.lend([&](mdkv::cpu::backend on) {
@@ -254,6 +274,7 @@ private:
         catch (...)
         {
             *cache_.view().appended = all - base_;
+            carry(node);
             throw;
         }
         base_ += folded;
@@ -348,15 +369,24 @@ private:
         {
             with.counts.freed += freed_.give_back(node, base_, with.next_stamp);
         }
+        carry(node);
         watch_.begin(node, base_);
+    }
+
+    /// Lets programs that save the cells which were given back find the cache there.
+    void carry(attention_node const& node)
+    {
+        if (freed_.all_of(of_.cells, base_)) { carried_.begin(node, number_, of_.cells, base_, cache_, share_); }
     }
 
     sequence& of_;
     freed_cells& freed_;
     mdkv::cpu::cache<mdkv::half> cache_;
+    carried_cells carried_; ///< reads cache_
     layer_prompt prompt_;
     cell_watch watch_;
     std::string given_up_;
+    index_t number_;
     index_t cells_;
     index_t given_up_at_ = 0;
     index_t last_tokens_ = 0; ///< tokens of the step before

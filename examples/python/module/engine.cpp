@@ -10,6 +10,7 @@
 
 #include "engine_of.hpp"
 #include "host.hpp"
+#include "mapped_cache.hpp"
 
 namespace mdkv_python
 {
@@ -18,6 +19,14 @@ template <mdkv::element T, class Place>
 std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
 {
     return std::make_unique<prompt_of<T, Place>>(std::move(on), chosen, sizes);
+}
+
+template <mdkv::element T>
+std::unique_ptr<layer> make_mapped_layer(std::shared_ptr<host> on,
+    mdkv::cache_view<T const, mdkv::space::host> const& stored, mdkv::ratio_set const& ratios, index_t read)
+{
+    return std::make_unique<layer_of<T, host, mapped_cache<T>>>(
+        std::move(on), ratios, read, mapped_cache<T>{stored}, stored.layout.heads == 0 ? 0 : *stored.appended);
 }
 
 template <mdkv::element T>
@@ -74,6 +83,8 @@ std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& k
 
 template std::unique_ptr<prompt> make_prompt<MDKV_PYTHON_ELEMENT, host>(
     std::shared_ptr<host>, mdkv::preset const&, prompt_sizes const&);
+template std::unique_ptr<layer> make_mapped_layer<MDKV_PYTHON_ELEMENT>(std::shared_ptr<host>,
+    mdkv::cache_view<MDKV_PYTHON_ELEMENT const, mdkv::space::host> const&, mdkv::ratio_set const&, index_t);
 template std::vector<float> log_sum_exps<MDKV_PYTHON_ELEMENT>(host&, tensor const&, tensor const&, float);
 
 } // namespace mdkv_python

@@ -4,6 +4,7 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/presets.hpp>
@@ -13,9 +14,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace mdkv_python
@@ -94,6 +97,10 @@ struct rung_counts
     index_t stand_ins = 0;
 };
 
+/// A cache in host memory, read only; none if it lies on a device.
+using readable_cache = std::variant<std::monostate, mdkv::cache_view<float const, mdkv::space::host>,
+    mdkv::cache_view<mdkv::half const, mdkv::space::host>, mdkv::cache_view<mdkv::bfloat16 const, mdkv::space::host>>;
+
 /// One layer's packed cache of one sequence.
 class layer
 {
@@ -112,6 +119,10 @@ public:
     [[nodiscard]] virtual std::unique_ptr<layer> copy() const                  = 0;
     [[nodiscard]] virtual layer_facts facts() const                            = 0;
     [[nodiscard]] virtual rung_counts counts() const                           = 0;
+    [[nodiscard]] virtual std::vector<index_t> unpack(
+        tensor const& keys, tensor const& values) const                       = 0; ///< rows of each head
+    [[nodiscard]] virtual readable_cache view() const                         = 0; ///< stays while the turn is held
+    [[nodiscard]] virtual std::unique_lock<std::recursive_mutex> turn() const = 0;
 };
 
 using packed_layer = std::pair<std::unique_ptr<layer>, mdkv::compress_report>;
@@ -144,6 +155,12 @@ class device; // device.cuh, in a build with CUDA
 template <mdkv::element T, class Place>
 [[nodiscard]] std::unique_ptr<prompt> make_prompt(
     std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes);
+
+/// A layer whose arena lies in the bytes of a file, which must outlive it.
+/// \param read   tokens of the compressed part's text, dropped ones included
+template <mdkv::element T>
+[[nodiscard]] std::unique_ptr<layer> make_mapped_layer(std::shared_ptr<host> on,
+    mdkv::cache_view<T const, mdkv::space::host> const& stored, mdkv::ratio_set const& ratios, index_t read);
 
 /// [H*G, Q]  log-sum-exps of the last Q of N tokens' queries over the keys that each one sees.
 template <mdkv::element T>

@@ -5,12 +5,14 @@
 #include <mdkv/attend.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/engine/dlpack.hpp>
+#include <mdkv/engine/unpack.hpp>
 #include <mdkv/prompt.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -23,21 +25,23 @@
 namespace mdkv_python
 {
 
-template <mdkv::element T, class Place>
+template <mdkv::element T, class Place, class Cache = typename place_types<Place>::template cache<T>>
 class layer_of final : public layer
 {
-    using types      = place_types<Place>;
-    using backend    = typename types::backend;
-    using cache_type = typename types::template cache<T>;
+    using types   = place_types<Place>;
+    using backend = typename types::backend;
 
 public:
-    layer_of(std::shared_ptr<Place> on, mdkv::ratio_set const& ratios, index_t read)
+    layer_of(
+        std::shared_ptr<Place> on, mdkv::ratio_set const& ratios, index_t read, Cache cache = {}, index_t appended = 0)
         : on_{std::move(on)}
         , ratios_{ratios}
         , read_{read}
+        , cache_{std::move(cache)}
+        , appended_{appended}
     {}
 
-    [[nodiscard]] cache_type& cache() noexcept { return cache_; }
+    [[nodiscard]] Cache& cache() noexcept { return cache_; }
 
     void append(tensor const& keys, tensor const& values) override
     {
@@ -104,10 +108,14 @@ public:
     {
         auto const turn  = on_->turn();
         auto other       = std::make_unique<layer_of>(on_, ratios_, read_);
-        other->cache_    = cache_.like(cache_.layout(), cache_.arena_bytes(), cache_.tail_capacity());
         other->appended_ = appended_;
-        cache_.copy_to(
-            other->cache_, [&](std::byte const* from, std::byte* to, index_t bytes) { on_->copy(from, to, bytes); });
+        if constexpr (requires { cache_.shared(); }) { other->cache_ = cache_.shared(); }
+        else
+        {
+            other->cache_ = cache_.like(cache_.layout(), cache_.arena_bytes(), cache_.tail_capacity());
+            cache_.copy_to(other->cache_,
+                [&](std::byte const* from, std::byte* to, index_t bytes) { on_->copy(from, to, bytes); });
+        }
         return other;
     }
 
@@ -149,14 +157,33 @@ public:
         return x;
     }
 
+    [[nodiscard]] std::vector<index_t> unpack(tensor const& keys, tensor const& values) const override
+    {
+        auto const turn = on_->turn();
+        auto const k    = mdkv::out<T, 3>(backend{}, keys);
+        auto const v    = mdkv::out<T, 3>(backend{}, values);
+        std::vector<index_t> rows(static_cast<std::size_t>(cache_.layout().heads));
+        auto const there = on_->copy_of(rows);
+        auto const kept  = mdkv::out(backend{}, reinterpret_cast<index_t*>(there.data()), std::ssize(rows));
+        on_->lend([&](backend on) { mdkv::unpack<backend, T const>(on, cache_.view(), k, v, kept); });
+        on_->lend([&](backend on) { fetch(on, kept.data_handle(), rows.data(), std::ssize(rows)); });
+        return rows;
+    }
+    [[nodiscard]] readable_cache view() const override
+    {
+        if constexpr (backend::memory_space == mdkv::space::host) { return cache_.view(); }
+        else { return {}; }
+    }
+    [[nodiscard]] std::unique_lock<std::recursive_mutex> turn() const override { return on_->turn(); }
+
 private:
     static constexpr index_t least_growth = 32; // tokens
 
     std::shared_ptr<Place> on_;
     mdkv::ratio_set ratios_;
     index_t read_;
-    cache_type cache_;
-    index_t appended_ = 0; // tokens in the tail, which a GPU counts for itself
+    Cache cache_;
+    index_t appended_; // tokens in the tail, which a GPU counts for itself
 };
 
 template <mdkv::element T, class Place>

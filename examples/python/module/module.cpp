@@ -87,13 +87,6 @@ struct device_object
     std::shared_ptr<device> of;
 };
 
-/// mdkv.Layer.
-struct layer_object
-{
-    std::unique_ptr<layer> of;
-    std::string dtype;
-};
-
 /// mdkv.Prompt.
 struct prompt_object
 {
@@ -164,6 +157,10 @@ void bind_layer(nb::module_& m)
         .def_prop_ro(
             "heads", [](layer_object const& x) { return facts_of(x).heads; }, "KV heads H.")
         .def_prop_ro(
+            "key_dim", [](layer_object const& x) { return facts_of(x).dims.keys; }, "Numbers of a key D.")
+        .def_prop_ro(
+            "value_dim", [](layer_object const& x) { return facts_of(x).dims.values; }, "Numbers of a value Dv.")
+        .def_prop_ro(
             "tokens",
             [](layer_object const& x) {
                 auto const facts = facts_of(x);
@@ -223,6 +220,21 @@ void bind_layer(nb::module_& m)
             "of the queries' type, and lse [H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the "
             "cache's). Reads every stored byte once.")
         .def(
+            "unpack",
+            [](layer_object const& x, output const& keys, output const& values) {
+                viewed const k{keys}, v{values};
+                std::vector<index_t> rows;
+                {
+                    nb::gil_scoped_release const others;
+                    rows = x.of->unpack(*k, *v);
+                }
+                return numpy(std::move(rows), {rows.size()});
+            },
+            nb::arg("keys"), nb::arg("values"),
+            "Plain keys [H, S, D] and values [H, S, Dv] of all tokens, with what their rungs left of them: the "
+            "rungs in turn, those of one in the order of the text, the window, the tail, then stand-ins. Returns "
+            "the rows of each head [H]; those behind them are zeros. S: at least the most rows of a head.")
+        .def(
             "truncate", [](layer_object& x, index_t n) { x.of->truncate(n); }, nb::arg("appended"), released{},
             "Takes the last tokens of the tail back: at most so many stay.")
         .def(
@@ -248,7 +260,7 @@ void bind_layer(nb::module_& m)
         .def(
             "copy",
             [](layer_object const& x) {
-                return layer_object{unlocked([&] { return x.of->copy(); }), x.dtype};
+                return layer_object{unlocked([&] { return x.of->copy(); }), x.dtype, x.bytes};
             },
             "An equal cache in memory of its own.");
 }
@@ -339,7 +351,7 @@ void bind_prompt(nb::module_& m)
                     packed = x.of->pack(layer, *all);
                 }
                 return nb::make_tuple(
-                    layer_object{std::move(packed.first), x.dtype}, report_of(packed.second, x.preset.ratios));
+                    layer_object{std::move(packed.first), x.dtype, {}}, report_of(packed.second, x.preset.ratios));
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
             "A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset "
@@ -401,4 +413,5 @@ NB_MODULE(MDKV_PYTHON_MODULE, m)
 #endif
     mdkv_python::bind_layer(m);
     mdkv_python::bind_prompt(m);
+    mdkv_python::bind_storing(m);
 }

@@ -320,6 +320,35 @@ public:
         }
     }
 
+    /// The bytes of some cells of all layers, keys and values, as a program saves them.
+    [[nodiscard]] std::vector<std::vector<std::byte>> save(std::int64_t first, std::int64_t count) const
+    {
+        std::vector<std::vector<std::byte>> state;
+        for (auto const* const all : {&keys_, &values_})
+        {
+            for (ggml_tensor* const one : *all)
+            {
+                state.emplace_back(static_cast<std::size_t>(count) * one->nb[1]);
+                ggml_backend_tensor_get(
+                    one, state.back().data(), static_cast<std::size_t>(first) * one->nb[1], state.back().size());
+            }
+        }
+        return state;
+    }
+    /// As a program that loads them, into cells from `first` on.
+    void restore(std::vector<std::vector<std::byte>> const& state, std::int64_t first)
+    {
+        auto from = state.begin();
+        for (auto const* const all : {&keys_, &values_})
+        {
+            for (ggml_tensor* const one : *all)
+            {
+                ggml_backend_tensor_set(one, from->data(), static_cast<std::size_t>(first) * one->nb[1], from->size());
+                ++from;
+            }
+        }
+    }
+
     /// Of the first layer.
     [[nodiscard]] std::vector<ggml_fp16_t> keys() const
     {
@@ -344,7 +373,8 @@ public:
     {
         constexpr std::ptrdiff_t page = 4096 / sizeof(ggml_fp16_t);
         std::vector<ggml_fp16_t> rows(static_cast<std::size_t>(end * heads * head_dim));
-        ggml_backend_tensor_get(keys_[0], rows.data(), 0, rows.size() * sizeof rows[0]);
+        std::copy_n(
+            static_cast<ggml_fp16_t const*>(keys_[0]->data), rows.size(), rows.data()); // ggml's reads bring caches
         return std::all_of(rows.begin() + page, rows.end(), [](ggml_fp16_t x) { return x == 0; });
     }
 
@@ -838,6 +868,165 @@ TEST_CASE("ggml: a state that was saved without its cells is refused")
     restarted.load(200, 7, 0.0F);
     CHECK(restarted.feed(1, 200).empty());
     CHECK_FALSE(restarted.feed(100, 0).empty());
+}
+
+TEST_CASE("ggml: a state that is saved after cells were given back brings the compressed caches")
+{
+    std::map<std::string, std::string> chosen{{"MDKV_BUDGET", "40%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}};
+    environment const settings{chosen};
+    engine one{{{}, {}}, true};
+    one.feed(256, 0);
+    for (int i = 0; i < 8; ++i) { REQUIRE_FALSE(one.feed(1, 256 + i).empty()); }
+    REQUIRE(one.cells_are_zero(200));
+    auto const state   = one.save(0, 264);
+    auto const goes_on = [&](engine& restarted, std::int64_t from) {
+        for (std::int64_t i = from; i < from + 3; ++i)
+        {
+            auto const expected = one.feed(1, i);
+            bool const same     = !expected.empty() && restarted.feed(1, i) == expected;
+            CHECK(same);
+        }
+    };
+    SUBCASE("to another process, which gives the cells back, too")
+    {
+        engine restarted{{{}, {}}, true};
+        restarted.restore(state, 0);
+        goes_on(restarted, 264);
+        CHECK(restarted.cells_are_zero(200));
+        engine again{{{}, {}}, true};
+        again.restore(restarted.save(0, 267), 0);
+        goes_on(again, 267);
+    }
+    SUBCASE("to another process, which keeps the cells")
+    {
+        chosen["MDKV_FREE"] = "0";
+        environment const others{chosen};
+        engine restarted{{{}, {}}, true};
+        restarted.restore(state, 0);
+        SUBCASE("and goes on")
+        {
+            goes_on(restarted, 264);
+            engine again{{{}, {}}, true};
+            again.restore(restarted.save(0, 267), 0);
+            goes_on(again, 267);
+        }
+        SUBCASE("and goes on with a prompt")
+        {
+            bool const same = restarted.feed(40, 264) == one.feed(40, 264);
+            CHECK(same);
+        }
+        SUBCASE("and cuts it within the compressed part")
+        {
+            CHECK(restarted.feed(1, 200).empty());
+        }
+        SUBCASE("and cuts it to its first token")
+        {
+            CHECK(restarted.feed(1, 1).empty());
+        }
+        SUBCASE("and shows it to a sequence that it cannot know")
+        {
+            auto const gap = [](std::int64_t, std::int64_t cell) { return cell <= 264 && cell != 10; };
+            CHECK(restarted.feed({264}, 264, gap).empty());
+        }
+        SUBCASE("and begins another sequence in its cells")
+        {
+            engine without{{{}, {}}, false};
+            bool const same = restarted.feed(100, 0) == without.feed(100, 0);
+            CHECK(same);
+        }
+    }
+    SUBCASE("to other cells")
+    {
+        engine restarted{{{}, {}}, true};
+        restarted.restore(state, 100);
+        for (std::int64_t i = 0; i < 3; ++i)
+        {
+            auto const sees = [&](std::int64_t, std::int64_t cell) { return cell >= 100 && cell <= 364 + i; };
+            bool const same = restarted.feed({static_cast<int>(264 + i)}, 364 + i, sees) == one.feed(1, 264 + i);
+            CHECK(same);
+        }
+        engine again{{{}, {}}, true};
+        again.restore(restarted.save(100, 267), 0);
+        goes_on(again, 267);
+    }
+    SUBCASE("unless a program has written others into the cells")
+    {
+        engine plain{{{}, {}}, true};
+        plain.feed(264, 0);
+        auto const cells = plain.save(0, 264);
+        one.restore(cells, 0);
+        bool const same = one.save(0, 264) == cells;
+        CHECK(same);
+        one.restore(state, 0);
+        bool const again = one.save(0, 264) == state;
+        CHECK(again);
+    }
+    SUBCASE("to the same process, where another conversation has its cells")
+    {
+        engine kept{{{}, {}}, true};
+        kept.restore(state, 0);
+        one.feed(100, 0);
+        one.feed(std::vector<int>{7}, 100);
+        one.restore(state, 0);
+        goes_on(kept, 264);
+    }
+    SUBCASE("after its tail was folded")
+    {
+        std::int64_t end = 264;
+        while (end < 324) { REQUIRE_FALSE(one.feed(1, end++).empty()); }
+        engine restarted{{{}, {}}, true};
+        restarted.restore(one.save(0, end), 0);
+        goes_on(restarted, end);
+    }
+    SUBCASE("damaged, or that of another layer")
+    {
+        engine restarted{{{}, {}}, true};
+        auto other = state;
+        SUBCASE("a byte of the arena")
+        {
+            other[0][40000] ^= std::byte{1};
+        }
+        SUBCASE("a byte of the header")
+        {
+            other[0][70] ^= std::byte{1};
+        }
+        SUBCASE("the number of tokens")
+        {
+            other[0][16] ^= std::byte{1};
+        }
+        SUBCASE("the number of bytes")
+        {
+            other[0][8] ^= std::byte{64};
+        }
+        SUBCASE("another layer")
+        {
+            std::swap(other[0], other[1]);
+        }
+        SUBCASE("keys that were shifted meanwhile")
+        {
+            for (auto* const keys : {&other[0], &other[1]})
+            {
+                for (std::size_t i = 1; i < keys->size(); i += 2) { (*keys)[i] ^= std::byte{0x80}; } // signs
+            }
+        }
+        SUBCASE("zeros behind the compressed part")
+        {
+            std::fill_n(other[0].end() - 256, 256, std::byte{0});
+        }
+        restarted.restore(other, 0);
+        CHECK(restarted.feed(1, 264).empty());
+    }
+}
+
+TEST_CASE("ggml: caches that do not fit into the cells are in no state")
+{
+    environment const settings{{{"MDKV_BUDGET", "100%"}, {"MDKV_MIN", "64"}, {"MDKV_FREE", "1"}}};
+    engine one{{{}, {}}, true};
+    one.feed(256, 0);
+    for (int i = 0; i < 8; ++i) { REQUIRE_FALSE(one.feed(1, 256 + i).empty()); }
+    engine restarted{{{}, {}}, true};
+    restarted.restore(one.save(0, 264), 0);
+    CHECK(restarted.feed(1, 264).empty());
 }
 
 TEST_CASE("ggml: what cannot be served is the CPU's own result")

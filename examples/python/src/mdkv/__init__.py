@@ -4,8 +4,12 @@ coordinate, such that the attention output changes least. Attention reads the co
     layer, report = mdkv.compress(queries, keys, values, 0.125)   # one layer of a prompt in an eighth of the bytes
     layer.append(key, value); layer.attend(query, output)         # each decoded token
 
-`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes. `mdkv.transformers.Cache`
-does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with `__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any
+    mdkv.save("prompt.mdkv", [layer], model="...")                # and in another process, from the file's own pages:
+    layer = mdkv.load("prompt.mdkv", model="...").layer(0)
+
+`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes.
+`mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with
+`__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any
 strides. Errors are ValueErrors with the library's message, before anything has changed.
 """
 import importlib as _importlib
@@ -46,8 +50,11 @@ Ranks = _module.Ranks
 RatioSet = _module.RatioSet
 Rope = _module.Rope
 CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
+Stored = _module.Stored
 log_sum_exps = _module.log_sum_exps
 preset = _module.preset
+
+from .storing import load, read, save, write  # noqa: E402  (needs _module)
 
 
 class presets:

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
 Tensor = Any  # anything with __dlpack__, of rank and type as said
 
 
@@ -135,6 +136,14 @@ class Layer:
         """KV heads H."""
 
     @property
+    def key_dim(self) -> int:
+        """Numbers of a key D."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value Dv."""
+
+    @property
     def tokens(self) -> int:
         """Tokens of the text so far, dropped ones included."""
 
@@ -174,6 +183,11 @@ class Layer:
     def attend(self, queries: Tensor, output: Tensor, lse: Tensor | None = None, scale: float = 0.0) -> None:
         """
         Attention over the whole cache: queries [H*G, n, D] of the last n appended tokens, each of which sees the tokens up to its own; n = 1 may be any token after the text. Writes output [H*G, n, Dv], of the queries' type, and lse [H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the cache's). Reads every stored byte once.
+        """
+
+    def unpack(self, keys: Tensor, values: Tensor) -> object:
+        """
+        Plain keys [H, S, D] and values [H, S, Dv] of all tokens, with what their rungs left of them: the rungs in turn, those of one in the order of the text, the window, the tail, then stand-ins. Returns the rows of each head [H]; those behind them are zeros. S: at least the most rows of a head.
         """
 
     def truncate(self, appended: int) -> None:
@@ -241,4 +255,71 @@ class Prompt:
 def log_sum_exps(queries: Tensor, keys: Tensor, scale: float = 0.0, backend: Backend | None = None) -> object:
     """
     [H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one sees. scale: factor of q.k (0: 1/sqrt(D)).
+    """
+
+class Stored:
+    """
+    Caches in the bytes of a file: checked once, and attended where they lie. The bytes must not change.
+    """
+
+    def __init__(self, bytes: Annotated[Tensor[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], *, model: str = '', revision: str = '', tokenizer: str = '', rope: str = '', salt: str = '', everything: bool = True, backend: Backend | None = None) -> None:
+        """
+        bytes: the whole file as uint8, which is copied if it does not lie at a multiple of 64. everything: compare checksums, which reads all bytes; bounds are checked in either case.
+        """
+
+    def __len__(self) -> int:
+        """Layers of the file."""
+
+    @property
+    def heads(self) -> int:
+        """KV heads of the file."""
+
+    @property
+    def tokens(self) -> int:
+        """
+        Tokens of the text, if they were given when it was written; otherwise 0.
+        """
+
+    @property
+    def first_layer(self) -> int:
+        """The file's first layer among those of the model."""
+
+    @property
+    def model_layers(self) -> int:
+        """Layers of the model."""
+
+    @property
+    def first_head(self) -> int:
+        """The file's first KV head among those of the model."""
+
+    @property
+    def model_heads(self) -> int:
+        """KV heads of the model."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type: "float32", "float16" or "bfloat16"."""
+
+    @property
+    def attachment(self) -> bytes:
+        """Bytes of the program that wrote the file, which nothing has checked."""
+
+    def tokens_shared(self, tokens: object) -> int:
+        """
+        First tokens of a text that the file's text begins with, too: all of the file's, or a multiple of 256.
+        """
+
+    def positions(self, i: int) -> object:
+        """
+        [H, S] places in the text of the rows that unpack gives of layer i, int32, -1 behind a head's last one; [0, 0] if they were not given when the file was written.
+        """
+
+    def layer(self, i: int, head: int = 0, count: int = -1) -> Layer:
+        """
+        A Layer of heads [head, head + count) of the file's layer i (-1: all that follow), whose compressed part lies in the file's bytes. Its tail is its own: append, truncate and attend as with any other Layer. recompress puts it into memory of its own. Each call makes another Layer.
+        """
+
+def write(path: str | None, layers: Sequence, *, tokens: object = (), positions: Sequence[Annotated[Tensor[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None, attachment: bytes = ..., first_layer: int = 0, model_layers: int | None = None, first_head: int = 0, model_heads: int | None = None, model: str = '', revision: str = '', tokenizer: str = '', rope: str = '', salt: str = '') -> object:
+    """
+    See mdkv.save and mdkv.write: to a file, or, if path is None, to memory, which is returned.
     """

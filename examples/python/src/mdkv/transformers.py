@@ -16,6 +16,7 @@ from transformers import cache_utils
 
 import mdkv
 import mdkv.distributed
+from mdkv import cache_file
 from mdkv.cache_layer import NAME, CacheLayer
 from mdkv.rotary import rope_of
 
@@ -83,6 +84,33 @@ class Cache(cache_utils.Cache):
         return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "compressed_bytes": compressed,
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
                 "other_bytes": other, "scratch_bytes": self.backend.scratch_bytes, "layers": layers}
+
+    def save(self, path, tokens, **identity):
+        """Writes the cache of one sequence to a file, from which `load` goes on in any process.
+
+        tokens     numbers of the tokens that the cache holds, without padding: of ids that generate returned all but the last
+        identity   model, revision, tokenizer, rope, salt: texts that must agree when the file is loaded. If they are not given,
+                   model is the name by which the model was loaded, revision its commit, rope its parameters of positions
+
+        Atomic: see `mdkv.save`. Raises ValueError for arguments, and NotImplementedError for several sequences, before the
+        prompt's end, and for models with layers that stay transformers' own.
+        """
+        cache_file.save(self, path, tokens, identity)
+
+    @classmethod
+    def load(cls, path, config, tokens=None, *, verify="everything", identity={}, **options):
+        """A cache that goes on where the saved one was: its compressed part lies in the mapped file (`mdkv.load`).
+
+            cache = mdkv.transformers.Cache.load("prompt.mdkv", model.config, ids)
+            model.generate(ids, past_key_values=cache)      # ids begins with the saved tokens
+
+        config     the model's own, as for `Cache`
+        tokens     text that must begin with the saved tokens; None: not compared
+        identity   as it was given to `save`, as a dictionary
+        options    those of `Cache`; they hold for a prompt after `reset` and for folding the tail
+        Raises ValueError for a file of another model, text or kind, naming it, and for a damaged one.
+        """
+        return cache_file.load(cls(config, **options), path, tokens, verify, identity)
 
     def reset(self):
         """Forgets all tokens; the next call reads a prompt again."""

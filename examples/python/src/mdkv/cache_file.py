@@ -1,0 +1,95 @@
+"""cache_file.py: a cache of transformers as a stored cache, and back."""
+import json
+
+import torch
+
+import mdkv
+from mdkv.cache_layer import CacheLayer
+
+_KIND = "mdkv.transformers 1"
+
+
+def save(cache, path, tokens, identity):
+    """See Cache.save."""
+    layers = _layers_of(cache)
+    first = layers[0]
+    if not first.is_initialized or not layers[-1].packed:
+        raise NotImplementedError("mdkv: a cache cannot be saved before its prompt's end")
+    if first.batch != 1:
+        raise NotImplementedError(f"mdkv: a file holds one sequence; the cache has {first.batch}")
+    tokens = torch.as_tensor(tokens).reshape(-1).tolist()
+    if len(tokens) != first.lengths()[0]:
+        raise ValueError(f"mdkv: there are {len(tokens)} tokens; the cache holds {first.lengths()[0]}, without padding. The last "
+                         "token that generate returns is in no cache yet")
+    queries = [layer.queries for layer in layers if layer.queries is not None]
+    beside = {"kind": _KIND, "limits": [layer.limits[0] for layer in layers],
+              "queries": [list(one.shape) for one in queries]}
+    beside = [json.dumps(beside).encode() + b"\n", *(one.contiguous().view(torch.uint8).numpy().tobytes() for one in queries)]
+    mdkv.save(path, [layer.packed[0] for layer in layers], tokens=tokens, attachment=b"".join(beside),
+              **_identity(cache.config, identity))
+
+
+def load(cache, path, tokens, verify, identity):
+    """See Cache.load; `cache` is empty."""
+    layers = _layers_of(cache)
+    stored = mdkv.load(path, verify=verify, backend=cache.backend, **_identity(cache.config, identity))
+    heads = getattr(cache.config, "num_key_value_heads", None) or cache.config.num_attention_heads
+    if stored.first_layer or stored.first_head or (len(stored), stored.heads) != (len(layers), heads):
+        raise ValueError(f"{path}: holds {len(stored)} layers from {stored.first_layer} on of {stored.heads} heads from "
+                         f"{stored.first_head} on; the model has {len(layers)} layers of {heads} heads")
+    packed = [stored.layer(i) for i in range(len(layers))]
+    if any(one.tokens != stored.tokens for one in packed):
+        raise ValueError(f"{path}: was written without its {packed[0].tokens} tokens")
+    if tokens is not None and (shared := stored.tokens_shared(tokens)) != stored.tokens:
+        raise ValueError(f"{path}: the text does not begin with the {stored.tokens} tokens of the file; it shares at least the "
+                         f"first {shared}")
+    dtype = getattr(torch, stored.dtype)
+    limits, queries = _beside(path, stored.attachment, packed, dtype)
+    for layer, one, limit, last in zip(layers, packed, limits, queries):
+        layer.batch, layer.heads, layer.key_dim, layer.value_dim = 1, heads, one.key_dim, one.value_dim
+        layer.dtype, layer.device, layer.is_initialized = dtype, torch.device("cpu"), True
+        layer.tokens, layer.pads, layer.packed, layer.limits, layer.queries = stored.tokens, [0], [one], [limit], None
+        if cache.tail is not None:
+            one.reserve(cache.tail + 1)
+            layer.queries = last
+    return cache
+
+
+def _layers_of(cache):
+    other = next((one for one in cache.layers if not isinstance(one, CacheLayer)), None)
+    if other is not None:
+        raise NotImplementedError(f"mdkv: models with layers that stay transformers' own ({type(other).__name__}) have no files")
+    return cache.compressed
+
+
+def _identity(config, given):
+    rope = getattr(config, "rope_parameters", None) or {}
+    found = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None) or "",
+             "rope": json.dumps(rope, sort_keys=True, default=str), **given}
+    if not found["model"]:
+        raise ValueError("mdkv: the model's configuration has no name; say model=")
+    return found
+
+
+def _beside(path, attachment, packed, dtype):
+    """Limits of the layers' bytes, and their last queries [1, H*G, n, D] or None, of an attachment that `save` made; by default
+    those of any other file."""
+    none = [one.bytes["arena"] for one in packed], [None] * len(packed)
+    head, _, rest = attachment.partition(b"\n")
+    try:
+        beside = json.loads(head)
+        if beside["kind"] != _KIND:
+            return none
+        limits, shapes = beside["limits"], beside["queries"]
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape in shapes]
+        good = len(limits) == len(packed) and len(shapes) in (0, len(packed)) and sum(sizes) == len(rest)
+        good = good and all(isinstance(limit, int) for limit in limits) and all(size > 0 for size in sizes)
+    except (ValueError, TypeError, KeyError, RuntimeError):
+        return none
+    if not good:
+        raise ValueError(f"{path}: what mdkv.transformers wrote beside the caches is damaged")
+    queries, data = [], torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else None
+    for shape, size in zip(shapes, sizes):
+        queries.append(data[:size].view(dtype).reshape(shape).clone())
+        data = data[size:]
+    return limits, queries or none[1]

@@ -1,0 +1,153 @@
+"""lmcache.py: chunks of LMCache (0.5.6) as stored caches, for its second tier: codes of 8 and 4 bits within a share of the bytes.
+
+    import mdkv.lmcache                                              # registers the type "mdkv"
+    {"type": "fs", "base_path": "/cache", "serde": {"type": "mdkv", "head_dim": 128, "share": 0.35}}
+
+A chunk goes back to an engine whose attention reads plain tensors, and may be read by any prompt that begins with it. All its
+tokens therefore stay, and each token of each head takes 4, 8 or all bits a number, such that attention changes least. LMCache
+has no queries here: the keys of eight tokens of each head stand for them, centred and scaled.
+"""
+import math
+
+import numpy
+import torch
+from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
+from lmcache.v1.distributed.serde.base import Deserializer, Serializer
+from lmcache.v1.distributed.serde.factory import register_serde_factory
+
+import mdkv
+
+_QUERIES, _PAGE, _SECTIONS = 8, 4096, 7
+_PRESET = mdkv.presets.by_window.replace(name="chunk", ratios=mdkv.RatioSet("int4", "int8", "full"), window=0, queries=_QUERIES,
+                                         pooling={"width": 1}, stand_ins=0, even=0.0, early_weight=0.0)
+
+
+class MdkvSerializer(Serializer):
+    """Chunks [2, L, T, H*D] of keys and values, float16, bfloat16 or float32, on the CPU.
+
+    head_dim   D
+    share      bytes of the serialized chunk, everything included, divided by those of the tensor. 4 bits take 0.28 and more of 16,
+               and the records of a chunk some ten KiB
+    threads    of each call; the calls of LMCache's own threads take turns
+    Cost: one pass over the chunk for losses, one for codes. Raises ValueError, before anything is written, for another shape, a
+    share that does not hold 4 bits of all tokens, and numbers that are not finite.
+    """
+
+    def __init__(self, head_dim, share=0.35, threads=1):
+        if head_dim < 1 or not 0 < share <= 1.1:
+            raise ValueError(f"mdkv: head_dim is {head_dim}, share {share}; they must be at least 1, and in (0, 1.1]")
+        self.head_dim, self.share, self.backend = head_dim, share, mdkv.Backend(threads)
+
+    def serialize(self, src, dst, key):
+        """Writes `dst`'s first bytes and returns their number, at most estimate_serialized_size."""
+        tensor, to = _tensor(src), _bytes(dst)
+        layers, tokens, heads = _sizes(tensor.shape, self.head_dim)
+        size = self._size(tensor.shape, tensor.dtype)
+        limit = (size - _records(tensor.shape, self.head_dim)) // layers // 64 * 64
+        prompt = mdkv.Prompt(_PRESET, layers=layers, heads=heads, key_dim=self.head_dim, tokens=tokens,
+                             dtype=str(tensor.dtype).removeprefix("torch."), backend=self.backend)
+        rows = [tuple(one.reshape(tokens, heads, -1).transpose(0, 1) for one in (tensor[0, i], tensor[1, i])) for i in range(layers)]
+        queries = [_queries(keys) for keys, _ in rows]
+        for i, one in enumerate(rows):
+            prompt.finish_layer(i, queries[i], *one)
+        prompt.allocate(mdkv.Budget.bytes(max(limit, 0)))
+        packed = [prompt.pack(i, queries[i], *one)[0] for i, one in enumerate(rows)]
+        positions = [numpy.argsort(prompt.rungs_of(i), axis=1, kind="stable").astype(numpy.int32) for i in range(layers)]
+        made = mdkv.write(packed, positions=positions, tokens=numpy.zeros(tokens), **_identity(key))
+        if len(made) > len(to):
+            raise ValueError(f"mdkv: the chunk takes {len(made)} bytes; dst has {len(to)}")
+        to[:len(made)] = torch.from_numpy(made)
+        return len(made)
+
+    def estimate_serialized_size(self, layout_desc):
+        """An upper bound of the bytes of a chunk of this layout, within 4 KiB and 64 bytes a layer."""
+        return sum(self._size(shape, dtype) for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes))
+
+    def _size(self, shape, dtype):
+        layers, tokens, heads = _sizes(shape, self.head_dim)
+        size = int(self.share * math.prod(shape) * dtype.itemsize) // 64 * 64
+        codes = (self.head_dim + 1) // 2 + 4 * -(-self.head_dim // 64)
+        least = _records(shape, self.head_dim) + layers * (2 * heads * (tokens * codes + self.head_dim * dtype.itemsize) + 64)
+        if size < least:
+            raise ValueError(f"mdkv: share {self.share} of a chunk {tuple(shape)} is {size} bytes; 4 bits of all tokens take "
+                             f"{least}, a share of {least / (math.prod(shape) * dtype.itemsize):.3f}")
+        return size
+
+
+class MdkvDeserializer(Deserializer):
+    """Gives all tokens of a chunk back, in their order, to a tensor [2, L, T, H*D] of the type that was serialized. Bytes of
+    strangers are refused with a ValueError, or give other numbers; they lead to no access outside of them."""
+
+    def __init__(self, head_dim, threads=1):
+        self.head_dim, self.backend = head_dim, mdkv.Backend(threads)
+
+    def deserialize(self, src, dst, key):
+        """`src` may be longer than what serialize wrote."""
+        tensor, data = _tensor(dst), _bytes(src).numpy()
+        layers, tokens, heads = _sizes(tensor.shape, self.head_dim)
+        stored = mdkv.read(data[:int.from_bytes(data[16:24].tobytes(), "little")], backend=self.backend, **_identity(key))
+        if (len(stored), stored.heads, stored.tokens) != (layers, heads, tokens) or stored.dtype != str(tensor.dtype).removeprefix("torch."):
+            raise ValueError(f"mdkv: the bytes are of {len(stored)} layers, {stored.heads} heads, {stored.tokens} tokens in "
+                             f"{stored.dtype}; the chunk is of {layers}, {heads}, {tokens} in {tensor.dtype}")
+        for i in range(layers):
+            positions, layer = torch.from_numpy(numpy.array(stored.positions(i), numpy.int64)), stored.layer(i)
+            dims = (layer.key_dim, layer.value_dim)
+            if positions.shape != (heads, tokens) or dims != (self.head_dim, self.head_dim):
+                raise ValueError(f"mdkv: layer {i} has positions {tuple(positions.shape)} and dimensions {dims}; "
+                                 f"{(heads, tokens)} and {self.head_dim} are needed")
+            if not torch.equal(positions.sort(dim=1).values, torch.arange(tokens).expand(heads, tokens)):
+                raise ValueError(f"mdkv: the positions of layer {i} are not those of all tokens")
+            rows = torch.empty((2, heads, tokens, self.head_dim), dtype=tensor.dtype)
+            layer.unpack(rows[0], rows[1])
+            for one, to in zip(rows, tensor[:, i]):
+                to.view(tokens, heads, -1).transpose(0, 1).scatter_(1, positions[..., None].expand_as(one), one)
+
+
+def _records(shape, head_dim):
+    """Most bytes of a file beside the arenas."""
+    layers, _, heads = _sizes(shape, head_dim)
+    positions = 4 * math.prod(shape) // (2 * head_dim)
+    return _SECTIONS * _PAGE + _PAGE + layers * (296 + 8 + 456 * heads + 2 * 64) + positions + shape[2] // 8
+
+
+def _sizes(shape, head_dim):
+    if len(shape) != 4 or shape[0] != 2 or shape[3] % head_dim or not min(shape):
+        raise ValueError(f"mdkv: a chunk is [2, L, T, H*D] with D = head_dim = {head_dim}, not {tuple(shape)}")
+    return shape[1], shape[2], shape[3] // head_dim
+
+
+def _queries(keys):
+    """[H, _QUERIES, D] that stand for a model's, of keys [H, T, D]: the centred keys of tokens at even distances, each channel
+    divided by its variance, in a length at which logits of centred keys have a spread of about 1."""
+    x = keys.float()
+    spread = x.std(dim=1, keepdim=True, correction=0)
+    spread = spread.clamp_min(1e-3 * float(spread.max()) + 1e-20)
+    places = torch.linspace(0, x.shape[1] - 1, _QUERIES).long()
+    found = (x - x.mean(dim=1, keepdim=True))[:, places] / spread.square()
+    found *= (1 / spread).norm(dim=-1, keepdim=True) / found.norm(dim=-1, keepdim=True).clamp_min(1e-20)
+    return found.clamp(-6e4, 6e4).to(keys.dtype)
+
+
+def _identity(key):
+    return {"model": key.model_name, "salt": key.cache_salt}
+
+
+def _tensor(of):
+    if of.tensor is None:
+        raise ValueError("mdkv: a memory object has no tensor")
+    return of.tensor
+
+
+def _bytes(of):
+    return _tensor(of).reshape(-1).view(torch.uint8)
+
+
+def _create(options):
+    if "head_dim" not in options:
+        raise ValueError("mdkv: the serde needs head_dim, the numbers of a head's key")
+    head_dim, threads = int(options["head_dim"]), int(options.get("threads", 1))
+    return AsyncSerdeProcessor(MdkvSerializer(head_dim, float(options.get("share", 0.35)), threads),
+                               MdkvDeserializer(head_dim, threads), max_workers=int(options.get("max_workers", 1)))
+
+
+register_serde_factory("mdkv", _create)

@@ -1,0 +1,62 @@
+"""storing.py: layers as files that other processes attend to where they lie."""
+import mmap
+import os
+
+import numpy
+
+from . import _module
+
+
+def save(path, layers, **options):
+    """Writes the `mdkv.Layer`s of neighbouring layers of one sequence to a file, which `load` maps. Options:
+
+    tokens                     numbers of all tokens of the text, appended ones included; only hashes are stored
+    positions                  of each layer int32 [H, S]: the place in the text of each token in the order of the cache, or -1,
+                               for engines that need plain tensors (`Layer.unpack`); by default none
+    attachment                 bytes of your own
+    model, revision, tokenizer, rope, salt
+                               texts that say which model the caches are of; `load` refuses others
+    first_layer, model_layers, first_head, model_heads
+                               the part of the model that these layers are; by default all of it
+
+    The bytes are written under a temporary name in the same folder, synced, and renamed: whatever happens, `path` names the old
+    file or the whole new one, which only its owner can read. Raises ValueError with the library's message before anything is
+    written, and OSError if the file cannot be written; then the old file is still there.
+    """
+    _module.write(os.fspath(path), layers, **options)
+
+
+def write(layers, **options):
+    """The bytes that `save` would write, as a NumPy array uint8, e.g. to send them; `read` takes them."""
+    return _module.write(None, layers, **options)
+
+
+def load(path, *, verify="everything", backend=None, **identity):
+    """The `mdkv.Stored` caches of a file, which is mapped: nothing is copied, and processes share its pages.
+
+        mdkv.load("prompt.mdkv", model="...").layer(7).attend(query, output)
+
+    identity   model, revision, tokenizer, rope, salt, as they were given to `save`
+    verify     "everything": compare checksums, which reads the file once. "bounds": leave them out; everything that decides an
+               access is checked in either case, so that a file of a stranger's is refused or attended without an access outside
+    backend    `mdkv.Backend` of the layers; None: one thread
+
+    The file may be replaced or removed while it is in use, but must not be changed or truncated: that ends the process.
+    Raises ValueError with the library's message for a file of another model, a damaged one, and one that is none.
+    """
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{os.fspath(path)}: the file is empty")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        return read(mapped, verify=verify, backend=backend, **identity)
+    except ValueError as problem:
+        raise type(problem)(f"{os.fspath(path)}: {problem}") from None
+
+
+def read(data, *, verify="everything", backend=None, **identity):
+    """As `load`, of bytes in memory: anything with the buffer protocol. They are copied unless they lie at a multiple of 64, as
+    those of `write` and of `mmap` do."""
+    if verify not in ("everything", "bounds"):
+        raise ValueError(f"mdkv: verify is {verify!r}; there are \"everything\" and \"bounds\"")
+    return _module.Stored(numpy.frombuffer(data, numpy.uint8), everything=verify == "everything", backend=backend, **identity)

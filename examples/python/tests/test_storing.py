@@ -1,0 +1,431 @@
+"""test_storing.py: layers and caches in files: the same bits afterwards, from the file's own pages, in other processes; files
+of others; and, where MDKV_RUN names the program mdkv_run and MDKV_REFERENCE_MODEL a GGUF file, the program's own files."""
+import copy
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import mdkv
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
+from test_mdkv import D, G, H, N, off, prompt_rows, random  # noqa: F401  (random is a fixture)
+
+PRESETS = ["best", "any_question", "by_window", "paper", "evict"]
+
+
+def attended(layer, queries):
+    output = np.empty(queries.shape, queries.dtype)
+    layer.attend(queries, output)
+    return output
+
+
+def layers_of(random, preset="best", dtype=np.float16, count=2, share=0.2):
+    """Layers with tails, and rows of further tokens."""
+    made = []
+    for _ in range(count):
+        rows = prompt_rows(random, dtype)
+        layer, _ = mdkv.compress(*rows, share, mdkv.preset(preset))
+        layer.append(rows[1][:, :21], rows[2][:, :21])
+        made.append(layer)
+    return made, prompt_rows(random, dtype, 150)
+
+
+def mapping(path):
+    """KiB of a mapped file in this process by name, such as Rss and Private_Dirty."""
+    sizes, inside = {}, False
+    for line in open("/proc/self/smaps"):
+        name = line.split()[0]
+        if not name.endswith(":"):
+            inside = line.rstrip().endswith(str(path))
+        elif inside and line.endswith("kB\n"):
+            sizes[name[:-1]] = sizes.get(name[:-1], 0) + int(line.split()[1])
+    return sizes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_stored_layer_goes_on_with_the_same_bits(random, tmp_path, preset, dtype):
+    layers, (queries, keys, values) = layers_of(random, preset, dtype)
+    mdkv.save(tmp_path / "a", layers, model="m", tokens=range(N + 21), attachment=b"mine")
+    stored = mdkv.load(tmp_path / "a", model="m")
+    assert (len(stored), stored.heads, stored.tokens, stored.attachment) == (2, H, N + 21, b"mine")
+    assert (stored.first_layer, stored.model_layers, stored.first_head, stored.model_heads) == (0, 2, 0, H)
+    for i, layer in enumerate(layers):
+        loaded = stored.layer(i)
+        for name in ("dtype", "heads", "key_dim", "value_dim", "tokens", "appended", "compressed_tokens", "stand_ins", "rungs"):
+            assert getattr(loaded, name) == getattr(layer, name), name
+        assert list(loaded.ratios) == list(layer.ratios) and loaded.bytes["arena"] == layer.bytes["arena"]
+        assert np.array_equal(attended(loaded, queries[:, :3]), attended(layer, queries[:, :3]))
+        part = stored.layer(i, 1, 1)
+        assert part.heads == 1
+        assert np.array_equal(attended(part, queries[G:, :3]), attended(layer, queries[:, :3])[G:])
+        other = loaded.copy()
+        for one in (layer, loaded):
+            one.append(keys[:, :100], values[:, :100])
+            one.truncate(60)
+        assert other.appended == 21 and np.array_equal(attended(loaded, queries[:, :30]), attended(layer, queries[:, :30]))
+        if preset != "paper":
+            folds = [one.recompress(queries[:, :20], mdkv.Budget.bytes(60000), mdkv.preset(preset)) for one in (layer, loaded)]
+            assert folds[0] == folds[1] and loaded.tokens == layer.tokens == N + 60
+            assert np.array_equal(attended(loaded.copy(), queries[:, :1]), attended(layer, queries[:, :1]))
+    del stored
+    assert other.heads == H and attended(other, queries[:, :3]).any()  # keeps the file
+
+
+def test_attention_reads_the_files_pages(random, tmp_path):
+    path = tmp_path / "a"
+    layers, (queries, _, _) = layers_of(random, share=0.9, count=8)
+    mdkv.save(path, layers)
+    expected = [attended(one, queries[:, :1]) for one in layers]
+    stored = mdkv.load(path, verify="bounds")
+    loaded = [stored.layer(i) for i in range(8)]
+    opened = mapping(path)
+    assert opened["Rss"] < opened["Size"] / 2
+    path.unlink()
+    results = [attended(one, queries[:, :1]) for one in loaded]
+    read = mapping(f"{path} (deleted)")
+    assert all(map(np.array_equal, results, expected))
+    assert read["Rss"] > 0.9 * read["Size"] and read["Private_Dirty"] == 0
+    del stored, loaded
+    assert mapping(f"{path} (deleted)") == {}
+
+
+def test_bytes_in_memory(random, tmp_path):
+    layers, (queries, _, _) = layers_of(random)
+    data = mdkv.write(layers, salt="s")
+    mdkv.save(tmp_path / "a", layers, salt="s")
+    assert data.dtype == np.uint8 and data.tobytes() == (tmp_path / "a").read_bytes()
+    for copied in (data, data.tobytes(), memoryview(b"!" + data.tobytes())[1:]):
+        stored = mdkv.read(copied, salt="s")
+        assert np.array_equal(attended(stored.layer(1), queries[:, :1]), attended(layers[1], queries[:, :1]))
+    assert mdkv.write([stored.layer(0), stored.layer(1)], salt="s").tobytes() == data.tobytes()  # of a file that was read
+    assert len(mdkv.read(mdkv.write([]))) == 0
+
+
+def test_text_and_place(random):
+    layers, _ = layers_of(random)
+    stored = mdkv.read(mdkv.write(layers, tokens=np.arange(600)[None], first_layer=3, model_layers=9, first_head=1, model_heads=8))
+    assert (stored.first_layer, stored.model_layers, stored.first_head, stored.model_heads) == (3, 9, 1, 8)
+    assert stored.tokens_shared(range(700)) == stored.tokens_shared(np.arange(600)) == 600
+    assert stored.tokens_shared([*range(599), 0]) == 512 and stored.tokens_shared([]) == 0
+
+
+def test_plain_tensors_and_their_places(random):
+    _, keys, values = prompt_rows(random, np.float16)
+    preset = mdkv.presets.by_window.replace(ratios=mdkv.RatioSet("int4", "int8", "full"), stand_ins=0)
+    prompt = mdkv.Prompt(preset, layers=1, heads=H, key_dim=D, tokens=N, dtype="float16")
+    prompt.finish_layer(0, keys[:, -preset.queries:], keys, values)
+    prompt.allocate(0.45)
+    layer, _ = prompt.pack(0, keys[:, -preset.queries:], keys, values)
+    window = np.arange(N - preset.window, N)
+    places = np.stack([np.concatenate([np.argsort(rungs, kind="stable"), window]) for rungs in prompt.rungs_of(0)]).astype(np.int32)
+    stored = mdkv.read(mdkv.write([layer], tokens=range(N), positions=[places]))
+    assert np.array_equal(stored.positions(0), places) and mdkv.read(mdkv.write([layer])).positions(0).shape == (0, 0)
+    rows = np.empty((2, H, N + 5, D), np.float16)
+    for one in (layer, stored.layer(0)):
+        rows[:] = 7
+        assert one.unpack(*rows).tolist() == [N] * H and not rows[:, :, N:].any()
+        for found, full in zip(rows, (keys, values)):
+            there = np.empty_like(full)
+            np.put_along_axis(there, places[..., None].astype(int), found[:, :N], axis=1)
+            assert np.array_equal(there[:, window], full[:, window]) and 0 < off(there, full.astype(float)) < 0.1
+    for call, message in (
+            (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), "S = 9; a head has 600 rows"),
+            (lambda: mdkv.write([layer], tokens=range(N), positions=[]), "positions are of 0 layers, not of the 1"),
+            (lambda: mdkv.write([layer], tokens=range(N), positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
+            (lambda: mdkv.write([layer], tokens=range(9), positions=[places]), "a position of head 0 lies outside")):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_another_process_attends(random, tmp_path):
+    layers, (queries, _, _) = layers_of(random)
+    mdkv.save(tmp_path / "a", layers, model="m")
+    np.save(tmp_path / "q.npy", queries[:, :1])
+    code = ("import sys, numpy, mdkv; q = numpy.load(sys.argv[1] + '/q.npy'); o = numpy.empty_like(q);"
+            "mdkv.load(sys.argv[1] + '/a', model='m').layer(1).attend(q, o); numpy.save(sys.argv[1] + '/o.npy', o)")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert np.array_equal(np.load(tmp_path / "o.npy"), attended(layers[1], queries[:, :1]))
+
+
+@pytest.mark.parametrize("call,message", [
+    (lambda f, x: mdkv.load(f, model="n"), 'a: read: byte [0-9]+: the file\'s model is "m", not "n"'),
+    (lambda f, x: mdkv.load(f, model="m", salt="s"), 'salt is "", not "s"'),
+    (lambda f, x: mdkv.load(f, model="m", verify="some"), "verify is 'some'"),
+    (lambda f, x: mdkv.read(f.read_bytes()[:-64], model="m"), "the file has [0-9]+ bytes, of which there are"),
+    (lambda f, x: mdkv.read(b"no", model="m"), "fewer than a header's"),
+    (lambda f, x: mdkv.read(bytes(500)), "no file of compressed caches"),
+    (lambda f, x: mdkv.load(f, model="m").layer(2), "layer 2 is not among the file's 2"),
+    (lambda f, x: mdkv.load(f, model="m").layer(0, 1, 2), r"heads \[1, 1 \+ 2\) are not among the 2"),
+    (lambda f, x: mdkv.load(f, model="m").tokens_shared([0.5]), "no whole numbers of 32 bits"),
+    (lambda f, x: mdkv.load(f, model="m").tokens_shared([1 << 32]), "no whole numbers of 32 bits"),
+    (lambda f, x: mdkv.load(f, model="m").layer(0).reserve(-1), "must not be negative"),
+    (lambda f, x: mdkv.save(f, x, first_layer=1, model_layers=2), "2 layers from 1 on are not among the model's 2"),
+    (lambda f, x: mdkv.save(f, [x[0], mdkv.compress(*(np.ones((2, 40, 64), "f"),) * 3, 1.0)[0]]), "layer 1 has another element type"),
+    (lambda f, x: mdkv.save(f, x, model="m" * 70000), "identity.model has 70000 bytes; at most 65536"),
+])
+def test_messages(random, tmp_path, call, message):
+    path = tmp_path / "a"
+    layers, _ = layers_of(random)
+    mdkv.save(path, layers, model="m")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        call(path, layers)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["a"]
+
+
+def test_other_errors(random, tmp_path):
+    layers, _ = layers_of(random)
+    with pytest.raises(TypeError, match="no sequence of mdkv.Layer"):
+        mdkv.save(tmp_path / "a", [layers[0], 7])
+    with pytest.raises(FileNotFoundError):
+        mdkv.load(tmp_path / "a")
+    with pytest.raises(OSError, match="no/a.*: cannot be made"):
+        mdkv.save(tmp_path / "no" / "a", layers)
+    (tmp_path / "a").touch()
+    with pytest.raises(ValueError, match="a: the file is empty"):
+        mdkv.load(tmp_path / "a")
+
+
+def test_a_full_disk_leaves_the_old_file(random, tmp_path):
+    path = tmp_path / "a"
+    layers, _ = layers_of(random)
+    mdkv.save(path, layers)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot be written at byte"):
+            mdkv.save(path, layers, salt="s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["a"]
+    reader = mdkv.load(path)
+    mdkv.save(path, layers[:1])
+    assert len(mdkv.load(path)) == 1 and len(reader) == 2 and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_changed_bytes_are_refused_or_read_inside(random):
+    layers, (queries, _, _) = layers_of(random, count=1)
+    good = mdkv.write(layers, tokens=range(N + 21))
+    records = np.flatnonzero(good[:20480])  # before the positions
+    for i in range(300):
+        data = good.copy()
+        data[random.choice(records)] ^= 1 << random.integers(8)
+        with pytest.raises(ValueError):
+            mdkv.read(data)
+        try:
+            layer = mdkv.read(data, verify="bounds").layer(0)
+            assert layer.tokens >= 0 and layer.rungs and layer.stand_ins >= 0
+            layer.append(queries[:H, :1], queries[:H, :1])
+            attended(layer, queries[:, :1])
+        except ValueError:
+            pass
+
+
+def test_other_threads_append_while_a_file_is_written(random, tmp_path):
+    layers, (_, keys, values) = layers_of(random, count=6)
+    saved, failed = [], []
+
+    def save():
+        try:
+            for i in range(20):
+                mdkv.save(tmp_path / "a", layers[::-1] if i % 2 else layers)
+                saved.append(mdkv.load(tmp_path / "a").layer(0).appended)
+        except Exception as error:
+            failed.append(error)
+
+    savers = [threading.Thread(target=save) for _ in range(2)]
+    for one in savers:
+        one.start()
+    while any(one.is_alive() for one in savers):
+        for layer in layers:
+            layer.append(keys[:, :1], values[:, :1])
+            assert layer.tokens == N + layer.appended
+    for one in savers:
+        one.join()
+    assert not failed and len(saved) == 40 and min(saved) >= 21 and os.listdir(tmp_path) == ["a"]
+
+
+# transformers.
+
+@pytest.fixture
+def hf():
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("transformers", minversion="5.2", reason="transformers 5.2 or newer is not installed")
+    import test_transformers
+
+    return test_transformers
+
+
+def go_on(torch, model, cache, ids):
+    """Logits of single tokens."""
+    with torch.no_grad():
+        return torch.cat([model(one[None, None], past_key_values=cache).logits for one in ids], dim=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("preset", ["best", "any_question", "by_window", "paper", "evict"])
+def test_a_saved_cache_goes_on_with_the_same_logits(hf, tmp_path, preset, dtype):
+    import torch
+
+    model, ids = hf.small("llama", getattr(torch, dtype)), hf.text(200)
+    cache = mdkv.transformers.Cache(model.config, 0.4, preset)
+    with torch.no_grad():
+        model(ids[:, :160], past_key_values=cache)
+    cache.save(tmp_path / "a", ids[:, :160], model="m")
+    go_on(torch, model, cache, ids[0, 160:180])
+    cache.save(tmp_path / "b", ids[:, :180], model="m", salt="s")
+    a = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity={"model": "m"})
+    b = mdkv.transformers.Cache.load(tmp_path / "b", model.config, ids, identity={"model": "m", "salt": "s"}, verify="bounds")
+    assert (a.get_seq_length(), b.get_seq_length()) == (160, 180)
+    go_on(torch, model, a, ids[0, 160:180])
+    found = [go_on(torch, model, one, ids[0, 180:]) for one in (cache, a, b, copy.deepcopy(b))[:3]]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    names = ("arena", "directory")
+    reports = [one.report() for one in (cache, a, b)]
+    for one in reports[1:]:
+        assert one["uncompressed_bytes"] == reports[0]["uncompressed_bytes"]
+        assert [[x["rungs"], *(x["bytes"][n] for n in names)] for x in one["layers"]] == [
+            [x["rungs"], *(x["bytes"][n] for n in names)] for x in reports[0]["layers"]]
+    hf.crop(b, 15)
+    copied = copy.deepcopy(b)
+    assert torch.equal(go_on(torch, model, b, ids[0, 185:]), go_on(torch, model, copied, ids[0, 185:]))
+    b.reset()
+    with torch.no_grad():
+        model(ids[:, :160], past_key_values=b)  # another prompt, in memory
+    assert b.get_seq_length() == 160
+
+
+@pytest.mark.parametrize("preset", ["best", "by_window"])
+def test_tails_of_loaded_caches_are_folded_as_without_saving(hf, tmp_path, preset):
+    import torch
+
+    model, ids = hf.small("llama"), hf.text(300)
+    cache = mdkv.transformers.Cache(model.config, 0.4, preset, tail=16)
+    with torch.no_grad():
+        model(ids[:, :160], past_key_values=cache)
+    go_on(torch, model, cache, ids[0, 160:190])
+    cache.save(tmp_path / "a", ids[:, :190], model="m")
+    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, preset=preset, tail=16, identity={"model": "m"})
+    assert torch.equal(*(go_on(torch, model, one, ids[0, 190:]) for one in (cache, loaded)))
+    assert loaded.report()["layers"] == cache.report()["layers"]
+
+
+def test_generate_in_another_process(hf, tmp_path):
+    import torch
+
+    model, ids = hf.small("qwen2"), hf.text(150)
+    options = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(ids))
+    cache = mdkv.transformers.Cache(model.config, 0.4)
+    with torch.no_grad():
+        model(ids[:, :140], past_key_values=cache)
+    cache.save(tmp_path / "a", ids[0, :140].tolist(), model="m")
+    code = ("import sys; sys.path[:0] = sys.argv[2:]; import torch, mdkv.transformers, test_transformers as t;"
+            "m, ids = t.small('qwen2'), t.text(150);"
+            "c = mdkv.transformers.Cache.load(sys.argv[1], m.config, ids, identity={'model': 'm'});"
+            "print(m.generate(ids, past_key_values=c, max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(ids)).tolist())")
+    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), *sys.path[:2]], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout.splitlines()[-1]) == model.generate(ids, past_key_values=cache, **options).tolist()
+
+
+def test_files_that_do_not_fit_are_refused(hf, tmp_path):
+    import torch
+
+    path = tmp_path / "a"
+    model, ids = hf.small("llama"), hf.text(120)
+    cache = mdkv.transformers.Cache(model.config, 0.4)
+    with pytest.raises(NotImplementedError, match="before its prompt's end"):
+        cache.save(path, [], model="m")
+    with torch.no_grad():
+        model(ids[:, :100], past_key_values=cache)
+    with pytest.raises(ValueError, match="there are 99 tokens; the cache holds 100"):
+        cache.save(path, ids[:, :99], model="m")
+    with pytest.raises(ValueError, match="has no name; say model="):
+        cache.save(path, ids[:, :100])
+    cache.save(path, ids[:, :100], model="m")
+    packed = [layer.packed[0] for layer in cache.compressed]
+    load = lambda config=model.config, tokens=None, **identity: mdkv.transformers.Cache.load(
+        path, config, tokens, identity={"model": "m", **identity})
+    other = ids.clone()
+    other[0, 7] += 1
+    with pytest.raises(ValueError, match="a: the text does not begin with the 100 tokens of the file; it shares at least the first 0"):
+        load(tokens=other)
+    with pytest.raises(ValueError, match="model is \"m\", not \"n\""):
+        load(model="n")
+    changed = copy.deepcopy(model.config)
+    changed.rope_parameters = {**changed.rope_parameters, "rope_theta": 77.0}
+    with pytest.raises(ValueError, match="the file's rope is"):
+        load(changed)
+    for sizes in ({"num_hidden_layers": 2}, {"num_key_value_heads": 4}):
+        with pytest.raises(ValueError, match="holds 3 layers from 0 on of 2 heads from 0 on; the model has"):
+            load(hf.small("llama", **sizes).config)
+    rope = json.dumps(model.config.rope_parameters, sort_keys=True)
+    for attachment in (b"", b"\xff\n", b"[1]\nx", b'{"kind": 5}\n'):  # of other programs
+        mdkv.save(path, packed, model="m", rope=rope, tokens=ids[:, :100], attachment=attachment)
+        assert torch.equal(*(go_on(torch, model, one, ids[0, 100:]) for one in (load(), copy.deepcopy(cache))))
+    for beside in ({"limits": [1], "queries": []}, {"limits": [1, 2, 3], "queries": [[1, 4, 2, 16]] * 3}):
+        mdkv.save(path, packed, model="m", rope=rope, tokens=ids[:, :100],
+                  attachment=json.dumps({"kind": "mdkv.transformers 1", **beside}).encode() + b"\n")
+        with pytest.raises(ValueError, match="what mdkv.transformers wrote beside the caches is damaged"):
+            load()
+    mdkv.save(path, packed, model="m", rope=rope)
+    with pytest.raises(ValueError, match="was written without its 100 tokens"):
+        load()
+    cache.batch_repeat_interleave(2)
+    with pytest.raises(NotImplementedError, match="one sequence; the cache has 2"):
+        cache.save(path, ids[:, :100], model="m")
+    with pytest.raises(NotImplementedError, match="DynamicSlidingWindowLayer"):
+        mdkv.transformers.Cache(hf.small("gemma3_text").config).save(path, [], model="m")
+
+
+@pytest.mark.parametrize("variable", ["MDKV_REFERENCE_MODEL", "MDKV_SECOND_MODEL"])
+def test_a_prompt_of_a_real_model_answers_from_a_file(hf, tmp_path, variable):
+    import torch
+
+    model, tokenizer = hf.real_model(variable)
+    story = "".join(f"Entry {i}: " + hf.PROSE for i in range(8)) + "Beside the log lay a key, and its tag said: Marguerite. "
+    ids = tokenizer(story + "The name on the key's tag is", return_tensors="pt").input_ids
+    cache = mdkv.transformers.Cache(model.config, budget=0.25)
+    with torch.no_grad():
+        model(ids[:, :-8], past_key_values=cache)
+    cache.save(tmp_path / "a", ids[:, :-8], model=variable)
+    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity={"model": variable})
+    options = dict(max_new_tokens=8, do_sample=False, attention_mask=torch.ones_like(ids))
+    answers = [model.generate(ids, past_key_values=one, **options)[0, ids.shape[1]:].tolist() for one in (cache, loaded)]
+    assert answers[0] == answers[1], [tokenizer.decode(one) for one in answers]
+
+
+def test_mdkv_runs_files(hf, tmp_path):
+    program, variable = os.environ.get("MDKV_RUN"), "MDKV_REFERENCE_MODEL"
+    if not program:
+        pytest.skip("MDKV_RUN names no mdkv_run")
+    tokenizer = hf.real_model(variable)[1]
+    text = "The lighthouse keeper wrote one line a day. " * 30
+    (tmp_path / "text").write_text(text)
+
+    def run(*options):
+        return subprocess.run([program, "generate", "--model", os.environ[variable], "--prompt-file", str(tmp_path / "text"), "--raw",
+                               "--threads", "1", "--max-tokens", "8", *options], capture_output=True, text=True, check=True).stdout
+
+    answer = run("--policy", "best", "--budget", "25%", "--save", str(tmp_path / "a"))
+    with pytest.raises(ValueError, match='model is "GGUF of') as refused:
+        mdkv.load(tmp_path / "a")
+    name = str(refused.value).split('model is "')[1].split('"')[0]
+    stored, ids = mdkv.load(tmp_path / "a", model=name), tokenizer(text)["input_ids"]
+    assert stored.tokens == stored.tokens_shared(ids) == len(ids) > 256
+    layers = [stored.layer(i) for i in range(len(stored))]
+    output = np.empty((stored.heads, 1, layers[0].value_dim), np.float16)
+    layers[-1].attend(np.ones((stored.heads, 1, layers[0].key_dim), np.float16), output)
+    assert np.isfinite(output).all() and output.any()
+    mdkv.save(tmp_path / "b", layers, model=name, tokens=ids, attachment=stored.attachment)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert run("--load", str(tmp_path / "b")) == answer
