@@ -332,7 +332,8 @@ def test_generate_in_another_process(hf, tmp_path):
             "m, ids = t.small('qwen2'), t.text(150);"
             "c = mdkv.transformers.Cache.load(sys.argv[1], m.config, ids, identity={'model': 'm'});"
             "print(m.generate(ids, past_key_values=c, max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(ids)).tolist())")
-    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), *sys.path[:2]], capture_output=True, text=True)
+    folders = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(mdkv.__file__))]
+    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), *folders], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout.splitlines()[-1]) == model.generate(ids, past_key_values=cache, **options).tolist()
 
