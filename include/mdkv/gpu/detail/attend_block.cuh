@@ -13,6 +13,7 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
+#include <mdkv/gpu/detail/attend_fragments.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/detail/attend_units.cuh>

@@ -6,6 +6,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/gpu/detail/attend_fragments.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
@@ -41,55 +42,6 @@ inline constexpr int attend_warps   = attend_threads / device::warp_size;
 inline constexpr int attend_queries = 8;    ///< query heads of a block at most
 inline constexpr int copied_row     = 128;  ///< bytes copied as a row
 inline constexpr int attend_ring    = 8192; ///< bytes of a warp's shared memory: the units that are on their way
-
-/// Two fragments of queries, or two of weights: the second has what the first leaves by rounding, or, beside keys of 4 bits,
-/// the coordinates of the high halves.
-struct alignas(16) fragments
-{
-    std::uint32_t of[2][2];
-};
-
-/// A pair of numbers as sums of `Parts` pairs of 16 bits.
-template <element Part, int Parts>
-__device__ __forceinline__ void split(float low, float high, std::uint32_t (&to)[std::size_t{Parts}])
-{
-    MDKV_UNROLL
-    for (int i = 0; i < Parts; ++i)
-    {
-        to[i] = device::pair<Part>(low, high);
-        low -= widen(Part{static_cast<std::uint16_t>(to[i] & 0xffffU)});
-        high -= widen(Part{static_cast<std::uint16_t>(to[i] >> 16U)});
-    }
-}
-
-/// The weights of 16 tokens, as multiply_tile leaves logits, as factors of values in `Parts` parts.
-template <element Part, int Parts>
-__device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&to)[std::size_t{Parts}][2])
-{
-    std::uint32_t first[std::size_t{Parts}];
-    std::uint32_t second[std::size_t{Parts}];
-    split<Part, Parts>(w[0], w[1], first);
-    split<Part, Parts>(w[2], w[3], second);
-    MDKV_UNROLL
-    for (int i = 0; i < Parts; ++i)
-    {
-        to[i][0] = device::transpose(first[i]);
-        to[i][1] = device::transpose(second[i]);
-    }
-}
-
-/// The low number of a pair of halves, and the high one.
-[[nodiscard]] __device__ __forceinline__ float low_half(std::uint32_t pair)
-{
-    return widen(half{static_cast<std::uint16_t>(pair & 0xffffU)});
-}
-[[nodiscard]] __device__ __forceinline__ float high_half(std::uint32_t pair)
-{
-    return widen(half{static_cast<std::uint16_t>(pair >> 16U)});
-}
-
-/// Factor of codes in products.
-inline constexpr float code_unit = 0x1p-24F;
 
 /// Tokens of one storage. A unit is what is copied at once: up to `Unit` coordinates of `Tiles` tiles, a tile in a place of its
 /// own in shared memory. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
