@@ -14,7 +14,8 @@ import pytest
 
 import mdkv
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
+FOLDERS = [str(pathlib.Path(__file__).parents[i]) for i in range(2)]
+sys.path[:0] = FOLDERS
 from test_mdkv import D, G, H, N, off, prompt_rows, random  # noqa: F401  (random is a fixture)
 
 PRESETS = ["best", "any_question", "by_window", "paper", "evict"]
@@ -332,8 +333,7 @@ def test_generate_in_another_process(hf, tmp_path):
             "m, ids = t.small('qwen2'), t.text(150);"
             "c = mdkv.transformers.Cache.load(sys.argv[1], m.config, ids, identity={'model': 'm'});"
             "print(m.generate(ids, past_key_values=c, max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(ids)).tolist())")
-    folders = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(mdkv.__file__))]
-    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), *folders], capture_output=True, text=True)
+    answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), *FOLDERS], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout.splitlines()[-1]) == model.generate(ids, past_key_values=cache, **options).tolist()
 
