@@ -1,4 +1,4 @@
-"""test_examples.py: three_questions.py and its notebook, with a small random model and a made text."""
+"""test_examples.py: three_questions.py, its notebook and saved_prompt.py, with a small random model and a made text."""
 import json
 import pathlib
 import re
@@ -13,6 +13,7 @@ import mdkv.transformers
 
 FOLDER = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(FOLDER)]
+import saved_prompt
 import texts
 import three_questions
 from test_transformers import small
@@ -45,6 +46,17 @@ def test_three_questions(tmp_path, monkeypatch):
         assert "int4: rgb(158, 202, 225)" in three_questions.draw(cache, tmp_path / "kept.png")
     assert found["mdkv 1.0"]["answers"] == found["DynamicCache"]["answers"]
     assert (tmp_path / "kept.png").read_bytes().startswith(b"\x89PNG") and len(three_questions.table(found)) == 4 + 3 * 4
+
+
+def test_saved_prompt(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "PROSE", tmp_path)  # the made text
+    model, tokenizer, path = small("llama"), Letters(), tmp_path / "prompt.mdkv"
+    monkeypatch.setattr(model.config, "_name_or_path", "small")  # the identity of a model that comes from a folder
+    ids, after = three_questions.prompt_of(tokenizer, 700)
+    here = saved_prompt.save(model, tokenizer, ids, after, path, 0.25, "best")
+    there = saved_prompt.load(model, tokenizer, ids, after, path)
+    assert here["answers"] == there["answers"] and here["file"] == path.stat().st_size < here["cache"]
+    assert there["resident after the answers"]["Private_Dirty"] == 0 < there["resident after the answers"]["Rss"]
 
 
 def test_the_notebook_is_whole():
