@@ -35,12 +35,12 @@ public:
         : lane_{lane}
         , left_{pairs}
         , copies_{copies}
-        , ring_{ring}
+        , places_{ring}
         , key_{run.keys.begin + index_t{tile} * stored_tile}
         , value_{run.values.begin + index_t{tile} * stored_tile}
     {
-        stage(0, ring_);
-        stage(1, ring_ + rows::slot_bytes);
+        stage(0, places_[0]);
+        stage(1, places_[1]);
     }
 
     /// Whether a pair is left to be worked on.
@@ -49,21 +49,13 @@ public:
     /// Waits for unit `u` of a pair, 0 to 2 * units - 1, keys first, and begins to copy the unit after the next one.
     [[nodiscard]] __device__ __forceinline__ std::byte* next(int u)
     {
-        device::copy_async_wait<1>();
-        device::sync_warp(); // every lane's copies are there, and every lane has read the unit before
-        constexpr int last = 2 * rows::slot_bytes;
-        stage((u + 2) % (2 * units), ring_ + (from_ == 0 ? last : from_ - rows::slot_bytes));
-        std::byte* const now = ring_ + from_;
-        from_                = from_ == last ? 0 : from_ + rows::slot_bytes;
-        return now;
+        places_.wait();
+        stage((u + 2) % (2 * units), places_.free());
+        return places_.take();
     }
 
     /// Waits until nothing is on its way.
-    __device__ void drain()
-    {
-        device::copy_async_wait<0>();
-        device::sync_warp();
-    }
+    __device__ void drain() const { places_.drain(); }
 
 private:
     static constexpr int stored_tile =
@@ -109,10 +101,9 @@ private:
     }
 
     int lane_;
-    int left_;     ///< pairs not yet copied to their end
-    int from_ = 0; ///< place of the unit read next
+    int left_; ///< pairs not yet copied to their end
     attend_copies const& copies_;
-    std::byte* ring_;
+    attend_places<3, rows::slot_bytes> places_;
     std::byte const* key_; ///< the pair that is copied
     std::byte const* value_;
 };

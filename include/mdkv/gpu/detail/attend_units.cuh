@@ -57,6 +57,40 @@ __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* 
     else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, n, to); }
 }
 
+/// A warp's units in its shared memory: `Slots` places that are filled and read in turn.
+template <int Slots, int Bytes>
+struct attend_places
+{
+    std::byte* ring;
+    int next = 0; ///< place of the unit read next
+
+    [[nodiscard]] __device__ __forceinline__ std::byte* operator[](int i) const { return ring + i * Bytes; }
+    /// Waits for the unit read next; every lane has read the unit before then.
+    __device__ __forceinline__ void wait() const
+    {
+        device::copy_async_wait<Slots - 2>();
+        device::sync_warp();
+    }
+    /// The place of the unit that was read last.
+    [[nodiscard]] __device__ __forceinline__ std::byte* free() const
+    {
+        return ring + (next == 0 ? (Slots - 1) * Bytes : next - Bytes);
+    }
+    /// The place of the unit read next, and goes on.
+    [[nodiscard]] __device__ __forceinline__ std::byte* take()
+    {
+        std::byte* const now = ring + next;
+        next                 = next == (Slots - 1) * Bytes ? 0 : next + Bytes;
+        return now;
+    }
+    /// Waits until nothing is on its way.
+    __device__ __forceinline__ void drain() const
+    {
+        device::copy_async_wait<0>();
+        device::sync_warp();
+    }
+};
+
 /// Facts about the copies of a run that all warps share, in shared memory.
 struct attend_copies
 {
@@ -100,34 +134,25 @@ public:
         , keys_left_{copies.key_bytes}
         , values_left_{copies.value_bytes}
         , copies_{copies}
-        , ring_{ring}
+        , places_{ring}
     {
         index_t const begin = index_t{tile} * tokens;
         next_key_           = run.keys.begin + begin * run.keys.token_bytes;
         next_value_         = run.values.begin + begin * run.values.token_bytes
                       + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
         MDKV_ROLLED
-        for (int i = 0; i < rows::slots - 1; ++i) { stage(ring_ + i * rows::slot_bytes); }
+        for (int i = 0; i < rows::slots - 1; ++i) { stage(places_[i]); }
     }
 
     /// Waits for the next unit and begins to copy another one to the place of the unit before.
     [[nodiscard]] __device__ std::byte* next()
     {
-        device::copy_async_wait<rows::slots - 2>();
-        device::sync_warp(); // every lane's copies are there, and every lane has read the unit before
-        constexpr int last = (rows::slots - 1) * rows::slot_bytes;
-        stage(ring_ + (from_ == 0 ? last : from_ - rows::slot_bytes));
-        std::byte* const now = ring_ + from_;
-        from_                = from_ == last ? 0 : from_ + rows::slot_bytes;
-        return now;
+        places_.wait();
+        stage(places_.free());
+        return places_.take();
     }
-
     /// Waits until nothing is on its way.
-    __device__ void drain()
-    {
-        device::copy_async_wait<0>();
-        device::sync_warp();
-    }
+    __device__ void drain() const { places_.drain(); }
 
 private:
     [[nodiscard]] __device__ static int alignment(stored_run const& run)
@@ -174,9 +199,8 @@ private:
     int tiles_;       ///< tiles not yet copied to their end
     int keys_left_;   ///< bytes of the tile that is copied
     int values_left_; ///< the same of its values
-    int from_ = 0;    ///< slot read next
     attend_copies const& copies_;
-    std::byte* ring_;
+    attend_places<rows::slots, rows::slot_bytes> places_;
     std::byte const* next_key_;
     std::byte const* next_value_;
 };
