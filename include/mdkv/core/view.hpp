@@ -127,6 +127,10 @@ concept strided_tensor = requires(V const& v, std::size_t r) {
     static_cast<void const*>(v.data_handle());
 };
 
+/// The greatest extent of a view, more than any memory has elements: sums of extents stay in 64 bits, those of views that are
+/// empty or repeat a row, too.
+inline constexpr index_t largest_extent = index_t{1} << 48;
+
 namespace detail
 {
 
@@ -149,6 +153,11 @@ MDKV_OUTLINE constexpr void fill_strides(
         span = checked_add(span, checked_multiply(extents[i] - 1, strides[i]));
     }
     if (!empty) { static_cast<void>(checked_multiply(span, element_bytes)); }
+    for (std::size_t i = 0; i < rank; ++i)
+    {
+        expects(extents[i] <= largest_extent, "view: extent ", i, " is ", extents[i], "; it must not exceed ",
+            largest_extent);
+    }
     expects(extents[rank - 1] <= 1 || strides[rank - 1] == 1, "view: stride ", rank - 1, " is ", strides[rank - 1],
         "; elements of the last dimension must be neighbours (stride 1)");
 }
@@ -183,7 +192,7 @@ template <class T, space S, strided_tensor V>
 } // namespace detail
 
 /// An input of contiguous rows: `in(on, pointer, H, N, D)`.
-/// \throws invalid_argument   an extent is negative
+/// \throws invalid_argument   an extent is negative or above `largest_extent`
 /// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(sizeof...(Extents) > 0)
@@ -194,7 +203,7 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
 }
 
 /// An input with free strides, in elements: `in(on, pointer, {H, N, D}, {D, H * D, 1})` reads [N, H, D] as [H, N, D].
-/// \throws invalid_argument   a stride is negative, or the last one is not 1
+/// \throws invalid_argument   a stride is negative, the last one is not 1, or an extent as above
 /// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::size_t Rank>
 [[nodiscard]] constexpr in_view<T, Rank, B> in(
@@ -211,7 +220,7 @@ template <backend B, strided_tensor V>
 }
 
 /// An output of contiguous rows.
-/// \throws invalid_argument   an extent is negative
+/// \throws invalid_argument   an extent is negative or above `largest_extent`
 /// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(!std::is_const_v<T> && sizeof...(Extents) > 0)
@@ -222,7 +231,7 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
 }
 
 /// An output with free strides, in elements.
-/// \throws invalid_argument   a stride is negative, or the last one is not 1
+/// \throws invalid_argument   a stride is negative, the last one is not 1, or an extent as above
 /// \throws size_overflow      the span leaves 64 bits
 template <backend B, class T, std::size_t Rank>
     requires(!std::is_const_v<T>)

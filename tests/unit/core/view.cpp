@@ -158,6 +158,30 @@ TEST_CASE("extents and strides whose span leaves 64 bits are refused, those with
     CHECK(in(host{}, data, {big, 4}, {0, 1}).required_span_size() == 4);
 }
 
+TEST_CASE(
+    "an extent whose sums with others leave 64 bits is refused, of views without elements and of one repeated row, too")
+{
+    float data[4]{};
+    for (index_t const large : {INT64_MAX, INT64_MAX - 63, largest_extent + 1})
+    {
+        for (std::size_t i = 0; i < 3; ++i)
+        {
+            index_t extents[3]{0, 0, 0};
+            extents[i]         = large;
+            auto const refused = error_text<invalid_argument>([&] {
+                static_cast<void>(in(host{}, data, extents, {0, 0, 1}));
+            });
+            CHECK(refused.find("view: extent " + std::to_string(i) + " is " + std::to_string(large))
+                  != std::string::npos);
+        }
+        CHECK_THROWS_AS(static_cast<void>(in(host{}, data, {large, 1}, {0, 1})), invalid_argument);
+        CHECK_THROWS_AS(static_cast<void>(out(host{}, data, 0, large)), invalid_argument);
+    }
+    auto const most = in(host{}, data, {largest_extent, 0}, {0, 1});
+    CHECK(most.empty());
+    CHECK(in(host{}, data, {largest_extent, 1}, {0, 1}).required_span_size() == 1);
+}
+
 TEST_CASE("offsets beyond 2^31 elements are right")
 {
     // Two rows 3 * 2^31 elements apart: only addresses are made, nothing is read.
