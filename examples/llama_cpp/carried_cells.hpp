@@ -44,8 +44,8 @@ inline constexpr mdkv::array<char, 8> carried_magic{{'m', 'd', 'k', 'v', 'c', 'e
 struct carried_head
 {
     mdkv::array<char, 8> magic;
-    index_t bytes;  ///< of the stored cache
-    index_t tokens; ///< of the compressed part: their cells hold the stream
+    index_t bytes;  ///< size of the stored cache
+    index_t tokens; ///< number of compressed tokens, whose cells hold the stream
     double share;   ///< layer_state's factor of the compressed part's bytes
     std::byte zero[32];
 

@@ -166,7 +166,7 @@ void sequence_cache<T>::score_chunk(
     layer_memory none;
     auto const whole = layer_of(unread, none);
     std::int64_t const share =
-        model_->shape().query_heads / policy_.head_shares * whole.key_dim; // of a token's queries
+        model_->shape().query_heads / policy_.head_shares * whole.key_dim; // numbers of a token's queries
     std::vector<T> queries(policy_.head_shares > 1 ? static_cast<std::size_t>(chunk.count * share) : 0);
     for (std::int64_t s = 0; s < policy_.head_shares; ++s)
     {

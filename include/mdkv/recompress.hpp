@@ -107,8 +107,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// to its stored projections. The recent queries measure a stored token's loss against its stored value, over the
 /// head's stored tokens. A token that keeps its rung keeps every stored bit, in any number of calls. If the limit holds
 /// all tokens unchanged, they stay unchanged. Stand-ins stay, bit for bit; losses are measured without their attention.
-/// Afterwards tokens inside a run are not in text order. Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit is that
-/// of all ranks' heads; every rank makes the call, with `recompress_options::longest_head`.
+/// Afterwards tokens inside a run are not in text order. Over ranks (`mdkv::ranks`) the heads are this rank's, the limit is the sum
+/// for all ranks, and every rank makes the call, with `recompress_options::longest_head`.
 ///
 /// \param on              backend: threads, scratch, ranks
 /// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
@@ -121,9 +121,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \return     the report
 /// \pre    Q >= 1
 /// \cost   score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores if
-///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache, and a copy
-///         of the directory and the counts of every rung in host memory. Over ranks three exchanges of 136 bytes in all, and
-///         unless everything stays those of allocate
+///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache and, in
+///         host memory, a copy of the directory and the counts of every rung. Over ranks three exchanges of 136 bytes in all,
+///         and allocate's unless everything stays
 /// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
 ///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs and once
 ///         for allocate's choice. Work on the cache must have been enqueued on the backend's stream, or be waited for by it;

@@ -9,8 +9,8 @@ coordinate, such that the attention output changes least. Attention reads the co
 
 `Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes.
 `mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with
-`__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any
-strides. Errors are ValueErrors with the library's message, before anything has changed.
+`__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any strides. Errors are ValueErrors with the
+library's message, before anything has changed.
 """
 import importlib as _importlib
 import os as _os

@@ -89,9 +89,8 @@ private:
                     lane, from + t * stored_tile, 0, unit_bytes, to + t * rows::tile_bytes);
             }
         };
-        auto const lane_again = [] {
-            return device::thread_again() % device::warp_size;
-        }; // takes no registers elsewhere
+        // The lane is read anew for rare alignments: their addresses shall take no registers in the loop.
+        auto const lane_again = [] { return device::thread_again() % device::warp_size; };
         if (copies_.align >= 16) { all(std::integral_constant<int, 16>{}, lane_); }
         else if (stored_tile % (8 * int{tile_tokens}) == 0 || copies_.align >= 8)
         {

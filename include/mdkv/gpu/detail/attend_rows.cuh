@@ -27,7 +27,8 @@
 //           word is one coordinate of tokens 4p to 4p + 3, and rows are coordinates of the word's neighbours
 //
 // A code without its scale is a subnormal number of 16 bits, code * 2^-24, which tensor cores multiply exactly (Fasi,
-// Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): one AND makes two codes two factors.
+// Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): one AND, or one permutation of bytes, makes
+// two codes two factors.
 // Scales and minima are applied to logits and weights.
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels

@@ -64,8 +64,9 @@ struct attend_places
     std::byte* ring;
     int next = 0; ///< place of the unit read next
 
+    /// Place number i.
     [[nodiscard]] __device__ __forceinline__ std::byte* operator[](int i) const { return ring + i * Bytes; }
-    /// Waits for the unit read next; every lane has read the unit before then.
+    /// Waits for the unit read next. Every lane has read the unit before it then.
     __device__ __forceinline__ void wait() const
     {
         device::copy_async_wait<Slots - 2>();
