@@ -354,7 +354,7 @@ else
         leg clang-asan "$sanitized_targets" '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
         leg fuzz mdkv_fuzzers '-L fuzz' -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF \
             -DMDKV_BUILD_BENCH=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_CUDA=OFF -DMDKV_BUILD_FUZZERS=ON \
-            -DMDKV_FUZZ_SECONDS=60 -DCMAKE_CXX_COMPILER="$mdkv_clang"
+            -DMDKV_FUZZ_RUNS=100000 -DCMAKE_CXX_COMPILER="$mdkv_clang"
     else
         note SKIPPED "clang: apt offers no clang of version 16 or newer"
         leg asan "$sanitized_targets" '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
