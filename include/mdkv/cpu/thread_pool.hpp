@@ -6,8 +6,8 @@
 #include <mdkv/cpu/executor.hpp>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <time.h> // <chrono> costs who includes this header 0.1 s of compile time
 #include <unistd.h>
 
 namespace mdkv::inline MDKV_MACHINE::cpu
@@ -101,8 +102,7 @@ private:
     template <class Done>
     static void spin(Done const& done) noexcept
     {
-        using clock    = std::chrono::steady_clock;
-        auto const end = clock::now() + std::chrono::microseconds{10};
+        std::int64_t const end = nanoseconds() + 10'000;
         do {
             for (int i = 0; i < 16; ++i)
             {
@@ -113,7 +113,14 @@ private:
                 asm volatile("isb"); // yield is no wait on most processors
 #endif
             }
-        } while (clock::now() < end);
+        } while (nanoseconds() < end);
+    }
+
+    [[nodiscard]] static std::int64_t nanoseconds() noexcept
+    {
+        ::timespec now{};
+        ::clock_gettime(CLOCK_MONOTONIC, &now);
+        return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
     }
 
     void drain() noexcept
