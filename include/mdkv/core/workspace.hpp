@@ -42,6 +42,8 @@ public:
 
     /// Largest need so far, in bytes.
     [[nodiscard]] std::size_t bytes() const noexcept { return peak_; }
+    /// Bytes of the caller's memory; 0 while counting.
+    [[nodiscard]] std::size_t size() const noexcept { return capacity_; }
     [[nodiscard]] bool counting() const noexcept { return counting_; }
 
     /// Memory that a call may still take; empty while counting.
@@ -51,7 +53,8 @@ public:
         return {memory_ + used, capacity_ - used};
     }
 
-    /// The scratch of one call, returned at the end of the scope. Take all memory first, then check `ready()`.
+    /// The scratch of one call, returned at the end of the scope. Take all memory first, then check `ready()`. Frames may
+    /// end in any order: the memory of one that ends before a later frame is free when that one ends, too.
     class frame
     {
     public:
@@ -59,8 +62,20 @@ public:
             : owner_{owner}
             , stage_{stage}
             , mark_{owner.used_}
-        {}
-        ~frame() { owner_.used_ = mark_; }
+            , below_{owner.top_}
+        {
+            owner.top_ = this;
+        }
+        ~frame()
+        {
+            if (owner_.top_ != this)
+            {
+                leave_to_next();
+                return;
+            }
+            owner_.used_ = mark_;
+            owner_.top_  = below_;
+        }
         frame(frame const&)            = delete;
         frame& operator=(frame const&) = delete;
 
@@ -94,9 +109,19 @@ public:
             return fits ? owner_.memory_ + at : nullptr;
         }
 
+        /// Has the next later frame give back the memory of this one with its own.
+        MDKV_OUTLINE void leave_to_next() noexcept
+        {
+            frame* next = owner_.top_;
+            while (next->below_ != this) { next = next->below_; }
+            next->mark_  = mark_;
+            next->below_ = below_;
+        }
+
         workspace& owner_;
         char const* stage_;
-        std::size_t mark_;
+        std::size_t mark_; ///< bytes in use before this frame
+        frame* below_;     ///< the frame before this one, or null
     };
 
 private:
@@ -104,6 +129,7 @@ private:
     std::size_t capacity_{};
     std::size_t used_{};
     std::size_t peak_{};
+    frame* top_{}; ///< the last frame that has not ended
     bool counting_{true};
 };
 

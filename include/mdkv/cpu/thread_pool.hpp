@@ -21,7 +21,8 @@
 namespace mdkv::inline MDKV_MACHINE::cpu
 {
 
-/// A fixed set of threads that share one loop at a time. The calling thread works too, so `thread_pool{2}` starts one.
+/// A fixed set of threads that share one loop at a time. The calling thread works too, so `thread_pool{2}` starts one. A loop
+/// never waits for a thread that has not begun to work on it: on a busy machine the others do the work.
 /// Loops started from several threads at once take turns; a loop started inside a loop's task would wait for itself.
 /// A process may fork while no loop runs: the child's pool starts threads of its own with its first loop.
 class thread_pool
@@ -60,11 +61,13 @@ public:
         context_ = context;
         count_   = count;
         next_    = 0;
-        busy_    = threads() - 1;
         start_loop();
         drain();
-        spin([&] { return busy_ == 0; });
-        for (int busy = busy_; busy != 0; busy = busy_) { busy_.wait(busy); }
+        if (!leave())
+        {
+            spin([&] { return ended_ == loop_; });
+            for (unsigned ended = ended_; ended != loop_; ended = ended_) { ended_.wait(ended); }
+        }
         if (failure_) { std::rethrow_exception(std::exchange(failure_, nullptr)); }
     }
 
@@ -93,9 +96,26 @@ private:
 
     void start_loop() noexcept
     {
-        ++loop_;
+        unsigned const before = loop_;
+        ended_                = before;
+        inside_               = (std::uint64_t{before + 1} << 32U) + 1; // the calling thread
+        loop_                 = before + 1;
         loop_.notify_all();
     }
+
+    /// Counts a worker in, unless the loop has ended or another one has begun.
+    [[nodiscard]] bool enter(unsigned loop) noexcept
+    {
+        std::uint64_t now = inside_;
+        while (now >> 32U == loop && static_cast<std::uint32_t>(now) != 0)
+        {
+            if (inside_.compare_exchange_weak(now, now + 1)) { return true; }
+        }
+        return false;
+    }
+
+    /// Counts a thread out. True for the last one: nobody can enter any more.
+    [[nodiscard]] bool leave() noexcept { return static_cast<std::uint32_t>(--inside_) == 0; }
 
     /// Waits ten microseconds before the thread sleeps: waking it takes longer than many a loop. The time is read, because
     /// one pause takes from 10 to 140 cycles, by processor.
@@ -144,16 +164,22 @@ private:
         }
     }
 
-    /// A worker takes part in every loop: the next one begins when none is busy any more.
+    /// A worker takes part in a loop if it wakes before the loop's work is done.
     void serve() noexcept
     {
-        for (unsigned seen = 0;; ++seen)
+        for (unsigned seen = 0;;)
         {
             spin([&] { return loop_ != seen; });
             loop_.wait(seen);
+            seen = loop_;
+            if (!enter(seen)) { continue; }
             if (task_ == nullptr) { return; }
             drain();
-            if (--busy_ == 0) { busy_.notify_one(); }
+            if (leave())
+            {
+                ended_ = seen;
+                ended_.notify_one();
+            }
         }
     }
 
@@ -166,8 +192,9 @@ private:
     void* context_{};
     index_t count_{};
     std::atomic<index_t> next_{};
-    std::atomic<int> busy_{};
-    std::atomic<unsigned> loop_{}; // number of loops begun
+    std::atomic<unsigned> loop_{};        // number of loops begun
+    std::atomic<unsigned> ended_{};       // number of the last loop whose caller was not the last to leave
+    std::atomic<std::uint64_t> inside_{}; // high half: number of the loop; low half: threads that work on it
 };
 
 } // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -200,8 +200,10 @@ decltype(auto) staged(B const& on, char const* stage, Body const& body)
         B counting       = on;
         counting.scratch = &need;
         static_cast<void>(body(std::as_const(counting)));
-        expects<insufficient_workspace>(need.bytes() <= on.scratch->free_memory().size(), stage,
-            ": the workspace holds ", on.scratch->free_memory().size(), " bytes, ", need.bytes(), " are needed");
+        std::size_t const all  = on.scratch->size();
+        std::size_t const free = on.scratch->free_memory().size(); // the state of a prompt may have the rest
+        expects<insufficient_workspace>(need.bytes() <= free, stage, ": the workspace holds ", all, " bytes, ",
+            need.bytes() + (all - free), " are needed");
     }
     return body(on);
 }

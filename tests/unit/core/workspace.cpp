@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -100,6 +101,36 @@ TEST_CASE("a frame gives its memory back, and nested frames add up")
     alignas(workspace::alignment) std::array<std::byte, 128> memory{};
     workspace scratch{memory};
     for (int i = 0; i < 3; ++i) { CHECK(stage(scratch)); }
+}
+
+TEST_CASE("frames may end in any order: memory in use is never given twice, and all of it comes back")
+{
+    alignas(workspace::alignment) std::array<std::byte, 512> memory{};
+    for (int order = 0; order < 6; ++order)
+    {
+        CAPTURE(order);
+        int const last   = order % 3;
+        int const first  = order < 3 ? (last + 1) % 3 : (last + 2) % 3;
+        int const middle = 3 - first - last;
+        workspace scratch{memory};
+        std::array<std::optional<workspace::frame>, 4> frames;
+        std::array<std::byte*, 4> taken{};
+        auto const begin = [&](std::size_t i) {
+            frames[i].emplace(scratch, "stage");
+            taken[i] = frames[i]->take<std::byte>(64);
+            REQUIRE(frames[i]->ready());
+        };
+        for (std::size_t i = 0; i < 3; ++i) { begin(i); }
+        for (int const ends : {first, middle})
+        {
+            frames[static_cast<std::size_t>(ends)].reset();
+            begin(3);
+            for (std::size_t i = 0; i < 3; ++i) { CHECK((!frames[i] || taken[i] != taken[3])); }
+            frames[3].reset();
+        }
+        frames[static_cast<std::size_t>(last)].reset();
+        CHECK(scratch.free_memory().size() == memory.size());
+    }
 }
 
 TEST_CASE("a workspace that was too small can be used again for a smaller call")

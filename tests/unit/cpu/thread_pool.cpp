@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <mutex>
 #include <set>
@@ -15,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +39,16 @@ int in_a_child(Call const& call)
     int status = 0;
     waitpid(child, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+std::atomic<bool> held;
+std::atomic<bool> let_go;
+
+/// A signal's handler: keeps its thread from all other work until `let_go`.
+void hold(int)
+{
+    held = true;
+    while (!let_go) {}
 }
 
 int sum_of(cpu::thread_pool& pool, index_t count)
@@ -131,6 +144,28 @@ TEST_CASE("a pool that was never used ends quietly")
 {
     for (int i = 0; i < 50; ++i) { cpu::thread_pool pool{3}; }
     CHECK(cpu::thread_pool{2}.threads() == 2);
+}
+
+TEST_CASE("a loop does not wait for a thread that has not begun to work on it")
+{
+    CHECK(in_a_child([] {
+        std::signal(SIGUSR1, hold);
+        cpu::thread_pool pool{2};
+        auto const caller = pthread_self();
+        std::atomic<pthread_t> worker{caller};
+        std::atomic<int> arrived{0};
+        cpu::executor_ref{pool}.parallel_for(2, [&](index_t) {
+            ++arrived;
+            while (arrived < 2) { std::this_thread::yield(); }
+            if (pthread_equal(pthread_self(), caller) == 0) { worker = pthread_self(); }
+        });
+        pthread_kill(worker, SIGUSR1);
+        while (!held) { std::this_thread::yield(); }
+        int sum = 0;
+        for (int i = 0; i < 3; ++i) { sum += sum_of(pool, 10); } // without end if it waits for the worker
+        let_go = true;
+        return sum + sum_of(pool, 11);
+    }) == 190);
 }
 
 TEST_CASE("a forked child's pool has threads of its own, however often the parent has used it")
