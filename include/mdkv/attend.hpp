@@ -60,6 +60,8 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
         message const name       = attend_name(static_cast<index_t>(i), N != 1);
         index_t const heads      = cache.layout.heads;
         auto const [dim, values] = cache.layout.dims;
+        expects(rows == 0 || cache.layout.rungs > 0, name.text,
+            ": the cache has no layout: nothing was packed into it, or it was moved from");
         expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, name.text, ": queries [H*G, n, D] has ",
             rows, " query heads, which ", heads, " KV heads do not divide");
         expects_not_negative(name.text, "cache.layout.scale", cache.layout.scale);
@@ -87,17 +89,19 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 /// once.
 ///
 /// \param on            backend: threads, scratch
-/// \param[in]  queries  [H*G, D]   after position encoding, of any element type U; rows of one KV head are neighbours
-/// \param[in]  cache    read only
+/// \param[in]  queries  [H*G, D]   after position encoding, of any element type U; rows of one KV head are neighbours.
+///                                 Queries are rounded for products with codes: to 8 bits for codes of 4, 16 for
+///                                 codes of 8 (cpu), to half (gpu)
+/// \param[in]  cache    read only; with a layout
 /// \param[in]  options  scale, if not the cache's
-/// \param[out] output   [H*G, Dv]  weighted mean of the values; zeros if the cache is empty
-/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity if the cache is empty. Merge
+/// \param[out] output   [H*G, Dv]  weighted mean of the values, in the queries' type; zeros if no token is stored
+/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity if no token is stored. Merge
 ///                                 further segments with `merge_attention`
 /// \cost   reads every stored byte once, for any G; O(D*r) per query head for the projections; scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees, an output overlaps, query heads are no multiple of KV heads, a
-///                                 scale is negative or not finite
+/// \throws invalid_argument        the cache has no layout, a shape disagrees, an output overlaps, query heads are no
+///                                 multiple of KV heads, a scale is negative or not finite
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/attend.cpp, docs/numerics.md
 template <backend B, class T, element U>

@@ -89,7 +89,7 @@ struct compress_report
     layer_shape shape;
     index_t budget_bytes   = 0; ///< on all ranks; the other sizes are this rank's
     index_t window_bytes   = 0;
-    index_t resident_bytes = 0; ///< bytes of the new cache, measured; never above budget_bytes
+    index_t resident_bytes = 0; ///< bytes of the new cache, measured; within the layer's own budget
     index_t full_bytes     = 0; ///< bytes of the uncompressed layer
     allocation chosen;          ///< summed over the heads if each had its own limit
 };

@@ -95,7 +95,8 @@ struct preset
         return even * weight;
     }
 
-    /// The options of compress at a budget, but for query_weights and even_queries of score_options: they depend on queries.
+    /// The options of compress at a budget, but for query_weights and even_queries of score_options: they depend on queries
+    /// (docs/start.md). `compress` neither replays nor shares a budget, so with `best` it does less than `prompt`.
     template <backend B>
     [[nodiscard]] compress_options<B> options(budget limit) const
     {

@@ -46,8 +46,10 @@ struct prompt_rows
     in_view<T, 3, B> keys;    ///< [H, N, D]
     in_view<T, 3, B> values;  ///< [H, N, Dv]
 
-    std::optional<in_view<float, 2, B>> lse           = std::nullopt; ///< [H*G, Q]  see score_options
-    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt; ///< [H*G, Q]  see score_options
+    /// [H*G, Q]  natural logarithm of sum exp(scale*q.k): score_options::lse.
+    std::optional<in_view<float, 2, B>> lse = std::nullopt;
+    /// [H*G, Q]  likewise, over keys that are not here: score_options::lse_elsewhere.
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 };
 
 namespace detail
@@ -75,7 +77,7 @@ struct prompt_work;
 /// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
 ///
 /// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
-/// insufficient_workspace has changed nothing. After an exception of an executor or a device only the destructor may be
+/// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. After an exception of an executor or a device only the destructor may be
 /// called; `pack` never changes the prompt.
 ///
 /// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
@@ -110,13 +112,15 @@ public:
     ~prompt()                        = default;
 
     /// Scores a part of a layer's tokens by their own queries, rotated to later positions: `replay`, in chunks of
-    /// `replay_part::chunk` tokens from the part's first one on. Does nothing unless the preset replays. The tokens that are
-    /// the window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after it must be, too.
+    /// `replay_part::chunk` tokens from the part's first one on. The presets were measured with parts of whole chunks; a query
+    /// sees the keys of its chunk alone, so parts that end elsewhere give other losses. Does nothing unless the preset replays.
+    /// The tokens that are the window's by `prompt_shape::tokens` are left out. A part may be read again; then all parts after
+    /// it must be, too.
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param first  token of the prompt that is the first of `rows`
-    /// \param rows   Q = N: these tokens alone, at most `replay_part::chunk` of them or a multiple of it; `lse` is not read
+    /// \param rows   Q = N: these tokens alone, any number of them; `lse` is not read
     /// \cost   the cost of `replay`
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  bitwise reproducible for equal inputs and equal parts, for any number of threads
@@ -220,8 +224,8 @@ public:
     /// \cost   balance and allocate, the latter twice if stand-ins need room
     /// \sync   returns when done, on a GPU too: it waits for the device
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs; over
-    ///                                 ranks if one of them refuses its arguments, on every rank
+    /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs (then
+    ///                                 no rungs are chosen, not even those of a call before); over ranks if one of them refuses its arguments, on every rank
     /// \throws non_finite_input        a loss is NaN or infinite; no rungs are chosen then, as for too small a budget
     /// \throws insufficient_workspace  naming the size needed
     allocation allocate(B const& on, budget limit)
@@ -242,9 +246,11 @@ public:
         balanced_       = balanced_ || (!next.whole && work_.settings.shared);
         next.multiplier = total.multiplier;
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
-            ": a loss is NaN or infinite; keys, values or queries are not finite, or too large to multiply");
+            ": a loss is NaN or infinite; queries of a chunk, an lse, keys or values are not finite, or too large to "
+            "multiply");
         expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
-            " bytes a layer cannot hold every token at its cheapest rung");
+            " bytes a layer cannot hold every token at its cheapest rung; at least ",
+            one.window_bytes() + work_.costs.least(one.heads, one.tokens), " are needed");
         if (!dry_ && total.tokens[0] == 0) { next.stand_ins = 0; }
         work_.choice = next;
         return total;
@@ -289,7 +295,7 @@ public:
     ///               room: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either backend,
     ///               whose arena holds `arena_bytes`; its report is not written
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
-    ///         counts stand-ins
+    ///         counts stand-ins; if layers share a budget, it may be above budget_bytes, an average layer's
     /// \cost   stand_in and pack; allocates the new cache of an owner
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  bitwise reproducible for equal inputs, for any number of threads
@@ -331,13 +337,13 @@ private:
     {
         index_t const query_heads = checked_multiply(work_.shape.heads, work_.shape.group);
         index_t const count       = rows.queries.extent(1);
+        detail::check rest{on, stage};
+        rest.rows("keys", rows.keys, {work_.shape.heads, tokens, work_.shape.dims.keys}, "H,N,D")
+            .rows("values", rows.values, {work_.shape.heads, tokens, work_.shape.dims.values}, "H,N,Dv")
+            .rows("queries", rows.queries, {query_heads, count, work_.shape.dims.keys}, "H*G,Q,D");
         expects(count >= (tokens > 0 ? 1 : 0) && count <= tokens, stage, ": queries [H*G, Q, D] has Q = ", count,
             "; it must be from 1 to the ", tokens, " tokens");
-        detail::check{on, stage}
-            .rows("queries", rows.queries, {query_heads, count, work_.shape.dims.keys}, "H*G,Q,D")
-            .rows("keys", rows.keys, {work_.shape.heads, tokens, work_.shape.dims.keys}, "H,N,D")
-            .rows("values", rows.values, {work_.shape.heads, tokens, work_.shape.dims.values}, "H,N,Dv")
-            .in("lse", rows.lse, {{query_heads, count}}, "H*G,Q")
+        rest.in("lse", rows.lse, {{query_heads, count}}, "H*G,Q")
             .in("lse_elsewhere", rows.lse_elsewhere, {{query_heads, count}}, "H*G,Q");
     }
 

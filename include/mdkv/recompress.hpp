@@ -129,13 +129,14 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 ///         for allocate's choice. Work on the cache must have been enqueued on the backend's stream, or be waited for by it;
 ///         afterwards every stream may work on the cache, which keeps its own
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        shapes disagree; the limit is below window and stand-ins (naming the least that
-///                                 works); the set cannot drop; an option is negative or not finite; over ranks as
-///                                 allocate's, on every rank, and NaNs of one rank are an error on all
+/// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins
+///                                 (naming the least that works); the set cannot drop; an option is negative or not
+///                                 finite; over ranks as allocate's, on every rank, and NaNs of one rank are an error on all
 /// \throws mismatch                a head has tokens at a rung that the set lacks
-/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and slot),
-///                                 or a loss is NaN or infinite, e.g. if `lse_elsewhere` holds a NaN or a value above 1e30;
-///                                 gpu: also if query weights are negative or non-finite, which the host cannot see before
+/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and
+///                                 slot, or row of the window), or a loss is NaN or infinite, e.g. if `lse_elsewhere`
+///                                 holds a NaN or a value above 1e30; gpu: also if query weights are negative or
+///                                 non-finite, which the host cannot see before
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
 ///                                 Nothing was changed in any case
@@ -175,11 +176,12 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     index_t const heads                         = layout.heads;
     bool const ranks                            = detail::ranks_of(on) != nullptr;
     detail::agreement agreed{on};
+    expects(layout.rungs > 0, "recompress: the cache has no layout: nothing was packed into it, or it was moved from");
     bool const in_place = to.view().heads == stored.heads;
     if (heads == 0 && !ranks && (in_place || detail::dry_run(on))) { return {}; }
     if (heads == 0 && !ranks)
     {
-        to = to.like({}, 0, 0);
+        to = to.like(layout, 0, 0);
         return {};
     }
     detail::host_directory const copy{on, stored};

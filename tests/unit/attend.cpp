@@ -382,6 +382,14 @@ TEST_CASE("an empty cache gives zeros and a log-sum-exp of minus infinity, not N
     for (float const x : got.lse.elements()) { CHECK(x == -std::numeric_limits<float>::infinity()); }
 }
 
+TEST_CASE("a cache without a layout is refused: nothing was packed into it, or it was moved from")
+{
+    cpu::cache<half> const none;
+    CHECK(support::error_text<invalid_argument>([&] {
+        attended<half, float>(none.view(), random_queries<float>(6, 16));
+    }) == "attend: the cache has no layout: nothing was packed into it, or it was moved from");
+}
+
 TEST_CASE("an unpacked cache is an empty one")
 {
     cache_layout const layout{paper_ratios, 2, 0, {16, 16}};

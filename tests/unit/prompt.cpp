@@ -706,6 +706,62 @@ TEST_CASE("a chunk may be read anew from an earlier token on")
     CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 4)));
 }
 
+TEST_CASE("prompts on one workspace may end in any order, and none touches the state of another")
+{
+    text const x{2, 150};
+    preset const& p     = presets::best;
+    auto const limit    = budget::fraction(1, 4);
+    auto const expected = by_prompt(x, p, limit);
+    std::vector<std::byte> memory(std::size_t{1} << 24);
+    void* at         = memory.data();
+    std::size_t left = memory.size();
+    std::align(workspace::alignment, std::size_t{1}, at, left);
+    workspace scratch{std::span{static_cast<std::byte*>(at), left / 64 * 64}};
+    host const on{&scratch};
+    auto caches = room_for(x);
+    auto first  = std::make_unique<prompt<host, half>>(on, p, x.shape());
+    auto second = std::make_unique<prompt<host, half>>(on, p, x.shape());
+    feed(*first, on, x, p, limit, caches);
+    for (index_t l = 0; l < x.layers; ++l)
+    {
+        second->read_chunk(on, l, 0, x.part(l, 0, feeding{}.part));
+        second->read_chunk(on, l, feeding{}.part, x.part(l, feeding{}.part, x.tokens - feeding{}.part));
+    }
+    first.reset();
+    prompt<host, half> third{on, p, x.shape()};
+    auto others = room_for(x);
+    feed(third, on, x, p, limit, others);
+    for (index_t l = 0; l < x.layers; ++l) { second->finish_layer(on, l, x.whole(l)); }
+    second->allocate(on, limit);
+    for (index_t l = 0; l < x.layers; ++l) { second->pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]); }
+    CHECK(contents_of(caches) == expected);
+    CHECK(contents_of(others) == expected);
+    second.reset();
+}
+
+TEST_CASE("a workspace that holds a prompt's state and is too small says what all of it needs")
+{
+    text const x{1, 100};
+    auto const all_calls = [&](host const& on) {
+        prompt<host, half> p{on, presets::best, x.shape()};
+        p.read_chunk(on, 0, 0, x.part(0, 0, 100));
+        p.finish_layer(on, 0, x.whole(0));
+        p.allocate(on, budget::fraction(1, 4));
+    };
+    workspace counting;
+    all_calls(host{&counting});
+    std::vector<std::byte> memory(counting.bytes() + workspace::alignment);
+    void* at         = memory.data();
+    std::size_t left = memory.size();
+    std::align(workspace::alignment, counting.bytes(), at, left);
+    workspace small{std::span{static_cast<std::byte*>(at), counting.bytes() - 64}};
+    std::string const error = error_text<insufficient_workspace>([&] { all_calls(host{&small}); });
+    CAPTURE(error);
+    CHECK(error.find("holds " + std::to_string(counting.bytes() - 64) + " bytes, " + std::to_string(counting.bytes())
+                     + " are needed")
+          != std::string::npos);
+}
+
 TEST_CASE("bad arguments of a prompt are named with their value and limit, and calls in a wrong order, before anything "
           "changes")
 {
@@ -745,6 +801,12 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     CHECK(of_shape([](auto& s) { s.heads = -1; }) == "prompt: heads is -1; it must not be negative");
     CHECK(of_shape([](auto& s) { s.group = 0; }) == "prompt: group is 0; it must be at least 1");
     CHECK(of_shape([](auto& s) { s.tokens = -1; }).find("-1; it must not be negative") != std::string::npos);
+    CHECK(of_shape([](auto& s) { s.dims = {}; }) == "rung_costs: head dimensions are 0 and 0; they must be at least 1");
+    CHECK(of_shape([](auto& s) { s.encoding.rotating = 31; })
+          == "prompt: encoding.rotating is 31, which makes 31 of 32 coordinates; that must be an even number, at most "
+             "all of them");
+    CHECK(
+        of_shape([](auto& s) { s.encoding.base = 0; }) == "prompt: encoding.base is 0; it must be positive and finite");
 
     prompt<host, half> one{on, p, x.shape()};
     auto const text_of = [](auto const& call) { return error_text<invalid_argument>(call); };
@@ -756,6 +818,10 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
           == "prompt::read_chunk: tokens 51 to 101 leave the prompt of at most 100");
     CHECK(text_of([&] { one.read_chunk(on, 0, 0, x.whole(0)); })
           == "prompt::read_chunk: queries [H*G, Q, D] has Q = 70; the chunk has 100 tokens");
+    auto other_order = x.part(0, 0, 50); // [N, H, D] as if it were [H, N, D]
+    other_order.keys = in(on, x.all[0].keys.in().data_handle(), {50, 2, 32}, {32, 3200, 1});
+    CHECK(text_of([&] { one.read_chunk(on, 0, 0, other_order); })
+          == "prompt::read_chunk: keys must be [H,N,D] = [2, 2, 32], its extent 0 is 50");
     auto narrow_keys = x.part(0, 0, 50);
     narrow_keys.keys = slice<0>(narrow_keys.keys, 0, 1);
     CHECK(

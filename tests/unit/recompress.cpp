@@ -804,9 +804,15 @@ TEST_CASE("into another cache: the source stays, and the result is that of foldi
         }
     }
     growing g{listed(bit_ratios)};
-    cpu::cache<half> const none;
-    support::run([&](host const& on) {
-        recompress(on, g.draw(6, 4, 40).in(), g.layer.ratios, options{}, none.view(), g.cache);
-    });
+    auto const into = [&](cpu::cache<half> const& from) {
+        support::run([&](host const& on) {
+            recompress(on, g.draw(6, 4, 40).in(), g.layer.ratios, options{}, from.view(), g.cache);
+        });
+    };
+    contents const before{g.cache};
+    CHECK(error_text<invalid_argument>([&] { into({}); })
+          == "recompress: the cache has no layout: nothing was packed into it, or it was moved from");
+    CHECK(contents{g.cache} == before);
+    into(cpu::cache<half>{cache_layout{bit_ratios, 0, 0, {64, 64}}, 0, 0});
     CHECK(g.cache.layout().heads == 0);
 }

@@ -25,10 +25,13 @@ struct rung_costs
 
     rung_costs() = default;
 
-    /// \throws invalid_argument   a rung is no whole number of coordinates, or costs no more than the one before it
+    /// \throws invalid_argument   a dimension is below 1, a rung is no whole number of coordinates, or costs no more than the
+    ///                            one before it
     MDKV_OUTLINE constexpr rung_costs(ratio_set const& ratios, head_dims dims, index_t element_bytes)
         : rungs{ratios.size()}
     {
+        expects(dims.keys >= 1 && dims.values >= 1, "rung_costs: head dimensions are ", dims.keys, " and ", dims.values,
+            "; they must be at least 1");
         ratios.expects_fit("key", dims.keys);
         ratios.expects_fit("value", dims.values);
         ratios.expects_ascending(dims, element_bytes);
@@ -40,6 +43,14 @@ struct rung_costs
             rotated[r]    = ratios[r].rotated();
             channels      = rotated[r] ? 2 * dims.keys * element_bytes : channels;
         }
+    }
+
+    /// The least bytes of some heads: all their tokens at the cheapest rung, and what that rung needs beside them.
+    [[nodiscard]] MDKV_OUTLINE constexpr index_t least(index_t heads, index_t tokens) const
+    {
+        index_t const head =
+            checked_add(checked_multiply(tokens, bytes[0]), projection[0]) + (rotated[0] ? channels : 0);
+        return checked_multiply(heads, head);
     }
 
     /// Bytes of the widest projections a head could need.

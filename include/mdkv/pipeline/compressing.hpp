@@ -203,10 +203,7 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
                 "multiply");
             expects(report.chosen.status != allocation_status::over_limit, "compress: a budget of ",
                 report.budget_bytes, " bytes cannot hold every token at its cheapest rung; at least ",
-                all.window_bytes() + checked_multiply(all.heads * N, costs.bytes[0])
-                    + (costs.projected[0] ? all.heads * costs.projection[0] : 0)
-                    + (costs.rotated[0] ? all.heads * costs.channels : 0),
-                " bytes are needed");
+                all.window_bytes() + costs.least(all.heads, N), " bytes are needed");
         }
         report.resident_bytes = packed_bytes<T>(on, as_input(rung), layout);
         if (real)

@@ -156,6 +156,7 @@ struct prompt_work
         expects(shape.layers >= 1 && shape.layers <= prompt_progress::most_layers, "prompt: layers is ", shape.layers,
             "; it must be from 1 to ", prompt_progress::most_layers);
         layer(shape.tokens).expects_valid("prompt");
+        if (settings.replayed) { rotated_coordinates("prompt", shape.encoding, shape.dims.keys); }
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [D, Dv]  = shape.dims;
         index_t const M     = layer(shape.tokens).tokens;

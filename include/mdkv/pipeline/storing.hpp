@@ -116,6 +116,8 @@ private:
         {
             auto const& [cache, positions] = layers[i];
             auto const number              = static_cast<index_t>(i);
+            expects(cache.layout.rungs > 0, "write: layer ", i,
+                " has no layout: nothing was packed into it, or it was moved from");
             expects(cache.layout.heads == heads, "write: layer ", i, " has ", cache.layout.heads, " heads, layer 0 ",
                 heads);
             expects(heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), "write: layer ", i,

@@ -40,6 +40,23 @@ struct rotary_encoding
 namespace detail
 {
 
+/// Number of coordinates that an encoding rotates, of `dim`.
+/// \throws invalid_argument   naming the stage: the number is negative, odd or above `dim`, the base is not positive and finite,
+///                            or there are other frequencies than one a pair
+template <backend B>
+index_t rotated_coordinates(char const* stage, rotary_encoding<B> const& encoding, index_t dim)
+{
+    index_t const n     = encoding.rotating == 0 ? dim : encoding.rotating;
+    index_t const given = encoding.frequencies ? encoding.frequencies->extent(0) : n / 2;
+    expects(n >= 0 && n <= dim && n % 2 == 0, stage, ": encoding.rotating is ", encoding.rotating, ", which makes ", n,
+        " of ", dim, " coordinates; that must be an even number, at most all of them");
+    expects(encoding.base > 0 && encoding.base <= (std::numeric_limits<double>::max)(), stage, ": encoding.base is ",
+        encoding.base, "; it must be positive and finite");
+    expects(given == n / 2, stage, ": encoding.frequencies [n/2] has ", given, "; ", n, " coordinates have ", n / 2,
+        " pairs");
+    return n;
+}
+
 /// Finds cosine and sine of every pair's rotation, once for all rows. One item.
 template <backend B>
 struct find_turns
@@ -173,12 +190,8 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     out_view<T, 3, B> advanced)
 {
     array<index_t, 3> const shape = queries.extents();
-    index_t const rotating        = encoding.rotating == 0 ? shape[2] : encoding.rotating;
-    expects(rotating >= 0 && rotating <= shape[2] && rotating % 2 == 0, "advance: ", rotating, " of ", shape[2],
-        " coordinates are to rotate; that must be an even number of them");
-    expects(encoding.base > 0 && encoding.base <= (std::numeric_limits<double>::max)(), "advance: base is ",
-        encoding.base, "; it must be positive and finite");
-    bool const in_place = queries.data_handle() == advanced.data_handle() && shape == advanced.extents()
+    index_t const rotating        = detail::rotated_coordinates("advance", encoding, shape[2]);
+    bool const in_place           = queries.data_handle() == advanced.data_handle() && shape == advanced.extents()
                           && queries.strides() == advanced.strides();
     detail::check arguments{on, "advance"};
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }

@@ -159,7 +159,7 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
             }},
         {"balance", "depth",
             [&](host const& on, float v) { balance(on, x.losses.out(), balance_options<host>{.depth = v}); }, -41},
-        {"advance", "base",
+        {"advance", "encoding.base",
             [&](host const& on, float v) {
                 advance(on, x.queries.in(), 3, rotary_encoding<host>{.base = double{v}}, x.queries.out());
             }},

@@ -27,6 +27,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace
@@ -276,12 +277,20 @@ TEST_CASE("files without layers, without heads and without tokens come back")
     support::layers_to_store<half> none;
     file_in_memory const no_layers{none.written({})};
     CHECK(read<half>(no_layers.bytes(), {}).layers() == 0);
-    none.caches.emplace_back();
+    none.caches.emplace_back(cache_layout{evict_ratios, 0, 0, {64, 64}}, 0, 0);
     none.caches.emplace_back(cache_layout{bit_ratios, 0, 7, {64, 64}}, 0, 5);
     file_in_memory const no_heads{none.written()};
     auto const caches = read<half>(no_heads.bytes(), some_identity);
     REQUIRE(caches.layers() == 2);
     CHECK(caches.layer(1).layout.heads == 0);
+}
+
+TEST_CASE("a cache without a layout is not written: nothing was packed into it, or it was moved from")
+{
+    auto stored = mixed_layers();
+    static_cast<void>(cpu::cache<half>{std::move(stored.caches[1])});
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(stored.written()); })
+          == "write: layer 1 has no layout: nothing was packed into it, or it was moved from");
 }
 
 TEST_CASE("bytes follow from the caches alone: not from room in a tail, nor from the memory there")

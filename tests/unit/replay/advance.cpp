@@ -145,16 +145,20 @@ TEST_CASE("advance refuses rotating coordinates that are odd in number or more t
     auto const refusal = [&](rotary_encoding<host> const& encoding) {
         return error_text<invalid_argument>([&] { static_cast<void>(advanced(rows, 1, encoding)); });
     };
-    CHECK(refusal({.rotating = 7}) == "advance: 7 of 8 coordinates are to rotate; that must be an even number of them");
-    CHECK(
-        refusal({.rotating = 10}) == "advance: 10 of 8 coordinates are to rotate; that must be an even number of them");
-    CHECK(
-        refusal({.rotating = -2}) == "advance: -2 of 8 coordinates are to rotate; that must be an even number of them");
-    CHECK(refusal({.base = 0}) == "advance: base is 0; it must be positive and finite");
+    CHECK(refusal({.rotating = 7})
+          == "advance: encoding.rotating is 7, which makes 7 of 8 coordinates; that must be an even number, at most "
+             "all of them");
+    CHECK(refusal({.rotating = 10})
+          == "advance: encoding.rotating is 10, which makes 10 of 8 coordinates; that must be an even number, at most "
+             "all of them");
+    CHECK(refusal({.rotating = -2})
+          == "advance: encoding.rotating is -2, which makes -2 of 8 coordinates; that must be an even number, at most "
+             "all of them");
+    CHECK(refusal({.base = 0}) == "advance: encoding.base is 0; it must be positive and finite");
     CHECK(refusal({.base = std::numeric_limits<double>::quiet_NaN()})
-          == "advance: base is nan; it must be positive and finite");
+          == "advance: encoding.base is nan; it must be positive and finite");
     CHECK(refusal({.base = std::numeric_limits<double>::infinity()})
-          == "advance: base is inf; it must be positive and finite");
+          == "advance: encoding.base is inf; it must be positive and finite");
 }
 
 TEST_CASE("advance names the argument and the extent that is wrong, null or overlaps another")
@@ -167,7 +171,7 @@ TEST_CASE("advance names the argument and the extent that is wrong, null or over
     CHECK(refusal([&](host const& on) { advance(on, rows.in(), 1, {}, narrow_to.out()); })
           == "advance: advanced must be [H*G,Q,D] = [2, 3, 8], its extent 2 is 6");
     CHECK(refusal([&](host const& on) { advance(on, rows.in(), 1, {.frequencies = f.in()}, to.out()); })
-          == "advance: encoding.frequencies must be [n/2] = [4], its extent 0 is 3");
+          == "advance: encoding.frequencies [n/2] has 3; 8 coordinates have 4 pairs");
     host const any{};
     CHECK(refusal([&](host const& on) {
         advance(on, rows.in(), 1, {}, out(any, rows.data(), {2, 3, 8}, {24, 8, 1}));
