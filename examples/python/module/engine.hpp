@@ -114,11 +114,12 @@ public:
     virtual void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) = 0;
     virtual void truncate(index_t appended)                                                                         = 0;
     virtual void reserve(index_t appended)                                                                          = 0;
+    /// \param ranks  with the layer's other heads; null: all heads are here
     virtual mdkv::recompress_report recompress(
-        tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) = 0;
-    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                  = 0;
-    [[nodiscard]] virtual layer_facts facts() const                            = 0;
-    [[nodiscard]] virtual rung_counts counts() const                           = 0;
+        tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen, rank_group const* ranks) = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                                           = 0;
+    [[nodiscard]] virtual layer_facts facts() const                                                     = 0;
+    [[nodiscard]] virtual rung_counts counts() const                                                    = 0;
     [[nodiscard]] virtual std::vector<index_t> unpack(
         tensor const& keys, tensor const& values) const                       = 0; ///< rows of each head
     [[nodiscard]] virtual readable_cache view() const                         = 0; ///< stays while the turn is held

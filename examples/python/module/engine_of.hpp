@@ -25,6 +25,18 @@
 namespace mdkv_python
 {
 
+/// Lends the backend of a place to a call, over ranks if there are some.
+/// \param layers   on this rank
+template <class Place, class Call>
+auto lend_over(Place& on, rank_group const* among, index_t layers, Call const& call)
+{
+    if constexpr (place_types<Place>::backend::memory_space == mdkv::space::host)
+    {
+        if (among != nullptr) { return on.lend(mdkv::ranks{*among, among->place(layers)}, call); }
+    }
+    return on.lend(call);
+}
+
 template <mdkv::element T, class Place, class Cache = typename place_types<Place>::template cache<T>>
 class layer_of final : public layer
 {
@@ -84,10 +96,13 @@ public:
         cache_.reserve_tail(appended);
     }
 
-    mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) override
+    mdkv::recompress_report recompress(
+        tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen, rank_group const* ranks) override
     {
-        auto const turn     = on_->turn();
-        auto const q        = mdkv::in<T, 3>(backend{}, queries);
+        auto const turn = on_->turn();
+        mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
+            "recompress: ranks need a layer in host memory");
+        auto const q        = before_exchange(ranks, [&] { return mdkv::in<T, 3>(backend{}, queries); });
         index_t const count = q.extent(1);
         std::vector<float> weights(static_cast<std::size_t>(count));
         for (index_t i = 0; i < count; ++i) { weights[static_cast<std::size_t>(i)] = chosen.query_weight(i, count); }
@@ -97,8 +112,15 @@ public:
         options.scale             = chosen.scale;
         options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
         options.even_queries      = chosen.even_queries(count);
-        auto const report =
-            on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
+        if constexpr (backend::memory_space == mdkv::space::host)
+        {
+            if (ranks != nullptr)
+            {
+                options.longest_head = greatest(*ranks, "recompress", mdkv::most_slots(std::as_const(cache_).view()));
+            }
+        }
+        auto const report = lend_over(
+            *on_, ranks, 1, [&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
         ratios_ = chosen.ratios;
         read_ += std::exchange(appended_, 0);
         return report;
@@ -226,16 +248,7 @@ public:
     {
         auto const turn               = on_->turn();
         rank_group const* const among = joins() ? sizes_.layer_ranks : nullptr;
-        mdkv::prompt_rows<backend, T> viewed;
-        try
-        {
-            viewed = views(x);
-        }
-        catch (...)
-        {
-            if (among != nullptr) { refuse(*among); }
-            throw;
-        }
+        auto const viewed             = before_exchange(among, [&] { return views(x); });
         over(among, [&](backend on) { prompt_.finish_layer(on, layer, viewed); });
         tokens_                                    = viewed.keys.extent(1);
         finished_[static_cast<std::size_t>(layer)] = true;
@@ -281,11 +294,7 @@ private:
     template <class Call>
     auto over(rank_group const* among, Call const& call)
     {
-        if constexpr (backend::memory_space == mdkv::space::host)
-        {
-            if (among != nullptr) { return on_->lend(mdkv::ranks{*among, among->place(sizes_.layers)}, call); }
-        }
-        return on_->lend(call);
+        return lend_over(*on_, among, sizes_.layers, call);
     }
 
     [[nodiscard]] mdkv::prompt_shape<backend> shape() const

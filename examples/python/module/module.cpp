@@ -242,21 +242,22 @@ void bind_layer(nb::module_& m)
             "Room in the tail for so many tokens in all.")
         .def(
             "recompress",
-            [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen) {
-                mdkv::preset const by    = chosen.value_or(mdkv::presets::by_window);
-                mdkv::budget const bytes = budget_of(limit);
+            [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen,
+                nb::handle over) {
+                rank_group const* const ranks = ranks_of(over);
+                mdkv::preset const by         = chosen.value_or(mdkv::presets::by_window);
+                mdkv::budget const bytes      = before_exchange(ranks, [&] { return budget_of(limit); });
                 viewed const q{queries, true};
-                mdkv::recompress_report report;
-                {
-                    nb::gil_scoped_release const others;
-                    report = x.of->recompress(*q, bytes, by);
-                }
-                return report_of(report, by.ratios);
+                return report_of(unlocked([&] { return x.of->recompress(*q, bytes, by, ranks); }), by.ratios);
             },
-            nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(),
+            nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(), nb::kw_only(),
+            nb::arg("ranks") = nb::none(),
             "Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q "
             "tokens, at most the window's and the tail's. The preset (by_window if none is given) has the "
-            "rungs that the cache has. Returns a report.")
+            "rungs that the cache has. Returns a report. ranks: an mdkv.Ranks if other processes have further heads of "
+            "the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit "
+            "that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer "
+            "changes.")
         .def(
             "copy",
             [](layer_object const& x) {
@@ -321,20 +322,7 @@ void bind_prompt(nb::module_& m)
         .def(
             "allocate",
             [](prompt_object& x, nb::handle limit) {
-                auto const bytes = [&] {
-                    try
-                    {
-                        return budget_of(limit);
-                    }
-                    catch (...) // other ranks wait in this call
-                    {
-                        if (auto const* const ranks = ranks_of(x.ranks))
-                        {
-                            unlocked([&] { refuse(*ranks); });
-                        }
-                        throw;
-                    }
-                }();
+                auto const bytes = before_exchange(ranks_of(x.ranks), [&] { return budget_of(limit); });
                 return report_of(unlocked([&] { return x.of->allocate(bytes); }), x.preset.ratios);
             },
             nb::arg("limit"),

@@ -8,6 +8,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import mdkv
+import mdkv.distributed
 
 NAME = "mdkv"  #: in transformers' table of attentions
 CROPS_TO_LENGTH = "max_length" in inspect.signature(cache_utils.DynamicLayer.crop).parameters  #: before 5.23
@@ -32,7 +33,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def reset(self):
         self.is_initialized, self.tokens, self.pads = False, 0, []  # tokens with padding; padding of each sequence
-        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt
+        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt, of all processes
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
@@ -218,7 +219,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             if self.packed[0].appended > tail:
                 for layer, rows, limit in zip(self.packed, self.queries, self.limits):
                     rows = rows[:, -min(rows.shape[1], preset.window + layer.appended):]
-                    layer.recompress(rows, mdkv.Budget.bytes(limit), preset)
+                    layer.recompress(rows, mdkv.Budget.bytes(limit), preset, ranks=self.cache._ranks(self.heads))
         return output
 
     def _joined(self, query):
@@ -262,6 +263,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         """Puts the packed layers of all sequences in the place of keys and values."""
         self.packed, self.limits, self.held, self.lse = packed, [one.bytes["arena"] for one in packed], None, []
         tail, (query, *new) = self.cache.tail, self.later or [None]
+        if tail and self.cache.group is not None:
+            self.limits = mdkv.distributed.summed(self.limits, self.cache.group)
         for layer in packed if tail else []:
             layer.reserve(tail + 1)
         if new:
