@@ -184,24 +184,23 @@ def test_compress(random):
 
 
 def contents(layer):
-    """For each head all that a layer stores, in arrays: the tokens by rung, in the order of the cache, as what their rungs left of
-    them; and the arena, the heads' bytes one after another."""
+    """All that a layer stores: the numbers of tokens by rung; for each head its rows, in the order of the cache, as what their rungs
+    left of keys and values; and the arena, the heads' bytes one after another."""
     file = mdkv.write([layer])  # docs/stored-caches.md: the third section's record begins with the arena's place
     arena, size = file[(at := int(file[112:120].view(np.int64)[0])) : at + 16].view(np.int64)
     keys = np.zeros((layer.heads, layer.tokens + layer.stand_ins, layer.key_dim), np.float32)
     values = np.zeros((*keys.shape[:2], layer.value_dim), np.float32)
     rows = layer.unpack(keys, values)
-    return [(rows[h], keys[h, : rows[h]], values[h, : rows[h]]) for h in range(layer.heads)], file[arena : arena + size]
+    heads = [(keys[h, : rows[h]].tobytes(), values[h, : rows[h]].tobytes()) for h in range(layer.heads)]
+    return layer.rungs, heads, file[arena : arena + size].tobytes()
 
 
 def expects_equal(parts, whole):
-    """Ranks' layers hold, bit for bit, what one rank's layer holds."""
-    heads, arenas = zip(*map(contents, parts))
-    one, arena = contents(whole)
-    assert np.concatenate(arenas).tobytes() == arena.tobytes()
-    for own, other in zip(itertools.chain(*heads), one, strict=True):
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(own, other))
-    assert {rung: sum(layer.rungs[rung] for layer in parts) for rung in whole.rungs} == whole.rungs
+    """The contents of ranks' layers are, bit for bit, those of one rank's layer."""
+    rungs, heads, arenas = zip(*parts)
+    assert {rung: sum(one[rung] for one in rungs) for rung in rungs[0]} == whole[0]
+    assert list(itertools.chain(*heads)) == whole[1]
+    assert b"".join(arenas) == whole[2]
 
 
 FOLDS, TAIL = 4, 23
@@ -245,7 +244,7 @@ def test_folds_choose_as_one_rank_bit_for_bit(random, name, counts):
         assert {result[1][i]["chosen"]["loss"] for result in found} == {report["chosen"]["loss"]}
     for i, layer in enumerate(one):
         assert layer.bytes["arena"] <= limits[i]
-        expects_equal([result[0][i] for result in found], layer)
+        expects_equal([contents(result[0][i]) for result in found], contents(layer))
     sent = {(ranks.exchanges, ranks.bytes) for *_, ranks in found}
     assert len(sent) == 1 and (sent == {(0, 0)}) == (len(counts) == 1)
 
