@@ -96,18 +96,21 @@ public:
         cache_.reserve_tail(appended);
     }
 
-    mdkv::recompress_report recompress(
-        tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen, rank_group const* ranks) override
+    mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen,
+        std::optional<tensor> const& sources, rank_group const* ranks) override
     {
         auto const turn = on_->turn();
         mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
             "recompress: ranks need a layer in host memory");
-        auto const q        = before_exchange(ranks, [&] { return mdkv::in<T, 3>(backend{}, queries); });
+        mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
+        auto const q        = before_exchange(ranks, [&] {
+            if (sources) { options.sources = mdkv::out<std::int32_t, 2>(backend{}, *sources); }
+            return mdkv::in<T, 3>(backend{}, queries);
+        });
         index_t const count = q.extent(1);
         std::vector<float> weights(static_cast<std::size_t>(count));
         for (index_t i = 0; i < count; ++i) { weights[static_cast<std::size_t>(i)] = chosen.query_weight(i, count); }
-        auto const there = on_->copy_of(weights);
-        mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
+        auto const there          = on_->copy_of(weights);
         options.allocation.charge = chosen.charge;
         options.scale             = chosen.scale;
         options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
@@ -164,18 +167,19 @@ public:
         std::vector<mdkv::head_entry> heads(static_cast<std::size_t>(layout.heads));
         on_->lend([&](backend on) { fetch(on, view.heads, heads.data(), layout.heads); });
         rung_counts x;
-        index_t stored = 0;
         for (mdkv::head_entry const& head : heads)
         {
+            auto& tokens   = x.heads.emplace_back();
+            index_t stored = 0;
             for (std::size_t r = 0; r < layout.rungs; ++r)
             {
-                index_t const n = r == layout.full_rung ? head.exact.tokens - head.stand_ins : head.runs[r].tokens;
-                x.tokens[r] += n;
-                stored += n;
+                tokens[r] = r == layout.full_rung ? head.exact.tokens - head.stand_ins : head.runs[r].tokens;
+                stored += tokens[r];
             }
+            if (ratios_.can_drop()) { tokens[0] = read_ - stored; }
+            for (std::size_t r = 0; r < tokens.size(); ++r) { x.tokens[r] += tokens[r]; }
             x.stand_ins += head.stand_ins;
         }
-        if (ratios_.can_drop()) { x.tokens[0] = layout.heads * read_ - stored; }
         return x;
     }
 

@@ -170,6 +170,10 @@ class Layer:
         """
 
     @property
+    def rungs_of_heads(self) -> list:
+        """The same for each head."""
+
+    @property
     def bytes(self) -> dict:
         """
         Bytes that the cache takes: "arena" (the compressed part), "tail" (its room), "directory", "total"; and "uncompressed", those of the same tokens in plain tensors.
@@ -196,9 +200,9 @@ class Layer:
     def reserve(self, appended: int) -> None:
         """Room in the tail for so many tokens in all."""
 
-    def recompress(self, queries: Tensor, limit: object, preset: Preset | None = None, *, ranks: object | None = None) -> dict:
+    def recompress(self, queries: Tensor, limit: object, preset: Preset | None = None, *, sources: Tensor | None = None, ranks: object | None = None) -> dict:
         """
-        Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
+        Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of the cache (as unpack's, without stand-ins), its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
         """
 
     def copy(self) -> Layer:

@@ -38,8 +38,8 @@ class Cache(cache_utils.Cache):
                    one budget over all of their heads, for the prompt and for each fold of the tail, the choice that one process
                    with the same keys makes. None: these heads alone; under tensor parallelism each process then gives its own
                    heads an equal share
-    keep_rungs     True: after the prompt `rungs` lists for each compressed layer and each sequence the rung of every token
-                   before the window, uint8 [H, N - window]
+    keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
+                   of every token before the window, uint8 [H, N - window]
 
     Raises ValueError for arguments and NotImplementedError, with the reason, for models that are not served. After an
     exception during a call of the model only `reset` may be called.
@@ -194,9 +194,9 @@ class _Group:
         for prompt, tokens in zip(self.prompts, layer.lengths()):
             prompt.allocate(self.cache._limit(tokens))
         for place, one in enumerate(self.layers):
-            if self.cache.keep_rungs:
-                self.cache.rungs.append([prompt.rungs_of(place).copy() for prompt in self.prompts])
-            one.take([prompt.pack(place, *rows)[0] for prompt, rows in zip(self.prompts, one.rows())])
+            rungs = [prompt.rungs_of(place).copy() for prompt in self.prompts] if self.cache.keep_rungs else []
+            self.cache.rungs += [rungs] if rungs else []
+            one.take([prompt.pack(place, *rows)[0] for prompt, rows in zip(self.prompts, one.rows())], rungs)
         self.prompts = []
 
 
