@@ -1,9 +1,12 @@
-/// \file ranks.cpp: allocate over ranks: what is exchanged, and what it costs beside one rank
+/// \file ranks.cpp: allocate over ranks: what is exchanged, and what it costs beside one rank; what a preset's whole prompt exchanges
 ///
 /// Ranks are threads of this process that exchange at a barrier, each with its share of the heads. Arguments: ranks, layers, heads of a
 /// layer, tokens of a head, charge (0: rungs in no basis; 1: the paper's set, projections paid by use). Counters: a_ms = one rank with all
 /// heads, b_ms = ranks (they share this machine's cores; threads and scratch are made in that time), `exchanges`, `bytes` = what each rank gives to sums and minima,
 /// `network_us` = 10 us for each exchange and 2 (ranks - 1) / ranks of the bytes at 100 Gb/s, as a ring all-reduce moves them.
+///
+/// `all_of_a_preset` makes the calls that a prompt over ranks exchanges in, once: arguments are ranks, layers, heads, tokens, preset (0:
+/// best, 1: any_question).
 ///
 ///   bench_ranks [--benchmark_format=json]
 
@@ -18,11 +21,15 @@
 #include <vector>
 
 #include <mdkv/core/allocation.hpp>
+#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/join.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include "bench.hpp"
@@ -95,6 +102,14 @@ private:
     support::scratch_memory memory_;
 };
 
+void count_exchanges(benchmark::State& state, int ranks, index_t exchanges, index_t bytes)
+{
+    state.counters["exchanges"] = static_cast<double>(exchanges);
+    state.counters["bytes"]     = static_cast<double>(bytes);
+    state.counters["network_us"] =
+        10 * static_cast<double>(exchanges) + 2.0 * (ranks - 1) / ranks * static_cast<double>(bytes) / 12.5e3;
+}
+
 void over_ranks(benchmark::State& state)
 {
     auto const ranks     = static_cast<int>(state.range(0));
@@ -140,11 +155,7 @@ void over_ranks(benchmark::State& state)
         }
     };
     many();
-    auto const exchanges         = static_cast<double>(team.calls());
-    auto const bytes             = static_cast<double>(team.bytes());
-    state.counters["exchanges"]  = exchanges;
-    state.counters["bytes"]      = bytes;
-    state.counters["network_us"] = 10 * exchanges + 2.0 * (ranks - 1) / ranks * bytes / 12.5e3;
+    count_exchanges(state, ranks, team.calls(), team.bytes());
     bench::measure_pair(
         state, [&one] { one(); }, many);
 }
@@ -158,6 +169,64 @@ BENCHMARK(over_ranks)
     ->Args({4, 32, 8, 8192, 1})
     ->UseManualTime()
     ->Iterations(5)
+    ->Unit(benchmark::kMillisecond);
+
+void all_of_a_preset(benchmark::State& state)
+{
+    auto const ranks     = static_cast<int>(state.range(0));
+    index_t const layers = state.range(1), heads = state.range(2);
+    mdkv::preset const& preset = state.range(4) == 0 ? mdkv::presets::best : mdkv::presets::any_question;
+    index_t const tokens       = state.range(3) - preset.window;
+    mdkv::rung_costs const costs{preset.ratios, {128, 128}, 2};
+    auto const rungs = static_cast<index_t>(costs.size());
+
+    support::rank_team team{ranks};
+    auto const body = [&](support::thread_rank const& transport) {
+        index_t const first = heads * transport.rank() / ranks, own = heads * (transport.rank() + 1) / ranks - first;
+        mdkv::ranks const of_all{transport, {.first_head = first, .heads = heads, .layers = layers}};
+        mdkv::ranks const of_layer{transport, {.first_head = first, .heads = heads}};
+        auto replayed    = losses(layers * own, rungs, tokens);
+        auto const last  = losses(own, rungs, tokens);
+        index_t const to = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
+        std::vector<mdkv::leverage_sum> leverages(static_cast<std::size_t>(tokens), mdkv::leverage_sum{1} << 36U);
+        std::vector<std::uint8_t> rung(static_cast<std::size_t>(layers * own * tokens));
+        mdkv::allocation report;
+        auto const whole = [&](mdkv::cpu::backend on) {
+            on.ranks = &of_layer;
+            for (index_t l = 0; preset.last_queries_score() && l < layers; ++l)
+            {
+                auto const layer = mdkv::out(on, replayed.data() + l * own * rungs * tokens, own, rungs, tokens);
+                mdkv::join(on, mdkv::as_input(layer), mdkv::in(on, last.data(), own, rungs, tokens),
+                    preset.replayed->join, layer);
+            }
+            on.ranks = &of_all;
+            mdkv::balance(on, mdkv::out(on, replayed.data(), layers, own, rungs, tokens),
+                preset.balance<mdkv::cpu::backend>(mdkv::in(on, leverages.data(), tokens)));
+            for (index_t const limit : {to, to - to / 100}) // the second time without stand-ins' bytes
+            {
+                mdkv::allocate(on, mdkv::in(on, replayed.data(), layers * own, rungs, tokens), costs,
+                    mdkv::in(on, &limit, 1), {.charge = preset.charge, .layers = layers},
+                    mdkv::out(on, rung.data(), layers * own, tokens), mdkv::out(on, &report, 1));
+            }
+        };
+        support::scratch_memory memory{support::scratch_bytes(whole)};
+        mdkv::workspace scratch{memory.span()};
+        whole({&scratch});
+    };
+    for (auto _ : state)
+    {
+        for (std::string const& error : support::on_ranks(team, body))
+        {
+            if (!error.empty()) { state.SkipWithError(error.c_str()); }
+        }
+    }
+    count_exchanges(state, ranks, team.calls() + 1, team.bytes() + 104); // and prompt::allocate's agreement
+}
+BENCHMARK(all_of_a_preset)
+    ->ArgNames({"ranks", "layers", "heads", "tokens", "preset"})
+    ->Args({4, 32, 8, 131072, 0})
+    ->Args({4, 32, 8, 131072, 1})
+    ->Iterations(1)
     ->Unit(benchmark::kMillisecond);
 
 } // namespace

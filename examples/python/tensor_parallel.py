@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 3 tensor_parallel.py       # the reference model has 3 KV heads
     torchrun --nproc-per-node 2 tensor_parallel.py --model ~/.cache/mdkv/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
+    torchrun --nproc-per-node 3 tensor_parallel.py --later 200 --tail 16     # later tokens one by one, folded into the same bytes
 
 Each process loads its share of the weights and compresses its own heads, over gloo; then process 0 reads the same text alone.
 Prints bytes, the KL of each cache to the full one, the beginning of an answer, and how many tokens have the same rung. The sums
@@ -22,22 +23,22 @@ import texts
 
 
 @torch.no_grad()
-def measured(model, ids, tokens, question, make, processes):
-    """The first `tokens` of ids [1, N] are read into a cache that make(config) returns, the others score it. Returns bytes after
-    the former, logarithms of the probabilities behind the latter [N - tokens, words], for each layer and head the rungs, and the
-    ids of an answer; bytes and rungs of all processes, in their order."""
+def measured(model, ids, tokens, question, make, processes, step=None):
+    """The first `tokens` of ids [1, N] are read into a cache that make(config) returns, the others score it, `step` in a call (None:
+    all). Returns bytes of the prompt's tokens, with folds of all, logarithms of the probabilities behind the latter [N - tokens,
+    words], for each layer and head the rungs, and the ids of an answer; bytes and rungs of all processes, in their order."""
     cache = make(model.config)
     model(ids[:, :tokens], past_key_values=cache, logits_to_keep=1)
-    if isinstance(cache, DynamicCache):
-        own = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers), []
-    else:
+    own = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers), []
+    rows = [model(part, past_key_values=cache).logits[0] for part in ids[:, tokens:].split(step or ids.shape[1], dim=1)]
+    if not isinstance(cache, DynamicCache):
         own = sum(one["bytes"]["arena"] for one in cache.report()["layers"]), [torch.from_numpy(one[0]) for one in cache.rungs]
-    rows = model(ids[:, tokens:], past_key_values=cache).logits[0].double().log_softmax(-1)
     answer = model.generate(**question, past_key_values=make(model.config), max_new_tokens=10, do_sample=False)
     everyone = [own]
     if processes > 1:
         everyone = [None] * processes
         dist.all_gather_object(everyone, own)
+    rows = torch.cat(rows).double().log_softmax(-1)
     return {"bytes": sum(size for size, _ in everyone), "rows": rows, "answer": answer[0, question["input_ids"].shape[1]:],
             "rungs": [torch.cat(parts) for parts in zip(*(rungs for _, rungs in everyone))]}
 
@@ -64,6 +65,7 @@ def main():
     parser.add_argument("--later", type=int, default=96, help="tokens after them, by which caches are compared")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the bytes")
     parser.add_argument("--preset", default="best")
+    parser.add_argument("--tail", type=int, help="later tokens that stay as they are, before they are folded; default: all")
     chosen = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start it by torchrun --nproc-per-node, as many processes as KV heads or a divisor of them")
@@ -74,17 +76,21 @@ def main():
     fact = texts.FACTS[1]
     question = [{"role": "user", "content": texts.document(tokenizer, chosen.tokens // 2, [fact]) + fact[1]}]
     question = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    cache = lambda budget, group: lambda config: mdkv.transformers.Cache(config, budget, chosen.preset, group=group, keep_rungs=True)
+    cache = lambda budget, group: lambda config: mdkv.transformers.Cache(config, budget, chosen.preset, group=group, tail=chosen.tail,
+                                                                             keep_rungs=True)
     full, everyone = lambda config: DynamicCache(config=config), dist.group.WORLD
     caches = {"full": full, "100 %": cache(1.0, everyone), "one budget": cache(chosen.budget, everyone),
               "equal shares": cache(chosen.budget, None)}
-    found = {f"{size} processes, {name}": measured(model, ids, chosen.tokens, question, make, size)
+    step = chosen.tail and 1
+    found = {f"{size} processes, {name}": measured(model, ids, chosen.tokens, question, make, size, step)
              for name, make in caches.items()}
     if dist.get_rank() == 0:
         model, _ = gguf_folder.load(chosen.model)
         caches = {"full": full, "100 %": cache(1.0, None), "one budget": cache(chosen.budget, None)}
-        found.update({f"1 process, {name}": measured(model, ids, chosen.tokens, question, make, 1) for name, make in caches.items()})
-        print(f"{chosen.tokens} tokens, {100 * chosen.budget:g} % of the bytes, preset {chosen.preset}; after the bytes KL in nats")
+        found.update({f"1 process, {name}": measured(model, ids, chosen.tokens, question, make, 1, step)
+                      for name, make in caches.items()})
+        folded = f", tail {chosen.tail}" if chosen.tail else ""
+        print(f"{chosen.tokens} tokens, {100 * chosen.budget:g} % of the bytes, preset {chosen.preset}{folded}; after the bytes KL in nats")
         print("\n".join(table(found, tokenizer)))
         several, one = (found[f"{name}, one budget"] for name in (f"{size} processes", "1 process"))
         print(compared(several, one))

@@ -90,11 +90,12 @@ struct layer_facts
     mdkv::ratio_set ratios{mdkv::full};
 };
 
-/// What the compressed part holds, over all heads.
+/// What the compressed part holds.
 struct rung_counts
 {
-    std::array<index_t, mdkv::max_rungs> tokens{}; ///< by rung
-    index_t stand_ins = 0;
+    std::array<index_t, mdkv::max_rungs> tokens{};           ///< by rung, over all heads
+    index_t stand_ins = 0;                                   ///< over all heads
+    std::vector<std::array<index_t, mdkv::max_rungs>> heads; ///< tokens of each head by rung
 };
 
 /// A cache in host memory, read only; none if it lies on a device.
@@ -114,11 +115,13 @@ public:
     virtual void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) = 0;
     virtual void truncate(index_t appended)                                                                         = 0;
     virtual void reserve(index_t appended)                                                                          = 0;
-    virtual mdkv::recompress_report recompress(
-        tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) = 0;
-    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                  = 0;
-    [[nodiscard]] virtual layer_facts facts() const                            = 0;
-    [[nodiscard]] virtual rung_counts counts() const                           = 0;
+    /// \param sources  see mdkv::recompress_options::sources
+    /// \param ranks    with the layer's other heads; null: all heads are here
+    virtual mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen,
+        std::optional<tensor> const& sources, rank_group const* ranks) = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> copy() const          = 0;
+    [[nodiscard]] virtual layer_facts facts() const                    = 0;
+    [[nodiscard]] virtual rung_counts counts() const                   = 0;
     [[nodiscard]] virtual std::vector<index_t> unpack(
         tensor const& keys, tensor const& values) const                       = 0; ///< rows of each head
     [[nodiscard]] virtual readable_cache view() const                         = 0; ///< stays while the turn is held

@@ -25,6 +25,18 @@
 namespace mdkv_python
 {
 
+/// Lends the backend of a place to a call, over ranks if there are some.
+/// \param layers   on this rank
+template <class Place, class Call>
+auto lend_over(Place& on, rank_group const* among, index_t layers, Call const& call)
+{
+    if constexpr (place_types<Place>::backend::memory_space == mdkv::space::host)
+    {
+        if (among != nullptr) { return on.lend(mdkv::ranks{*among, among->place(layers)}, call); }
+    }
+    return on.lend(call);
+}
+
 template <mdkv::element T, class Place, class Cache = typename place_types<Place>::template cache<T>>
 class layer_of final : public layer
 {
@@ -84,21 +96,34 @@ public:
         cache_.reserve_tail(appended);
     }
 
-    mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen) override
+    mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen,
+        std::optional<tensor> const& sources, rank_group const* ranks) override
     {
-        auto const turn     = on_->turn();
-        auto const q        = mdkv::in<T, 3>(backend{}, queries);
+        auto const turn = on_->turn();
+        mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
+            "recompress: ranks need a layer in host memory");
+        mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
+        auto const q        = before_exchange(ranks, [&] {
+            if (sources) { options.sources = mdkv::out<std::int32_t, 2>(backend{}, *sources); }
+            return mdkv::in<T, 3>(backend{}, queries);
+        });
         index_t const count = q.extent(1);
         std::vector<float> weights(static_cast<std::size_t>(count));
         for (index_t i = 0; i < count; ++i) { weights[static_cast<std::size_t>(i)] = chosen.query_weight(i, count); }
-        auto const there = on_->copy_of(weights);
-        mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
+        auto const there          = on_->copy_of(weights);
         options.allocation.charge = chosen.charge;
         options.scale             = chosen.scale;
         options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
         options.even_queries      = chosen.even_queries(count);
-        auto const report =
-            on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
+        if constexpr (backend::memory_space == mdkv::space::host)
+        {
+            if (ranks != nullptr)
+            {
+                options.longest_head = greatest(*ranks, "recompress", mdkv::most_slots(std::as_const(cache_).view()));
+            }
+        }
+        auto const report = lend_over(
+            *on_, ranks, 1, [&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
         ratios_ = chosen.ratios;
         read_ += std::exchange(appended_, 0);
         return report;
@@ -142,18 +167,19 @@ public:
         std::vector<mdkv::head_entry> heads(static_cast<std::size_t>(layout.heads));
         on_->lend([&](backend on) { fetch(on, view.heads, heads.data(), layout.heads); });
         rung_counts x;
-        index_t stored = 0;
         for (mdkv::head_entry const& head : heads)
         {
+            auto& tokens   = x.heads.emplace_back();
+            index_t stored = 0;
             for (std::size_t r = 0; r < layout.rungs; ++r)
             {
-                index_t const n = r == layout.full_rung ? head.exact.tokens - head.stand_ins : head.runs[r].tokens;
-                x.tokens[r] += n;
-                stored += n;
+                tokens[r] = r == layout.full_rung ? head.exact.tokens - head.stand_ins : head.runs[r].tokens;
+                stored += tokens[r];
             }
+            if (ratios_.can_drop()) { tokens[0] = read_ - stored; }
+            for (std::size_t r = 0; r < tokens.size(); ++r) { x.tokens[r] += tokens[r]; }
             x.stand_ins += head.stand_ins;
         }
-        if (ratios_.can_drop()) { x.tokens[0] = layout.heads * read_ - stored; }
         return x;
     }
 
@@ -226,16 +252,7 @@ public:
     {
         auto const turn               = on_->turn();
         rank_group const* const among = joins() ? sizes_.layer_ranks : nullptr;
-        mdkv::prompt_rows<backend, T> viewed;
-        try
-        {
-            viewed = views(x);
-        }
-        catch (...)
-        {
-            if (among != nullptr) { refuse(*among); }
-            throw;
-        }
+        auto const viewed             = before_exchange(among, [&] { return views(x); });
         over(among, [&](backend on) { prompt_.finish_layer(on, layer, viewed); });
         tokens_                                    = viewed.keys.extent(1);
         finished_[static_cast<std::size_t>(layer)] = true;
@@ -281,11 +298,7 @@ private:
     template <class Call>
     auto over(rank_group const* among, Call const& call)
     {
-        if constexpr (backend::memory_space == mdkv::space::host)
-        {
-            if (among != nullptr) { return on_->lend(mdkv::ranks{*among, among->place(sizes_.layers)}, call); }
-        }
-        return on_->lend(call);
+        return lend_over(*on_, among, sizes_.layers, call);
     }
 
     [[nodiscard]] mdkv::prompt_shape<backend> shape() const

@@ -181,6 +181,15 @@ void bind_layer(nb::module_& m)
             "rungs", [](layer_object const& x) { return tokens_by_rung(facts_of(x).ratios, counts_of(x).tokens); },
             "Tokens of the compressed part by the name of their rung, over all heads. \"full\" counts the window.")
         .def_prop_ro(
+            "rungs_of_heads",
+            [](layer_object const& x) {
+                auto const ratios = facts_of(x).ratios;
+                nb::list heads;
+                for (auto const& tokens : counts_of(x).heads) { heads.append(tokens_by_rung(ratios, tokens)); }
+                return heads;
+            },
+            "The same for each head.")
+        .def_prop_ro(
             "bytes",
             [](layer_object const& x) {
                 auto const facts = facts_of(x);
@@ -242,21 +251,28 @@ void bind_layer(nb::module_& m)
             "Room in the tail for so many tokens in all.")
         .def(
             "recompress",
-            [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen) {
-                mdkv::preset const by    = chosen.value_or(mdkv::presets::by_window);
-                mdkv::budget const bytes = budget_of(limit);
+            [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen,
+                std::optional<output> const& sources, nb::handle over) {
+                rank_group const* const ranks = ranks_of(over);
+                mdkv::preset const by         = chosen.value_or(mdkv::presets::by_window);
+                mdkv::budget const bytes      = before_exchange(ranks, [&] { return budget_of(limit); });
                 viewed const q{queries, true};
-                mdkv::recompress_report report;
-                {
-                    nb::gil_scoped_release const others;
-                    report = x.of->recompress(*q, bytes, by);
-                }
-                return report_of(report, by.ratios);
+                std::optional<viewed> from;
+                if (sources) { from.emplace(*sources); }
+                return report_of(unlocked([&] {
+                    return x.of->recompress(*q, bytes, by, from ? std::optional{**from} : std::nullopt, ranks);
+                }),
+                    by.ratios);
             },
-            nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(),
+            nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(), nb::kw_only(),
+            nb::arg("sources") = nb::none(), nb::arg("ranks") = nb::none(),
             "Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q "
             "tokens, at most the window's and the tail's. The preset (by_window if none is given) has the "
-            "rungs that the cache has. Returns a report.")
+            "rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new "
+            "cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at "
+            "least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: "
+            "every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one "
+            "process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.")
         .def(
             "copy",
             [](layer_object const& x) {
@@ -321,20 +337,7 @@ void bind_prompt(nb::module_& m)
         .def(
             "allocate",
             [](prompt_object& x, nb::handle limit) {
-                auto const bytes = [&] {
-                    try
-                    {
-                        return budget_of(limit);
-                    }
-                    catch (...) // other ranks wait in this call
-                    {
-                        if (auto const* const ranks = ranks_of(x.ranks))
-                        {
-                            unlocked([&] { refuse(*ranks); });
-                        }
-                        throw;
-                    }
-                }();
+                auto const bytes = before_exchange(ranks_of(x.ranks), [&] { return budget_of(limit); });
                 return report_of(unlocked([&] { return x.of->allocate(bytes); }), x.preset.ratios);
             },
             nb::arg("limit"),

@@ -130,9 +130,9 @@ rank_group const* ranks_of(nb::handle ranks)
 void bind_ranks(nb::module_& m)
 {
     nb::class_<python_ranks>(m, "Ranks", nb::type_slots(ranks_slots),
-        "This process among those over which the heads of prompts are spread, and its transport. Prompts with ranks "
-        "share one budget over all heads, and choose bit for bit what one process with all heads does: see "
-        "docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.")
+        "This process among those over which the heads of prompts and layers are spread, and its transport. Prompts "
+        "and folds with ranks share one budget over all heads, and choose bit for bit what one process with all heads "
+        "does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.")
         .def(
             "__init__",
             [](python_ranks* self, int rank, int size, nb::callable sum, nb::callable least, index_t first_head,
@@ -161,8 +161,8 @@ void bind_ranks(nb::module_& m)
         .def_prop_ro("bytes", &python_ranks::bytes, "Bytes that this rank has given to the functions so far.")
         .def(
             "refuse", [](python_ranks const& x) { refuse(x); }, nb::call_guard<nb::gil_scoped_release>(),
-            "Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt whose "
-            "arguments are refused do it themselves.");
+            "Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt, and "
+            "folds, whose arguments are refused do it themselves.");
 }
 
 } // namespace mdkv_python

@@ -1,4 +1,4 @@
-/// \file ranks.hpp: ranks over which the heads of prompts are spread, as prompts see them; Python's functions are in ranks.cpp
+/// \file ranks.hpp: ranks over which heads are spread, as prompts and layers see them; Python's functions are in ranks.cpp
 #pragma once
 
 #include <mdkv/core/ranks.hpp>
@@ -42,6 +42,36 @@ inline void refuse(rank_group const& group)
     mdkv::workspace none{std::span<std::byte>{}};
     mdkv::ranks const all{group, group.place(1)};
     mdkv::detail::agreement const ends_without_a_call{mdkv::cpu::backend{&none, {}, &all}};
+}
+
+/// Calls call(), which exchanges nothing, before a call over ranks; an exception of it is told to the other ranks.
+/// \param group   null: there are none
+template <class Call>
+auto before_exchange(rank_group const* group, Call const& call)
+{
+    try
+    {
+        return call();
+    }
+    catch (...)
+    {
+        if (group != nullptr) { refuse(*group); }
+        throw;
+    }
+}
+
+/// The greatest of all ranks' numbers, which are not negative.
+/// \throws invalid_argument   another rank refuses to make the call
+[[nodiscard]] inline index_t greatest(rank_group const& group, char const* stage, index_t own)
+{
+    mdkv::workspace none{std::span<std::byte>{}};
+    mdkv::ranks const all{group, group.place(1)};
+    if (all.size() == 1) { return own; }
+    mdkv::detail::agreement agreed{mdkv::cpu::backend{&none, {}, &all}};
+    agreed.settle(stage, {{{"number of all heads", all.own().heads}}});
+    auto least = ~static_cast<std::uint64_t>(own); // the least of complements is the complement of the greatest
+    all.agree(&least, 1);
+    return static_cast<index_t>(~least);
 }
 
 } // namespace mdkv_python

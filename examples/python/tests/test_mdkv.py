@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mdkv
+from mdkv.token_rungs import TokenRungs
 
 H, G, N, D = 2, 3, 600, 64
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -183,6 +184,35 @@ def test_recompress_folds_the_tail(random):
     assert sum(layer.rungs.values()) == H * (N + 200)
     with pytest.raises(ValueError, match="it must be at least 1 and at most the window and the appended tokens"):
         layer.recompress(queries, 0.2)
+
+
+@pytest.mark.parametrize("name", ["best", "by_window", "evict"])
+def test_rungs_of_all_tokens_through_folds(random, name):
+    queries, keys, values = prompt_rows(random, tokens=N + 120)
+    preset = mdkv.preset(name)
+    prompt = mdkv.Prompt(preset, layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope())
+    rows = queries[:, N - 64 : N], keys[:, :N], values[:, :N]
+    lse = mdkv.log_sum_exps(*rows[:2])
+    if preset.replayed:
+        prompt.read_chunk(0, 0, queries[:, :N], *rows[1:])
+    prompt.finish_layer(0, *rows, lse)
+    prompt.allocate(0.2)
+    layer = prompt.pack(0, *rows, lse)[0]
+    found, limit, places = TokenRungs(layer, prompt.rungs_of(0)), layer.bytes["arena"], np.arange(N + 120)
+    for end in range(N + 40, N + 121, 40):
+        layer.append(keys[:, end - 40 : end], values[:, end - 40 : end])
+        found.fold(layer, queries[:, end - 40 : end], mdkv.Budget.bytes(limit), preset)
+        assert found.rungs.shape == (H, end - preset.window) and layer.bytes["arena"] <= limit
+        stored, unused = np.empty((2, H, end + layer.stand_ins, D), np.float32)
+        layer.unpack(stored, unused)
+        for h, counts in enumerate(layer.rungs_of_heads):
+            assert sum(counts.values()) == end
+            rungs = [r for r, rung in enumerate(counts) if rung != "drop" for _ in range(counts[rung])]  # "full" is the last one
+            nearest = ((stored[h, : len(rungs), None] - keys[h, :end]) ** 2).sum(axis=2).argmin(axis=1)
+            before = nearest < end - preset.window
+            assert (nearest[~before] == places[end - preset.window : end]).all() and np.unique(nearest).size == nearest.size
+            assert (found.rungs[h, nearest[before]] == np.array(rungs)[before]).all()
+            assert (found.rungs[h] > 0).sum() == before.sum()
 
 
 def test_own_ratio_sets_and_presets(random):

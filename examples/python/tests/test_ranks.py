@@ -1,6 +1,7 @@
 """test_ranks.py: one budget over ranks that are threads with NumPy's arrays; test_tensor_parallel.py has processes. Nothing
 waits longer than a limit of time."""
 import gc
+import itertools
 import os
 import threading
 import weakref
@@ -75,8 +76,8 @@ def part(layers, first, count):
     return [(q[first * G : (first + count) * G], k[first : first + count], v[first : first + count]) for q, k, v in layers]
 
 
-def compressed(layers, preset, limit, **ranks):
-    """A prompt's choice, and for each layer rungs, bytes of the arena, and the attention of three queries a head."""
+def packed(layers, preset, limit, **ranks):
+    """A prompt after its choice, the choice, and its layers with their last queries."""
     heads = layers[0][1].shape[0]
     prompt = mdkv.Prompt(preset, layers=len(layers), heads=heads, group=G, key_dim=D, tokens=N, dtype="float32",
                          rope=mdkv.Rope(base=1e4), **ranks)
@@ -85,11 +86,17 @@ def compressed(layers, preset, limit, **ranks):
     for i, rows in enumerate(layers):
         prompt.read_chunk(i, 0, *rows)
         prompt.finish_layer(i, *last[i], lse[i])
-    choice, out = prompt.allocate(limit), []
-    for i, rows in enumerate(last):
-        layer, _ = prompt.pack(i, *rows, lse[i])
-        attended = np.empty((heads * G, 1, D), np.float32)
-        layer.attend(rows[0][:, -1:], attended)
+    choice = prompt.allocate(limit)
+    return prompt, choice, [(prompt.pack(i, *rows, lse[i])[0], rows[0]) for i, rows in enumerate(last)]
+
+
+def compressed(layers, preset, limit, **ranks):
+    """A prompt's choice, and for each layer rungs, bytes of the arena, and the attention of three queries a head."""
+    prompt, choice, made = packed(layers, preset, limit, **ranks)
+    out = []
+    for i, (layer, queries) in enumerate(made):
+        attended = np.empty((queries.shape[0], 1, D), np.float32)
+        layer.attend(queries[:, -1:], attended)
         out.append((prompt.rungs_of(i), attended, layer.bytes["arena"]))
     return choice, out
 
@@ -174,6 +181,115 @@ def test_compress(random):
     assert sum(one.bytes["arena"] for one, _ in found) == layer.bytes["arena"]
     assert {name: sum(one.rungs[name] for one, _ in found) for name in layer.rungs} == layer.rungs
     assert all(one[1]["budget_bytes"] == report["budget_bytes"] for one in found)
+
+
+def contents(layer):
+    """All that a layer stores: the numbers of tokens by rung; for each head its rows, in the order of the cache, as what their rungs
+    left of keys and values; and the arena, the heads' bytes one after another."""
+    file = mdkv.write([layer])  # docs/stored-caches.md: the third section's record begins with the arena's place
+    arena, size = file[(at := int(file[112:120].view(np.int64)[0])) : at + 16].view(np.int64)
+    keys = np.zeros((layer.heads, layer.tokens + layer.stand_ins, layer.key_dim), np.float32)
+    values = np.zeros((*keys.shape[:2], layer.value_dim), np.float32)
+    rows = layer.unpack(keys, values)
+    heads = [(keys[h, : rows[h]].tobytes(), values[h, : rows[h]].tobytes()) for h in range(layer.heads)]
+    return layer.rungs, heads, file[arena : arena + size].tobytes()
+
+
+def expects_equal(parts, whole):
+    """The contents of ranks' layers are, bit for bit, those of one rank's layer."""
+    rungs, heads, arenas = zip(*parts)
+    assert {rung: sum(one[rung] for one in rungs) for rung in rungs[0]} == whole[0]
+    assert list(itertools.chain(*heads)) == whole[1]
+    assert b"".join(arenas) == whole[2]
+
+
+FOLDS, TAIL = 4, 23
+
+
+def folded(layers, later, limits, preset, ranks=None):
+    """Appends TAIL tokens to each layer and folds them, FOLDS times; then appends one. Reports, and bytes of each layer."""
+    reports = []
+    for fold in range(FOLDS):
+        new = slice(fold * TAIL, (fold + 1) * TAIL)
+        for layer, limit, (queries, keys, values) in zip(layers, limits, later):
+            layer.append(keys[:, new], values[:, new])
+            reports.append(layer.recompress(queries[:, new], mdkv.Budget.bytes(limit), preset, ranks=ranks))
+    for layer, (_, keys, values) in zip(layers, later):
+        layer.append(keys[:, -1:], values[:, -1:])
+    return reports
+
+
+@pytest.mark.parametrize("name", ["best", "any_question", "by_window", "evict"])
+@pytest.mark.parametrize("counts", [[5], [2, 3], [1, 0, 4], [1, 1, 1, 1, 1]])
+def test_folds_choose_as_one_rank_bit_for_bit(random, name, counts):
+    layers, later, preset = layers_of(random), layers_of(random), mdkv.preset(name)
+    firsts = np.cumsum([0, *counts])
+    one = [layer for layer, _ in packed(layers, preset, 0.2)[2]]
+    limits = [layer.bytes["arena"] for layer in one]
+    team = Team(len(counts))
+
+    def body(rank):
+        ranks = team.ranks(rank, first_head=int(firsts[rank]), heads=H)
+        mine = [layer for layer, _ in packed(part(layers, firsts[rank], counts[rank]), preset, 0.2, ranks=ranks)[2]]
+        return mine, folded(mine, part(later, firsts[rank], counts[rank]), limits, preset, ranks), ranks
+
+    found, reports = team.run(body), folded(one, later, limits, preset)
+    for result in found:
+        assert not isinstance(result, Exception), result
+    assert sum(report["lowered"] + report["dropped"] for report in reports) > 0
+    for i, report in enumerate(reports):
+        assert {result[1][i]["limit_bytes"] for result in found} == {report["limit_bytes"]}
+        for count in ("released", "kept", "lowered", "dropped", "resident_bytes"):
+            assert sum(result[1][i][count] for result in found) == report[count]
+        assert {result[1][i]["chosen"]["loss"] for result in found} == {report["chosen"]["loss"]}
+    for i, layer in enumerate(one):
+        assert layer.bytes["arena"] <= limits[i]
+        expects_equal([contents(result[0][i]) for result in found], contents(layer))
+    sent = {(ranks.exchanges, ranks.bytes) for *_, ranks in found}
+    assert len(sent) == 1 and (sent == {(0, 0)}) == (len(counts) == 1)
+
+
+@pytest.mark.parametrize("own,others,changes", [
+    ("options.limit of rank 1 is not that of rank 0", None, {"limit": lambda x: mdkv.Budget.bytes(10**6)}),
+    ("cannot hold the window", "rank 1 refuses", {"limit": lambda x: mdkv.Budget.bytes(5)}),
+    ("a share from 0 to 1 or an mdkv.Budget is needed", "rank 1 refuses", {"limit": lambda x: "much"}),
+    ("queries", "rank 1 refuses", {"queries": lambda x: x * np.nan}),
+    ("queries [H*G, Q, D] has Q = 300", "rank 1 refuses", {"queries": lambda x: np.repeat(x, 30, axis=1)}),
+    ("queries [H*G, Q, D] has Q = 0", "rank 1 refuses", {"queries": lambda x: x[:, :0]}),
+    ("element type is code 2, 16 bits", "rank 1 refuses", {"queries": lambda x: x.astype(np.float16)}),
+    ("has no rung that drops a token", "rank 1 refuses", {"preset": lambda x: x.replace(ratios=mdkv.RatioSet("int4", "full"))}),
+    ("costs of rank 1 is not that of rank 0", None, {"preset": lambda x: x.replace(ratios=mdkv.presets.by_window.ratios)}),
+    ("this rank has heads 5 to 6 of 5", "rank 1 refuses", {"first_head": lambda x: 5}),
+    ("not every one of 5 heads is on one rank", None, {"first_head": lambda x: x + 1}),
+    ("number of all heads of rank 1 is not that of rank 0, 5", None, {"heads": lambda x: 6}),
+    ("another rank refuses", "rank 1 refuses", {"refuse": lambda x: True}),
+])
+def test_errors_of_one_rank_end_all_folds_and_change_nothing(random, own, others, changes):
+    firsts, counts, preset, team = (0, 2, 3), (2, 1, 2), mdkv.preset("evict" if "costs" in own else "by_window"), Team(3)
+    layers, later = layers_of(random, 1), part(layers_of(random, 1), 0, H)
+    made = [mdkv.compress(*part(layers, *place)[0], 0.2, preset)[0] for place in zip(firsts, counts)]
+    limit = mdkv.Budget.bytes(sum(layer.bytes["arena"] for layer in made))
+    for layer, place in zip(made, zip(firsts, counts)):
+        [(_, keys, values)] = part(later, *place)
+        layer.append(keys[:, :10], values[:, :10])
+    before = [mdkv.write([layer]).tobytes() for layer in made]
+
+    def fold(rank, changes):
+        options = dict(limit=limit, preset=preset, first_head=firsts[rank], heads=H, refuse=False,
+                       queries=part(later, firsts[rank], counts[rank])[0][0][:, :10])
+        options.update({name: change(options[name]) for name, change in changes.items()} if rank == 1 else {})
+        ranks = team.ranks(rank, first_head=options["first_head"], heads=options["heads"])
+        if options["refuse"]:
+            ranks.refuse()
+            raise ValueError("another rank refuses")
+        return made[rank].recompress(options["queries"], options["limit"], options["preset"], ranks=ranks)
+
+    found = team.run(lambda rank: fold(rank, changes))
+    for rank, error in enumerate(found):
+        assert isinstance(error, TypeError if "mdkv.Budget" in own and rank == 1 else ValueError), error
+        assert (own if rank == 1 or others is None else others) in str(error)
+    assert [mdkv.write([layer]).tobytes() for layer in made] == before
+    assert not any(isinstance(one, Exception) for one in team.run(lambda rank: fold(rank, {})))
 
 
 @pytest.mark.parametrize("own,others,changes", [

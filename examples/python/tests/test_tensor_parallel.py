@@ -1,6 +1,7 @@
 """test_tensor_parallel.py: three processes over gloo with a small random model of 3 KV heads, spread by transformers' tensor
-parallelism. Process 0 repeats what all have given to their prompts as one prompt of all heads: bit for bit the same. Run as
-`__main__` this file is one of the processes."""
+parallelism, and with real models where MDKV_REFERENCE_MODEL and MDKV_SECOND_MODEL name GGUF files. Process 0 repeats what all have
+given to their prompts and layers as one process with all heads: bit for bit the same. Run as `__main__` this file is one of the
+processes."""
 import copy
 import datetime
 import os
@@ -20,21 +21,24 @@ import mdkv.distributed
 import mdkv.transformers
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
+import gguf_folder
 import tensor_parallel
+import texts
 from test_examples import Letters
-from test_transformers import plain, small, text
+from test_ranks import contents, expects_equal
+from test_transformers import PROSE, plain, small, text
 
 SIZE, TOKENS, LATER, LIMIT = 3, 400, 24, 480  # processes; tokens; seconds
 HEADS = dict(hidden_size=96, intermediate_size=96, num_attention_heads=6, num_key_value_heads=3)
 
 
-def processes(tmp_path, task, *arguments):
-    """Runs a task in all processes. Returns exit codes, of which every one is there within the limit of time, and outputs."""
+def processes(tmp_path, task, *arguments, size=SIZE):
+    """Runs a task in `size` processes. Returns exit codes, of which every one is there within the limit of time, and outputs."""
     folder = tmp_path / task
     folder.mkdir()
     everyone = []
-    for rank in range(SIZE):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE), "OMP_NUM_THREADS": "1"}
+    for rank in range(size):
+        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
         with open(folder / f"{rank}.txt", "w") as output:
             everyone.append(subprocess.Popen([sys.executable, __file__, task, str(folder), *arguments], env=environment,
                                              stdout=output, stderr=subprocess.STDOUT, start_new_session=True))
@@ -44,7 +48,7 @@ def processes(tmp_path, task, *arguments):
         for one in everyone:
             if one.poll() is None:
                 os.killpg(one.pid, signal.SIGKILL)
-    return codes, [(folder / f"{rank}.txt").read_text() for rank in range(SIZE)]
+    return codes, [(folder / f"{rank}.txt").read_text() for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +64,15 @@ def test_one_budget_over_three_processes(tmp_path, model_folder):
     print(outputs[0])
 
 
+@pytest.mark.parametrize("variable, size", [("MDKV_REFERENCE_MODEL", 3), ("MDKV_SECOND_MODEL", 2)])
+def test_folds_of_real_models(tmp_path, variable, size):
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no model")
+    codes, outputs = processes(tmp_path, "real", gguf_folder.folder_of(os.environ[variable]), "best", "600", "50", "12", size=size)
+    assert codes == [0] * size, "\n".join(outputs)
+    print(outputs[0])
+
+
 def test_a_process_that_ends_is_an_error_of_the_others(tmp_path):
     codes, outputs = processes(tmp_path, "ends")
     assert codes == [1, 1, 3], "\n".join(outputs)
@@ -69,60 +82,94 @@ def test_a_process_that_ends_is_an_error_of_the_others(tmp_path):
 # What follows runs in the processes.
 
 
+def kept(arguments):
+    """Copies of tensors, and other arguments."""
+    return [torch.as_tensor(one).clone() if hasattr(one, "__dlpack__") else one for one in arguments]
+
+
 class Recorded:
-    """An mdkv.Prompt, and all of its calls."""
+    """An mdkv.Prompt and its layers as RecordedLayer: all calls, with rungs and what layers hold."""
 
     made, real = [], mdkv.Prompt
 
     def __init__(self, *arguments, **options):
-        self.of, self.calls = Recorded.real(*arguments, **options), []
+        self.of, self.calls, self.layers = Recorded.real(*arguments, **options), [], []
         self.arguments, self.options = arguments, {name: one for name, one in options.items() if name not in ("ranks", "backend")}
         Recorded.made.append(self)
 
     def __getattr__(self, name):
         def call(*arguments):
             result = getattr(self.of, name)(*arguments)
-            self.calls.append((name, [torch.as_tensor(one).clone() if hasattr(one, "__dlpack__") else one for one in arguments], result))
+            self.calls.append((name, kept(arguments), held(name, result)))
+            if name == "pack":
+                self.layers.append(RecordedLayer(result[0]))
+                return self.layers[-1], result[1]
             return result
         return call
 
 
-def joined(parts):
-    """Tensors of all processes, head after head; other arguments are the same everywhere."""
-    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+class RecordedLayer:
+    """An mdkv.Layer, the calls that change it, without limits and presets, and what it holds after each fold."""
+
+    def __init__(self, of):
+        self.of, self.calls = of, []
+
+    def __getattr__(self, name):
+        def call(*arguments, **options):
+            result = one(*arguments, **options)
+            fold = name == "recompress"
+            self.calls.append((name, kept(arguments[:1] if fold else arguments), contents(self.of) if fold else None))
+            return result
+        one = getattr(self.of, name)
+        return call if name in ("append", "recompress") else one
 
 
-def repeat_as_one(recorded):
-    """Process 0 repeats the calls of all processes' prompts with all heads, and compares."""
-    parts = [None] * SIZE
-    own = [(name, arguments, attended(result[0]) if name == "pack" else torch.as_tensor(result) if name == "rungs_of" else None)
-           for name, arguments, result in recorded.calls]
-    dist.all_gather_object(parts, own)
-    if dist.get_rank() > 0:
-        return
-    whole = Recorded.real(recorded.arguments[0], **{**recorded.options, "heads": recorded.options["heads"] * SIZE})
-    compared = 0
-    for calls in zip(*parts):
-        name = calls[0][0]
-        result = getattr(whole, name)(*(joined(one) for one in zip(*(call[1] for call in calls))))
-        if name in ("rungs_of", "pack"):
-            found = attended(result[0]) if name == "pack" else torch.as_tensor(result)
-            assert torch.cat([call[2][0] if name == "pack" else call[2] for call in calls]).numpy().tobytes() == \
-                (found[0] if name == "pack" else found).numpy().tobytes(), name
+def held(name, result):
+    """What is compared of a prompt's call."""
+    return contents(result[0]) if name == "pack" else result.tobytes() if name == "rungs_of" else None
+
+
+def joined(calls):
+    """A call of all processes as one of all heads: its name, and arguments with tensors head after head; others are the same."""
+    arguments = zip(*(call[1] for call in calls))
+    return calls[0][0], [torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0] for parts in arguments]
+
+
+def repeat_as_one():
+    """Process 0 repeats the calls of all processes' prompts and layers with all heads, within limits of its own, and compares:
+    after the prompt, and after each fold, every token of every head has the same rung, and the same bytes."""
+    heads = folds = 0
+    for recorded in Recorded.made:
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, (recorded.calls, [layer.calls for layer in recorded.layers]))
+        if dist.get_rank() > 0:
+            continue
+        whole = Recorded.real(recorded.arguments[0], **{**recorded.options, "heads": recorded.options["heads"] * len(parts)})
+        prompts, layers = zip(*parts)
+        made = []
+        for calls in zip(*prompts, strict=True):
+            name, arguments = joined(calls)
+            result = getattr(whole, name)(*arguments)
+            if name == "rungs_of":
+                assert b"".join(call[2] for call in calls) == held(name, result)
             if name == "pack":
-                assert sum(call[2][1] for call in calls) == found[1]
-            compared += 1
-    print(f"{recorded.arguments[0]}: {compared} arrays of rungs and layers are equal")
-
-
-def attended(layer):
-    """Attention of one query for each head, the same for all of them, without later tokens; and bytes of the arena."""
-    layer = layer.copy()
-    layer.truncate(0)
-    query = torch.randn(1, 1, 16, generator=torch.Generator().manual_seed(1)).expand(2 * layer.heads, 1, 16).contiguous()
-    output = torch.empty_like(query)
-    layer.attend(query, output)
-    return output, layer.bytes["arena"]
+                made.append(result[0])
+                expects_equal([call[2] for call in calls], held(name, result))
+        for layer, lists in zip(made, zip(*layers), strict=True):
+            limit = mdkv.Budget.bytes(layer.bytes["arena"])
+            for calls in zip(*lists, strict=True):
+                name, arguments = joined(calls)
+                if name == "append":
+                    layer.append(*arguments)
+                else:
+                    layer.recompress(*arguments, limit, recorded.arguments[0])
+                    expects_equal([call[2] for call in calls], contents(layer))
+                    folds += 1
+        heads += sum(layer.heads for layer in made)
+    if dist.get_rank() == 0:
+        assert folds >= 2 * sum(len(recorded.layers) for recorded in Recorded.made) > 0
+        print(f"{recorded.arguments[0]}: {heads} heads are equal, {made[0].compressed_tokens} tokens after {folds} folds")
+    Recorded.made.clear()
 
 
 @torch.no_grad()
@@ -138,19 +185,15 @@ def model_task(folder):
     mdkv.Prompt = Recorded
     found = {}
     for preset in ("best", "any_question", "by_window"):
-        cache = make(preset=preset)
+        cache = make(preset=preset, tail=8)
         found[preset] = model.generate(ids, past_key_values=cache, **options)
+        assert cache.get_seq_length() == TOKENS + LATER - 1 and cache.compressed[0].packed[0].appended <= 8
         assert copy.deepcopy(cache).group is dist.group.WORLD
         assert [one[0].shape[0] for one in cache.rungs] == [1] * 3
-        for recorded in Recorded.made:
-            repeat_as_one(recorded)
-        Recorded.made.clear()
+        repeat_as_one()
     mdkv.Prompt = Recorded.real
     whole = model.generate(ids, past_key_values=make(1.0), **options)
     shares = model.generate(ids, past_key_values=make(group=None), **options)
-    folded = make(tail=8)
-    model.generate(ids, past_key_values=folded, **options)
-    assert folded.get_seq_length() == TOKENS + LATER - 1 and folded.compressed[0].packed[0].appended <= 8
     for other in (whole, shares, *found.values()):  # all processes go on with the same tokens
         all_of_them = [None] * SIZE
         dist.all_gather_object(all_of_them, other)
@@ -166,6 +209,8 @@ def model_task(folder):
 
     refused("limit of rank 2 is not that of rank 0", ValueError, lambda: model(ids, past_key_values=make(0.5 if rank == 2 else 0.25)))
     refused("cannot hold the window", ValueError, lambda: model(ids, past_key_values=make(mdkv.Budget.bytes(9))))
+    refused("tail of rank 2 is 9, of rank 0 8", ValueError, lambda: model(ids, past_key_values=make(tail=9 if rank == 2 else 8)))
+    refused("tail of rank 1 is None, of rank 0 8", ValueError, lambda: model(ids, past_key_values=make(tail=8 if rank != 1 else None)))
     alone = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     expected = alone.generate(ids, past_key_values=plain(alone), **options)
     assert torch.equal(whole, expected)
@@ -184,6 +229,23 @@ def model_task(folder):
     print(tensor_parallel.compared(found["3 processes, one budget"], found["1 process, one budget"]))
 
 
+@torch.no_grad()
+def real_task(folder, presets, tokens, later, tail):
+    """A text is read and gone on with, by tokens that all processes choose alike, and folded many times."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens, later = int(tokens), int(later)
+    ids = tokenizer(texts.prose() if tokens > 1000 else PROSE * 40, return_tensors="pt").input_ids[:, : tokens + later]
+    assert ids.shape[1] == tokens + later
+    mdkv.Prompt = Recorded
+    for preset in presets.split(","):
+        cache = mdkv.transformers.Cache(model.config, 0.125, preset, tail=int(tail), group=dist.group.WORLD)
+        model(ids[:, :tokens], past_key_values=cache, logits_to_keep=1)
+        for i in range(tokens, tokens + later):
+            model(ids[:, i : i + 1], past_key_values=cache)
+        repeat_as_one()
+
+
 def ends_task():
     import numpy as np
 
@@ -198,8 +260,8 @@ def ends_task():
 
 if __name__ == "__main__":
     task, folder, *arguments = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(os.environ["RANK"]), world_size=SIZE,
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
                             timeout=datetime.timedelta(seconds=LIMIT / 4))
-    {"model": model_task, "ends": ends_task}[task](*arguments)
+    {"model": model_task, "real": real_task, "ends": ends_task}[task](*arguments)
     dist.barrier()
     dist.destroy_process_group()

@@ -85,7 +85,7 @@ class Backend:
 
 class Ranks:
     """
-    This process among those over which the heads of prompts are spread, and its transport. Prompts with ranks share one budget over all heads, and choose bit for bit what one process with all heads does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.
+    This process among those over which the heads of prompts and layers are spread, and its transport. Prompts and folds with ranks share one budget over all heads, and choose bit for bit what one process with all heads does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.
     """
 
     def __init__(self, rank: int, size: int, *, sum: Callable, least: Callable, first_head: int, heads: int, first_layer: int = 0, layers: int | None = None, replica: bool = False) -> None:
@@ -119,7 +119,7 @@ class Ranks:
 
     def refuse(self) -> None:
         """
-        Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt whose arguments are refused do it themselves.
+        Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt, and folds, whose arguments are refused do it themselves.
         """
 
 class Layer:
@@ -170,6 +170,10 @@ class Layer:
         """
 
     @property
+    def rungs_of_heads(self) -> list:
+        """The same for each head."""
+
+    @property
     def bytes(self) -> dict:
         """
         Bytes that the cache takes: "arena" (the compressed part), "tail" (its room), "directory", "total"; and "uncompressed", those of the same tokens in plain tensors.
@@ -196,9 +200,9 @@ class Layer:
     def reserve(self, appended: int) -> None:
         """Room in the tail for so many tokens in all."""
 
-    def recompress(self, queries: Tensor, limit: object, preset: Preset | None = None) -> dict:
+    def recompress(self, queries: Tensor, limit: object, preset: Preset | None = None, *, sources: Tensor | None = None, ranks: object | None = None) -> dict:
         """
-        Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report.
+        Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
         """
 
     def copy(self) -> Layer:

@@ -1,4 +1,6 @@
 """cache_layer.py: one layer of an mdkv cache inside transformers, and the attention that reads it."""
+import copy
+import functools
 import inspect
 import weakref
 
@@ -8,6 +10,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import mdkv
+import mdkv.distributed
+from mdkv.token_rungs import TokenRungs
 
 NAME = "mdkv"  #: in transformers' table of attentions
 CROPS_TO_LENGTH = "max_length" in inspect.signature(cache_utils.DynamicLayer.crop).parameters  #: before 5.23
@@ -32,9 +36,10 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def reset(self):
         self.is_initialized, self.tokens, self.pads = False, 0, []  # tokens with padding; padding of each sequence
-        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt
+        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt, of all processes
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
+        self.token_rungs = []                   # TokenRungs of each sequence, if Cache.keep_rungs and tail are given
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
 
     # Called by transformers.
@@ -95,6 +100,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             order = torch.arange(self.batch)[indices.cpu()].tolist()
             self.packed = [self.packed[i].copy() if i in order[:b] else self.packed[i] for b, i in enumerate(order)]
             self.limits, self.pads = [self.limits[i] for i in order], [self.pads[i] for i in order]
+            self.token_rungs = [copy.deepcopy(self.token_rungs[i]) for i in order if self.token_rungs]
             self.batch, self.queries = len(order), None if self.queries is None else self.queries[order]
 
     # Programs that look inside see the prompt's tensors, later tensors of the right length and width 0. Shorter ones that
@@ -216,10 +222,18 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if tail is not None:
             self.queries = self._joined(query)[:, :, -preset.queries:].clone()
             if self.packed[0].appended > tail:
-                for layer, rows, limit in zip(self.packed, self.queries, self.limits):
-                    rows = rows[:, -min(rows.shape[1], preset.window + layer.appended):]
-                    layer.recompress(rows, mdkv.Budget.bytes(limit), preset)
+                self._fold(preset)
         return output
+
+    def _fold(self, preset):
+        """Folds the tails of all sequences, over all processes of the group."""
+        ranks, all_rungs = self.cache._ranks(self.heads), self.token_rungs or [None] * self.batch
+        for layer, rows, limit, rungs in zip(self.packed, self.queries, self.limits, all_rungs):
+            fold = layer.recompress if rungs is None else functools.partial(rungs.fold, layer)
+            rows = rows[:, -min(rows.shape[1], preset.window + layer.appended):]
+            fold(rows, mdkv.Budget.bytes(limit), preset, ranks=ranks)
+        if self.token_rungs:
+            self.cache.rungs[self.cache.compressed.index(self)] = [one.rungs for one in self.token_rungs]
 
     def _joined(self, query):
         """The remembered queries and these, [B, H*G, n, D]."""
@@ -258,12 +272,15 @@ class CacheLayer(cache_utils.CacheLayerMixin):
                 self.lse.append(mdkv.log_sum_exps(queries, keys, self.scale, self.cache.backend))
             yield queries, keys, values, self.lse[b]
 
-    def take(self, packed):
-        """Puts the packed layers of all sequences in the place of keys and values."""
+    def take(self, packed, rungs=()):
+        """Puts the packed layers of all sequences in the place of keys and values; rungs: of their tokens, if folds keep them."""
         self.packed, self.limits, self.held, self.lse = packed, [one.bytes["arena"] for one in packed], None, []
         tail, (query, *new) = self.cache.tail, self.later or [None]
+        if tail and self.cache.group is not None:
+            self.limits = mdkv.distributed.summed(self.limits, self.cache.group)
         for layer in packed if tail else []:
             layer.reserve(tail + 1)
+        self.token_rungs = [TokenRungs(*one) for one in zip(packed, rungs)] if tail else []
         if new:
             for layer, keys, values in zip(packed, *new):
                 layer.append(keys, values)

@@ -27,6 +27,22 @@ def functions(group=None):
     return {"sum": total, "least": least}
 
 
+def summed(numbers, group=None):
+    """A list of whole numbers, of which every process of a group gives as many, summed over the processes."""
+    sums = np.array(numbers, np.int64)
+    functions(group)["sum"](sums)
+    return sums.tolist()
+
+
+def expects_same(name, value, group=None):
+    """Raises ValueError in every process if a value, such as a number or None, is not the same in all of them."""
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, value, group)
+    for rank, other in enumerate(everyone):
+        if other != everyone[0]:
+            raise ValueError(f"mdkv: {name} of rank {rank} is {other}, of rank 0 {everyone[0]}; it must be the same on all ranks")
+
+
 def ranks(own, group=None, *, first_layer=0, layers=None):
     """The ranks of a group whose processes have `own` KV heads each, in the order of the processes; every process makes the
     call. Processes may have different numbers of heads, or none. group: a ProcessGroup; None: all processes. first_layer and

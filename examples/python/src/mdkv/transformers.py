@@ -35,10 +35,11 @@ class Cache(cache_utils.Cache):
     rope           `mdkv.Rope` for presets that replay (best, any_question); None: from the configuration
     backend        `mdkv.Backend`; None: one of torch.get_num_threads() threads
     group          ProcessGroup of torch.distributed over whose processes the model's KV heads are spread (tensor parallelism):
-                   one budget over all of their heads, the choice that one process with the same keys makes. None: these
-                   heads alone; under tensor parallelism each process then gives its own heads an equal share
-    keep_rungs     True: after the prompt `rungs` lists for each compressed layer and each sequence the rung of every token
-                   before the window, uint8 [H, N - window]
+                   one budget over all of their heads, for the prompt and for each fold of the tail, the choice that one process
+                   with the same keys makes. None: these heads alone; under tensor parallelism each process then gives its own
+                   heads an equal share
+    keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
+                   of every token before the window, uint8 [H, N - window]
 
     Raises ValueError for arguments and NotImplementedError, with the reason, for models that are not served. After an
     exception during a call of the model only `reset` may be called.
@@ -62,7 +63,7 @@ class Cache(cache_utils.Cache):
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
         self.budget, self.tail, self.prompt_tokens, self.least = budget, tail, prompt_tokens, least
         self.config, self.rope, self.keep_rungs = text, rope, keep_rungs
-        self.group = group
+        self.group, self._over = group, None  # _over: the group's processes as mdkv.Ranks
         self.backend = backend or mdkv.Backend(torch.get_num_threads())
         layers = cache_utils.DynamicCache(config=config).layers
         layers = [CacheLayer(self, i) if type(one) is cache_utils.DynamicLayer else one for i, one in enumerate(layers)]
@@ -130,7 +131,8 @@ class Cache(cache_utils.Cache):
         """A cache that goes on by itself, e.g. for another question about the same compressed text."""
         if self.compressed[0].tokens and not self.compressed[-1].packed:
             raise NotImplementedError("mdkv: a cache cannot be copied before its prompt's end")
-        memo.update({id(one): one for one in (self.config, self.budget, self.preset, self.rope, self.backend, self.group)})
+        memo.update({id(one): one for one in (self.config, self.budget, self.preset, self.rope, self.backend, self.group,
+                                                 self._over)})
         memo.update({id(one): one.copy() for layer in self.compressed for one in layer.packed})
         memo[id(self)] = other = type(self).__new__(type(self))
         vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
@@ -151,14 +153,17 @@ class Cache(cache_utils.Cache):
         return mdkv.Budget.kv_size(least) if share and self.budget * tokens < least else self.budget
 
     def _ranks(self, heads):
-        """The processes of the group, this one with so many KV heads of each layer."""
-        if self.group is None:
-            return None
+        """The processes of the group, this one with so many KV heads of each layer; None without a group."""
+        if self.group is None or self._over is not None:
+            return self._over
         ranks = mdkv.distributed.ranks(heads, self.group)
         known = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         if ranks.heads != known:
             raise NotImplementedError(f"mdkv: the processes of the group have {ranks.heads} KV heads of a layer and the "
                                       f"configuration {known}; heads that several processes have are not served")
+        for name, value in (("tail", self.tail), ("prompt_tokens", self.prompt_tokens)):
+            mdkv.distributed.expects_same(name, value, self.group)  # all processes fold, and end their prompts, in the same call
+        self._over = ranks
         return ranks
 
 
@@ -189,9 +194,9 @@ class _Group:
         for prompt, tokens in zip(self.prompts, layer.lengths()):
             prompt.allocate(self.cache._limit(tokens))
         for place, one in enumerate(self.layers):
-            if self.cache.keep_rungs:
-                self.cache.rungs.append([prompt.rungs_of(place).copy() for prompt in self.prompts])
-            one.take([prompt.pack(place, *rows)[0] for prompt, rows in zip(self.prompts, one.rows())])
+            rungs = [prompt.rungs_of(place).copy() for prompt in self.prompts] if self.cache.keep_rungs else []
+            self.cache.rungs += [rungs] if rungs else []
+            one.take([prompt.pack(place, *rows)[0] for prompt, rows in zip(self.prompts, one.rows())], rungs)
         self.prompts = []
 
 

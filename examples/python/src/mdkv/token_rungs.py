@@ -1,0 +1,29 @@
+"""token_rungs.py: the rung of every token of a layer, through folds."""
+import numpy as np
+
+
+class TokenRungs:
+    """Of an `mdkv.Layer` of H heads that was packed from a prompt of N tokens, the last W of which are the window.
+
+    rungs   uint8 [H, N - W], the rung of each token before the window, an index of layer.ratios; N grows with folds
+    """
+
+    def __init__(self, layer, rungs):
+        self.rungs, self._window = rungs.copy(), layer.compressed_tokens - rungs.shape[1]
+        names = list(layer.ratios)
+        self._order = sorted((r for r in range(len(names)) if names[r] != "drop"), key=lambda r: names[r] == "full")
+        window = np.arange(rungs.shape[1], layer.compressed_tokens)
+        self._places = [np.concatenate([*(np.flatnonzero(head == r) for r in self._order), window]) for head in rungs]
+
+    def fold(self, layer, *arguments, **options):
+        """layer.recompress(*arguments, **options)."""
+        names, tail = list(layer.ratios), np.arange(layer.compressed_tokens, layer.tokens)
+        sources = np.empty((layer.heads, layer.tokens), np.int32)
+        layer.recompress(*arguments, **options, sources=sources)
+        self.rungs = np.zeros((layer.heads, layer.tokens - self._window), np.uint8)
+        for h, counts in enumerate(layer.rungs_of_heads):
+            places = np.concatenate([self._places[h], tail])[sources[h, sources[h] >= 0]]  # in the order of the cache: by rung
+            before = places[: places.size - self._window]
+            own = [counts[names[r]] - (self._window if names[r] == "full" else 0) for r in self._order]
+            self.rungs[h, before] = np.repeat(np.array(self._order, np.uint8), own)
+            self._places[h] = places
