@@ -56,13 +56,15 @@ template <class Tokens>
 
 [[nodiscard]] nb::dict report_of(mdkv::compress_report const& x, mdkv::ratio_set const& ratios)
 {
-    nb::dict dict;
+    nb::dict dict, chosen; // of the choice a packed layer knows its own part
+    chosen["multiplier"]   = x.chosen.multiplier;
+    chosen["tokens"]       = tokens_by_rung(ratios, x.chosen.tokens);
     dict["status"]         = name_in(x.status);
     dict["budget_bytes"]   = x.budget_bytes;
     dict["window_bytes"]   = x.window_bytes;
     dict["resident_bytes"] = x.resident_bytes;
     dict["full_bytes"]     = x.full_bytes;
-    dict["chosen"]         = report_of(x.chosen, ratios);
+    dict["chosen"]         = chosen;
     return dict;
 }
 
@@ -293,6 +295,8 @@ void bind_prompt(nb::module_& m)
                 index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
                 std::optional<rope> const& encoding, bool check_finite, nb::handle on, nb::object ranks,
                 nb::object layer_ranks) {
+                mdkv::expects(!chosen.replayed || encoding, "Prompt: rope is missing; the preset \"", chosen.name,
+                    "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
                     encoding.value_or(rope{}), check_finite, ranks_of(ranks), ranks_of(layer_ranks)};
                 auto made =
@@ -306,9 +310,8 @@ void bind_prompt(nb::module_& m)
             nb::arg("ranks") = nb::none(), nb::arg("layer_ranks") = nb::none(),
             "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if "
             "none is given), tokens: the prompt's, or the most that it may have; dtype: \"float32\", "
-            "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's; a preset that "
-            "replays is wrong without it. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if "
-            "other "
+            "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's, which a preset that "
+            "replays needs. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other "
             "processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of "
             "`allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all "
             "layers.")
@@ -321,8 +324,8 @@ void bind_prompt(nb::module_& m)
             },
             nb::arg("layer"), nb::arg("first"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"),
             "Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, "
-            "n, D], keys [H, n, D] and values [H, n, Dv]. n is at most preset.replayed[\"chunk\"], or a "
-            "multiple of it.")
+            "n, D], keys [H, n, D] and values [H, n, Dv]. The presets were measured with first and n that are "
+            "multiples of preset.replayed[\"chunk\"], but for the last n; others give other losses.")
         .def(
             "finish_layer",
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
@@ -342,7 +345,9 @@ void bind_prompt(nb::module_& m)
             },
             nb::arg("limit"),
             "Chooses every token's rung within a limit, for all layers at once if the preset is shared. "
-            "Returns the choice over all layers. May be called again with another limit.")
+            "May be called again with another limit. Returns the choice over all layers: status, multiplier (of "
+            "the limit), loss, dual (no choice loses less), limit (of the tokens before the window, without "
+            "stand-ins), token_bytes, charged_bytes (of projections), and tokens by the name of their rung.")
         .def(
             "pack",
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
@@ -358,13 +363,15 @@ void bind_prompt(nb::module_& m)
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
             "A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset "
-            "makes stand-ins.")
+            "makes stand-ins. The report: status, budget_bytes (of an average layer), window_bytes, "
+            "resident_bytes (of the arena), full_bytes (uncompressed), and chosen: the multiplier and the "
+            "layer's tokens by the name of their rung.")
         .def(
             "rungs_of",
             [](prompt_object const& x, index_t layer) {
+                auto rungs      = unlocked([&] { return x.of->rungs_of(layer); });
                 auto const past = static_cast<std::size_t>(x.of->past_tokens(layer));
-                return numpy(
-                    unlocked([&] { return x.of->rungs_of(layer); }), {static_cast<std::size_t>(x.heads), past});
+                return numpy(std::move(rungs), {static_cast<std::size_t>(x.heads), past});
             },
             nb::arg("layer"), "[H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios.")
         .def(

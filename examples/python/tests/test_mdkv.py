@@ -51,7 +51,7 @@ def off(got, want):
 @pytest.mark.parametrize("name", ["best", "any_question", "by_window", "paper", "paper_literal", "evict"])
 def test_everything_kept_is_full_attention(random, name, dtype, rounding):
     queries, keys, values = prompt_rows(random, dtype)
-    layer, report = mdkv.compress(queries, keys, values, 1.0, mdkv.preset(name))
+    layer, report = mdkv.compress(queries, keys, values, 1.0, mdkv.preset(name), rope=mdkv.Rope())
     assert report["status"] == "uncompressed" and layer.bytes["arena"] == keys.nbytes + values.nbytes
     new = prompt_rows(random, dtype, 5)
     layer.append(*new[1:])
@@ -68,7 +68,7 @@ def test_budgets_hold_and_more_bytes_lose_less(random, name):
     want, _ = attention(query, keys, values)
     errors = []
     for share in (0.1, 0.4, 0.8):
-        layer, report = mdkv.compress(queries, keys, values, share, mdkv.preset(name))
+        layer, report = mdkv.compress(queries, keys, values, share, name, rope=mdkv.Rope())
         got = np.empty_like(query)
         layer.attend(query, got)
         errors.append(off(got, want))
@@ -123,13 +123,15 @@ def test_prompt_of_several_layers_shares_one_budget(random):
         prompt.pack(0, *last[0], lse[0])
     with pytest.raises(ValueError, match="no rungs were chosen; call allocate first"):
         prompt.rungs_of(0)
-    with pytest.raises(ValueError, match="layer is 3; it must be from 0 to 2"):
+    with pytest.raises(ValueError, match="losses_of: layer is 3; it must be from 0 to 2"):
         prompt.losses_of(3)
-    unread = mdkv.Prompt(preset, layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32")
+    with pytest.raises(ValueError, match="rungs_of: layer is 3; it must be from 0 to 2"):
+        prompt.rungs_of(3)
+    unread = mdkv.Prompt(preset, layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope())
     with pytest.raises(ValueError, match="layer 0 is not finished; call finish_layer first"):
         unread.losses_of(0)
     with pytest.raises(TypeError, match="backend is no mdkv.Backend"):
-        mdkv.Prompt(preset, layers=1, heads=H, key_dim=D, tokens=N, dtype="float32", backend=7)
+        mdkv.Prompt(preset, layers=1, heads=H, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope(), backend=7)
     prompt.allocate(0.5)
     chosen = prompt.allocate(0.125)  # another budget, of the same scores
     packed = [prompt.pack(i, *last[i], lse[i]) for i in range(3)]
@@ -234,11 +236,14 @@ def test_own_ratio_sets_and_presets(random):
     (lambda r: mdkv.compress(*r, 300), r"300.* is no share of the uncompressed bytes, from 0 to 1; bytes are Budget\.bytes"),
     (lambda r: mdkv.compress(*r, mdkv.Budget.bytes(-1)), "-1 is negative"),
     (lambda r: mdkv.compress(r[0], r[1], r[2][:, :9], 0.5), "values must be .* its extent 1 is 9"),
-    (lambda r: mdkv.compress(r[0][:5], r[1], r[2], 0.5), "queries"),
+    (lambda r: mdkv.compress(r[0][:5], r[1], r[2], 0.5), "have 5 heads, which the .* KV heads"),
     (lambda r: mdkv.compress(r[0].astype(np.float16), r[1], r[2], 0.5), "the element type is code 2, 16 bits"),
     (lambda r: mdkv.compress(*(x.astype(np.float64) for x in r), 0.5), 'dtype is "float64"'),
+    (lambda r: mdkv.compress(r[0][None], r[1], r[2], 0.5), r"queries must be \[H\*G, Q, D\], they have 4 dimensions"),
+    (lambda r: mdkv.compress(*r, 0.5, "best"), "rope is missing; the preset .best."),
+    (lambda r: mdkv.compress(*r, 0.5, "bets"), "preset .bets. is unknown"),
     (lambda r: mdkv.compress(r[0], r[1] * np.inf, r[2], 0.5), "keys"),
-    (lambda r: mdkv.compress(r[0][:, -9:], r[1], r[2], 0.5, mdkv.presets.best), "Q = 9"),
+    (lambda r: mdkv.compress(r[0][:, -9:], r[1], r[2], 0.5, mdkv.presets.best), "queries are of 9 tokens and keys of"),
     (lambda r: mdkv.preset("bets"), 'preset "bets" is unknown; there are best, any_question'),
     (lambda r: mdkv.presets.best.replace(windo=3), 'no member "windo"; there are charge, early_weight'),
     (lambda r: mdkv.presets.best.replace(window="x"), "window is 'x', which has another type"),
@@ -283,7 +288,7 @@ def test_other_threads_run_and_take_turns(random):
     workers = [threading.Thread(target=lambda: [layer.append(rows[1][:, :7], rows[2][:, :7]) for _ in range(50)]) for _ in range(3)]
     for worker in workers:
         worker.start()
-    mdkv.compress(*rows, 0.1, mdkv.presets.best)
+    mdkv.compress(*rows, 0.1, mdkv.presets.best, rope=mdkv.Rope())
     for worker in workers:
         worker.join()
     done.set()
@@ -321,7 +326,7 @@ def test_cuda_tensors_as_on_the_cpu(random):
         outputs, rungs = [], []
         for backend, device in [(None, "cpu"), (on, "cuda")]:
             queries, keys, values = (x.to(device) for x in rows)
-            layer, _ = mdkv.compress(queries, keys, values, share, preset, backend=backend)
+            layer, _ = mdkv.compress(queries, keys, values, share, preset, rope=mdkv.Rope(), backend=backend)
             layer.append(keys[:, :3], values[:, :3])
             outputs.append(torch.empty(H * G, 3, D, dtype=torch.float16, device=device))
             layer.attend(queries[:, :3], outputs[-1])

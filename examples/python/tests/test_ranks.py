@@ -404,7 +404,7 @@ def test_arguments_of_ranks(options, message):
 
 def test_arguments_of_prompts_over_ranks():
     def make(**options):
-        return mdkv.Prompt(mdkv.presets.best, **{**dict(layers=2, heads=2, key_dim=D, tokens=N, dtype="float32"), **options})
+        return mdkv.Prompt(mdkv.presets.best, **{**dict(layers=2, heads=2, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope()), **options})
 
     ranks = mdkv.Ranks(0, 3, sum=print, least=print, first_head=0, heads=5, first_layer=0, layers=7)
     with pytest.raises(ValueError, match="this rank has 2 of 5 heads, and 2 of 7 layers; layer_ranks must say"):

@@ -32,7 +32,7 @@ def layers_of(random, preset="best", dtype=np.float16, count=2, share=0.2):
     made = []
     for _ in range(count):
         rows = prompt_rows(random, dtype)
-        layer, _ = mdkv.compress(*rows, share, mdkv.preset(preset))
+        layer, _ = mdkv.compress(*rows, share, mdkv.preset(preset), rope=mdkv.Rope())
         layer.append(rows[1][:, :21], rows[2][:, :21])
         made.append(layer)
     return made, prompt_rows(random, dtype, 150)
@@ -141,7 +141,8 @@ def test_plain_tensors_and_their_places(random):
             (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), "S = 9; a head has 600 rows"),
             (lambda: mdkv.write([layer], tokens=range(N), positions=[]), "positions are of 0 layers, not of the 1"),
             (lambda: mdkv.write([layer], tokens=range(N), positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
-            (lambda: mdkv.write([layer], tokens=range(9), positions=[places]), "a position of head 0 lies outside")):
+            (lambda: mdkv.write([layer], tokens=range(9)), "place.tokens are 9; a head of layer 0 holds 600 tokens"),
+            (lambda: mdkv.write([layer], tokens=range(N), positions=[places + 1]), "a position of head 0 lies outside")):
         with pytest.raises(ValueError, match=message):
             call()
 

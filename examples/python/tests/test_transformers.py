@@ -1,10 +1,12 @@
 """test_transformers.py: mdkv.transformers with small random models of several architectures, and with real ones where
 MDKV_REFERENCE_MODEL and MDKV_SECOND_MODEL name GGUF files."""
+import contextlib
 import copy
 import os
 import pathlib
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -239,9 +241,51 @@ def test_short_prompts():
     for length in (1, 2, 7, 30):
         for preset in ("best", "any_question", "by_window", "paper"):
             calls = (length, 1, 2)
-            cache = mdkv.transformers.Cache(model.config, budget=0.1, preset=preset)
+            cache = mdkv.transformers.Cache(model.config, budget=0.1, preset=preset, least=64)
             torch.testing.assert_close(logits(model, cache, ids, calls), logits(model, plain(model), ids, calls),
                                        rtol=1e-4, atol=1e-4)
+            for budget in (0, 0.1, np.float32(0.5)):  # by itself a budget can always be kept, and is not more than it must be
+                cache = mdkv.transformers.Cache(model.config, budget=budget, preset=preset)
+                logits(model, cache, ids, calls)
+                layer = cache.compressed[0]
+                tokens = max(float(budget) * length, min(cache.preset.window + 8, length))
+                assert cache.report()["arena_bytes"] <= tokens * layer.token_bytes() * len(cache.compressed)
+
+
+@torch.no_grad()
+def test_a_cache_whose_call_failed_must_be_reset():
+    model, ids = small("llama"), text(90)
+    for fails in (0, 1):  # the call that is interrupted, between two layers
+        cache = mdkv.transformers.Cache(model.config, budget=0.5)
+        for place, rows in enumerate((ids[:, :60], ids[:, 60:61])[:fails + 1]):
+            hooks = [model.model.layers[1].register_forward_pre_hook(interrupted)] if place == fails else []
+            with pytest.raises(KeyboardInterrupt) if hooks else contextlib.nullcontext():
+                model(rows, past_key_values=cache)
+            for hook in hooks:
+                hook.remove()
+        held = cache.compressed[0].tokens
+        for _ in range(2):
+            with pytest.raises(ValueError, match="ended by an exception; the cache must be reset"):
+                model(ids[:, :1], past_key_values=cache)
+        assert cache.compressed[0].tokens == held
+        cache.reset()
+        other = mdkv.transformers.Cache(model.config, budget=0.5)
+        assert torch.equal(logits(model, cache, ids, (60, 1)), logits(model, other, ids, (60, 1)))
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("budget", ["12%", None, 1.5, float("nan"), -0.1])
+def test_budgets_that_are_none(budget):
+    with pytest.raises(ValueError, match="a share is from 0 to 1, and other limits are an mdkv.Budget"):
+        mdkv.transformers.Cache(small("llama").config, budget=budget)
+
+
+def test_a_configuration_is_asked_for():
+    with pytest.raises(ValueError, match="config is of type str; it must be the model's own"):
+        mdkv.transformers.Cache("SmolLM2")
 
 
 def test_other_caches_and_no_cache_still_work():

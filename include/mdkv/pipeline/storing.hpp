@@ -125,6 +125,8 @@ private:
             expects(cache.arena_bytes == 0 || cache.arena != nullptr, "write: layer ", i, " has no arena");
             index_t const most = expects_directory<T>(layout_of(record_of(i, {}), "write: layer ", number), cache.heads,
                 cache.arena_bytes, appended(cache), "write: layer ", number);
+            expects(place.tokens.empty() || static_cast<index_t>(place.tokens.size()) >= most,
+                "write: place.tokens are ", place.tokens.size(), "; a head of layer ", i, " holds ", most, " tokens");
             expects(positions.empty() || (positions.extent(0) == heads && positions.extent(1) >= most), "write: layer ",
                 i, ": positions [H, S] are [", positions.extent(0), ", ", positions.extent(1), "]; the cache has ",
                 heads, " heads of at most ", most, " slots");

@@ -9,8 +9,8 @@ coordinate, such that the attention output changes least. Attention reads the co
 
 `Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes.
 `mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with
-`__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any strides. Errors are ValueErrors with the
-library's message, before anything has changed.
+`__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any strides. Refused arguments are ValueErrors
+with the library's message, before anything has changed; arguments of another type are TypeErrors, files OSErrors.
 """
 import importlib as _importlib
 import os as _os
@@ -73,14 +73,25 @@ def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=Non
     """Compresses one layer of a prompt that was read: returns its Layer, and a report as a dictionary.
 
     queries [H*G, Q, D] of the last Q tokens, keys [H, N, D], values [H, N, Dv], after position encoding, of one element
-    type; limit: see Budget; scale: the model's factor of q.k (0: 1/sqrt(D)). A preset that replays (`best`,
-    `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. ranks: an `mdkv.Ranks` if other processes
+    type; limit: see Budget; preset: a Preset or its name; scale: the model's factor of q.k (0: 1/sqrt(D)). A preset that
+    replays (`best`, `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. ranks: an `mdkv.Ranks` if other processes
     have further heads of the layer: the limit is of all heads, and an error of one rank is an error of all. Cost: all
     stages; the layer's memory is the budget's.
     """
     exchanges = 0 if ranks is None else ranks.exchanges
     try:
+        if isinstance(preset, str):
+            preset = _module.preset(preset)
+        for name, rows, letters in (("queries", queries, "H*G, Q, D"), ("keys", keys, "H, N, D"), ("values", values, "H, N, Dv")):
+            if len(rows.shape) != 3:
+                raise InvalidArgument(f"compress: {name} must be [{letters}], they have {len(rows.shape)} dimensions")
         heads, tokens, key_dim = keys.shape
+        if heads and (queries.shape[0] < heads or queries.shape[0] % heads):
+            raise InvalidArgument(f"compress: queries [H*G, Q, D] have {queries.shape[0]} heads, which the {heads} KV heads of "
+                                  "keys [H, N, D] do not divide")
+        if preset.replayed is not None and queries.shape[1] != tokens:
+            raise InvalidArgument(f"compress: queries are of {queries.shape[1]} tokens and keys of {tokens}; a preset that "
+                                  "replays needs the queries of all tokens")
         if scale:
             preset = preset.replace(scale=scale)
         prompt = Prompt(preset, layers=1, heads=heads, group=queries.shape[0] // heads if heads else 1, key_dim=key_dim,

@@ -215,12 +215,12 @@ class Prompt:
 
     def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, ranks: object | None = None, layer_ranks: object | None = None) -> None:
         """
-        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's; a preset that replays is wrong without it. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all layers.
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's, which a preset that replays needs. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all layers.
         """
 
     def read_chunk(self, layer: int, first: int, queries: Tensor, keys: Tensor, values: Tensor) -> None:
         """
-        Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, n, D], keys [H, n, D] and values [H, n, Dv]. n is at most preset.replayed["chunk"], or a multiple of it.
+        Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, n, D], keys [H, n, D] and values [H, n, Dv]. The presets were measured with first and n that are multiples of preset.replayed["chunk"], but for the last n; others give other losses.
         """
 
     def finish_layer(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> None:
@@ -230,12 +230,12 @@ class Prompt:
 
     def allocate(self, limit: object) -> dict:
         """
-        Chooses every token's rung within a limit, for all layers at once if the preset is shared. Returns the choice over all layers. May be called again with another limit.
+        Chooses every token's rung within a limit, for all layers at once if the preset is shared. May be called again with another limit. Returns the choice over all layers: status, multiplier (of the limit), loss, dual (no choice loses less), limit (of the tokens before the window, without stand-ins), token_bytes, charged_bytes (of projections), and tokens by the name of their rung.
         """
 
     def pack(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> tuple:
         """
-        A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset makes stand-ins.
+        A layer's Layer and report, from the rows that finish_layer had. lse is needed if the preset makes stand-ins. The report: status, budget_bytes (of an average layer), window_bytes, resident_bytes (of the arena), full_bytes (uncompressed), and chosen: the multiplier and the layer's tokens by the name of their rung.
         """
 
     def rungs_of(self, layer: int) -> object:

@@ -57,6 +57,9 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             raise NotImplementedError(f"mdkv: keys are on {key_states.device}; only the CPU is served")
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise NotImplementedError("mdkv: gradients are not served; call the model under torch.no_grad()")
+        all_layers = self.cache.compressed
+        if self is all_layers[0] and (self.cache.broken or any(one.tokens != self.tokens for one in all_layers)):
+            raise ValueError("mdkv: a call of the model before this one ended by an exception; the cache must be reset()")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if key_states.shape[0] != self.batch:
@@ -167,8 +170,15 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     # Called by the attention.
 
-    def attend(self, module, query, mask, scaling, dropout, others):
+    def attend(self, *arguments):
         """Attention of queries [B, H*G, n, D] of the tokens that `update` was given last: [B, n, H*G, Dv]."""
+        try:
+            return self._attend(*arguments)
+        except BaseException:
+            self.cache.broken = True
+            raise
+
+    def _attend(self, module, query, mask, scaling, dropout, others):
         unserved = [f"{why} ({name})" for name, why in _NOT_SERVED.items()
                     if others.get(name) is not None and others[name] is not False]
         if getattr(module, "layer_idx", self.index) != self.index:

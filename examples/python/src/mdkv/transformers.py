@@ -10,6 +10,7 @@ budget (by_window, paper, evict) compress within each layer's attention, so that
 `any_question` compress after the last layer. Sliding and linear layers stay transformers' own.
 """
 import copy
+import numbers
 
 import torch
 from transformers import cache_utils
@@ -31,7 +32,8 @@ class Cache(cache_utils.Cache):
                    compressed part, whose bytes do not grow, and cannot be cropped any more. None: all stay
     prompt_tokens  length of the prompt, padding included, if several calls read it, as generate(prefill_chunk_size=...) does,
                    or if a call reads more, as assisted generation does. None: the first call reads the prompt alone
-    least          for short prompts: a budget that is a share never falls below the bytes of so many tokens
+    least          for short prompts: a budget that is a share never falls below the bytes of so many tokens of each head. None:
+                   the preset's window and 8 more (16 with `best`), without which a budget cannot be kept
     rope           `mdkv.Rope` for presets that replay (best, any_question); None: from the configuration
     backend        `mdkv.Backend`; None: one of torch.get_num_threads() threads
     group          ProcessGroup of torch.distributed over whose processes the model's KV heads are spread (tensor parallelism):
@@ -41,17 +43,23 @@ class Cache(cache_utils.Cache):
     keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
                    of every token before the window, uint8 [H, N - window]
 
-    Raises ValueError for arguments and NotImplementedError, with the reason, for models that are not served. After an
+    `preset` and `compressed`, the layers that see all tokens, can be read. Raises ValueError for arguments and NotImplementedError, with the reason, for models that are not served. After an
     exception during a call of the model only `reset` may be called.
     """
 
-    def __init__(self, config, budget=0.125, preset="best", *, tail=None, prompt_tokens=None, least=64, rope=None,
+    def __init__(self, config, budget=0.125, preset="best", *, tail=None, prompt_tokens=None, least=None, rope=None,
                  backend=None, group=None, keep_rungs=False):
         for name, value in (("tail", tail), ("prompt_tokens", prompt_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"mdkv: {name} is {value}; it must be at least 1, or None")
-        if isinstance(budget, (int, float)) and not 0 <= budget <= 1:
-            raise ValueError(f"mdkv: budget is {budget}; a share is from 0 to 1, and other limits are an mdkv.Budget")
+        if not isinstance(budget, mdkv.Budget):
+            if not isinstance(budget, numbers.Real) or not 0 <= budget <= 1:
+                raise ValueError(f"mdkv: budget is {budget!r}; a share is from 0 to 1, and other limits are an mdkv.Budget")
+            budget = float(budget)
+        if least is not None and least < 0:
+            raise ValueError(f"mdkv: least is {least}; it must not be negative")
+        if not hasattr(config, "get_text_config"):
+            raise ValueError(f"mdkv: config is of type {type(config).__name__}; it must be the model's own, model.config")
         text = config.get_text_config(decoder=True)
         if getattr(config, "is_encoder_decoder", False):
             raise NotImplementedError("mdkv: models with an encoder are not served")
@@ -61,7 +69,8 @@ class Cache(cache_utils.Cache):
             raise NotImplementedError(f"mdkv: the layouts of the model's attention, {text._attn_implementation}, are not "
                                       "served; load the model with attn_implementation=\"sdpa\"")
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
-        self.budget, self.tail, self.prompt_tokens, self.least = budget, tail, prompt_tokens, least
+        self.least = self.preset.window + 8 if least is None else least
+        self.budget, self.tail, self.prompt_tokens = budget, tail, prompt_tokens
         self.config, self.rope, self.keep_rungs = text, rope, keep_rungs
         self.group, self._over = group, None  # _over: the group's processes as mdkv.Ranks
         self.backend = backend or mdkv.Backend(torch.get_num_threads())
@@ -75,14 +84,17 @@ class Cache(cache_utils.Cache):
         text._attn_implementation = NAME
 
     def report(self):
-        """Measured bytes of this process as a dictionary: `tokens` with padding; `bytes` of all layers; `compressed_bytes` of compressed
-        layers and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own;
-        `scratch_bytes` of the backend, which lie beside `bytes` and stay for later calls; and `layers`, for each compressed one its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total
-        before the prompt's end) and `rungs`, the number of tokens at each."""
+        """Measured bytes of this process as a dictionary: `tokens` with padding; `bytes` of all layers; `arena_bytes` of compressed
+        tokens, which the budget limits; `compressed_bytes` of compressed layers, with room for later tokens and the directory
+        (456 bytes a head), and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own;
+        `scratch_bytes` of the backend, which lie beside `bytes` and stay for later calls; and `layers`, for each compressed one
+        its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total before the prompt's end) and `rungs`,
+        the number of tokens at each."""
         layers = [one.report() for one in self.compressed]
+        arena = sum(one["bytes"]["arena"] for one in layers)
         compressed = sum(one["bytes"]["total"] for one in layers)
         other = sum(_bytes_of(vars(one)) for one in self.layers if not isinstance(one, CacheLayer))
-        return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "compressed_bytes": compressed,
+        return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "arena_bytes": arena, "compressed_bytes": compressed,
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
                 "other_bytes": other, "scratch_bytes": self.backend.scratch_bytes, "layers": layers}
 
@@ -140,6 +152,7 @@ class Cache(cache_utils.Cache):
 
     def _restart(self):
         together = [self.compressed] if self.preset.shared else [[one] for one in self.compressed]
+        self.broken = False       # a call of the model ended by an exception
         self._checked = None, []  # the last mask and its padding
         self.rungs = []
         for layers in together:
@@ -149,7 +162,7 @@ class Cache(cache_utils.Cache):
     def _limit(self, tokens):
         """The budget of a layer of so many tokens."""
         least = min(self.least, tokens)
-        share = isinstance(self.budget, (int, float))
+        share = isinstance(self.budget, float)
         return mdkv.Budget.kv_size(least) if share and self.budget * tokens < least else self.budget
 
     def _ranks(self, heads):
