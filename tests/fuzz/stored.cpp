@@ -25,7 +25,7 @@ namespace
 
 using namespace mdkv;
 
-constexpr std::size_t most_scratch = std::size_t{1} << 24; // more is asked for by honest files, too
+constexpr std::size_t most_scratch = std::size_t{1} << 22; // more is asked for by honest files, too
 
 template <class Call>
 void run_within_limits(Call const& call)
@@ -45,7 +45,7 @@ void use(cache_view<T const, space::host> const& cache)
     auto const [heads, dim, value_dim] =
         mdkv::array<index_t, 3>{{cache.layout.heads, cache.layout.dims.keys, cache.layout.dims.values}}.items;
     index_t const rows = most_rows(cache);
-    if (heads * (rows + 4) * (dim + value_dim) > index_t{1} << 20) { return; }
+    if (heads * (rows + 4) * (dim + value_dim) > index_t{1} << 17) { return; }
     auto const size = [](index_t n) { return static_cast<std::size_t>(n); };
     std::vector<float> const queries(size(2 * heads * dim), 0.5F);
     std::vector<float> output(size(2 * heads * value_dim));
