@@ -77,8 +77,8 @@ struct prompt_work;
 /// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
 ///
 /// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
-/// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. After an exception of an executor or a device only the destructor may be
-/// called; `pack` never changes the prompt.
+/// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. After an exception
+/// of an executor or a device only the destructor may be called; `pack` never changes the prompt.
 ///
 /// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
 template <backend B, element T, element U = T>
@@ -225,7 +225,8 @@ public:
     /// \sync   returns when done, on a GPU too: it waits for the device
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs (then
-    ///                                 no rungs are chosen, not even those of a call before); over ranks if one of them refuses its arguments, on every rank
+    ///                                 no rungs are chosen, not even those of a call before); over ranks if one of them
+    ///                                 refuses its arguments, on every rank
     /// \throws non_finite_input        a loss is NaN or infinite; no rungs are chosen then, as for too small a budget
     /// \throws insufficient_workspace  naming the size needed
     allocation allocate(B const& on, budget limit)
@@ -250,7 +251,7 @@ public:
             "multiply");
         expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
-            one.window_bytes() + work_.costs.least(one.heads, one.tokens), " are needed");
+            one.window_bytes() + work_.costs.least(one.heads, one.tokens), " bytes are needed");
         if (!dry_ && total.tokens[0] == 0) { next.stand_ins = 0; }
         work_.choice = next;
         return total;

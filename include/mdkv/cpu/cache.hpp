@@ -35,10 +35,9 @@ struct host_memory
     static void wait() noexcept {}
 };
 
-/// Owns arena, directory and tail of one layer; every stage works on its view. No layout and no heads until
-/// `compress` or `pack` fills it. All memory
-/// comes from the resource given at construction, which must outlive the cache. Any number of threads may read a const
-/// cache at once.
+/// Owns arena, directory and tail of one layer; every stage works on its view. No layout and no heads until `compress` or
+/// `pack` fills it. All memory comes from the resource given at construction, which must outlive the cache. Any number of
+/// threads may read a const cache at once.
 template <element T>
 class cache : public mdkv::detail::cache_owner<T, space::host, host_memory>
 {
