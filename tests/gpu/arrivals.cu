@@ -68,10 +68,11 @@ public:
         , dims_{dims}
     {}
 
-    void add(packed_sizes const& sizes, index_t appended, index_t n, int every_rung = -1)
+    /// A cache with `appended` tokens in its tail and room for more.
+    void add(packed_sizes const& sizes, index_t appended, index_t n, index_t room = 0)
     {
-        packed_layer<half> const layer{sizes, every_rung};
-        auto cache = layer.packed(appended);
+        packed_layer<half> const layer{sizes};
+        auto cache = layer.packed(appended + room);
         support::source random{"gpu/arrivals", sizes.tokens};
         append_random(cache, random, appended);
         stored_.emplace_back(cache.view());
@@ -165,11 +166,14 @@ TEST_CASE("with counters attention takes one launch and has the same bits, whate
     }
 }
 
-TEST_CASE("the last block merges slices of long caches, queries of several tokens, and caches without tokens")
+TEST_CASE("the last block merges queries of several tokens, slices of long caches, tails with room, and empty caches")
 {
     case_of_attend drafts{6, {64, 64}};
     drafts.add({.heads = 2, .tokens = 2000, .window = 33, .dims = {64, 64}, .rungs = codes}, 9, 5); // slices
     expects_half_the_launches(drafts, 1);
+    case_of_attend mostly_room{4, {64, 64}}; // blocks without a slice do not arrive
+    mostly_room.add({.heads = 2, .tokens = 60, .window = 3, .dims = {64, 64}, .rungs = codes}, 2, 1, 900);
+    expects_half_the_launches(mostly_room, 1);
     case_of_attend empty{2, {32, 32}};
     empty.add({.heads = 2, .tokens = 0, .window = 0, .dims = {32, 32}, .rungs = codes}, 0, 1);
     expects_half_the_launches(empty, 1);
