@@ -287,14 +287,17 @@ void run(grid const& what, std::function<void()> const& thread)
     ++m.seen.kernels;
     m.names.insert(what.name);
     auto const words = static_cast<std::size_t>((what.shared_bytes + 3) / 4);
+    std::vector<mdkv::index_t> numbers(static_cast<std::size_t>(what.blocks));
+    std::iota(numbers.begin(), numbers.end(), mdkv::index_t{0});
+    if (m.which == order::descending) { std::reverse(numbers.begin(), numbers.end()); }
+    m.arrange(numbers);
     try
     {
-        for (mdkv::index_t i = 0; i < what.blocks; ++i)
+        for (mdkv::index_t const number : numbers)
         {
             ++m.seen.blocks;
-            mdkv::index_t const number = m.which == order::descending ? what.blocks - 1 - i : i;
-            auto const bytes           = static_cast<std::size_t>(what.shared_bytes);
-            auto const shared          = std::unique_ptr<std::uint32_t[], void (*)(std::uint32_t*)>{
+            auto const bytes  = static_cast<std::size_t>(what.shared_bytes);
+            auto const shared = std::unique_ptr<std::uint32_t[], void (*)(std::uint32_t*)>{
                 static_cast<std::uint32_t*>(
                     ::operator new(std::max<std::size_t>(bytes, 4), std::align_val_t{shared_boundary})),
                 [](std::uint32_t* p) { ::operator delete(p, std::align_val_t{shared_boundary}); }};

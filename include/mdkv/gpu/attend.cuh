@@ -1,28 +1,24 @@
-/// \file attend.cuh: attend on the GPU: slices of equal bytes in parallel, then one block a query that merges them and projects back (arXiv 2603.20616, section 5).
+/// \file attend.cuh: attend on the GPU: slices of equal bytes in parallel, then a warp for each query that merges them and projects back (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/attend.hpp>
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/attend.hpp>
-#include <mdkv/detail/run_of_head.hpp>
-#include <mdkv/detail/softmax.hpp>
-#include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
+#include <mdkv/gpu/detail/attend_merge.cuh>
+#include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/detail/attend_slice.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
-#include <mdkv/gpu/team.cuh>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -33,118 +29,49 @@ namespace mdkv::inline MDKV_MACHINE::gpu
 namespace kernels
 {
 
-/// One query: joins the states of its slices in their order, brings the sums of every basis back to the original one, writes
-/// its row.
+/// One query, by a warp of its own.
 template <element T, element U, int Most>
 struct attend_merge
 {
     static constexpr char const* name = "attend_merge";
-    static constexpr int threads      = 128;
+    static constexpr int threads      = device::warp_size;
 
     attend_batch<Most> batch;
     attend_states states;
-    out_view<U, 3, backend> output;
-    out_view<float, 2, backend> lse;
-    int most_slices;
+    attend_outputs<U> outputs;
 
-    /// A block's shared memory.
-    struct scratch
-    {
-        float* factors; // [parts, slices, bases]
-        float* sums;    // [sizes.sums()]
-    };
-    [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
-    {
-        return {memory.take<float>(index_t{states.parts()} * most_slices * states.bases()),
-            memory.take<float>(states.sizes.sums())};
-    }
-    [[nodiscard]] index_t shared_bytes() const
-    {
-        mdkv::detail::carver count;
-        static_cast<void>(carve(count));
-        return team<threads>::reserved_bytes + count.bytes();
-    }
+    [[nodiscard]] index_t shared_bytes() const { return merge_bytes(states.sizes); }
 
     __device__ void operator()() const
     {
-        using block                = team<threads>;
-        attend_sizes const& sizes  = states.sizes;
         index_t const row          = device::block() / batch.tokens;
         index_t const token        = batch.sequences[0].first_token + device::block() % batch.tokens;
         attend_sequence const& own = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
         index_t const of_own       = row * own.tokens + (token - own.first_token); // row of the sequence
         index_t const head         = of_own / own.group;
-        int const number           = static_cast<int>(of_own % own.group);
-        int const query            = number % attend_queries;
-        int const slices           = own.slices_of(mdkv::detail::bytes_of_head<T>(batch.layout, own, head));
-        int const bases            = states.bases();
-        int const entries          = slices * bases;
-        index_t const first =
-            own.first_block + (head * own.query_blocks() + number / attend_queries) * states.parts() * own.slices;
-        // Slice e / bases, basis e % bases. All parts have seen the same logits.
-        auto const state = [&](int part, int e) {
-            return states.state(first + index_t{part} * own.slices + e / bases, e % bases, query);
-        };
-        mdkv::detail::carver memory = block::scratch();
-        scratch const mine          = carve(memory);
-
-        float largest = mdkv::detail::empty_lse;
-        for (int e = device::thread(); e < entries; e += threads) { largest = fmaxf(largest, state(0, e)[0]); }
-        largest     = block::largest(largest);
-        float total = 0.0F;
-        for (int i = device::thread(); i < states.parts() * entries; i += threads)
-        {
-            float const* const from = state(i / entries, i % entries);
-            float const factor      = from[1] == 0.0F ? 0.0F : exp2f(from[0] - largest);
-            mine.factors[i]         = factor;
-            total += i < entries && from[1] != 0.0F ? from[1] * factor : 0.0F;
-        }
-        mdkv::detail::softmax_state const all{largest, block::sum(total)};
-        for (int c = device::thread(); c < sizes.sums(); c += threads)
-        {
-            auto const basis = c >= sizes.sums_of(run_basis::rotated)     ? run_basis::rotated
-                               : c >= sizes.sums_of(run_basis::projected) ? run_basis::projected
-                                                                          : run_basis::original;
-            int const column = c - sizes.sums_of(basis);
-            int const part   = column / states.columns;
-            int const place  = states.basis(basis);
-            float sum        = 0.0F;
-            for (int e = place; e < entries; e += bases)
-            {
-                float const factor = mine.factors[part * entries + e];
-                if (factor != 0.0F) { sum += state(part, e)[2 + column % states.columns] * factor; }
-            }
-            mine.sums[c] = sum;
-        }
-        device::sync();
-        if (sizes.rotated)
-        {
-            constexpr int size = int{quantised_group};
-            for (int c = device::warp() * size; c < sizes.values; c += threads / device::warp_size * size)
-            {
-                int const left = sizes.values - c;
-                rotate_by_warp(mine.sums + sizes.sums_of(run_basis::rotated) + c, left < size ? left : size);
-            }
-            device::sync();
-        }
-        head_entry const& entry = own.heads[head];
-        float const weight      = all.empty() ? 0.0F : 1.0F / all.sum;
-        for (int c = device::thread(); c < sizes.values; c += threads)
-        {
-            float sum = mine.sums[c];
-            for (int i = 0; i < entry.value_columns; ++i)
-            {
-                sum += mine.sums[sizes.sums_of(run_basis::projected) + i]
-                       * mdkv::detail::matrix_at<T>(own.arena, entry.value_projection, i * sizes.values + c);
-            }
-            if (sizes.rotated) { sum += mine.sums[sizes.sums_of(run_basis::rotated) + c]; }
-            output(row, token, c) = narrow<U>(sum * weight);
-        }
-        if (device::thread() == 0) { lse(row, token) = all.lse(); }
+        merge_slices<T>(states, outputs, own, head, static_cast<int>(of_own % own.group),
+            own.slices_of(mdkv::detail::bytes_of_head<T>(batch.layout, own, head)));
     }
 };
 
 } // namespace kernels
+
+/// Counters of `backend::arrivals` with which attend merges in the launch that attends; a batch needs those of all its
+/// sequences, but no more than for any 48 neighbours. Values for whose sums a warp has no room, of some 700 coordinates on, take
+/// two launches in any case.
+///
+/// \param kv_heads     H
+/// \param query_heads  H*G
+/// \param queries      n: tokens whose queries are attended at once
+/// \throws invalid_argument   a number is negative, or KV heads do not divide the query heads
+[[nodiscard]] inline std::size_t attend_arrivals(index_t kv_heads, index_t query_heads, index_t queries = 1)
+{
+    expects(kv_heads >= 0 && query_heads >= 0 && queries >= 0 && (kv_heads == 0 || query_heads % kv_heads == 0),
+        "attend_arrivals: ", kv_heads, " KV heads, ", query_heads, " query heads, ", queries,
+        " queries; none may be negative, and KV heads must divide query heads");
+    index_t const rows = kv_heads == 0 ? 0 : checked_multiply(query_heads / kv_heads, queries); // each head has them
+    return static_cast<std::size_t>(checked_multiply(kv_heads, kernels::query_blocks(rows)));
+}
 
 /// attend for values that take blocks of `Columns` columns.
 template <element T, element U, int Columns, std::size_t N>
@@ -155,7 +82,9 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     constexpr int most = N == 1 ? 1 : kernels::attend_most_sequences;
     using slice_kernel = kernels::attend_slice<T, U, Columns, most>;
     if (queries.extent(0) == 0) { return; }
-    bool const real           = !on.scratch->counting();
+    bool const real = !on.scratch->counting();
+    expects(!real || on.arrivals.empty() || on.arrivals.data() != nullptr, "attend: arrivals has ", on.arrivals.size(),
+        " counters at no address; it must be empty or device memory");
     index_t const most_shared = real ? most_shared_memory(on) : 0;
 
     // Calls body(kernel) for the slices of one launch after the other.
@@ -168,8 +97,11 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
             kernels::attend_batch<most> const batch{
                 sequences, next, token, queries.extent(0), (std::max)(1, (values + Columns - 1) / Columns)};
             if (batch.count == 0) { return; }
-            body(slice_kernel{{batch, queries, {{batch.layout, sizeof(T)}, Columns, states},
-                mdkv::detail::attend_scale(options.scale, batch.layout)}});
+            kernels::attend_states const left{{batch.layout, sizeof(T)}, Columns, states};
+            bool const once = on.arrivals.size() >= static_cast<std::size_t>(batch.items)
+                              && kernels::merge_bytes(left.sizes) <= kernels::attend_ring;
+            body(slice_kernel{{batch, queries, left, mdkv::detail::attend_scale(options.scale, batch.layout)},
+                {output, lse}, once ? on.arrivals.data() : nullptr});
         }
     };
     index_t floats = 0;
@@ -192,12 +124,8 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     }
     for_each_launch(states, [&](slice_kernel const& kernel) {
         launch(on, kernel, kernel.batch.blocks);
-        int most_slices = 1;
-        for (int i = 0; i < kernel.batch.count; ++i)
-        {
-            most_slices = (std::max)(most_slices, kernel.batch.sequences[static_cast<std::size_t>(i)].slices);
-        }
-        launch(on, kernels::attend_merge<T, U, most>{kernel.batch, kernel.states, output, lse, most_slices},
+        if (kernel.arrivals != nullptr) { return; }
+        launch(on, kernels::attend_merge<T, U, most>{kernel.batch, kernel.states, kernel.outputs},
             queries.extent(0) * kernel.batch.tokens);
     });
 }

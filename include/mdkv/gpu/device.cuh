@@ -97,6 +97,18 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
     atomicMin(reinterpret_cast<atomic_word<T>*>(to), static_cast<atomic_word<T>>(value));
 }
 
+/// Adds 1 to a number, `last` becomes 0, and returns the number before.
+__device__ __forceinline__ std::uint32_t atomic_next(std::uint32_t* number, std::uint32_t last)
+{
+    return atomicInc(number, last);
+}
+/// Between what this thread, and its block before a barrier, have read and written in global memory, and what they will: no
+/// thread of the device sees it in another order.
+__device__ __forceinline__ void fence()
+{
+    __threadfence();
+}
+
 /// The block's dynamic shared memory, aligned to 16 bytes.
 [[nodiscard]] __device__ __forceinline__ std::byte* shared_memory()
 {

@@ -1,7 +1,10 @@
 /// \file device_memory.hpp: the emulated GPU's memory: the host's, each piece on its own so that a sanitizer sees its ends
 #pragma once
 
+#include <emulation/machine.hpp>
+
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -43,11 +46,13 @@ private:
     std::size_t size_;
 };
 
-/// Kernels run as they are started; there is nothing to wait for.
+/// Kernels run as they are started; there is nothing to wait for. Returns how many were started.
 template <class Call>
-void run_on_stream(Call const& call)
+std::uint64_t run_on_stream(Call const& call)
 {
+    std::uint64_t const before = emulation::total().kernels;
     call(nullptr);
+    return emulation::total().kernels - before;
 }
 
 template <class Call>

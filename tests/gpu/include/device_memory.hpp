@@ -4,6 +4,7 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <utility>
 #include <vector>
@@ -90,9 +91,10 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-/// Records the call into a graph, which fails where it allocates or waits, launches the graph and waits for it.
+/// Records the call into a graph, which fails where it allocates or waits, launches the graph and waits for it. Returns how
+/// many nodes the graph has: kernels that were started.
 template <class Call>
-void run_on_stream(Call const& call)
+std::uint64_t run_on_stream(Call const& call)
 {
     own_stream const own;
     cudaStream_t const stream = own.get();
@@ -110,12 +112,15 @@ void run_on_stream(Call const& call)
         throw;
     }
     mdkv::gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    std::size_t nodes = 0;
+    mdkv::gpu::check(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
     cudaGraphExec_t ready = nullptr;
     mdkv::gpu::check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
     mdkv::gpu::check(cudaGraphLaunch(ready, stream), "cudaGraphLaunch");
     mdkv::gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     cudaGraphExecDestroy(ready);
     cudaGraphDestroy(graph);
+    return nodes;
 }
 
 /// Without a graph: for what waits for the device itself.

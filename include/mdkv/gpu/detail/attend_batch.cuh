@@ -24,6 +24,12 @@ inline constexpr int attend_most_sequences = 48;
 inline constexpr index_t attend_slice_bytes = 32 * 1024;
 inline constexpr index_t attend_blocks      = 528;
 
+/// Blocks that share a head's rows, up to eight each.
+[[nodiscard]] MDKV_HD constexpr index_t query_blocks(index_t rows)
+{
+    return (rows + attend_queries - 1) / attend_queries;
+}
+
 /// One sequence: its cache but for the layout, its queries, and how it is cut.
 struct attend_sequence
 {
@@ -37,6 +43,7 @@ struct attend_sequence
     int group;           ///< rows of a head: row g is its query head g / n at token g % n of the last n
     int slices;          ///< most slices of a head
     int first_block;     ///< first block of attend_slice: [H, query blocks, parts of values, slices]
+    int first_item;      ///< first item, which is merged at once: [H, query blocks]
 
     [[nodiscard]] MDKV_HD int query_blocks() const { return (group + attend_queries - 1) / attend_queries; }
     /// Slices that a head with so many bytes is cut into: none of them is small while others wait.
@@ -55,6 +62,7 @@ struct attend_batch
     int count  = 0;
     int tokens = 0; ///< tokens of all queries
     int blocks = 0; ///< blocks of attend_slice
+    int items  = 0;
     array<attend_sequence, Most> sequences{};
 
     /// Takes up to `Most` sequences from number `next` on, whose queries begin at token `first_token`, and moves both on
@@ -76,15 +84,17 @@ struct attend_batch
             // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
             index_t const held   = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
             int const group      = static_cast<int>(query_heads / layout.heads * n);
-            index_t const items  = layout.heads * ((group + attend_queries - 1) / attend_queries) * parts;
+            index_t const merged = layout.heads * kernels::query_blocks(group);
+            index_t const uncut  = merged * parts;
             index_t const slices = std::clamp<index_t>(
-                (held + attend_slice_bytes - 1) / attend_slice_bytes, 1, std::max<index_t>(1, attend_blocks / items));
+                (held + attend_slice_bytes - 1) / attend_slice_bytes, 1, std::max<index_t>(1, attend_blocks / uncut));
             sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,
-                cache.appended, first_token, static_cast<int>(n), group, static_cast<int>(slices), blocks};
+                cache.appended, first_token, static_cast<int>(n), group, static_cast<int>(slices), blocks, items};
             attend_sequence const& added               = sequences[static_cast<std::size_t>(count++)];
-            index_t const sum                          = blocks + checked_multiply(items, slices);
+            index_t const sum                          = blocks + checked_multiply(uncut, slices);
             expects(sum <= INT32_MAX, "attend: ", sum, " blocks are more than a grid may have");
             blocks = static_cast<int>(sum);
+            items += static_cast<int>(merged);
             tokens += added.tokens;
             first_token += n;
         }

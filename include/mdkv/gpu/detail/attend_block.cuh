@@ -84,6 +84,7 @@ struct attend_block
         int queries;     ///< 1 to most_queries
         int part;        ///< columns [part * Columns, ...)
         bool visited[attend_bases];
+        bool last; ///< the block is the last one of its item, and merges all of them
 
         mdkv::array<stored_run, max_rungs + 2> runs;
         std::size_t next;  ///< number of the run after this one

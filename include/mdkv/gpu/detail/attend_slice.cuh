@@ -14,6 +14,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_block.cuh>
+#include <mdkv/gpu/detail/attend_merge.cuh>
 #include <mdkv/gpu/detail/attend_numbers.cuh>
 #include <mdkv/gpu/detail/attend_pairs.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
@@ -31,7 +32,8 @@
 // all warps, and has a softmax and sums of its own, in registers. Its tiles come by asynchronous copies of units
 // (attend_units.cuh, attend_pairs.cuh) into a ring in shared memory that no other warp touches: inside a run no warp waits
 // for another. At a run's end the block's warps are joined into the block's state of the run's basis.
-// Nothing is projected or rotated back here.
+// Nothing is projected or rotated back here. If there are counters, the last block of an item (up to eight rows of a head)
+// to end merges all slices of them at once (attend_merge.cuh), each row by a warp.
 
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
@@ -56,6 +58,9 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     static constexpr int group_size                = int{quantised_group};
     static constexpr int sixteen                   = int{tile_tokens};
     using sums                                     = attend_sums<Columns>;
+
+    attend_outputs<U> outputs;
+    std::uint32_t* arrivals; ///< [items]: blocks that have ended; null: another kernel merges
 
     __device__ void operator()() const
     {
@@ -87,6 +92,24 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             leave(all);
         }
         states.clear_others(at.block, at.visited);
+        if (arrivals != nullptr) { merge_if_last(); }
+    }
+
+    /// Merges the queries of the block if all other blocks of their slices and columns have ended.
+    __device__ void merge_if_last() const
+    {
+        work& at = *shared().at;
+        device::sync(); // all of the block's states are written
+        if (device::thread_again() == 0)
+        {
+            index_t const item = at.head * at.sequence->query_blocks() + at.first_query / most_queries;
+            at.last = last_to_arrive(arrivals + (at.sequence->first_item + item), states.parts() * at.slices);
+        }
+        device::sync();
+        for (int g = device::thread_again() / device::warp_size; at.last && g < at.queries; g += attend_warps)
+        {
+            merge_slices<T>(states, outputs, *at.sequence, at.head, at.first_query + g, at.slices);
+        }
     }
 
     /// Attends the tokens of the run.

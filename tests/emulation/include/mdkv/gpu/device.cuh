@@ -81,6 +81,16 @@ void atomic_min(T* to, T value)
     *to = value < *to ? value : *to;
 }
 
+inline std::uint32_t atomic_next(std::uint32_t* number, std::uint32_t last)
+{
+    std::uint32_t const before = *number;
+    *number                    = before >= last ? 0 : before + 1;
+    return before;
+}
+/// Blocks run one after another: each sees the writes of those before.
+inline void fence()
+{}
+
 [[nodiscard]] inline std::byte* shared_memory()
 {
     return emulation::current().block->shared;

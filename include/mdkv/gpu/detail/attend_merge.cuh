@@ -1,0 +1,190 @@
+/// \file attend_merge.cuh: the merge of what a query's slices have left, by one warp, and how the last block of a launch is told (arXiv 2603.20616, section 5).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/detail/attend_batch.cuh>
+#include <mdkv/gpu/detail/attend_block.cuh>
+#include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/detail/attend_sums.cuh>
+#include <mdkv/gpu/device.cuh>
+
+#include <cmath>
+#include <cstdint>
+
+namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+{
+
+/// Where attention is written.
+template <element U>
+struct attend_outputs
+{
+    out_view<U, 3, backend> output;
+    out_view<float, 2, backend> lse;
+};
+
+/// Bytes of shared memory in which a warp merges.
+[[nodiscard]] inline index_t merge_bytes(attend_sizes const& sizes)
+{
+    return index_t{sizes.sums()} * index_t{sizeof(float)};
+}
+
+/// Whether a block is the last of `blocks` that arrive at a counter, which is 0 before the first and after the last of them.
+/// One thread asks, between two barriers of its block: the first shows it the block's writes, the second shows the block
+/// the writes of the blocks that arrived before.
+[[nodiscard]] __device__ inline bool last_to_arrive(std::uint32_t* counter, int blocks)
+{
+    auto const last = static_cast<std::uint32_t>(blocks - 1);
+    device::fence();
+    bool const mine = device::atomic_next(counter, last) == last;
+    device::fence();
+    return mine;
+}
+
+/// Row `number` of a head of a sequence: joins the states of its slices in their order, brings the sums of every basis back
+/// to the original one, writes the query's output. A warp's shared memory is where its ring is in attend_slice. The function
+/// is not inlined: a kernel that calls it keeps its registers, and whichever kernel does gets the same bits.
+template <element T, element U>
+[[gnu::noinline]] __device__ void merge_slices(attend_states const states, attend_outputs<U> const& outputs,
+    attend_sequence const& own, index_t head, int number, int slices)
+{
+    constexpr int size     = device::warp_size;
+    constexpr int each     = 4; // columns that a lane takes at once
+    constexpr int at_once  = 4; // slices: their loads are under way together
+    int const values       = states.sizes.values;
+    int const latents      = states.sizes.value_latents;
+    int const lane         = device::lane();
+    int const bases        = states.bases();
+    int const parts        = states.parts();
+    int const entries      = slices * bases;
+    index_t const of_slice = states.block_floats();
+    index_t const of_part  = of_slice * own.slices;
+    index_t const item     = head * own.query_blocks() + number / attend_queries;
+    float* const first     = states.state(own.first_block + item * parts * own.slices, 0, number % attend_queries);
+    index_t const of_basis = states.state(0, 1, 0) - states.begin;
+    float* const sums      = reinterpret_cast<float*>(device::shared_memory() + device::warp() * attend_ring);
+    device::sync_warp(); // the sums of the query before have been read
+
+    // All parts have seen the same logits. Entry e is basis e % bases of slice e / bases.
+    float largest = mdkv::detail::empty_lse;
+    for (int e = lane; e < entries; e += size)
+    {
+        largest = fmaxf(largest, first[e / bases * of_slice + e % bases * of_basis]);
+    }
+    for (int step = size / 2; step > 0; step /= 2) { largest = fmaxf(largest, device::shuffle_xor(largest, step)); }
+    // A state's factor takes the place of its logit. Weights are added in the order of a block of four warps.
+    float total     = 0.0F;
+    int const lanes = entries < attend_threads ? entries : attend_threads;
+    MDKV_ROLLED
+    for (int part = 0; part < parts; ++part)
+    {
+        MDKV_ROLLED
+        for (int begin = 0; begin < lanes; begin += size)
+        {
+            float sum = 0.0F;
+            MDKV_ROLLED
+            for (int e = begin + lane; e < entries; e += attend_threads)
+            {
+                float* const state = first + part * of_part + e / bases * of_slice + e % bases * of_basis;
+                float const weight = state[1];
+                float const factor = weight == 0.0F ? 0.0F : exp2f(state[0] - largest);
+                state[0]           = factor;
+                sum += weight == 0.0F ? 0.0F : weight * factor;
+            }
+            sum = sum_of_lanes(sum);
+            total += part == 0 ? sum : 0.0F;
+        }
+    }
+    device::sync_warp();
+
+    int place       = 0;                                                           // where a basis begins in `sums`
+    int const chunk = states.columns < each * size ? states.columns : each * size; // 64 or 128
+    MDKV_ROLLED
+    for (int b = 0; b < bases; ++b)
+    {
+        int const width = b == 1 && latents > 0 ? latents : values;
+        MDKV_ROLLED
+        for (int c = 0; c < width; c += chunk)
+        {
+            float const* state = first + c / states.columns * of_part + b * of_basis;
+            int const column   = 2 + c % states.columns + lane;
+            float sum[each]{};
+            MDKV_ROLLED
+            for (int s = 0; s < slices; s += at_once)
+            {
+                float factor[at_once];
+                float x[at_once][each];
+                MDKV_UNROLL
+                for (int i = 0; i < at_once; ++i) { factor[i] = s + i < slices ? state[i * of_slice] : 0.0F; }
+                MDKV_UNROLL
+                for (int i = 0; i < at_once * each; ++i)
+                {
+                    bool const there      = factor[i / each] != 0.0F && i % each * size < chunk;
+                    x[i / each][i % each] = there ? state[i / each * of_slice + column + i % each * size] : 0.0F;
+                }
+                MDKV_UNROLL
+                for (int i = 0; i < at_once * each; ++i) { sum[i % each] += x[i / each][i % each] * factor[i / each]; }
+                state += at_once * of_slice;
+            }
+            MDKV_UNROLL
+            for (int j = 0; j < each; ++j)
+            {
+                int const to = c + lane + j * size;
+                if (j * size < chunk && to < width) { sums[place + to] = sum[j]; }
+            }
+        }
+        place += width;
+    }
+    device::sync_warp();
+
+    float const* const projected = sums + values;
+    float* const rotated         = sums + values + latents;
+    int const turned             = states.sizes.rotated ? values : 0;
+    MDKV_ROLLED
+    for (int c = 0; c < turned; c += int{quantised_group})
+    {
+        int const left = values - c;
+        rotate_by_warp(rotated + c, left < int{quantised_group} ? left : int{quantised_group});
+    }
+    mdkv::detail::softmax_state const softmax{largest, total};
+    float const weight     = softmax.empty() ? 0.0F : 1.0F / softmax.sum;
+    head_entry const entry = own.heads[head];
+    index_t const row      = head * (own.group / own.tokens) + number / own.tokens;
+    index_t const token    = own.first_token + number % own.tokens;
+    MDKV_ROLLED
+    for (int c = lane; c < values; c += each * size)
+    {
+        int columns[each];
+        float sum[each];
+        MDKV_UNROLL
+        for (int j = 0; j < each; ++j)
+        {
+            columns[j] = c + j * size < values ? c + j * size : c;
+            sum[j]     = sums[columns[j]];
+        }
+        for (int i = 0; i < entry.value_columns; ++i)
+        {
+            MDKV_UNROLL
+            for (int j = 0; j < each; ++j)
+            {
+                sum[j] += projected[i]
+                          * mdkv::detail::matrix_at<T>(own.arena, entry.value_projection, i * values + columns[j]);
+            }
+        }
+        MDKV_UNROLL
+        for (int j = 0; j < each; ++j)
+        {
+            if (states.sizes.rotated) { sum[j] += rotated[columns[j]]; }
+            if (c + j * size < values) { outputs.output(row, token, columns[j]) = narrow<U>(sum[j] * weight); }
+        }
+    }
+    if (lane == 0) { outputs.lse(row, token) = softmax.lse(); }
+}
+
+} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
