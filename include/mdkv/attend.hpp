@@ -148,7 +148,7 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// \param[in]  options    scale, if not the caches'
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
-/// \cost   the same as of separate calls, all heads of all sequences side by side. gpu: two launches, or one
+/// \cost   the cost of separate calls, with all heads of all sequences side by side. gpu: two launches, or one
 ///         with `gpu::backend::arrivals`, for up to 48 neighbours whose caches are laid out alike (`cache_layout`, with any
 ///         window); no copies to the device
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
