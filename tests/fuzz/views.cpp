@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
         auto const first = static_cast<std::int64_t>(given.byte_offset);
         if (!view.empty() && span > (8192 - first) / 2) { return 0; } // the memory's true size cannot be known
         mdkv::index_t elements = 1; // of rows that are one in memory there may be so many that they are read for hours
-        for (int i = 0; i < 3; ++i)
+        for (std::size_t i = 0; i < 3; ++i)
         {
             if (__builtin_mul_overflow(elements, view.extent(i), &elements) || elements > 1 << 22) { return 0; }
         }

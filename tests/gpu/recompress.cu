@@ -318,15 +318,22 @@ TEST_CASE("no token is raised on the GPU, and none made of what pads a shorter h
     CHECK(support::cache_contents<half>{gpu::to_host(there, nullptr)} == support::cache_contents<half>{a});
 }
 
-TEST_CASE("a cache without heads is left alone on the GPU")
+TEST_CASE("a cache without heads is left alone on the GPU, one without a layout refused")
 {
     owned_cache<half> none;
+    device_resource memory;
+    owned_cache<half> no_heads{{paper_ratios, 0, 0, {40, 40}}, 0, 0, nullptr, memory};
     device_tensor<half, 3> const asked{{6, 4, 40}};
-    recompress_report report;
-    support::run_on_device_now([&](device const& on) {
-        report = recompress(on, asked.in(), growing<half>{listed(paper_ratios)}.layer.ratios, {}, none);
-    });
-    CHECK(report.resident_bytes == 0);
+    auto const folded = [&](owned_cache<half>& cache) {
+        recompress_report report;
+        support::run_on_device_now([&](device const& on) {
+            report = recompress(on, asked.in(), growing<half>{listed(paper_ratios)}.layer.ratios, {}, cache);
+        });
+        return report;
+    };
+    CHECK(folded(no_heads).resident_bytes == 0);
+    CHECK(error_text<invalid_argument>([&] { folded(none); })
+          == "recompress: the cache has no layout: nothing was packed into it, or it was moved from");
     CHECK(none.view().heads == nullptr);
     CHECK(most_slots(device{}, none.view()) == 0);
 }

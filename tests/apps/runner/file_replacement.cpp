@@ -38,6 +38,7 @@ std::vector<std::byte> file_of(mdkv::index_t tokens)
 {
     support::layers_to_store<mdkv::half> all;
     all.caches.push_back(support::packed_layer<mdkv::half>{{.tokens = tokens}}.packed());
+    all.tokens.resize(static_cast<std::size_t>(tokens) + 600); // no fewer than a head holds
     return all.written();
 }
 
