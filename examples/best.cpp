@@ -25,7 +25,7 @@ std::vector<cpu::cache<float>> compress(host const& on, prompt_shape<host> const
         for (index_t l = 0; l < shape.layers; ++l) { p.read_chunk(on, l, first, engine.rows(l, first, count)); }
     }
     for (index_t l = 0; l < shape.layers; ++l) { p.finish_layer(on, l, engine.layer(l)); }
-    p.allocate(on, budget::fraction(1, 4)); // of all bytes; all layers share them
+    p.allocate(on, budget::fraction(1, 4)); // a quarter of the bytes, which all layers share
     std::vector<cpu::cache<float>> caches(static_cast<std::size_t>(shape.layers));
     for (index_t l = 0; auto& cache : caches) { p.pack(on, l, engine.layer(l), cache), ++l; }
     return caches;

@@ -77,8 +77,8 @@ struct prompt_work;
 /// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
 ///
 /// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
-/// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. After an exception
-/// of an executor or a device only the destructor may be called; `pack` never changes the prompt.
+/// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. If an executor or a
+/// device throws, only the destructor may be called; `pack` never changes the prompt.
 ///
 /// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
 template <backend B, element T, element U = T>

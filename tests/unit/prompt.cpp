@@ -712,11 +712,8 @@ TEST_CASE("prompts on one workspace may end in any order, and none touches the s
     preset const& p     = presets::best;
     auto const limit    = budget::fraction(1, 4);
     auto const expected = by_prompt(x, p, limit);
-    std::vector<std::byte> memory(std::size_t{1} << 24);
-    void* at         = memory.data();
-    std::size_t left = memory.size();
-    std::align(workspace::alignment, std::size_t{1}, at, left);
-    workspace scratch{std::span{static_cast<std::byte*>(at), left / 64 * 64}};
+    support::scratch_memory memory{std::size_t{1} << 24};
+    workspace scratch{memory.span()};
     host const on{&scratch};
     auto caches = room_for(x);
     auto first  = std::make_unique<prompt<host, half>>(on, p, x.shape());
@@ -750,11 +747,8 @@ TEST_CASE("a workspace that holds a prompt's state and is too small says what al
     };
     workspace counting;
     all_calls(host{&counting});
-    std::vector<std::byte> memory(counting.bytes() + workspace::alignment);
-    void* at         = memory.data();
-    std::size_t left = memory.size();
-    std::align(workspace::alignment, counting.bytes(), at, left);
-    workspace small{std::span{static_cast<std::byte*>(at), counting.bytes() - 64}};
+    support::scratch_memory memory{counting.bytes()};
+    workspace small{memory.span().first(counting.bytes() - 64)};
     std::string const error = error_text<insufficient_workspace>([&] { all_calls(host{&small}); });
     CAPTURE(error);
     CHECK(error.find("holds " + std::to_string(counting.bytes() - 64) + " bytes, " + std::to_string(counting.bytes())
@@ -768,11 +762,8 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     text const x{2, 100};
     preset const& p = presets::best;
     auto caches     = room_for(x);
-    std::vector<std::byte> memory(std::size_t{1} << 24);
-    void* at         = memory.data();
-    std::size_t left = memory.size();
-    std::align(workspace::alignment, std::size_t{1}, at, left);
-    workspace scratch{std::span{static_cast<std::byte*>(at), left / 64 * 64}};
+    support::scratch_memory memory{std::size_t{1} << 24};
+    workspace scratch{memory.span()};
     host const on{&scratch};
     auto const of_preset = [&](auto const& change) {
         preset own = p;
@@ -849,7 +840,7 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     CHECK(text_of([&] { one.allocate(on, budget::kv_size(3)); })
           == "prompt::allocate: a budget of 960 bytes a layer cannot hold the window of 8 tokens; at least 2560 bytes "
              "are needed");
-    workspace small{std::span{static_cast<std::byte*>(at), 64}};
+    workspace small{memory.span().first(64)};
     CHECK(error_text<insufficient_workspace>([&] {
         prompt<host, half>{host{&small}, p, x.shape()};
     }).find("prompt: the workspace holds 64 bytes")

@@ -56,7 +56,7 @@ template <class Tokens>
 
 [[nodiscard]] nb::dict report_of(mdkv::compress_report const& x, mdkv::ratio_set const& ratios)
 {
-    nb::dict dict, chosen; // of the choice a packed layer knows its own part
+    nb::dict dict, chosen; // a packed layer knows its own part of the choice, and no more
     chosen["multiplier"]   = x.chosen.multiplier;
     chosen["tokens"]       = tokens_by_rung(ratios, x.chosen.tokens);
     dict["status"]         = name_in(x.status);

@@ -58,7 +58,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise NotImplementedError("mdkv: gradients are not served; call the model under torch.no_grad()")
         all_layers = self.cache.compressed
-        if self is all_layers[0] and (self.cache.broken or any(one.tokens != self.tokens for one in all_layers)):
+        if self is all_layers[0] and (self.cache._broken or any(one.tokens != self.tokens for one in all_layers)):
             raise ValueError("mdkv: a call of the model before this one ended by an exception; the cache must be reset()")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -175,7 +175,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         try:
             return self._attend(*arguments)
         except BaseException:
-            self.cache.broken = True
+            self.cache._broken = True
             raise
 
     def _attend(self, module, query, mask, scaling, dropout, others):

@@ -3,7 +3,7 @@ import numpy as np
 
 
 class TokenRungs:
-    """Of an `mdkv.Layer` of H heads that was packed from a prompt of N tokens, the last W of which are the window.
+    """The rungs of an `mdkv.Layer` of H heads that was packed from a prompt of N tokens, the last W of which are the window.
 
     rungs   uint8 [H, N - W], the rung of each token before the window, an index of layer.ratios; N grows with folds
     """
@@ -16,7 +16,7 @@ class TokenRungs:
         self._places = [np.concatenate([*(np.flatnonzero(head == r) for r in self._order), window]) for head in rungs]
 
     def fold(self, layer, *arguments, **options):
-        """layer.recompress(*arguments, **options)."""
+        """Calls layer.recompress(*arguments, **options), and follows each token to its new rung."""
         names, tail = list(layer.ratios), np.arange(layer.compressed_tokens, layer.tokens)
         sources = np.empty((layer.heads, layer.tokens), np.int32)
         layer.recompress(*arguments, **options, sources=sources)

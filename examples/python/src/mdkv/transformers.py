@@ -43,8 +43,9 @@ class Cache(cache_utils.Cache):
     keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
                    of every token before the window, uint8 [H, N - window]
 
-    `preset` and `compressed`, the layers that see all tokens, can be read. Raises ValueError for arguments and NotImplementedError, with the reason, for models that are not served. After an
-    exception during a call of the model only `reset` may be called.
+    `preset` and `compressed`, the layers that see all tokens, can be read. Raises ValueError for arguments and
+    NotImplementedError, with the reason, for models that are not served. After an exception during a call of the model only
+    `reset` may be called.
     """
 
     def __init__(self, config, budget=0.125, preset="best", *, tail=None, prompt_tokens=None, least=None, rope=None,
@@ -94,7 +95,8 @@ class Cache(cache_utils.Cache):
         arena = sum(one["bytes"]["arena"] for one in layers)
         compressed = sum(one["bytes"]["total"] for one in layers)
         other = sum(_bytes_of(vars(one)) for one in self.layers if not isinstance(one, CacheLayer))
-        return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "arena_bytes": arena, "compressed_bytes": compressed,
+        return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "arena_bytes": arena,
+                "compressed_bytes": compressed,
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
                 "other_bytes": other, "scratch_bytes": self.backend.scratch_bytes, "layers": layers}
 
@@ -152,7 +154,7 @@ class Cache(cache_utils.Cache):
 
     def _restart(self):
         together = [self.compressed] if self.preset.shared else [[one] for one in self.compressed]
-        self.broken = False       # a call of the model ended by an exception
+        self._broken = False      # a call of the model ended by an exception
         self._checked = None, []  # the last mask and its padding
         self.rungs = []
         for layers in together:
