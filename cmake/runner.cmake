@@ -1,8 +1,11 @@
 # What everything that includes examples/runner needs: the file reader, the tokenizer, the model (whose matrix products are Eigen's).
-find_package(Eigen3 3.4 REQUIRED NO_MODULE)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
-find_package(nlohmann_json REQUIRED)
+mdkv_package(Eigen3 libeigen3-dev 3.4 NO_MODULE)
+mdkv_package(nlohmann_json nlohmann-json3-dev)
+mdkv_package(PkgConfig pkg-config)
+pkg_check_modules(PCRE2 QUIET IMPORTED_TARGET libpcre2-8)
+if(NOT PCRE2_FOUND)
+    message(FATAL_ERROR "libpcre2-8 was not found (Debian and Ubuntu: libpcre2-dev)")
+endif()
 
 # --backend cuda of mdkv_run takes nvcc minutes, so only -DMDKV_CUDA=ON builds it; other builds tell whoever asks for it.
 set(mdkv_runner_libraries "")

@@ -308,7 +308,7 @@ fi
 if [[ $all == ON ]]; then
     (setup_packages "${mdkv_mpi_packages[@]}") || true
 fi
-if ! command -v mpiexec >/dev/null; then
+if ! command -v mpiexec >/dev/null || ! command -v mpicxx >/dev/null; then
     note SKIPPED "comm/mpi, examples/ranks: there is no MPI (packages: ${mdkv_mpi_packages[*]})"
 fi
 
