@@ -29,6 +29,7 @@ mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-ce
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
 mdkv_test_packages=(doctest-dev librapidcheck-dev)
 mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
+mdkv_bare_packages=(mmdebstrap git ccache)                    # for tests/bare.sh, which --all does without
 mdkv_count_packages=(valgrind)                                # for tests/run.sh --all, which does without
 mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # likewise
 mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
@@ -484,7 +485,17 @@ setup_llama_cpp() {
         trap - EXIT
         say "llama.cpp: $MDKV_LLAMA_CPP (hash checked)"
     fi
-    local name missing=()
+    # Without AMX, because ggml's code for it dies of SIGILL where a virtual machine announces AMX and does not serve it. A build
+    # that was made for another processor would die, too: it is made again.
+    local name missing=() flags='' made_for
+    for name in tile int8 bf16; do
+        if "$mdkv_cxx" "-mno-amx-$name" -fsyntax-only -x c++ /dev/null 2>/dev/null; then flags+=" -mno-amx-$name"; fi
+    done
+    made_for="$flags $("$mdkv_cxx" -march=native -dM -E -x c++ /dev/null | cksum)"
+    if [[ $(cat "$folder/made_for" 2>/dev/null) != "$made_for" ]]; then
+        rm -rf "$MDKV_LLAMA_CPP_BUILD"
+        printf '%s\n' "$made_for" >"$folder/made_for"
+    fi
     for name in "$@"; do
         compgen -G "$MDKV_LLAMA_CPP_BUILD/bin/lib$name.so" >/dev/null || [[ -x $MDKV_LLAMA_CPP_BUILD/bin/$name ]] || missing+=("$name")
     done
@@ -496,7 +507,8 @@ setup_llama_cpp() {
     # Its own tests, pages and downloads are not needed. The server is built where llama-server is asked for.
     cmake -S "$MDKV_LLAMA_CPP" -B "$MDKV_LLAMA_CPP_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_APP=OFF \
-        -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
+        -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF "-DCMAKE_C_FLAGS=$flags" "-DCMAKE_CXX_FLAGS=$flags" \
+        >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
     cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | tee -a "$log" |
         sed -un '/^\[[0-9]*0\/\|^\[\([0-9]*\)\/\1\]/s/^/mdkv: llama.cpp: /p' || die 1 "the build failed; all of its output is in $log"
 }

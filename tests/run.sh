@@ -7,7 +7,8 @@
 #                              of the GPU on an emulated one, the tests for 64-bit Arm on an emulated one, the programs
 #                              for a GPU through nvcc, the benchmarks (compiled only), the runner against independent Python
 #                              implementations, the package for Python, other projects' compilers and flags, each stage's
-#                              instructions beside recorded ones, and the reference of the public headers
+#                              instructions beside recorded ones, the reference of the public headers, and the quick start and
+#                              this script in a Debian root that has nothing (tests/bare.sh)
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -217,6 +218,36 @@ instruction_counts() {
     esac
 }
 
+# bare: README's commands in a Debian root that has nothing, of the last commit; objects of the release leg are not compiled again
+bare() {
+    local log=$build/bare.log folder=$build/bare code=0 commands=('bash tests/run.sh')
+    say "a machine that has nothing (log: $log)"
+    if ((EUID != 0)) || [[ ! -d $mdkv_root/.git ]]; then
+        note SKIPPED "bare: takes root and a clone"
+        return
+    fi
+    [[ -z ${MDKV_REFERENCE_MODEL:-} ]] || commands+=('bash examples/quickstart.sh') # what cannot be fetched here cannot be there
+    rm -rf --one-file-system "$folder"
+    bash "$mdkv_root/tests/bare.sh" "$folder" "${commands[@]}" >"$log" 2>&1 || code=$?
+    if [[ ! -f $folder/1.log ]]; then
+        note SKIPPED "bare: $(tail -n 1 "$log")"
+        return
+    fi
+    local there=$folder/root$mdkv_root/build/tests
+    if cp "$there/release/results.xml" "$there/notes.txt" "$folder"; then
+        results+=("bare=$folder/results.xml" "bare=$folder/notes.txt")
+    else
+        note FAILED "bare: bash tests/run.sh wrote no results"
+    fi
+    if ((code != 0)); then
+        tail -n 60 "$log"
+        note FAILED "bare: a command's status (log: $log)"
+    elif [[ -f $folder/2.log ]]; then
+        note PASSED "bare: bash examples/quickstart.sh"
+    fi
+    rm -rf --one-file-system "$folder/root"
+}
+
 # words: comments and pages by CONTRIBUTING.md's rule, as far as a script can see
 words() {
     if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
@@ -328,7 +359,14 @@ else
     if (setup_text); then
         MDKV_TEXT=${MDKV_TEXT:-$mdkv_cache/prose/prose.txt}
     fi
+    had_ccache=$(command -v ccache || true)
+    if ((EUID == 0)) && (setup_packages "${mdkv_bare_packages[@]}"); then
+        export CCACHE_DIR=$build/ccache CCACHE_COMPILERCHECK=content
+    fi
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
+    bare
+    unset CCACHE_DIR CCACHE_COMPILERCHECK
+    [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice
     python_crosschecks
     metrics_crosscheck
     python_package
