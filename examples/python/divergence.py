@@ -7,20 +7,20 @@ Both run the model in float32; the weights of the file are dequantised alike.
 """
 import argparse
 import pathlib
-import warnings
 
 import torch
 from transformers import DynamicCache
 
 import gguf_folder
 import mdkv.transformers
+from mdkv.transformers import CACHE_ARGUMENT
 
 
 @torch.no_grad()
 def distributions(model, ids, cache, prompt):
     """Logarithms of the probabilities behind each token after the first `prompt` ones of ids [1, N]: [N - prompt, words]."""
-    model(ids[:, :prompt], past_key_values=cache, logits_to_keep=1)
-    rows = [model(ids[:, i:i + 1], past_key_values=cache).logits[:, -1] for i in range(prompt, ids.shape[1])]
+    model(ids[:, :prompt], **{CACHE_ARGUMENT: cache}, logits_to_keep=1)
+    rows = [model(ids[:, i:i + 1], **{CACHE_ARGUMENT: cache}).logits[:, -1] for i in range(prompt, ids.shape[1])]
     return torch.cat(rows).double().log_softmax(-1)
 
 
@@ -47,5 +47,4 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated.*")
     main()

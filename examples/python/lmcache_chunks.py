@@ -17,6 +17,7 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, Tensor
 
 import gguf_folder
 import mdkv.lmcache
+from mdkv.transformers import CACHE_ARGUMENT
 import texts
 
 CHUNKS, TOKENS, LATER = 2, 256, 64
@@ -70,11 +71,11 @@ def main():
     model, tokenizer = gguf_folder.load(chosen.model)
     ids = tokenizer(texts.prose(2), return_tensors="pt").input_ids[:, :CHUNKS * TOKENS + LATER]
     cache = transformers.DynamicCache(config=model.config)
-    model(ids[:, :CHUNKS * TOKENS], past_key_values=cache)
+    model(ids[:, :CHUNKS * TOKENS], **{CACHE_ARGUMENT: cache})
     dim = cache.layers[0].keys.shape[3]
 
     def distributions(of):
-        return model(ids[:, CHUNKS * TOKENS:], past_key_values=of).logits.double().log_softmax(-1)
+        return model(ids[:, CHUNKS * TOKENS:], **{CACHE_ARGUMENT: of}).logits.double().log_softmax(-1)
 
     full = distributions(through(cache, None, None)[0])
     print("| serde | bytes | KL | same top | writing | reading |\n|:--|--:|--:|--:|--:|--:|")

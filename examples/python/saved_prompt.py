@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 
 import torch
 
@@ -93,5 +92,4 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated.*")
     main()

@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 import gguf_folder
 import mdkv.transformers
+from mdkv.transformers import CACHE_ARGUMENT
 import texts
 
 
@@ -28,12 +29,12 @@ def measured(model, ids, tokens, question, make, processes, step=None):
     all). Returns bytes of the prompt's tokens, with folds of all, logarithms of the probabilities behind the latter [N - tokens,
     words], for each layer and head the rungs, and the ids of an answer; bytes and rungs of all processes, in their order."""
     cache = make(model.config)
-    model(ids[:, :tokens], past_key_values=cache, logits_to_keep=1)
+    model(ids[:, :tokens], **{CACHE_ARGUMENT: cache}, logits_to_keep=1)
     own = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers), []
-    rows = [model(part, past_key_values=cache).logits[0] for part in ids[:, tokens:].split(step or ids.shape[1], dim=1)]
+    rows = [model(part, **{CACHE_ARGUMENT: cache}).logits[0] for part in ids[:, tokens:].split(step or ids.shape[1], dim=1)]
     if not isinstance(cache, DynamicCache):
         own = sum(one["bytes"]["arena"] for one in cache.report()["layers"]), [torch.from_numpy(one[0]) for one in cache.rungs]
-    answer = model.generate(**question, past_key_values=make(model.config), max_new_tokens=10, do_sample=False)
+    answer = model.generate(**question, **{CACHE_ARGUMENT: make(model.config)}, max_new_tokens=10, do_sample=False)
     everyone = [own]
     if processes > 1:
         everyone = [None] * processes
@@ -102,6 +103,5 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated.*")
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*tp_plan.*")
     main()

@@ -13,7 +13,6 @@ import gc
 import pathlib
 import struct
 import time
-import warnings
 import zlib
 
 import torch
@@ -21,6 +20,7 @@ from transformers import DynamicCache
 
 import gguf_folder
 import mdkv.transformers
+from mdkv.transformers import CACHE_ARGUMENT
 import texts
 
 COLOURS = {"drop": (244, 241, 234), "int4": (158, 202, 225), "int8": (49, 130, 189), "full": (8, 48, 107)}  # other rungs: grey
@@ -66,7 +66,7 @@ def read(model, ids, cache):
         pass
     before, start = memory("RssAnon"), time.perf_counter()
     resident = memory("VmRSS")
-    model(ids, past_key_values=cache, logits_to_keep=1)
+    model(ids, **{CACHE_ARGUMENT: cache}, logits_to_keep=1)
     seconds = time.perf_counter() - start
     return {"read": seconds, "peak": max(memory("VmHWM") - resident, 0), "resident": memory("RssAnon") - before}
 
@@ -75,7 +75,7 @@ def ask(model, tokenizer, ids, after, cache, question, new_tokens=24):
     """The answer to a question about the text in the cache, which is afterwards as it was before; and seconds."""
     asked = tokenizer(question + after, return_tensors="pt", add_special_tokens=False).input_ids
     ids, start = torch.cat([ids, asked], dim=1), time.perf_counter()
-    answer = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=new_tokens,
+    answer = model.generate(ids, attention_mask=torch.ones_like(ids), **{CACHE_ARGUMENT: cache}, max_new_tokens=new_tokens,
                             do_sample=False)[0, ids.shape[1]:]
     cache.crop(-(cache.get_seq_length() - ids.shape[1] + asked.shape[1]))
     return tokenizer.decode(answer, skip_special_tokens=True).strip(), time.perf_counter() - start
@@ -153,5 +153,4 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated.*")
     main()

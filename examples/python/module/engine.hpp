@@ -84,6 +84,7 @@ struct layer_facts
     index_t element_bytes = 0;
     index_t read          = 0; ///< tokens of the compressed part's text, dropped ones included
     index_t appended      = 0; ///< tokens of the tail
+    index_t window        = 0; ///< last tokens of the compressed part, which stay as they are
     index_t arena         = 0; ///< bytes
     index_t tail          = 0; ///< bytes
     index_t directory     = 0; ///< bytes

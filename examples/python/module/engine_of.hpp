@@ -153,6 +153,7 @@ public:
             .element_bytes = index_t{sizeof(T)},
             .read          = read_,
             .appended      = appended_,
+            .window        = layout.window,
             .arena         = cache_.arena_bytes(),
             .tail          = cache_.tail_bytes(),
             .directory     = cache_.directory_bytes(),

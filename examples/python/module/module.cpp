@@ -175,6 +175,9 @@ void bind_layer(nb::module_& m)
         .def_prop_ro(
             "appended", [](layer_object const& x) { return facts_of(x).appended; }, "Tokens in the tail.")
         .def_prop_ro(
+            "window", [](layer_object const& x) { return facts_of(x).window; },
+            "Last tokens of the compressed part, which stay as they are: the preset's window, or a shorter prompt.")
+        .def_prop_ro(
             "stand_ins", [](layer_object const& x) { return counts_of(x).stand_ins; },
             "Stand-ins for dropped tokens, over all heads.")
         .def_prop_ro(
@@ -209,7 +212,7 @@ void bind_layer(nb::module_& m)
         .def(
             "append",
             [](layer_object& x, input const& keys, input const& values) {
-                viewed const k{keys, true}, v{values, true};
+                viewed const k{keys}, v{values};
                 nb::gil_scoped_release const others;
                 x.of->append(*k, *v);
             },
@@ -219,9 +222,9 @@ void bind_layer(nb::module_& m)
         .def(
             "attend",
             [](layer_object& x, input const& queries, output const& to, std::optional<output> const& lse, float scale) {
-                viewed const q{queries, true}, o{to};
+                viewed const q{queries}, o{to, "attend: output"};
                 std::optional<viewed> l;
-                if (lse) { l.emplace(*lse); }
+                if (lse) { l.emplace(*lse, "attend: lse"); }
                 nb::gil_scoped_release const others;
                 x.of->attend(*q, *o, l ? std::optional{**l} : std::nullopt, scale);
             },
@@ -233,7 +236,7 @@ void bind_layer(nb::module_& m)
         .def(
             "unpack",
             [](layer_object const& x, output const& keys, output const& values) {
-                viewed const k{keys}, v{values};
+                viewed const k{keys, "unpack: keys"}, v{values, "unpack: values"};
                 std::vector<index_t> rows;
                 {
                     nb::gil_scoped_release const others;
@@ -258,9 +261,9 @@ void bind_layer(nb::module_& m)
                 rank_group const* const ranks = ranks_of(over);
                 mdkv::preset const by         = chosen.value_or(mdkv::presets::by_window);
                 mdkv::budget const bytes      = before_exchange(ranks, [&] { return budget_of(limit); });
-                viewed const q{queries, true};
+                viewed const q{queries};
                 std::optional<viewed> from;
-                if (sources) { from.emplace(*sources); }
+                if (sources) { from.emplace(*sources, "recompress: sources"); }
                 return report_of(unlocked([&] {
                     return x.of->recompress(*q, bytes, by, from ? std::optional{**from} : std::nullopt, ranks);
                 }),
@@ -280,7 +283,12 @@ void bind_layer(nb::module_& m)
             [](layer_object const& x) {
                 return layer_object{unlocked([&] { return x.of->copy(); }), x.dtype, x.bytes};
             },
-            "An equal cache in memory of its own.");
+            "An equal cache in memory of its own.")
+        .def("__reduce__", [](layer_object const&) -> nb::object {
+            throw nb::type_error(
+                "mdkv: a Layer cannot be pickled; mdkv.save writes layers to a file that other processes "
+                "map, mdkv.write to bytes, and copy() copies one");
+        });
 }
 
 void bind_prompt(nb::module_& m)
@@ -386,12 +394,16 @@ void bind_prompt(nb::module_& m)
         .def_ro("dtype", &prompt_object::dtype)
         .def_prop_ro(
             "state_bytes", [](prompt_object const& x) { return x.of->state_bytes(); },
-            "Bytes that the prompt takes beside the tensors, until it is deleted.");
+            "Bytes that the prompt takes beside the tensors, until it is deleted.")
+        .def("__reduce__", [](prompt_object const&) -> nb::object {
+            throw nb::type_error(
+                "mdkv: a Prompt cannot be pickled; mdkv.save writes the layers that it packs to a file");
+        });
 
     m.def(
         "log_sum_exps",
         [](input const& queries, input const& keys, float scale, std::shared_ptr<host> on) {
-            viewed const q{queries, true}, k{keys, true};
+            viewed const q{queries}, k{keys};
             if (!on) { on = std::make_shared<host>(1); }
             std::vector<float> lse;
             {
@@ -406,12 +418,31 @@ void bind_prompt(nb::module_& m)
         "each one sees. scale: factor of q.k (0: 1/sqrt(D)).");
 }
 
+/// Gives a module that a program removed from sys.modules and imports again what the first one has, whose classes nanobind
+/// knows; false for the first one.
+[[nodiscard]] bool imported_before(nb::module_& m)
+{
+    auto first         = nb::borrow<nb::dict>(PyInterpreterState_GetDict(PyInterpreterState_Get()));
+    nb::str const name = nb::borrow<nb::str>(m.attr("__name__"));
+    if (!first.contains(name))
+    {
+        first[name] = m;
+        return false;
+    }
+    for (auto const [key, value] : nb::borrow<nb::dict>(nb::object{first[name]}.attr("__dict__")))
+    {
+        if (!nb::cast<std::string>(key).starts_with("__")) { nb::setattr(m, key, value); }
+    }
+    return true;
+}
+
 } // namespace
 
 } // namespace mdkv_python
 
 NB_MODULE(MDKV_PYTHON_MODULE, m)
 {
+    if (mdkv_python::imported_before(m)) { return; }
     nanobind::exception<mdkv::invalid_argument>(m, "InvalidArgument", PyExc_ValueError);
     m.attr("library_version") = std::to_string(MDKV_VERSION_MAJOR) + "." + std::to_string(MDKV_VERSION_MINOR) + "."
                                 + std::to_string(MDKV_VERSION_PATCH);

@@ -67,7 +67,7 @@ struct identity_texts
 
 /// [H, S] of each layer.
 using positions_list =
-    std::optional<std::vector<nb::ndarray<std::int32_t const, nb::ndim<2>, nb::c_contig, nb::device::cpu>>>;
+    std::optional<std::vector<input_of<std::int32_t const, nb::ndim<2>, nb::c_contig, nb::device::cpu>>>;
 
 /// The place of layers, as arguments of Python's; by default that of a whole model.
 struct place_numbers
@@ -278,6 +278,11 @@ void bind_stored(nb::module_& m)
             "model_heads", [](stored_object const& x) { return number_of<[](auto& c) { return c.model_heads(); }>(x); },
             "KV heads of the model.")
         .def_prop_ro("dtype", &stored_object::dtype, "Element type: \"float32\", \"float16\" or \"bfloat16\".")
+        .def("__reduce__",
+            [](stored_object const&) -> nb::object {
+                throw nb::type_error(
+                    "mdkv: Stored cannot be pickled; another process maps the same file, mdkv.load(path)");
+            })
         .def_prop_ro(
             "attachment",
             [](stored_object const& x) {

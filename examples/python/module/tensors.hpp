@@ -23,15 +23,44 @@ namespace mdkv_python
 {
 
 namespace nb = nanobind;
-using input  = nb::ndarray<nb::ro>;
-using output = nb::ndarray<>;
+
+/// A tensor of Python's that is read. torch's lazy signs, such as that of z.conj().imag, are no part of DLPack: such a tensor is
+/// replaced by a copy with its values.
+template <class... Args>
+struct input_of : nb::ndarray<Args...>
+{
+};
+using input = input_of<nb::ro>;
+
+/// A tensor of Python's that is written.
+struct output : nb::ndarray<>
+{
+    bool negative = false; ///< its values are the negatives of its bytes
+};
 
 /// A view of a tensor of Python's, or of a copy if its rows are no runs of neighbours.
 class viewed
 {
 public:
+    explicit viewed(input const& array)
+        : viewed(static_cast<nb::ndarray<nb::ro> const&>(array), true)
+    {
+    }
+    viewed(output const& array, char const* name)
+        : viewed(static_cast<nb::ndarray<> const&>(array), false)
+    {
+        mdkv::expects(!array.negative, name,
+            " is a view with torch's negative bit set, such as z.conj().imag, which "
+            "cannot be written; a tensor of its own is needed");
+    }
+    viewed(viewed const&)            = delete;
+    viewed& operator=(viewed const&) = delete;
+
+    [[nodiscard]] tensor const& operator*() const noexcept { return view_; }
+
+private:
     template <class Array>
-    explicit viewed(Array const& array, bool copies = false)
+    viewed(Array const& array, bool copies)
     {
         view_.ndim = static_cast<int>(array.ndim());
         for (std::size_t i = 0; i < array.ndim(); ++i)
@@ -49,12 +78,7 @@ public:
         view_.shape   = shape_.data();
         view_.strides = strides_.data();
     }
-    viewed(viewed const&)            = delete;
-    viewed& operator=(viewed const&) = delete;
 
-    [[nodiscard]] tensor const& operator*() const noexcept { return view_; }
-
-private:
     void copy()
     {
         std::size_t const size = view_.dtype.bits / 8U;
@@ -91,11 +115,11 @@ class viewed_rows
 {
 public:
     viewed_rows(input const& q, input const& k, input const& v, std::optional<input> const& lse)
-        : queries_{q, true}
-        , keys_{k, true}
-        , values_{v, true}
+        : queries_{q}
+        , keys_{k}
+        , values_{v}
     {
-        if (lse) { lse_.emplace(*lse, true); }
+        if (lse) { lse_.emplace(*lse); }
     }
     [[nodiscard]] rows operator*() const
     {
@@ -134,4 +158,51 @@ nb::object numpy(std::vector<T>&& values, std::vector<std::size_t> const& shape)
     return nb::cast(nb::ndarray<nb::numpy, T>{owned->data(), shape.size(), shape.data(), owner});
 }
 
+/// Whether torch's negative bit of a tensor is set; other packages' tensors have none.
+[[nodiscard]] inline bool is_negative(nb::handle tensor)
+{
+    nb::object const method = nb::getattr(tensor, "is_neg", nb::none());
+    return PyCallable_Check(method.ptr()) != 0 && nb::cast<bool>(method());
+}
+
 } // namespace mdkv_python
+
+namespace nanobind::detail
+{
+
+template <class... Args>
+struct type_caster<mdkv_python::input_of<Args...>>
+{
+    using array = make_caster<ndarray<Args...>>;
+    NB_TYPE_CASTER(mdkv_python::input_of<Args...>, array::Name)
+
+    template <class Flags>
+    bool from_python(handle given, Flags flags, cleanup_list* cleanup)
+    {
+        object plain = borrow(given);
+        if (mdkv_python::is_negative(given)) { plain = given.attr("resolve_neg")(); }
+        array made;
+        bool const good                       = made.from_python(plain, flags, cleanup);
+        static_cast<ndarray<Args...>&>(value) = std::move(made.value);
+        return good;
+    }
+};
+
+template <>
+struct type_caster<mdkv_python::output>
+{
+    using array = make_caster<ndarray<>>;
+    NB_TYPE_CASTER(mdkv_python::output, array::Name)
+
+    template <class Flags>
+    bool from_python(handle given, Flags flags, cleanup_list* cleanup)
+    {
+        array made;
+        bool const good                = made.from_python(given, flags, cleanup);
+        static_cast<ndarray<>&>(value) = std::move(made.value);
+        value.negative                 = good && mdkv_python::is_negative(given);
+        return good;
+    }
+};
+
+} // namespace nanobind::detail

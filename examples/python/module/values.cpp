@@ -4,8 +4,11 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/presets.hpp>
 
+#include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -287,6 +290,17 @@ void bind_values(nb::module_& m)
             "__init__",
             [](rope* self, double base, index_t rotating, std::string const& pairs,
                 std::vector<double> const& frequencies) {
+                expects(std::isfinite(base) && base > 0, "Rope: base is ", base, "; it must be finite and above 0");
+                expects(rotating >= 0 && rotating % 2 == 0, "Rope: rotating is ", rotating,
+                    "; it must be even, and not negative");
+                expects(frequencies.empty() || rotating == 0 || rotating == 2 * std::ssize(frequencies),
+                    "Rope: there are ", frequencies.size(), " frequencies for ", rotating,
+                    " rotating coordinates, of which two have one");
+                for (std::size_t i = 0; i < frequencies.size(); ++i)
+                {
+                    expects(std::isfinite(frequencies[i]), "Rope: frequencies[", i, "] is ", frequencies[i],
+                        "; it must be finite");
+                }
                 new (self) rope{base, rotating, value_of<mdkv::rotary_pairs>(pairs, "Rope: pairs"), frequencies};
             },
             nb::arg("base") = 10000.0, nb::arg("rotating") = 0, nb::arg("pairs") = "halves",
@@ -297,7 +311,10 @@ void bind_values(nb::module_& m)
         "take turns; separate backends work side by side.")
         .def(nb::new_([](int threads) { return std::make_shared<host>(threads); }), nb::arg("threads") = 1)
         .def_prop_ro("threads", &host::threads, "Threads that share each call, the calling one included.")
-        .def_prop_ro("scratch_bytes", &host::scratch_bytes, "Bytes of the scratch memory.");
+        .def_prop_ro("scratch_bytes", &host::scratch_bytes, "Bytes of the scratch memory.")
+        .def("__reduce__", [](host const&) -> nb::object {
+            throw nb::type_error("mdkv: a Backend cannot be pickled; another process makes its own, Backend(threads)");
+        });
 }
 
 } // namespace mdkv_python

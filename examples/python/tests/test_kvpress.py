@@ -11,6 +11,7 @@ import transformers
 
 import mdkv.kvpress
 import mdkv.transformers
+from mdkv.transformers import CACHE_ARGUMENT
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1])]
 import gguf_folder
@@ -59,7 +60,7 @@ def test_bytes_are_freed_where_peers_hide_keys():
                         ("adakv", kvpress.AdaKVPress(kvpress.SnapKVPress(0.75)))):
         cache = transformers.DynamicCache()
         with torch.no_grad(), (press(pipe.model) if press else torch.no_grad()):
-            pipe.model.model(input_ids=pipe.tokenizer.encode(CONTEXT), past_key_values=cache)
+            pipe.model.model(input_ids=pipe.tokenizer.encode(CONTEXT), **{CACHE_ARGUMENT: cache})
         held[name] = mdkv.kvpress.cache_bytes(cache) / (len(CONTEXT) * 2 * 2 * 16 * 4 * 3)
     assert held["none"] == held["adakv"] == 1
     assert 0.2 < held["mdkv"] < 0.27 and held["snapkv"] == pytest.approx(0.25, abs=0.01)  # mdkv's with its directory
@@ -78,9 +79,9 @@ def test_a_cache_with_tokens_is_refused():
     model, ids = small("llama"), text(30)
     cache = plain(model)
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
         with mdkv.kvpress.MdkvPress(0.5)(model), pytest.raises(ValueError, match="first call with an empty cache"):
-            model(ids, past_key_values=cache)
+            model(ids, **{CACHE_ARGUMENT: cache})
 
 
 def test_registry_names():

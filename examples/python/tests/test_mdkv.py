@@ -1,6 +1,9 @@
 """The classes of `mdkv` itself, on NumPy arrays; torch's tensors where torch is at hand."""
+import copy
 import os
 import pathlib
+import pickle
+import platform
 import subprocess
 import sys
 import threading
@@ -251,6 +254,12 @@ def test_own_ratio_sets_and_presets(random):
     (lambda r: mdkv.RatioSet("drop", "int3"), 'rung "int3" is none of drop, int4'),
     (lambda r: mdkv.RatioSet("full", "drop"), "only rung 0 may"),
     (lambda r: mdkv.Rope(pairs="thirds"), 'pairs is "thirds"; there are halves, neighbours'),
+    (lambda r: mdkv.Rope(frequencies=[1.0, float("nan")]), r"frequencies\[1\] is nan; it must be finite"),
+    (lambda r: mdkv.Rope(frequencies=[1.0, 0.1], rotating=6), "2 frequencies for 6 rotating coordinates"),
+    (lambda r: mdkv.Rope(base=float("inf")), "base is inf; it must be finite and above 0"),
+    (lambda r: mdkv.Rope(base=0.0), "base is 0; it must be finite and above 0"),
+    (lambda r: mdkv.Rope(rotating=3), "rotating is 3; it must be even"),
+    (lambda r: mdkv.Rope(rotating=-2), "rotating is -2; it must be even, and not negative"),
     (lambda r: mdkv.Backend(threads=0), "threads must be at least 1"),
     (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :1], r[0][:, :1, :32].copy()), "output must be"),
     (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :2], r[0][:, :2].copy()), "but 0 were appended"),
@@ -313,6 +322,87 @@ def test_torch_tensors(random):
         assert np.abs(mdkv.log_sum_exps(queries[:, -3:], keys) - by_torch.numpy()).max() < 1e-3
     with pytest.raises((ValueError, TypeError)):
         layer.attend(torch.zeros(H * G, 1, D, dtype=dtype, device="meta"), output)
+
+
+def test_torch_tensors_with_the_negative_bit(random):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def negative(x):
+        """The same values, with the other sign in memory."""
+        made = torch.complex(torch.zeros_like(x), -x).conj().imag
+        assert made.is_neg() and torch.equal(made, x)
+        return made
+
+    rows = [torch.tensor(x) for x in prompt_rows(random)]
+    new = [torch.tensor(x) for x in prompt_rows(random, tokens=3)]
+    found = []
+    for given in (lambda x: x, negative):
+        queries, keys, values = (given(x) for x in rows)
+        layer, _ = mdkv.compress(queries, keys, values, 0.4, "best", rope=mdkv.Rope())
+        layer.append(*(given(x) for x in new[1:]))
+        output = torch.empty(H * G, 3, D)
+        layer.attend(given(new[0]), output)
+        layer.recompress(given(torch.cat([rows[0][:, -5:], new[0]], 1)), 0.4, mdkv.presets.best)
+        whole, _ = mdkv.compress(queries, keys, values, 1.0)
+        places = torch.arange(N, dtype=torch.int32).repeat(H, 1)
+        places = torch._neg_view(-places) if given is negative else places
+        written = mdkv.write([layer]), mdkv.write([whole], tokens=np.arange(N), positions=[places])
+        found.append((output.numpy(), mdkv.log_sum_exps(given(new[0]), given(rows[1])), *written))
+    for one, other in zip(*found):
+        assert np.array_equal(one, other)
+    lse = torch.empty(H * G, 1)
+    for arguments, name in (((new[0][:, :1], negative(torch.empty(H * G, 1, D).zero_())), "attend: output"),
+                            ((new[0][:, :1], torch.empty(H * G, 1, D), negative(lse.zero_())), "attend: lse")):
+        with pytest.raises(ValueError, match=f"{name} is a view with torch's negative bit set.*cannot be written"):
+            layer.attend(*arguments)
+    with pytest.raises(ValueError, match="unpack: keys is a view with torch's negative bit"):
+        layer.unpack(negative(torch.zeros(H, N + 3, D)), torch.zeros(H, N + 3, D))
+    assert torch.equal(negative(rows[0][0]), rows[0][0])  # an input stays as it is
+    with pytest.raises(ValueError, match="element type is code 5"):
+        layer.attend(torch.zeros(H * G, 1, D, dtype=torch.complex64).conj(), output[:, :1])
+
+
+def test_objects_are_not_pickled(random):
+    queries, keys, values = prompt_rows(random, tokens=100)
+    layer, _ = mdkv.compress(queries, keys, values, 0.5)
+    prompt = mdkv.Prompt(mdkv.presets.by_window, layers=1, heads=H, key_dim=D, tokens=9, dtype="float32")
+    stored = mdkv.read(mdkv.write([layer]))
+    for one, hint in ((layer, "mdkv.save writes layers to a file"), (prompt, "mdkv.save"), (stored, r"mdkv.load\(path\)"),
+                      (mdkv.Backend(), r"Backend\(threads\)")):
+        for call in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=f"^mdkv: .*cannot be pickled; .*{hint}"):
+                call(one)
+
+
+def test_the_package_is_imported_again_after_it_was_removed():
+    code = ("import sys, warnings; warnings.simplefilter('error'); import mdkv, numpy as n\n"
+            "k = n.random.default_rng(1).normal(size=(2, 90, 64)).astype('f'); layer, _ = mdkv.compress(k, k, k, 0.5); old = mdkv\n"
+            "for name in [name for name in sys.modules if name.partition('.')[0] == 'mdkv']: del sys.modules[name]\n"
+            "import mdkv; assert mdkv is not old and mdkv.Layer is old.Layer and mdkv.compiled_for == old.compiled_for\n"
+            "other, _ = mdkv.compress(k, k, k, 0.5); assert (mdkv.write([layer]) == old.write([other])).all()\n"
+            "for one in (mdkv, old):\n"
+            "    try: one.compress(k, k, k, 5)\n"
+            "    except mdkv.InvalidArgument: pass\n"
+            "print('done')")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "done\n" and ran.stderr == "", ran.stderr
+
+
+@pytest.mark.parametrize("lines", [None, "processor: 0\n", "flags: fpu\n"])
+def test_processors_that_tell_nothing(lines):
+    """Without Linux's list of what a processor has, the module for the least instructions runs."""
+    code = ("import builtins, io; real = builtins.open\n"
+            "def open(name, *more, **options):\n"
+            "    if name != '/proc/cpuinfo': return real(name, *more, **options)\n"
+            "    if lines is None: raise FileNotFoundError(name)\n"
+            "    return io.StringIO(lines)\n"
+            "builtins.open = open; import mdkv; print(mdkv.compiled_for)")
+    ran = subprocess.run([sys.executable, "-c", f"lines = {lines!r}\n" + code], capture_output=True, text=True)
+    own = list(pathlib.Path(mdkv.__file__).parent.glob("_own.*"))
+    if lines and lines.startswith("flags") and not own and platform.machine() == "x86_64":
+        assert "holds no module for this processor" in ran.stderr
+    else:
+        assert ran.returncode == 0 and ran.stdout.strip() == (mdkv.compiled_for if own else "x86-64-v3"), ran.stderr
 
 
 def test_cuda_tensors_as_on_the_cpu(random):

@@ -11,6 +11,7 @@ kvpress = pytest.importorskip("kvpress", reason="kvpress is not installed")
 from transformers import DynamicCache
 
 import mdkv.transformers
+from mdkv.transformers import CACHE_ARGUMENT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from test_transformers import small, text
@@ -34,17 +35,17 @@ def test_window_attention_is_snapkvs(kind):
     theirs = {}
 
     def note(module, args, kwargs, output):
-        keys = kwargs["past_key_values"].layers[module.layer_idx].keys
+        keys = kwargs[CACHE_ARGUMENT].layers[module.layer_idx].keys
         theirs[module.layer_idx] = kvpress.SnapKVPress.compute_window_attention(
             module, kwargs["hidden_states"], keys, WINDOW, kwargs["position_embeddings"])
 
     hooks = [layer.self_attn.register_forward_hook(note, with_kwargs=True) for layer in model.model.layers]
     with torch.no_grad():
-        model(ids, past_key_values=DynamicCache(config=model.config))
+        model(ids, **{CACHE_ARGUMENT: DynamicCache(config=model.config)})
         for hook in hooks:
             hook.remove()
         cache = Captured(model.config)
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
     for index, expected in theirs.items():
         [(queries, keys, values, lse)] = cache.seen[index]
         assert queries.shape[1] == WINDOW and keys.shape[1] == TOKENS == values.shape[1]

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", minversion="5.2", reason="tra
 import mdkv
 import mdkv.transformers
 from mdkv.cache_layer import CROPS_TO_LENGTH, attention
-from mdkv.rotary import rope_of
+from mdkv.transformers import CACHE_ARGUMENT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import gguf_folder
@@ -57,7 +57,7 @@ def logits(model, cache, ids, calls, **options):
     out, first = [], 0
     for length in calls:
         mask = {name: value[:, : first + length] for name, value in options.items()}
-        out.append(model(ids[:, first : first + length], past_key_values=cache, **mask).logits.float())
+        out.append(model(ids[:, first : first + length], **{CACHE_ARGUMENT: cache}, **mask).logits.float())
         first += length
     return torch.cat(out[1:], dim=1)
 
@@ -124,7 +124,7 @@ def test_generate_gives_the_same_tokens():
     for extra in ({}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}):
         expected = model.generate(ids, **options, **extra)
         cache = mdkv.transformers.Cache(model.config, budget=1.0, prompt_tokens=80 if "prompt_lookup_num_tokens" in extra else None)
-        assert torch.equal(model.generate(ids, past_key_values=cache, **options, **extra), expected), extra
+        assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: cache}, **options, **extra), expected), extra
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
@@ -139,8 +139,8 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(kind, preset):
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
     options = dict(attention_mask=torch.ones_like(ids[:, :600]), max_new_tokens=5, do_sample=False, prefill_chunk_size=256)
     cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=600)
-    assert torch.equal(model.generate(ids[:, :600], past_key_values=cache, **options),
-                       model.generate(ids[:, :600], past_key_values=plain(model), **options))
+    assert torch.equal(model.generate(ids[:, :600], **{CACHE_ARGUMENT: cache}, **options),
+                       model.generate(ids[:, :600], **{CACHE_ARGUMENT: plain(model)}, **options))
     assert cache.compressed[0].packed[0].compressed_tokens == 600
 
 
@@ -166,10 +166,10 @@ def test_second_question_after_crop_and_in_a_copy():
     assert cache.get_seq_length() == 100
     other = copy.deepcopy(cache)
     with torch.no_grad():
-        model(ids[:, 120:140], past_key_values=other)
-        model(ids[:, 140:141], past_key_values=cache)
+        model(ids[:, 120:140], **{CACHE_ARGUMENT: other})
+        model(ids[:, 140:141], **{CACHE_ARGUMENT: cache})
         crop(cache, 1)
-        again = [model(ids[:, 100:110], past_key_values=cache).logits, model(ids[:, 110:111], past_key_values=cache).logits]
+        again = [model(ids[:, 100:110], **{CACHE_ARGUMENT: cache}).logits, model(ids[:, 110:111], **{CACHE_ARGUMENT: cache}).logits]
     torch.testing.assert_close(torch.cat(again, dim=1), expected, rtol=1e-5, atol=1e-5)
     assert other.get_seq_length() == 120 and cache.get_seq_length() == 111
     with pytest.raises(ValueError, match="12 tokens cannot be removed"):
@@ -198,7 +198,7 @@ def test_sliding_layers_stay_as_they_are_and_can_be_cropped():
         first = logits(model, cache, ids, (100, 10, 1))
         crop(cache, 11)
         with torch.no_grad():
-            found.append(torch.cat([first, model(ids[:, 120:130], past_key_values=cache).logits], dim=1))
+            found.append(torch.cat([first, model(ids[:, 120:130], **{CACHE_ARGUMENT: cache}).logits], dim=1))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     assert len(caches[1].compressed) == 2 and caches[1].report()["other_bytes"] > 0
 
@@ -221,6 +221,54 @@ def test_batch_with_padding_on_the_left_equals_single_sequences(preset):
                                logits(model, plain(model), ids, calls, attention_mask=mask), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("preset, tail", [("best", None), ("by_window", None), ("by_window", 12)])
+def test_a_row_of_padding_only_leaves_the_others_as_they_are(preset, tail):
+    model, ids, calls = small("llama"), text(130, batch=3), (90, 1, 5, *[1] * 30)
+    mask = torch.ones_like(ids)
+    mask[1, :90], mask[2, :20] = 0, 0
+    full = logits(model, plain(model), ids, calls, attention_mask=mask)
+    for budget in (1.0, 0.4):
+        cache = mdkv.transformers.Cache(model.config, budget, preset, tail=tail)
+        found = logits(model, cache, ids, calls, attention_mask=mask)
+        assert found.isfinite().all() and cache.compressed[0].lengths() == [126, 36, 106]
+        if budget == 1.0 and tail is None:
+            torch.testing.assert_close(found, full, rtol=1e-4, atol=1e-4)
+        others = mdkv.transformers.Cache(model.config, budget, preset, tail=tail)
+        rest = [0, 2]
+        expected = logits(model, others, ids[rest], calls, attention_mask=mask[rest])
+        torch.testing.assert_close(found[rest], expected, rtol=1e-4, atol=1e-4)
+    again = copy.deepcopy(cache)
+    again.reorder_cache(torch.tensor([2, 1, 1]))
+    assert again.compressed[0].lengths() == [106, 36, 36]
+
+
+def test_tails_of_short_prompts_are_folded():
+    model, ids = small("llama"), text(60)
+    for length in (1, 3, 9):
+        cache = mdkv.transformers.Cache(model.config, 0.5, "by_window", tail=10)
+        found = logits(model, cache, ids, (length, *[1] * 40))
+        assert found.isfinite().all() and cache.compressed[0].packed[0].appended <= 10
+        assert cache.compressed[0].packed[0].window == min(length, cache.preset.window)
+
+
+@pytest.mark.parametrize("kind, lower", [("llama", torch.bfloat16), ("qwen3", torch.bfloat16), ("llama", torch.float16)])
+def test_autocast_is_that_of_dynamic_cache(kind, lower):
+    model, ids = small(kind), text(80, batch=2)
+    calls = (60, 1, 5, 1)
+    with torch.autocast("cpu", dtype=lower):
+        expected = logits(model, plain(model), ids, calls)
+        for preset in ("best", "by_window"):
+            cache = mdkv.transformers.Cache(model.config, 1.0, preset)
+            assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if lower == torch.bfloat16 else 1e-5)
+            assert cache.compressed[0].packed[0].dtype == str(lower).removeprefix("torch.")
+    other = mdkv.transformers.Cache(model.config, 1.0)
+    logits(model, other, ids, calls)
+    with torch.no_grad(), refused("in a cache of torch.*float16; .*autocast for all calls or for none"):
+        model(ids[:, :1], **{CACHE_ARGUMENT: cache})
+    with torch.no_grad(), torch.autocast("cpu", dtype=lower), refused("in a cache of torch.float32; .*autocast"):
+        model(ids[:, :1], **{CACHE_ARGUMENT: other})
+
+
 def test_tail_is_folded_and_memory_stays():
     model, ids = small("llama"), text(400)
     cache = mdkv.transformers.Cache(model.config, budget=0.5, preset="by_window", tail=16)
@@ -228,7 +276,7 @@ def test_tail_is_folded_and_memory_stays():
     before = cache.report()["layers"]
     with torch.no_grad():
         for i in range(210, 300):
-            model(ids[:, i : i + 1], past_key_values=cache)
+            model(ids[:, i : i + 1], **{CACHE_ARGUMENT: cache})
     for old, new in zip(before, cache.report()["layers"]):
         assert new["bytes"]["arena"] <= old["bytes"]["arena"] and new["bytes"]["tail"] <= old["bytes"]["tail"]
     assert cache.get_seq_length() == 300 and cache.compressed[0].packed[0].appended <= 16
@@ -260,13 +308,13 @@ def test_a_cache_whose_call_failed_must_be_reset():
         for place, rows in enumerate((ids[:, :60], ids[:, 60:61])[:fails + 1]):
             hooks = [model.model.layers[1].register_forward_pre_hook(interrupted)] if place == fails else []
             with pytest.raises(KeyboardInterrupt) if hooks else contextlib.nullcontext():
-                model(rows, past_key_values=cache)
+                model(rows, **{CACHE_ARGUMENT: cache})
             for hook in hooks:
                 hook.remove()
         held = cache.compressed[0].tokens
         for _ in range(2):
             with pytest.raises(ValueError, match="ended by an exception; the cache must be reset"):
-                model(ids[:, :1], past_key_values=cache)
+                model(ids[:, :1], **{CACHE_ARGUMENT: cache})
         assert cache.compressed[0].tokens == held
         cache.reset()
         other = mdkv.transformers.Cache(model.config, budget=0.5)
@@ -318,7 +366,7 @@ def test_a_foreign_configuration_is_refused():
     model, ids = small("llama"), text(30)
     cache = mdkv.transformers.Cache(copy.deepcopy(model.config))
     with torch.no_grad(), refused(r"mdkv.transformers.Cache\(model.config\)"):
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
 
 
 def test_models_that_are_not_served_are_refused():
@@ -348,30 +396,71 @@ def test_calls_that_are_not_served_are_refused():
     model, ids = small("llama"), text(60)
     make = lambda **options: mdkv.transformers.Cache(model.config, 0.5, **options)
     with refused("gradients"):
-        model(ids, past_key_values=make())
+        model(ids, **{CACHE_ARGUMENT: make()})
     with torch.no_grad():
         with refused("not causal with padding on the left"):
             mask = torch.ones_like(ids)
             mask[0, -5:] = 0
-            model(ids, past_key_values=make(), attention_mask=mask)
+            model(ids, **{CACHE_ARGUMENT: make()}, attention_mask=mask)
         cache = make()
-        model(ids[:, :50], past_key_values=cache)
+        model(ids[:, :50], **{CACHE_ARGUMENT: cache})
         with refused("not causal with padding on the left"):
             mask = torch.ones_like(ids)
             mask[0, 50:52] = 0
-            model(ids[:, 50:], past_key_values=cache, attention_mask=mask)
+            model(ids[:, 50:], **{CACHE_ARGUMENT: cache}, attention_mask=mask)
         cache = make()
-        model(ids[:, :50], past_key_values=cache)
+        model(ids[:, :50], **{CACHE_ARGUMENT: cache})
         with pytest.raises(ValueError, match="2 sequences; the cache is of 1"):
-            model(ids[:, 50:51].expand(2, 1), past_key_values=cache)
+            model(ids[:, 50:51].expand(2, 1), **{CACHE_ARGUMENT: cache})
         cache = make(prompt_tokens=55)
-        model(ids[:, :50], past_key_values=cache)
+        model(ids[:, :50], **{CACHE_ARGUMENT: cache})
         with pytest.raises(ValueError, match="cannot be removed"):
             crop(cache, 1)
         with refused("copied"):
             copy.deepcopy(cache)
         with refused("reordered"):
             cache.reorder_cache(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_mask_is_looked_at_in_each_call(inference):
+    model, ids = small("llama"), text(64)
+    tree = torch.triu(torch.full((4, 4), float("-inf")), 1)
+
+    def fresh():
+        cache = mdkv.transformers.Cache(model.config, 1.0)
+        model(ids[:, :60], **{CACHE_ARGUMENT: cache})
+        shared = np.zeros((1, 1, 4, 64), np.float32)
+        mask = torch.from_numpy(shared)
+        mask[0, 0, :, 60:] = tree
+        return cache, mask, shared
+
+    def call(cache, mask):
+        return model(ids[:, 60:64], **{CACHE_ARGUMENT: cache}, attention_mask=mask).logits
+
+    with torch.inference_mode() if inference else torch.no_grad():
+        whole = plain(model)
+        model(ids[:, :60], **{CACHE_ARGUMENT: whole})
+        cache, mask, _ = fresh()
+        expected = call(whole, mask)
+        for same in (mask, mask, mask.clone()):
+            torch.testing.assert_close(call(cache, same), expected, rtol=1e-4, atol=1e-4)
+            crop(cache, 4)
+        for change in ("torch", "numpy", "inference"):
+            cache, mask, shared = fresh()
+            mask = mask.clone() if change == "inference" else mask
+            call(cache, mask)
+            crop(cache, 4)
+            if change == "numpy":
+                shared[0, 0, 3, 61] = -np.inf
+            else:
+                mask[0, 0, 3, 61] = float("-inf")
+            with refused("not causal with padding on the left"):
+                call(cache, mask)
+        cache, mask, _ = fresh()
+        call(cache, mask)
+        with refused("not causal with padding on the left"):  # the mask of a shorter text
+            call(cache, mask)
 
 
 class Attention(torch.nn.Module):
@@ -410,35 +499,72 @@ def test_compiled_models_are_refused_or_right():
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         try:
-            compiled(ids[:, :50], past_key_values=cache)
-            found = compiled(ids[:, 50:51], past_key_values=cache).logits
+            compiled(ids[:, :50], **{CACHE_ARGUMENT: cache})
+            found = compiled(ids[:, 50:51], **{CACHE_ARGUMENT: cache}).logits
         except Exception as error:  # torch wraps errors of compiled code in classes of its own
             assert "mdkv: " in str(error) and "torch.compile" in str(error)
         else:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_rotary_encodings():
-    def rope(kind, **changes):
-        config = transformers.AutoConfig.for_model(kind, **{**SIZES, **MODELS.get(kind, {}), **changes})
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        layers = [one for name, one in model.named_modules() if name.endswith("self_attn")]
-        return rope_of(config, layers[0], 16)
+def measured(model, **options):
+    """Rotary encodings of all compressed layers, as `best` measures them."""
+    cache = mdkv.transformers.Cache(model.config, **options)
+    logits(model, cache, text(60), (50, 1))
+    return [layer.rope for layer in cache.compressed]
 
-    for kind in ("llama", "gemma3_text", "phi", "glm", "cohere2"):
-        rope(kind)
+
+def test_rotary_encodings_are_measured():
+    def rope(kind, **changes):
+        first, *others = measured(small(kind, **changes))
+        assert all(one == first for one in others)
+        return first
+
+    none = {"frequencies": [0.0] * 8}
+    assert rope("llama") == {"base": 1e4, "rotating": 16, "pairs": "halves"}
+    assert rope("phi") == {"base": 1e4, "rotating": 8, "pairs": "halves"}
+    assert rope("glm")["pairs"] == rope("cohere")["pairs"] == "neighbours"
+    assert rope("gemma3_text")["base"] == 1e6 and rope("cohere2") == none
+    full = ["full_attention"] * 3
+    windows = dict(sliding_window=32, layer_types=["sliding_attention", "full_attention", "full_attention"])
+    assert rope("exaone4", sliding_window=None, layer_types=full)["pairs"] == "halves" and rope("exaone4", **windows) == none
     scaled = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
-    rope("llama", rope_parameters={**scaled, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0})
-    rope("llama", rope_parameters={**scaled, "rope_type": "yarn"})
-    rope("llama", rope_parameters={**scaled, "rope_type": "linear"})
-    with refused("depend on the text's length"):
-        rope("llama", rope_parameters={**scaled, "rope_type": "dynamic"})
-    with refused("only some layers"):
-        rope("smollm3", no_rope_layers=[1, 0, 1])
+    for name, more in (("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}), ("yarn", {}), ("linear", {})):
+        found = rope("llama", rope_parameters={**scaled, **more, "rope_type": name})
+        assert len(found["frequencies"]) == 8 and found["frequencies"][-1] < 0.5 * 1e4 ** (-14 / 16)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert measured(small("llama", dtype))[0] == {"base": 1e4, "rotating": 16, "pairs": "halves"}
+    given = mdkv.Rope(base=1e4)
+    assert measured(small("llama"), rope=given) == [given] * 3
+
+
+def test_rotary_encodings_that_are_refused():
     model, ids = small("smollm3", no_rope_layers=[1, 0, 1]), text(60)
-    with refused("by_window"):
+    with refused("layers 0 and 1 have different rotary encodings; .*by_window"):
         logits(model, mdkv.transformers.Cache(model.config), ids, (50, 1))
     logits(model, mdkv.transformers.Cache(model.config, preset="by_window"), ids, (50, 1))
+    with refused("depend on the text's length"):
+        measured(small("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}))
+    model = small("llama")  # an encoding that is not its configuration's
+    model.model.rotary_emb.inv_freq *= 1.01
+    with refused("layer 0 depend on positions in another way than by the rotation that the configuration tells"):
+        measured(model)
+    model = small("hunyuan_v1_dense")  # normalised after the rotation, by weights
+    with torch.no_grad():
+        model.model.layers[0].self_attn.key_layernorm.weight.copy_(torch.linspace(0.5, 1.5, 16))
+    with refused("layer 0 depend on positions in another way"):
+        measured(model)
+    with refused("must read two tokens"):
+        model = small("llama")
+        logits(model, mdkv.transformers.Cache(model.config, prompt_tokens=50), text(60), (1, 49, 1))
+
+
+def test_the_measurement_changes_nothing():
+    model, ids = small("qwen3"), text(100)
+    calls = (40, 50, 1, 5)
+    caches = [mdkv.transformers.Cache(model.config, 0.4, prompt_tokens=90, rope=rope) for rope in (None, mdkv.Rope(base=1e4))]
+    found = [logits(model, cache, ids, calls) for cache in caches]
+    assert caches[0].compressed[0].rope["base"] == 1e4 and torch.equal(*found)
 
 
 # Real models.
@@ -471,7 +597,7 @@ def test_real_model(variable, most):
 
     question = tokenizer.apply_chat_template([{"role": "user", "content": story + "\nWhich name is on the key's tag?"}],
                                              add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answers = [model.generate(**question, past_key_values=cache, max_new_tokens=16, do_sample=False)
+    answers = [model.generate(**question, **{CACHE_ARGUMENT: cache}, max_new_tokens=16, do_sample=False)
                for cache in (plain(model), mdkv.transformers.Cache(model.config, budget=0.25))]
     full, compressed = (tokenizer.decode(answer[0, question["input_ids"].shape[1]:], skip_special_tokens=True) for answer in answers)
     assert "Marguerite" not in full or "Marguerite" in compressed, (full, compressed)

@@ -21,15 +21,24 @@ if _typing.TYPE_CHECKING:
     from ._module import *  # noqa: F403
 
 
+def _flags():
+    """What this processor has, by Linux's names; empty without /proc."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    except OSError:
+        return set()
+
+
 def _best_module():
-    """The extension module for most of the instructions that this processor has."""
+    """The extension module for most of the instructions that this processor has; for the least, x86-64-v3, if the system does not
+    tell them."""
     folder = _os.path.dirname(__file__)
     there = [name for name in ("_own", "_x86_64_v4", "_x86_64_v3") if any(f.startswith(name + ".") for f in _os.listdir(folder))]
     if _platform.machine() in ("x86_64", "AMD64"):
-        with open("/proc/cpuinfo") as lines:
-            flags = set(next(line for line in lines if line.startswith("flags")).split())
         needed = {"_x86_64_v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}}
         needed["_x86_64_v4"] = needed["_x86_64_v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
+        flags = _flags() or needed["_x86_64_v3"]
         there = [name for name in there if needed.get(name, set()) <= flags]
     if not there:
         raise ImportError("mdkv: this package holds no module for this processor; x86-64-v3 (AVX2) is the least. "

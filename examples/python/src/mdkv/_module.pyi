@@ -83,6 +83,8 @@ class Backend:
     def scratch_bytes(self) -> int:
         """Bytes of the scratch memory."""
 
+    def __reduce__(self) -> object: ...
+
 class Ranks:
     """
     This process among those over which the heads of prompts and layers are spread, and its transport. Prompts and folds with ranks share one budget over all heads, and choose bit for bit what one process with all heads does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.
@@ -156,6 +158,12 @@ class Layer:
         """Tokens in the tail."""
 
     @property
+    def window(self) -> int:
+        """
+        Last tokens of the compressed part, which stay as they are: the preset's window, or a shorter prompt.
+        """
+
+    @property
     def stand_ins(self) -> int:
         """Stand-ins for dropped tokens, over all heads."""
 
@@ -208,6 +216,8 @@ class Layer:
     def copy(self) -> Layer:
         """An equal cache in memory of its own."""
 
+    def __reduce__(self) -> object: ...
+
 class Prompt:
     """
     All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See include/mdkv/prompt.hpp.
@@ -256,6 +266,8 @@ class Prompt:
     def state_bytes(self) -> int:
         """Bytes that the prompt takes beside the tensors, until it is deleted."""
 
+    def __reduce__(self) -> object: ...
+
 def log_sum_exps(queries: Tensor, keys: Tensor, scale: float = 0.0, backend: Backend | None = None) -> object:
     """
     [H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one sees. scale: factor of q.k (0: 1/sqrt(D)).
@@ -303,6 +315,8 @@ class Stored:
     @property
     def dtype(self) -> str:
         """Element type: "float32", "float16" or "bfloat16"."""
+
+    def __reduce__(self) -> object: ...
 
     @property
     def attachment(self) -> bytes:

@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 import mdkv
 import mdkv.distributed
+from mdkv import rotary
 from mdkv.token_rungs import TokenRungs
 
 NAME = "mdkv"  #: in transformers' table of attentions
@@ -40,7 +41,16 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
         self.token_rungs = []                   # TokenRungs of each sequence, if Cache.keep_rungs and tail are given
+        self.rope, self.measures = None, False  # encoding, if the preset replays; True while `rotary` calls the attention
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
+
+    def __deepcopy__(self, memo):
+        if id(self.cache) not in memo:
+            raise NotImplementedError("mdkv: a layer was copied without its cache, as models do that read a layer several times; they "
+                                      "are not served")
+        memo[id(self)] = other = type(self).__new__(type(self))
+        vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return other
 
     # Called by transformers.
 
@@ -57,6 +67,11 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             raise NotImplementedError(f"mdkv: keys are on {key_states.device}; only the CPU is served")
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise NotImplementedError("mdkv: gradients are not served; call the model under torch.no_grad()")
+        if torch.is_autocast_enabled("cpu"):  # sdpa would do it for each call
+            key_states, value_states = (one.to(torch.get_autocast_dtype("cpu")) for one in (key_states, value_states))
+        if self.measures:
+            self.measured = key_states
+            return _Rows.of(self, self.key_dim), _Rows.of(self, self.value_dim)
         all_layers = self.cache.compressed
         if self is all_layers[0] and (self.cache._broken or any(one.tokens != self.tokens for one in all_layers)):
             raise ValueError("mdkv: a call of the model before this one ended by an exception; the cache must be reset()")
@@ -64,6 +79,9 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         if key_states.shape[0] != self.batch:
             raise ValueError(f"mdkv: keys are of {key_states.shape[0]} sequences; the cache is of {self.batch}")
+        if not key_states.dtype == value_states.dtype == self.dtype:
+            raise NotImplementedError(f"mdkv: keys are {key_states.dtype} and values {value_states.dtype} in a cache of {self.dtype}; one "
+                                      "element type is served, and autocast for all calls or for none")
         self.tokens += key_states.shape[2]
         new = key_states, value_states
         if self.packed:
@@ -170,10 +188,12 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     # Called by the attention.
 
-    def attend(self, *arguments):
+    def attend(self, module, query, *others):
         """Attention of queries [B, H*G, n, D] of the tokens that `update` was given last: [B, n, H*G, Dv]."""
+        if self.measures:
+            raise rotary.Seen(query, self.measured)
         try:
-            return self._attend(*arguments)
+            return self._attend(module, query, *others)
         except BaseException:
             self.cache._broken = True
             raise
@@ -189,6 +209,9 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             unserved.append("keys whose heads were repeated before the cache")
         if dropout > 0 and module.training:
             unserved.append("dropout")
+        query = query.to(self.dtype) if torch.is_autocast_enabled("cpu") else query
+        if query.dtype != self.dtype:
+            unserved.append(f"queries in {query.dtype} on keys in {self.dtype}")
         pads = self._padding(mask, query.shape[2]) if not unserved else None
         if pads is None:
             unserved.append("an attention mask that is not causal with padding on the left of the prompt")
@@ -205,10 +228,12 @@ class CacheLayer(cache_utils.CacheLayerMixin):
     def _padding(self, mask, new):
         """Number of hidden first tokens of each sequence by a mask [B, 1, new, N], True where a token is seen, or None. Its
         last query must see everything else, and after the prompt all others what precedes them; otherwise None."""
-        known, pads = self.cache._checked
+        if self is self.cache.compressed[0]:  # a mask's numbers may be others in the next call
+            self.cache._checked = None, None, []
+        known, version, pads = self.cache._checked
         if mask is None:
             pads = [0] * self.batch
-        elif known is None or known() is not mask:  # one mask serves all layers of a call
+        elif known is None or known() is not mask or version != _version(mask):  # one mask serves all layers of a call
             if mask.shape[1:] != (1, new, self.tokens):
                 return None
             seen = mask if mask.dtype == torch.bool else mask == 0
@@ -221,7 +246,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             if biased or not torch.equal(seen[:, 0, -rows:], right):
                 return None
             pads = found.expand(self.batch).tolist()
-            self.cache._checked = weakref.ref(mask), pads
+            self.cache._checked = weakref.ref(mask), _version(mask), pads
         return None if self.packed and pads != self.pads else pads
 
     def _attend_packed(self, query):
@@ -240,7 +265,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         ranks, all_rungs = self.cache._ranks(self.heads), self.token_rungs or [None] * self.batch
         for layer, rows, limit, rungs in zip(self.packed, self.queries, self.limits, all_rungs):
             fold = layer.recompress if rungs is None else functools.partial(rungs.fold, layer)
-            rows = rows[:, -min(rows.shape[1], preset.window + layer.appended):]
+            rows = rows[:, -min(rows.shape[1], layer.window + layer.appended):]
             fold(rows, mdkv.Budget.bytes(limit), preset, ranks=ranks)
         if self.token_rungs:
             self.cache.rungs[self.cache.compressed.index(self)] = [one.rungs for one in self.token_rungs]
@@ -251,13 +276,18 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def _read_prompt(self, module, query, preset):
         """Replays what one more call has read of the prompt, and finishes the layer after the last call."""
-        group, later = self.group, self.tokens - (self.cache.prompt_tokens or self.tokens)
+        group, later, new = self.group, self.tokens - (self.cache.prompt_tokens or self.tokens), query.shape[2]
         if later > 0:  # tokens after the prompt in its last call, e.g. drafts
             self.later = [one[:, :, -later:].clone() for one in (query, *self.held)]
             query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
             self.tokens -= later
+        if preset.replayed and self.rope is None:
+            self.rope = self.cache.rope or rotary.rope_of(self, module, new)
+            other = next((one for one in group.layers if one.rope is not None and one.rope != self.rope), None)
+            if other is not None:
+                raise NotImplementedError(f"mdkv: layers {other.index} and {self.index} have different rotary encodings" + rotary.HINT)
         if not group.prompts:
-            group.begin(module, preset, query, *self.held, self.pads)
+            group.begin(preset, self.rope, query, *self.held, self.pads)
         self.replayed = self.replayed or [0] * self.batch
         queries = self._joined(query)
         unread = [0] * self.batch
@@ -277,7 +307,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
     def rows(self):
         """For each sequence its last queries, its keys, values, and the queries' log-sum-exps, which are found once."""
         for b, length in enumerate(self.lengths()):
-            queries, keys, values = (one[b, :, -length:] for one in (self.queries, *self.held))
+            queries, keys, values = (one[b, :, max(one.shape[2] - length, 0):] for one in (self.queries, *self.held))
             if len(self.lse) <= b:
                 self.lse.append(mdkv.log_sum_exps(queries, keys, self.scale, self.cache.backend))
             yield queries, keys, values, self.lse[b]
@@ -330,8 +360,16 @@ def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=No
     compressed layers of a `Cache` their own, otherwise sdpa."""
     layer = getattr(key, "mdkv_layer", None)
     if layer is None:
+        for name in ("softcap", "s_aux"):  # without which the model would be another one
+            if kwargs.get(name) is not None:
+                raise NotImplementedError(f"mdkv: not served: {_NOT_SERVED[name]} ({name})")
         return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     return layer.attend(module, query, attention_mask, scaling, dropout, kwargs), None
+
+
+def _version(tensor):
+    """Changes when torch writes to the tensor, unless it was made in inference mode."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _sdpa(*args, **kwargs):

@@ -17,7 +17,7 @@ from kvpress import BasePress
 from transformers import cache_utils
 
 from mdkv.cache_layer import CacheLayer
-from mdkv.transformers import Cache
+from mdkv.transformers import CACHE_ARGUMENT, Cache
 
 
 @dataclass
@@ -36,7 +36,7 @@ class MdkvPress(BasePress):
     def __call__(self, model):
         """Within it, an empty cache that the model is called with becomes a compressed one, `self.cache`."""
         def replace_layers(module, args, kwargs):
-            cache = kwargs.get("past_key_values")
+            cache = kwargs.get(CACHE_ARGUMENT)
             if cache is None or cache.get_seq_length() > 0:
                 raise ValueError("mdkv: the press compresses the model's first call with an empty cache")
             self.cache = Cache(model.config, budget=1 - self.compression_ratio, preset=self.preset)

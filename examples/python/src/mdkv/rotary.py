@@ -1,4 +1,6 @@
-"""rotary.py: a transformers model's rotary position encoding as an `mdkv.Rope`, read from its configuration."""
+"""rotary.py: a transformers model's rotary position encoding as an `mdkv.Rope`. The configuration names the candidates; what one
+token's query and key are at several positions, measured in each layer's own attention, decides between them."""
+import inspect
 import sys
 
 import torch
@@ -6,35 +8,123 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import mdkv
 
-_UNROTATED = ("cohere2", "exaone4")  # models whose layers that see all tokens have no position encoding
-_HINT = "; pass rope=mdkv.Rope(...), or a preset that does not replay, such as preset=\"by_window\""
+HINT = "; pass rope=mdkv.Rope(...), or a preset that does not replay, such as preset=\"by_window\""
+_PLACES = (0, 1, 3, 10, 40, 150)  # positions that are compared, from a prompt's first token on
+_TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of a pair, beside its length
 
 
-def rope_of(config, module, dim):
-    """The encoding of a decoder's layers that see all tokens.
+class Seen(Exception):
+    """What the attention got while `layer.measures` was set: queries [B, H*G, m, D] and keys [B, H, m, D]."""
 
-    config  the decoder's configuration, with `rope_parameters`; without them nothing is rotated
-    module  one of its attentions: the source of its class says which coordinates rotate together
-    dim     D, numbers of a head's key
-    Raises NotImplementedError, with the reason, if an `mdkv.Rope` cannot express the encoding.
+    def __init__(self, query, keys):
+        super().__init__()
+        self.query, self.keys = query, keys
+
+
+def rope_of(layer, module, new):
+    """The encoding of a layer as arguments of `mdkv.Rope`; no frequencies but 0 if nothing is rotated.
+
+    layer   a `CacheLayer` whose first rows, `new` of each sequence, were just given to `update`
+    module  the layer's attention, whose `forward` is running. It is called again up to the cache, with copies of the last token
+            in the places of the first ones. Cost: queries and keys of a few tokens
+    Raises NotImplementedError, with the reason, if it cannot be called so, and if queries and keys are not rotated alike, or not by
+    an encoding that the configuration tells and that an `mdkv.Rope` can express.
     """
+    first = min(layer.pads)
+    sequence, places = layer.pads.index(first), [first + place for place in _PLACES if first + place < new]
+    dim, unrotated = layer.key_dim, {"frequencies": [0.0] * (layer.key_dim // 2)}
+    if len(places) < 2:
+        if layer.tokens == (layer.cache.prompt_tokens or layer.tokens):
+            return unrotated  # a prompt of one token has no other position
+        raise NotImplementedError("mdkv: a rotary encoding is measured in the first call, which must read two tokens" + HINT)
+    seen = _measured(layer, module, new, places)
+    rows = [one[sequence].double() for one in (seen.query, seen.keys)]
+    tolerance = _TOLERANCE.get(layer.dtype, 2e-4)
+    offsets = torch.tensor(places, dtype=torch.float64) - first
+    if all(_error(one, unrotated, "halves", offsets) < tolerance for one in rows):
+        return unrotated
+    for options in _candidates(layer.cache.config, dim):
+        for pairs in ("halves", "neighbours"):
+            if all(_error(one, options, pairs, offsets) < tolerance for one in rows):
+                return {**options, "pairs": pairs}
+    raise NotImplementedError(f"mdkv: queries and keys of layer {layer.index} depend on positions in another way than by the rotation "
+                              "that the configuration tells" + HINT)
+
+
+def _measured(layer, module, new, places):
+    """`Seen` of copies of one token in these places of the running call."""
+    arguments = _arguments(module)
+    places = torch.tensor(places)
+    layer.measures = True
+    try:
+        hidden = next(iter(arguments.values()))
+        copies = hidden[:, -1:].expand(-1, len(places), -1)
+        rows = {name: copies if value is hidden else _rows(value, new, places) for name, value in arguments.items()}
+        with torch.no_grad():
+            type(module).forward(module, **rows)
+    except Seen as seen:
+        return seen
+    except Exception as problem:
+        raise NotImplementedError(f"mdkv: the rotary encoding of layer {layer.index} cannot be measured ({problem})" + HINT) from problem
+    finally:
+        layer.measures = False
+    raise NotImplementedError(f"mdkv: the rotary encoding of layer {layer.index} cannot be measured" + HINT)
+
+
+def _arguments(module):
+    """Arguments of the running call of module.forward by their names, hidden states [B, n, C] first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        names, _, more, values = inspect.getargvalues(frame)
+        if frame.f_code.co_name == "forward" and names and values.get(names[0]) is module:
+            return {**{name: values[name] for name in names[1:] if name in values}, **(values[more] if more else {})}
+        frame = frame.f_back
+    raise NotImplementedError(f"mdkv: the rotary encoding cannot be measured: {type(module).__name__}.forward is not running" + HINT)
+
+
+def _rows(value, new, places):
+    """The rows at some places of tensors with `new` rows: numbers [..., new, D], indices [..., new]; other values as they are."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_rows(one, new, places) for one in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    place = value.ndim - (2 if value.is_floating_point() or value.is_complex() else 1)
+    return value.index_select(place, places) if place >= 0 and value.shape[place] == new else value
+
+
+def _candidates(config, dim):
+    """Arguments of `mdkv.Rope`, without pairs, for all encodings that a decoder's configuration has."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kind = {"layer_type": "full_attention"} if "full_attention" in rope else {}
-    rope = rope["full_attention"] if kind else rope
-    rotated = [bool(one) for one in getattr(config, "no_rope_layers", None) or [config.model_type not in _UNROTATED]]
-    if "rope_theta" not in rope or not any(rotated):
-        return mdkv.Rope(frequencies=[0.0] * (dim // 2))
-    if not all(rotated):
-        raise NotImplementedError("mdkv: only some layers have a rotary encoding (no_rope_layers)" + _HINT)
-    half = getattr(sys.modules[type(module).__module__], "rotate_half", None)
-    if half is None:
-        raise NotImplementedError(f"mdkv: {type(module).__module__} does not tell which coordinates rotate together" + _HINT)
-    pairs = "neighbours" if half(torch.tensor([1.0, 2.0, 3.0, 4.0]))[0] == -2 else "halves"  # halves: -3 -4 1 2
-    name = rope.get("rope_type", "default")
-    if name in ("dynamic", "longrope"):
-        raise NotImplementedError(f"mdkv: frequencies of rope_type \"{name}\" depend on the text's length" + _HINT)
-    if name == "default":
-        factor = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
-        return mdkv.Rope(base=float(rope["rope_theta"]), rotating=int(dim * factor), pairs=pairs)
-    frequencies, _ = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), **kind)
-    return mdkv.Rope(rotating=2 * len(frequencies), pairs=pairs, frequencies=frequencies.double().tolist())
+    by_type = {name: one for name, one in rope.items() if isinstance(one, dict)} or {None: rope}
+    for layer_type, one in sorted(by_type.items(), key=lambda item: item[0] != "full_attention"):
+        name, base = one.get("rope_type", "default"), float(one.get("rope_theta") or 10000.0)
+        if name in ("dynamic", "longrope"):
+            raise NotImplementedError(f"mdkv: frequencies of rope_type \"{name}\" depend on the text's length" + HINT)
+        if name in ROPE_INIT_FUNCTIONS:
+            frequencies, _ = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), **({"layer_type": layer_type} if layer_type else {}))
+            yield {"rotating": 2 * len(frequencies), "frequencies": frequencies.double().tolist()}
+            continue
+        factor = one.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+        widths = [int(dim * factor), getattr(config, "rotary_dim", None), dim]
+        for width in dict.fromkeys(width for width in widths if width and width <= dim and width % 2 == 0):
+            yield {"base": base, "rotating": width}
+
+
+def _error(rows, options, pairs, offsets):
+    """How far rows [H, m, D] of one token are from the rotation of the first one by offsets [m], as a share of a pair's length: the
+    worst pair, and the coordinates that stay."""
+    frequencies = options.get("frequencies")
+    count = 2 * len(frequencies) if frequencies is not None else options["rotating"]
+    if frequencies is None:
+        frequencies = options["base"] ** (-torch.arange(0, count, 2, dtype=torch.float64) / count)
+    angles = torch.as_tensor(frequencies, dtype=torch.float64)[None, :] * offsets[:, None]
+    half = count // 2
+    one, other = (slice(0, count, 2), slice(1, count, 2)) if pairs == "neighbours" else (slice(0, half), slice(half, count))
+    found, start = torch.complex(rows[..., one], rows[..., other]), rows[:, :1]
+    turned = torch.complex(start[..., one], start[..., other]) * torch.polar(torch.ones_like(angles), angles)
+    def share(off, length):
+        length = length.square().mean(dim=(0, 1)).sqrt()
+        off = off.square().mean(dim=0).sqrt().amax(dim=0)
+        return float((off / length.clamp_min(0.05 * float(scale))).max()) if off.numel() else 0.0
+    scale = start.square().mean().sqrt().clamp_min(1e-30)
+    return max(share((found - turned).abs(), turned.abs()), share((rows - start)[..., count:].abs(), start[..., count:].abs()))

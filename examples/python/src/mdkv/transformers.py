@@ -1,7 +1,7 @@
 """transformers.py: compressed caches for Hugging Face's transformers, 5.2 and newer, on the CPU:
 
     cache = mdkv.transformers.Cache(model.config, budget=0.125)
-    model.generate(**inputs, past_key_values=cache)
+    model.generate(**inputs, cache=cache)                   # past_key_values=cache before transformers named it so
 
 `Cache` sets the attention of the configuration that it is given to "mdkv", so the configuration must be the model's own,
 `model.config`. With every other cache the attention "mdkv" is sdpa. Layers that see all tokens hold keys and values of the
@@ -10,16 +10,21 @@ budget (by_window, paper, evict) compress within each layer's attention, so that
 `any_question` compress after the last layer. Sliding and linear layers stay transformers' own.
 """
 import copy
+import inspect
 import numbers
 
 import torch
 from transformers import cache_utils
+from transformers.generation import GenerationMixin
 
 import mdkv
 import mdkv.distributed
 from mdkv import cache_file
 from mdkv.cache_layer import NAME, CacheLayer
-from mdkv.rotary import rope_of
+
+#: the name of the argument by which models and `generate` of this version take a cache: "cache", in older ones "past_key_values"
+CACHE_ARGUMENT = next(name for name in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+                      if name in ("cache", "past_key_values"))
 
 
 class Cache(cache_utils.Cache):
@@ -66,7 +71,12 @@ class Cache(cache_utils.Cache):
             raise NotImplementedError("mdkv: models with an encoder are not served")
         if getattr(text, "kv_lora_rank", None):
             raise NotImplementedError("mdkv: multi-head latent attention (kv_lora_rank) is not served")
-        if text._attn_implementation not in (None, "sdpa", "eager", NAME):
+        if getattr(text, "cross_attention_layers", None):
+            raise NotImplementedError("mdkv: layers that attend to another model's states (cross_attention_layers) are not served")
+        if text._attn_implementation == "eager":
+            raise NotImplementedError("mdkv: the model's own attention, eager, is not served; model.set_attn_implementation(\"sdpa\") "
+                                      "sets another one, which some models do not have")
+        if text._attn_implementation not in (None, "sdpa", NAME):
             raise NotImplementedError(f"mdkv: the layouts of the model's attention, {text._attn_implementation}, are not "
                                       "served; load the model with attn_implementation=\"sdpa\"")
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
@@ -117,7 +127,7 @@ class Cache(cache_utils.Cache):
         """A cache that goes on where the saved one was: its compressed part lies in the mapped file (`mdkv.load`).
 
             cache = mdkv.transformers.Cache.load("prompt.mdkv", model.config, ids)
-            model.generate(ids, past_key_values=cache)      # ids begins with the saved tokens
+            model.generate(ids, cache=cache)                # ids begins with the saved tokens
 
         config     the model's own, as for `Cache`
         tokens     text that must begin with the saved tokens; None: not compared
@@ -152,10 +162,13 @@ class Cache(cache_utils.Cache):
         vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         return other
 
+    def __reduce__(self):
+        raise TypeError("mdkv: a cache cannot be pickled; save writes it to a file that other processes load, copy.deepcopy copies it")
+
     def _restart(self):
         together = [self.compressed] if self.preset.shared else [[one] for one in self.compressed]
         self._broken = False      # a call of the model ended by an exception
-        self._checked = None, []  # the last mask and its padding
+        self._checked = None, None, []  # the last mask of this call, its version and padding
         self.rungs = []
         for layers in together:
             for layer in layers:
@@ -188,11 +201,12 @@ class _Group:
     def __init__(self, cache, layers):
         self.cache, self.layers, self.prompts, self.unfinished = cache, layers, [], len(layers)
 
-    def begin(self, module, preset, query, keys, values, pads):
-        """Makes the prompts when the first layer's first rows are there: query [B, H*G, n, D], keys [B, H, n, D]."""
+    def begin(self, preset, rope, query, keys, values, pads):
+        """Makes the prompts when the first layer's first rows are there: query [B, H*G, n, D], keys [B, H, n, D]. rope: an
+        `mdkv.Rope`, its arguments, or None."""
         cache, heads, dim = self.cache, keys.shape[1], keys.shape[3]
         ranks = cache._ranks(heads)
-        rope = cache.rope or rope_of(cache.config, module, dim) if preset.replayed else None
+        rope = mdkv.Rope(**rope) if isinstance(rope, dict) else rope
         self.prompts = [mdkv.Prompt(preset, layers=len(self.layers), heads=heads, group=query.shape[1] // heads, key_dim=dim,
                                     value_dim=values.shape[3], tokens=(cache.prompt_tokens or keys.shape[2]) - pad,
                                     dtype=str(keys.dtype).removeprefix("torch."), rope=rope, backend=cache.backend,
