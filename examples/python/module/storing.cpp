@@ -35,6 +35,7 @@
 #include "host.hpp"
 #include "module.hpp"
 #include "tensors.hpp"
+#include "turn_lock.hpp"
 
 namespace mdkv_python
 {
@@ -122,11 +123,11 @@ auto with_layers(
         layers.push_back(nb::cast<layer_object const&>(one).of.get());
     }
     nb::gil_scoped_release const others;
-    std::vector<std::recursive_mutex*> places;
+    std::vector<turn_lock*> places;
     for (layer const* const one : layers) { places.push_back(one->turn().mutex()); }
     std::ranges::sort(places); // two calls take several turns in one order
     places.erase(std::ranges::unique(places).begin(), places.end());
-    std::vector<std::unique_lock<std::recursive_mutex>> turns;
+    std::vector<std::unique_lock<turn_lock>> turns;
     for (auto* const one : places) { turns.emplace_back(*one); }
 
     readable_cache const first =

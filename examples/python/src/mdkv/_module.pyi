@@ -70,7 +70,7 @@ class Rope:
 
 class Backend:
     """
-    Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take turns; separate backends work side by side.
+    Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take turns; separate backends work side by side. In a process that is forked while another thread is in a call on a backend, the backend and all that was made on it raise RuntimeError.
     """
 
     def __init__(self, threads: int = 1) -> None: ...
