@@ -220,7 +220,7 @@ void all_of_a_preset(benchmark::State& state)
             if (!error.empty()) { state.SkipWithError(error.c_str()); }
         }
     }
-    count_exchanges(state, ranks, team.calls() + 1, team.bytes() + 104); // and prompt::allocate's agreement
+    count_exchanges(state, ranks, team.calls() + 1, team.bytes() + 24); // and prompt::allocate's agreement
 }
 BENCHMARK(all_of_a_preset)
     ->ArgNames({"ranks", "layers", "heads", "tokens", "preset"})

@@ -206,7 +206,11 @@ public:
             }
             if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one, agreed); }
         });
-        if (agreed.open()) { agreed.settle(stage, {}); } // all tokens are the window's
+        if (agreed.open()) // all tokens are the window's
+        {
+            auto const shared = work_.agreed_numbers(on, tokens, agreed);
+            agreed.settle(stage, array<detail::shared_number, 0>{}, &shared);
+        }
         if (!advances(on)) { return; }
         tokens_                  = tokens;
         work_.progress.of(layer) = -1;

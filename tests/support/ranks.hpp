@@ -111,6 +111,16 @@ struct thread_rank
     }
 };
 
+/// A rank that says another number of itself, or of all.
+struct claimed_rank : thread_rank
+{
+    int said_rank;
+    int said_size;
+
+    [[nodiscard]] int rank() const { return said_rank; }
+    [[nodiscard]] int size() const { return said_size; }
+};
+
 /// Calls body(transport) on a thread for each rank. Returns each rank's error message; empty if there was none.
 template <class Body>
 std::vector<std::string> on_ranks(rank_team& all, Body const& body)

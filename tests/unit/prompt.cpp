@@ -31,15 +31,19 @@
 
 #include "support/host.hpp"
 #include "support/layer.hpp"
+#include "support/message.hpp"
+#include "support/random.hpp"
 #include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -506,6 +510,142 @@ TEST_CASE(
             }
         }
     }
+}
+
+TEST_CASE("a prompt over ranks of which one differs is refused on every rank by the first number that does")
+{
+    struct call
+    {
+        preset p;
+        prompt_shape<host> shape;
+        budget limit = budget::fraction(1, 4);
+        rank_heads place;
+    };
+    struct difference
+    {
+        char const* name; // with the value of presets::best, or of the shape
+        void (*change)(call&);
+        std::optional<bool> replayed{}; // only of presets that replay, or do not
+    };
+    static std::array<double, 16> const frequencies{1, 0.5, 0.25};
+    // In the order in which they are named, causes first.
+    std::vector<difference> const all{
+        {"number of all heads of rank 1 is not that of rank 0, 2", [](call& x) { x.place.heads = 3; }},
+        {"number of all layers of rank 1 is not that of rank 0, 1", [](call& x) { x.place.layers = 2; }},
+        {"number of tokens of rank 1 is not that of rank 0, 100", [](call& x) { x.shape.tokens = 110; }},
+        {"dimension D of keys of rank 1 is not that of rank 0, 32", [](call& x) { x.shape.dims.keys = 16; }},
+        {"dimension Dv of values of rank 1 is not that of rank 0, 48", [](call& x) { x.shape.dims.values = 32; }},
+        {"preset.replayed of rank 1 is not that of rank 0;",
+            [](call& x) { x.p.replayed = x.p.replayed ? std::nullopt : presets::best.replayed; }},
+        {"preset.shared of rank 1 is not that of rank 0;",
+            [](call& x) { x.p.shared = x.p.shared ? std::nullopt : presets::best.shared; }},
+        {"preset.window of rank 1 is not that of rank 0, ", [](call& x) { x.p.window += 8; }},
+        {"preset.ratios: number R of rungs of rank 1 is not that of rank 0, 4",
+            [](call& x) {
+                x.p.ratios = ratio_set{drop, full_int4, full};
+            }},
+        {"preset.ratios of rank 1 is not that of rank 0;",
+            [](call& x) {
+                x.p.ratios = ratio_set{drop, full_int4, rung{1, 2}, full};
+            },
+            false},
+        {"preset.pooling.width of rank 1 is not that of rank 0, ", [](call& x) { x.p.pooling.width += 2; }},
+        {"preset.pooling.kind of rank 1 is not that of rank 0;", [](call& x) { x.p.pooling.kind = pooling::mean; }},
+        {"preset.charge of rank 1 is not that of rank 0;", [](call& x) { x.p.charge = projection_charge::always; }},
+        {"preset.queries of rank 1 is not that of rank 0, 64", [](call& x) { x.p.queries = 63; }},
+        {"preset.question of rank 1 is not that of rank 0, 32", [](call& x) { x.p.question = 31; }},
+        {"preset.early_weight of rank 1 is not that of rank 0, 0.2", [](call& x) { x.p.early_weight = 0.3F; }},
+        {"preset.even of rank 1 is not that of rank 0, 0", [](call& x) { x.p.even += 1; }},
+        {"preset.stand_ins of rank 1 is not that of rank 0, ", [](call& x) { x.p.stand_ins += 1; }},
+        {"preset.scale of rank 1 is not that of rank 0, 0", [](call& x) { x.p.scale = 0.5F; }},
+        {"preset.replayed.norm of rank 1 is not that of rank 0;", [](call& x) { x.p.replayed->norm = row_norm::sum; },
+            true},
+        {"preset.replayed.chunk of rank 1 is not that of rank 0, 256", [](call& x) { x.p.replayed->chunk = 128; },
+            true},
+        {"preset.replayed.sinks of rank 1 is not that of rank 0, 4", [](call& x) { x.p.replayed->sinks = 3; }, true},
+        {"preset.replayed.ahead of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->ahead += 1; }, true},
+        {"preset.replayed.own of rank 1 is not that of rank 0;",
+            [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
+        {"preset.replayed.join of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->join += 1; }, true},
+        {"preset.shared.depth of rank 1 is not that of rank 0, 1", [](call& x) { x.p.shared->depth = 2; }, true},
+        {"preset.shared.odd of rank 1 is not that of rank 0, ", [](call& x) { x.p.shared->odd += 0.5F; }, true},
+        {"encoding.base of rank 1 is not that of rank 0, 10000", [](call& x) { x.shape.encoding.base = 1e6; }, true},
+        {"encoding.rotating of rank 1 is not that of rank 0, 0", [](call& x) { x.shape.encoding.rotating = 8; }, true},
+        {"encoding.pairs of rank 1 is not that of rank 0;",
+            [](call& x) { x.shape.encoding.pairs = rotary_pairs::neighbours; }, true},
+        {"encoding.frequencies of rank 1 is not that of rank 0;",
+            [](call& x) {
+                auto const n                 = x.shape.dims.keys / 2;
+                x.shape.encoding.frequencies = in(host{}, frequencies.data(), x.shape.encoding.rotating > 0 ? 4 : n);
+            },
+            true},
+        {"limit in bytes of rank 1 is not that of rank 0, ", [](call& x) { x.limit = budget::fraction(1, 3); }}};
+
+    std::map<index_t, text> const texts = [] {
+        std::map<index_t, text> made;
+        for (index_t const tokens : {100, 110}) { made.emplace(tokens, text{1, tokens}); }
+        return made;
+    }();
+    auto const errors_with = [&](preset const& p, auto const& change) {
+        support::rank_team team{2};
+        return support::on_ranks(team, [&](support::thread_rank const& transport) {
+            call mine{p, texts.at(100).shape(), budget::fraction(1, 4), {transport.number, 2}};
+            mine.shape.heads = 1;
+            if (transport.number == 1) { change(mine); }
+            text const& x = texts.at(mine.shape.tokens);
+            ranks const all_ranks{transport, mine.place};
+            support::scratch_memory memory{1 << 22};
+            workspace scratch{memory.span()};
+            host const on{&scratch, {}, &all_ranks};
+            auto const cut = [&](rows const& r) {
+                auto const [D, Dv] = mine.shape.dims;
+                return rows{slice<2>(slice<0>(r.queries, 2 * transport.number, 2), 0, D),
+                    slice<2>(slice<0>(r.keys, transport.number, 1), 0, D),
+                    slice<2>(slice<0>(r.values, transport.number, 1), 0, Dv)};
+            };
+            prompt<host, half> one{on, mine.p, mine.shape};
+            one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens)));
+            one.finish_layer(on, 0, cut(x.whole(0)));
+            one.allocate(on, mine.limit);
+        });
+    };
+    support::source random{"ranks of a prompt that differ"};
+    for (preset const& p : {presets::best, presets::any_question, presets::by_window})
+    {
+        CAPTURE(p.name);
+        for (std::string const& error : errors_with(p, [](call&) {})) { CHECK(error == ""); }
+        for (std::size_t first = 0; first < all.size(); ++first)
+        {
+            auto const served = [&](difference const& x) {
+                return x.replayed.value_or(p.replayed.has_value()) == p.replayed.has_value();
+            };
+            if (!served(all[first])) { continue; }
+            CAPTURE(all[first].name);
+            for (std::string const& error : errors_with(p, all[first].change))
+            {
+                support::says(error, all[first].name);
+            }
+            // A second difference behind the first one is not named.
+            difference const& other =
+                all[first + static_cast<std::size_t>(random.below(std::ssize(all) - static_cast<index_t>(first)))];
+            if (first < 7 || !served(other)) { continue; } // the parts of a preset are still there
+            CAPTURE(other.name);
+            for (std::string const& error : errors_with(p, [&](call& x) {
+                     all[first].change(x);
+                     other.change(x);
+                 }))
+            {
+                support::says(error, all[first].name);
+            }
+        }
+    }
+    // Ranks in different calls, because one preset joins losses and another does not, name the cause.
+    auto const errors = errors_with(presets::best, [](call& x) { x.p = presets::any_question; });
+    CHECK(
+        errors[0]
+        == "prompt::finish_layer: preset.window of rank 1 is not that of rank 0, 8; it must be the same on all ranks");
+    CHECK(errors[1]
+          == "prompt::allocate: preset.window of rank 1 is not that of rank 0, 8; it must be the same on all ranks");
 }
 
 TEST_CASE("a prompt over ranks is refused on every rank if a layer of one rank is not finished")

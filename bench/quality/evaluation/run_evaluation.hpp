@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "runner/common_options.hpp"
+#include "runner/file_replacement.hpp"
 #include "runner/policies.hpp"
 #include "runner/session.hpp"
 #include "runner/terminal.hpp"
@@ -111,19 +111,6 @@ inline void add_samples(std::vector<sample>& all, std::vector<sample> more, std:
     char text[32];
     std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
     return text;
-}
-
-/// Written beside and moved into place, so that no reader ever sees a half.
-/// \throws mdkv::error   it cannot be written
-inline void replace_file(std::filesystem::path const& path, std::string const& text)
-{
-    std::filesystem::path const fresh = path.string() + ".new";
-    std::ofstream file{fresh, std::ios::binary};
-    file << text;
-    file.close();
-    std::error_code problem;
-    if (file) { std::filesystem::rename(fresh, path, problem); }
-    if (!file || problem) { throw mdkv::error{path.string() + ": cannot be written"}; }
 }
 
 [[nodiscard]] inline std::vector<question_place> places_of(std::string const& question)

@@ -9,16 +9,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "runner/file_bytes.hpp"
 #include "runner/file_error.hpp"
+#include "runner/file_replacement.hpp"
 
 namespace runner
 {
@@ -222,14 +220,7 @@ inline void write_head_scores(std::string const& path, std::int64_t layers, std:
         text += "]";
     }
     text += "}\n";
-
-    std::string const unfinished = path + ".tmp";
-    std::ofstream file{unfinished, std::ios::binary};
-    file << text;
-    file.close();
-    std::error_code problem;
-    if (file) { std::filesystem::rename(unfinished, path, problem); }
-    if (!file || problem) { throw file_error{path, "cannot be written"}; }
+    replace_file(path, text);
 }
 
 } // namespace runner

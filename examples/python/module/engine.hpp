@@ -21,6 +21,8 @@
 #include <variant>
 #include <vector>
 
+#include "turn_lock.hpp"
+
 namespace mdkv_python
 {
 
@@ -124,9 +126,9 @@ public:
     [[nodiscard]] virtual layer_facts facts() const                    = 0;
     [[nodiscard]] virtual rung_counts counts() const                   = 0;
     [[nodiscard]] virtual std::vector<index_t> unpack(
-        tensor const& keys, tensor const& values) const                       = 0; ///< rows of each head
-    [[nodiscard]] virtual readable_cache view() const                         = 0; ///< stays while the turn is held
-    [[nodiscard]] virtual std::unique_lock<std::recursive_mutex> turn() const = 0;
+        tensor const& keys, tensor const& values) const            = 0; ///< rows of each head
+    [[nodiscard]] virtual readable_cache view() const              = 0; ///< stays while the turn is held
+    [[nodiscard]] virtual std::unique_lock<turn_lock> turn() const = 0;
 };
 
 using packed_layer = std::pair<std::unique_ptr<layer>, mdkv::compress_report>;

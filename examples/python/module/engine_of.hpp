@@ -201,7 +201,7 @@ public:
         if constexpr (backend::memory_space == mdkv::space::host) { return cache_.view(); }
         else { return {}; }
     }
-    [[nodiscard]] std::unique_lock<std::recursive_mutex> turn() const override { return on_->turn(); }
+    [[nodiscard]] std::unique_lock<turn_lock> turn() const override { return on_->turn(); }
 
 private:
     static constexpr index_t least_growth = 32; // tokens

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "engine.hpp"
+#include "turn_lock.hpp"
 
 namespace mdkv_python
 {
@@ -104,14 +105,14 @@ public:
     }
 
     /// A turn at the backend and at all that was made on it.
-    [[nodiscard]] std::unique_lock<std::recursive_mutex> turn() { return std::unique_lock{turn_}; }
+    [[nodiscard]] std::unique_lock<turn_lock> turn() { return std::unique_lock{turn_}; }
 
     [[nodiscard]] std::size_t scratch_bytes() const noexcept { return static_cast<std::size_t>(scratch_.size()); }
 
 private:
     [[nodiscard]] Place& self() noexcept { return static_cast<Place&>(*this); }
 
-    std::recursive_mutex turn_;
+    turn_lock turn_;
     typename place_types<Place>::memory scratch_;
 };
 

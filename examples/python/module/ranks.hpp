@@ -68,7 +68,7 @@ auto before_exchange(rank_group const* group, Call const& call)
     mdkv::ranks const all{group, group.place(1)};
     if (all.size() == 1) { return own; }
     mdkv::detail::agreement agreed{mdkv::cpu::backend{&none, {}, &all}};
-    agreed.settle(stage, {{{"number of all heads", all.own().heads}}});
+    agreed.settle(stage, mdkv::array<mdkv::detail::shared_number, 0>{});
     auto least = ~static_cast<std::uint64_t>(own); // the least of complements is the complement of the greatest
     all.agree(&least, 1);
     return static_cast<index_t>(~least);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -34,6 +35,7 @@
 #include "host.hpp"
 #include "module.hpp"
 #include "tensors.hpp"
+#include "turn_lock.hpp"
 
 namespace mdkv_python
 {
@@ -69,6 +71,15 @@ struct identity_texts
 using positions_list =
     std::optional<std::vector<input_of<std::int32_t const, nb::ndim<2>, nb::c_contig, nb::device::cpu>>>;
 
+/// The bytes of a path as Python's own functions take it: a text, bytes, or an object that has one of them.
+[[nodiscard]] std::string path_of(nb::handle given)
+{
+    PyObject* made = nullptr;
+    if (PyUnicode_FSConverter(given.ptr(), &made) == 0) { throw nb::python_error(); }
+    auto const bytes = nb::steal<nb::bytes>(made);
+    return {bytes.c_str(), bytes.size()};
+}
+
 /// The place of layers, as arguments of Python's; by default that of a whole model.
 struct place_numbers
 {
@@ -81,9 +92,18 @@ struct place_numbers
 
     [[nodiscard]] mdkv::cache_place of(index_t layers, index_t heads) const
     {
-        return {first_layer, model_layers.value_or(first_layer + layers), first_head,
-            model_heads.value_or(first_head + heads), std::span{tokens.data(), tokens.size()},
+        return {first_layer, model_layers.value_or(end_of("first_layer", first_layer, layers)), first_head,
+            model_heads.value_or(end_of("first_head", first_head, heads)), std::span{tokens.data(), tokens.size()},
             {static_cast<std::byte const*>(attachment.data()), attachment.size()}};
+    }
+
+private:
+    [[nodiscard]] static index_t end_of(char const* name, index_t first, index_t count)
+    {
+        index_t const most = std::numeric_limits<index_t>::max() - count;
+        mdkv::expects<mdkv::size_overflow>(
+            first <= most, "write: ", name, " is ", first, "; with the ", count, " that are written at most ", most);
+        return first + count;
     }
 };
 
@@ -103,11 +123,11 @@ auto with_layers(
         layers.push_back(nb::cast<layer_object const&>(one).of.get());
     }
     nb::gil_scoped_release const others;
-    std::vector<std::recursive_mutex*> places;
+    std::vector<turn_lock*> places;
     for (layer const* const one : layers) { places.push_back(one->turn().mutex()); }
     std::ranges::sort(places); // two calls take several turns in one order
     places.erase(std::ranges::unique(places).begin(), places.end());
-    std::vector<std::unique_lock<std::recursive_mutex>> turns;
+    std::vector<std::unique_lock<turn_lock>> turns;
     for (auto* const one : places) { turns.emplace_back(*one); }
 
     readable_cache const first =
@@ -336,24 +356,28 @@ void bind_storing(nb::module_& m)
         }
         catch (runner::file_error const& error)
         {
-            PyErr_SetString(PyExc_OSError, error.what());
+            std::string const text = error.what(); // names a path, which may be any bytes
+            nb::object const message =
+                nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+            PyErr_SetObject(PyExc_OSError, message.ptr());
         }
     });
     bind_stored(m);
     m.def(
         "write",
-        [](std::optional<std::string> const& path, nb::sequence const& layers, nb::handle tokens,
-            positions_list const& positions, nb::bytes const& attachment, index_t first_layer,
-            std::optional<index_t> model_layers, index_t first_head, std::optional<index_t> model_heads,
-            std::string const& model, std::string const& revision, std::string const& tokenizer,
-            std::string const& rope, std::string const& salt) -> nb::object {
+        [](nb::handle path, nb::sequence const& layers, nb::handle tokens, positions_list const& positions,
+            nb::bytes const& attachment, index_t first_layer, std::optional<index_t> model_layers, index_t first_head,
+            std::optional<index_t> model_heads, std::string const& model, std::string const& revision,
+            std::string const& tokenizer, std::string const& rope, std::string const& salt) -> nb::object {
             identity_texts const identity{model, revision, tokenizer, rope, salt};
             place_numbers const where{
                 first_layer, model_layers, first_head, model_heads, tokens_of(tokens), attachment};
-            if (path)
+            if (!path.is_none())
             {
-                with_layers(layers, positions, where,
-                    [&](mdkv::cache_place const& place, auto const& all) { write_file(*path, *identity, place, all); });
+                with_layers(
+                    layers, positions, where, [&, to = path_of(path)](mdkv::cache_place const& place, auto const& all) {
+                        write_file(to, *identity, place, all);
+                    });
                 return nb::none();
             }
             auto made              = with_layers(layers, positions, where,

@@ -308,7 +308,8 @@ void bind_values(nb::module_& m)
 
     nb::class_<host>(m, "Backend",
         "Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads "
-        "take turns; separate backends work side by side.")
+        "take turns; separate backends work side by side. In a process that is forked while another thread is in a "
+        "call on a backend, the backend and all that was made on it raise RuntimeError.")
         .def(nb::new_([](int threads) { return std::make_shared<host>(threads); }), nb::arg("threads") = 1)
         .def_prop_ro("threads", &host::threads, "Threads that share each call, the calling one included.")
         .def_prop_ro("scratch_bytes", &host::scratch_bytes, "Bytes of the scratch memory.")

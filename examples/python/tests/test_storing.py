@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -196,6 +197,91 @@ def test_other_errors(random, tmp_path):
         mdkv.load(tmp_path / "a")
 
 
+@pytest.mark.parametrize("name", [b"a" * 255, b"a" * 250, b"\xe9\xff \n", "\N{SNOWMAN}".encode(), b"folder/a"])
+def test_every_name_of_a_file(random, tmp_path, name):
+    layers, _ = layers_of(random, count=1)
+    (tmp_path / "folder").mkdir()
+    path = os.fsencode(tmp_path) + b"/" + name
+    for i, kind in enumerate((path, os.fsdecode(path), pathlib.Path(os.fsdecode(path)))):
+        mdkv.save(kind, layers, salt=str(i))
+        assert len(mdkv.load(kind, salt=str(i))) == 1
+        with pytest.raises(ValueError, match="salt is") as error:
+            mdkv.load(kind, salt="other")
+        str(error.value).encode()  # fit for any output
+    missing = os.fsencode(tmp_path) + b"/no/" + name
+    with pytest.raises(OSError, match="(?s)no/.*: cannot be made: No such file") as error:
+        mdkv.save(missing, layers)
+    str(error.value).encode()
+    with pytest.raises(FileNotFoundError):
+        mdkv.load(missing)
+    assert len(os.listdir(tmp_path)) <= 2
+
+
+def test_what_is_no_path(random, tmp_path):
+    layers, _ = layers_of(random, count=1)
+    with pytest.raises(OSError, match="File name too long"):
+        mdkv.save(tmp_path / ("a" * 256), layers)
+    for call in (lambda path: mdkv.save(path, layers), mdkv.load):
+        with pytest.raises(ValueError, match="null byte"):
+            call(f"{tmp_path}/a\0b")
+        for other in (7, None, ["a"]):
+            with pytest.raises(TypeError):
+                call(other)
+    assert os.listdir(tmp_path) == []
+
+
+def test_links_pipes_and_devices_stay(random, tmp_path):
+    layers, _ = layers_of(random)
+    data = mdkv.write(layers).tobytes()
+    link, pipe, socket_path = (tmp_path / name for name in ("link", "pipe", "socket"))
+    (tmp_path / "there").mkdir()
+    link.symlink_to("there/file")
+    for count in (2, 1):
+        mdkv.save(link, layers[:count])
+        assert link.is_symlink() and len(mdkv.load(link)) == len(mdkv.load(tmp_path / "there" / "file")) == count
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe: is not a regular file"):
+        mdkv.load(pipe)
+    with pytest.raises(OSError, match="pipe: no process reads this pipe"):
+        mdkv.save(pipe, layers)
+    with open(tmp_path / "read", "wb") as to:
+        reader = subprocess.Popen(["cat", pipe], stdout=to)
+    while True:
+        try:
+            mdkv.save(pipe, layers)
+            break
+        except OSError as error:  # cat has not opened it yet
+            assert "no process reads" in str(error) and reader.poll() is None
+    assert reader.wait() == 0 and (tmp_path / "read").read_bytes() == data and pipe.is_fifo()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(socket_path))
+        with pytest.raises(OSError, match="socket: is a socket"):
+            mdkv.save(socket_path, layers)
+        with pytest.raises(OSError):
+            mdkv.load(socket_path)
+    with pytest.raises(OSError, match="there: is a folder"):
+        mdkv.save(tmp_path / "there", layers)
+    with pytest.raises(IsADirectoryError):
+        mdkv.load(tmp_path / "there")
+    terminal, device = os.openpty()
+    with pytest.raises(OSError, match="is not a regular file"):
+        mdkv.load(os.ttyname(device))
+    os.close(terminal), os.close(device)
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "read", "socket", "there"]
+
+
+@pytest.mark.parametrize("name", ["first_layer", "first_head"])
+def test_places_at_the_end_of_all_numbers(random, name):
+    layers, _ = layers_of(random)
+    last = 2 ** 63 - 1 - {"first_layer": 2, "first_head": H}[name]
+    assert getattr(mdkv.read(mdkv.write(layers, **{name: last})), name) == last
+    for first in (last + 1, 2 ** 63 - 1):
+        with pytest.raises(ValueError, match=f"{name} is {first}; .* at most {last}$"):
+            mdkv.write(layers, **{name: first})
+    with pytest.raises(ValueError, match="from -1 on"):
+        mdkv.write(layers, **{name: -1})
+
+
 def test_a_full_disk_leaves_the_old_file(random, tmp_path):
     path = tmp_path / "a"
     layers, _ = layers_of(random)
@@ -284,9 +370,12 @@ def test_a_saved_cache_goes_on_with_the_same_logits(hf, tmp_path, preset, dtype)
         model(ids[:, :160], past_key_values=cache)
     cache.save(tmp_path / "a", ids[:, :160], model="m")
     go_on(torch, model, cache, ids[0, 160:180])
-    cache.save(tmp_path / "b", ids[:, :180], model="m", salt="s")
+    path = os.fsencode(tmp_path) + b"/\xe9"
+    cache.save(path, ids[:, :180], model="m", salt="s")
+    with pytest.raises(ValueError, match=r"/\\xe9: the text does not begin with the 180 tokens"):
+        mdkv.transformers.Cache.load(path, model.config, ids[0, 1:], identity={"model": "m", "salt": "s"})
     a = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity={"model": "m"})
-    b = mdkv.transformers.Cache.load(tmp_path / "b", model.config, ids, identity={"model": "m", "salt": "s"}, verify="bounds")
+    b = mdkv.transformers.Cache.load(path, model.config, ids, identity={"model": "m", "salt": "s"}, verify="bounds")
     assert (a.get_seq_length(), b.get_seq_length()) == (160, 180)
     go_on(torch, model, a, ids[0, 160:180])
     found = [go_on(torch, model, one, ids[0, 180:]) for one in (cache, a, b, copy.deepcopy(b))[:3]]

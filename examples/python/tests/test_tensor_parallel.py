@@ -207,7 +207,7 @@ def model_task(folder):
         else:
             raise AssertionError(f"not refused: {match}")
 
-    refused("limit of rank 2 is not that of rank 0", ValueError, lambda: model(ids, past_key_values=make(0.5 if rank == 2 else 0.25)))
+    refused("limit in bytes of rank 2 is not that of rank 0", ValueError, lambda: model(ids, past_key_values=make(0.5 if rank == 2 else 0.25)))
     refused("cannot hold the window", ValueError, lambda: model(ids, past_key_values=make(mdkv.Budget.bytes(9))))
     refused("tail of rank 2 is 9, of rank 0 8", ValueError, lambda: model(ids, past_key_values=make(tail=9 if rank == 2 else 8)))
     refused("tail of rank 1 is None, of rank 0 8", ValueError, lambda: model(ids, past_key_values=make(tail=8 if rank != 1 else None)))

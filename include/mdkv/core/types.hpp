@@ -277,6 +277,17 @@ template <element T>
     return widen(a) == widen(b);
 }
 
+namespace detail
+{
+
+/// Number of an element type in files, and between ranks.
+template <element T>
+inline constexpr std::uint32_t element_code = std::same_as<T, float>  ? 1
+                                              : std::same_as<T, half> ? 2
+                                                                      : 3;
+
+} // namespace detail
+
 /// Name of an element type on command lines and in messages.
 template <element T>
 [[nodiscard]] constexpr char const* element_name() noexcept

@@ -3,13 +3,17 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ranks.hpp>
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <type_traits>
 
 namespace mdkv::inline MDKV_MACHINE::detail
 {
@@ -30,12 +34,80 @@ template <backend B>
     return on;
 }
 
-/// A number that must be the same on all ranks.
+/// One more number in a hash.
+[[nodiscard]] constexpr std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) noexcept
+{
+    hash = (hash ^ number) * 0x9e3779b97f4a7c15U;
+    return hash ^ hash >> 29U;
+}
+
+/// A hash of real numbers in the backend's memory; on a GPU waits for the device.
+template <backend B, class V>
+[[nodiscard]] std::uint64_t hash_of(B const& on, view<V const, 1, B::memory_space> const& numbers)
+{
+    std::uint64_t hash = 0;
+    V some[64]{};
+    for (index_t first = 0; first < numbers.extent(0); first += index_t{std::size(some)})
+    {
+        index_t const n = (std::min)(index_t{std::size(some)}, numbers.extent(0) - first);
+        fetch(on, numbers.data_handle() + first, some, n);
+        for (index_t i = 0; i < n; ++i) { hash = mixed(hash, __builtin_bit_cast(std::uint64_t, double{some[i]})); }
+    }
+    return hash;
+}
+
+/// A hash of a ratio set's rungs.
+[[nodiscard]] inline std::uint64_t hash_of(ratio_set const& ratios) noexcept
+{
+    std::uint64_t hash = 0;
+    for (rung const& one : ratios)
+    {
+        hash = mixed(hash, static_cast<std::uint64_t>(one.num));
+        hash = mixed(hash, static_cast<std::uint64_t>(one.den) << 8U | static_cast<std::uint64_t>(one.kind));
+    }
+    return hash;
+}
+
+/// A number that must be the same on all ranks, or the hash of several.
 struct shared_number
 {
-    char const* name;
-    index_t value;
+    enum class form : std::uint8_t
+    {
+        whole,
+        real,
+        unshown
+    };
+    char const* name   = "";
+    std::uint64_t bits = 0;
+    form shown         = form::whole;
+
+    constexpr shared_number() noexcept = default;
+    /// \param value   a whole number or a real one, or a truth value or an enumeration's, which messages do not show
+    template <class V>
+    constexpr shared_number(char const* name_, V value) noexcept
+        : name{name_}
+    {
+        if constexpr (std::is_floating_point_v<V>)
+        {
+            bits  = __builtin_bit_cast(std::uint64_t, value + 0.0); // -0 is 0
+            shown = form::real;
+        }
+        else
+        {
+            bits  = static_cast<std::uint64_t>(value);
+            shown = std::is_same_v<V, bool> || std::is_enum_v<V> ? form::unshown : form::whole;
+        }
+    }
+    [[nodiscard]] static constexpr shared_number hash(char const* name, std::uint64_t hash) noexcept
+    {
+        shared_number made{name, hash};
+        made.shown = form::unshown;
+        return made;
+    }
 };
+
+/// Preset, sizes and encoding of a prompt whose call agrees. What other numbers follow from comes first.
+using prompt_numbers = array<shared_number, 32>;
 
 /// A call's part in the agreement of all ranks. It is made before arguments are checked. A call that ends without `settle` or
 /// `leave` has thrown, and the other ranks then throw, too, in their `settle`, of whatever stage it is. Does nothing in a dry
@@ -61,64 +133,93 @@ public:
     /// The stage that is called next agrees instead.
     void leave() noexcept { all_ = nullptr; }
 
-    /// Returns once every rank takes part with the same numbers.
-    /// \throws invalid_argument   a rank has refused its arguments, or has another number; on every rank
-    void settle(char const* stage, array<shared_number, 6> const& numbers)
+    /// Returns once every rank takes part with the same numbers. One exchange compares a hash; if it differs, others find the
+    /// first number that does.
+    /// \param prompt   null: the call is no prompt's
+    /// \throws invalid_argument   a rank has refused its arguments, makes another call, or has another number; on every rank
+    template <std::size_t N>
+    void settle(char const* stage, array<shared_number, N> const& numbers, prompt_numbers const* prompt = nullptr)
     {
-        if (open()) { compare(stage, numbers); }
+        static_assert(5 + prompt_numbers::size() + N <= call_numbers::size());
+        if (!open()) { return; }
+        rank_heads const& own = all_->own();
+        call_numbers all{{{"number of ranks", all_->size()}, {"number of all heads", own.heads},
+            {"number of all layers", own.layers}, shared_number::hash("call", prompt == nullptr ? 0 : 1)}};
+        std::size_t next = 4;
+        if (prompt != nullptr)
+        {
+            for (shared_number const& one : *prompt) { all[next++] = one; }
+        }
+        std::uint64_t text = 0;
+        for (char const* c = stage; *c != '\0'; ++c) { text = mixed(text, static_cast<unsigned char>(*c)); }
+        all[next++] = shared_number::hash("call", text);
+        for (shared_number const& one : numbers) { all[next++] = one; }
+        compare(stage, all);
     }
 
 private:
-    static constexpr index_t count = 13;
-    static constexpr auto none     = ~std::uint64_t{0};
-    using words                    = array<std::uint64_t, std::size_t{count}>;
+    static constexpr index_t count           = 3;  // words of the first exchange
+    static constexpr std::size_t most_agreed = 16; // numbers in one exchange, of two words each
+    static constexpr auto none               = ~std::uint64_t{0};
+    using call_numbers                       = array<shared_number, 4 * most_agreed>;
 
-    [[gnu::cold, gnu::noinline]] void compare(char const* stage, array<shared_number, 6> const& numbers)
+    [[gnu::cold, gnu::noinline]] void compare(char const* stage, call_numbers const& numbers)
     {
         auto const& all = *all_;
         leave(); // an exception from here on is every rank's
-        words least{};
-        least[0] = none;
-        for (std::size_t i = 0; i < numbers.size(); ++i)
+        std::uint64_t hash = 0;
+        for (shared_number const& one : numbers) { hash = mixed(hash, one.bits); }
+        std::uint64_t call[count]{none, hash, ~hash};
+        all.agree(call, count);
+        expects(call[0] == none, stage, ": rank ", call[0], " refuses its arguments");
+        if (call[1] == ~call[2]) { return; }
+        for (std::size_t first = 0; first < numbers.size(); first += most_agreed)
         {
-            least[1 + 2 * i] = static_cast<std::uint64_t>(numbers[i].value);
-            least[2 + 2 * i] = ~least[1 + 2 * i];
-        }
-        all.agree(least.data(), count);
-        expects(least[0] == none, stage, ": rank ", least[0], " refuses its arguments");
-        for (std::size_t i = 0; i < numbers.size(); ++i)
-        {
-            if (least[1 + 2 * i] != ~least[2 + 2 * i]) { differs(all, stage, numbers[i]); }
+            std::uint64_t least[2 * most_agreed];
+            for (std::size_t i = 0; i < most_agreed; ++i)
+            {
+                least[2 * i]     = numbers[first + i].bits;
+                least[2 * i + 1] = ~numbers[first + i].bits;
+            }
+            all.agree(least, 2 * index_t{most_agreed});
+            for (std::size_t i = 0; i < most_agreed; ++i)
+            {
+                if (least[2 * i] != ~least[2 * i + 1]) { differs(all, stage, numbers[first + i]); }
+            }
         }
     }
 
     /// Tells the other ranks that this one has refused its arguments.
     [[gnu::cold, gnu::noinline]] void refuse() const noexcept
     {
-        words own{};
-        for (std::uint64_t& word : own) { word = none; }
-        own[0] = static_cast<std::uint64_t>(all_->rank());
+        std::uint64_t own[count]{static_cast<std::uint64_t>(all_->rank()), none, none};
 #if defined(__cpp_exceptions)
         try
         {
-            all_->agree(own.data(), count);
+            all_->agree(own, count);
         }
         catch (...) // the call's own exception is on its way
         {}
 #else
-        all_->agree(own.data(), count);
+        all_->agree(own, count);
 #endif
     }
 
     /// Finds the first rank whose number is not that of rank 0.
     static void differs(ranks<S> const& all, char const* stage, shared_number const& own)
     {
-        std::uint64_t first = all.rank() == 0 ? static_cast<std::uint64_t>(own.value) : none;
+        std::uint64_t first = all.rank() == 0 ? own.bits : none;
         all.agree(&first, 1);
-        bool const other = static_cast<std::uint64_t>(own.value) != first;
-        std::uint64_t at = other ? static_cast<std::uint64_t>(all.rank()) : none;
+        std::uint64_t at = own.bits != first ? static_cast<std::uint64_t>(all.rank()) : none;
         all.agree(&at, 1);
-        expects(false, stage, ": ", own.name, " of rank ", at, " is not that of rank 0, ", static_cast<index_t>(first),
+        message value;
+        if (own.shown != shared_number::form::unshown) { value.add(", "); }
+        if (own.shown == shared_number::form::whole) { value.add_number(static_cast<index_t>(first)); }
+        if (own.shown == shared_number::form::real)
+        {
+            value.add_number(static_cast<float>(__builtin_bit_cast(double, first)));
+        }
+        expects(false, stage, ": ", own.name, " of rank ", at, " is not that of rank 0", value.text,
             "; it must be the same on all ranks");
     }
 
@@ -153,10 +254,12 @@ template <backend B>
     index_t const each     = own / parts;
     rank_heads const place = all == nullptr ? rank_heads{.heads = each, .layers = parts} : all->own();
     expects(own == parts * each, stage, ": ", own, " heads are not those of ", layers, " layers");
-    expects(place.first_head >= 0 && place.first_head <= place.heads - each, stage, ": this rank has heads ",
-        place.first_head, " to ", place.first_head + each, " of ", place.heads);
-    expects(place.first_layer >= 0 && place.first_layer <= place.layers - parts, stage, ": this rank has layers ",
-        place.first_layer, " to ", place.first_layer + parts, " of ", place.layers);
+    auto const within = [stage](char const* name, index_t first, index_t n, index_t all_of_them) {
+        expects(first >= 0 && n <= all_of_them && first <= all_of_them - n, stage, ": this rank's ", n, " ", name,
+            " from ", first, " on are not among the ", all_of_them, " of all ranks");
+    };
+    within("heads", place.first_head, each, place.heads);
+    within("layers", place.first_layer, parts, place.layers);
     return {place, own, each, checked_multiply(place.heads, layers > 0 ? place.layers : 1),
         (layers > 0 ? place.first_layer * place.heads : 0) + place.first_head};
 }
@@ -193,28 +296,32 @@ template <backend B>
                 {to + numbers.first * pieces, {layers, heads, pieces}, {numbers.place.heads * pieces, pieces, 1}}});
 }
 
-/// Checks that every head is on one rank, replicas aside; on a GPU waits for the device. Each rank adds a hash of its heads'
-/// numbers.
-/// \param word  [1]  in the backend's memory
-/// \throws invalid_argument   a head is on no rank or on several; on every rank
+/// Checks that every head is on one rank, replicas aside, and that ranks have different numbers; on a GPU waits for the device.
+/// Each rank adds hashes of its heads' numbers and of its own.
+/// \param words  [2]  in the backend's memory
+/// \throws invalid_argument   a head is on no rank or on several, or two ranks have one number; on every rank
 template <backend B>
 [[gnu::cold, gnu::noinline]] void expects_every_head(
-    B const& on, char const* stage, head_numbers const& heads, std::int64_t* word)
+    B const& on, char const* stage, head_numbers const& heads, std::int64_t* words)
 {
-    if (ranks_of(on) == nullptr || dry_run(on)) { return; }
+    auto const* const ranks = ranks_of(on);
+    if (ranks == nullptr || dry_run(on)) { return; }
     auto const hash = [](index_t n) {
-        std::uint64_t const mixed = (static_cast<std::uint64_t>(n) + 1) * 0x9e3779b97f4a7c15U;
         return static_cast<std::int64_t>(
-            (mixed ^ mixed >> 29U) >> 24U); // the sum of as many as there may be stays in 64 bits
+            mixed(0, static_cast<std::uint64_t>(n) + 1) >> 24U); // the sum of as many as there may be stays in 64 bits
     };
-    std::int64_t own = 0;
-    std::int64_t all = 0;
-    for (index_t h = 0; h < heads.own; ++h) { own += hash(heads.number(h)); }
-    for (index_t h = 0; h < heads.all; ++h) { all += hash(h); }
-    run(on, fill<std::int64_t>{word, own, 1});
-    sum_over_ranks(on, word, 1);
-    fetch(on, word, &own, 1);
-    expects(own == all, stage, ": not every one of ", heads.all,
+    std::int64_t own[2]{0, hash(ranks->rank())};
+    std::int64_t all[2]{};
+    for (index_t h = 0; h < heads.own && !heads.place.replica; ++h) { own[0] += hash(heads.number(h)); }
+    for (index_t h = 0; h < heads.all; ++h) { all[0] += hash(h); }
+    for (index_t r = 0; r < ranks->size(); ++r) { all[1] += hash(r); }
+    run(on, fill<std::int64_t>{words, own[0], 1});
+    run(on, fill<std::int64_t>{words + 1, own[1], 1});
+    ranks->sum(words, 2);
+    fetch(on, words, own, 2);
+    expects(own[1] == all[1], stage, ": two ranks have one number; each of ", ranks->size(),
+        " ranks must have another, from 0 on");
+    expects(own[0] == all[0], stage, ": not every one of ", heads.all,
         " heads is on one rank; see rank_heads (another rank with the same heads is a replica)");
 }
 

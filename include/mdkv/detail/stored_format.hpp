@@ -109,11 +109,6 @@ static_assert(sizeof(file_header) == 216 && std::has_unique_object_representatio
 static_assert(sizeof(place_record) == 64 && std::has_unique_object_representations_v<place_record>);
 static_assert(sizeof(layer_record) == 296 && std::has_unique_object_representations_v<layer_record>);
 
-template <element T>
-inline constexpr std::uint32_t element_code = std::is_same_v<T, float>  ? 1
-                                              : std::is_same_v<T, half> ? 2
-                                                                        : 3;
-
 template <class Record>
 [[nodiscard]] Record record_at(std::byte const* bytes) noexcept
 {

@@ -154,10 +154,21 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     auto const reports     = given_report != nullptr ? out(on, given_report, limits) : own;
     bool const real        = frame.ready();
 
-    if (real)
+    if (real && agreed.open())
     {
-        agreed.settle("compress", {{{"options.limit", report.budget_bytes}, {"options.quotas", options.quotas ? 1 : 0},
-                                      {"number N of tokens", N}, {"number W of window tokens", shape.window}}});
+        auto const& by      = options.scoring;
+        auto const& weights = by.query_weights;
+        agreed.settle("compress",
+            array<shared_number, 15>{
+                {{"number N of tokens", N}, {"number W of window tokens", shape.window}, {"dimension D of keys", D},
+                    {"dimension Dv of values", Dv}, {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
+                    shared_number::hash("ratios", hash_of(ratios)), {"options.pooling.width", options.pooling.width},
+                    {"options.pooling.kind", options.pooling.kind},
+                    {"options.allocation.charge", options.allocation.charge}, {"options.scoring.scale", by.scale},
+                    {"options.scoring.norm", by.norm},
+                    shared_number::hash("options.scoring.query_weights", weights ? hash_of(on, *weights) : 0),
+                    {"options.scoring.even_queries", by.even_queries}, {"options.quotas", options.quotas.has_value()},
+                    {"options.limit in bytes", report.budget_bytes}}});
     }
     run(on, fill<index_t>{shared.data_handle(), spend, 1});
     in_view<index_t, 1, B> const limit = options.quotas ? *options.quotas : as_input(shared);

@@ -260,8 +260,35 @@ struct prompt_work
             part_of(value_bases, l), p.ratios, options, scored);
         mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
         if (!p.replayed) { return; }
-        if (!dry_run(on)) { agreed.leave(); }
-        join(on, as_input(found), as_input(pooled), p.replayed->join, found);
+        prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
+        join_losses(
+            on, "prompt::finish_layer", agreed, &shared, as_input(found), as_input(pooled), p.replayed->join, found);
+    }
+
+    /// The numbers that a prompt of `tokens` tokens has on every rank, if there are ranks to agree with.
+    [[nodiscard]] prompt_numbers agreed_numbers(
+        B const& on, index_t tokens, agreement<B::memory_space> const& agreed) const
+    {
+        if (!agreed.open() || dry_run(on)) { return {}; }
+        preset const& p       = settings;
+        replay_part const how = p.replayed.value_or(replay_part{});
+        sharing_part const of = p.shared.value_or(sharing_part{});
+        auto const rotates    = p.replayed ? shape.encoding : rotary_encoding<B>{};
+        return {{{"number of tokens", tokens}, {"dimension D of keys", shape.dims.keys},
+            {"dimension Dv of values", shape.dims.values},
+            {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
+            {"element type of queries (1 float, 2 half, 3 bfloat16)", element_code<U>},
+            {"preset.replayed", p.replayed.has_value()}, {"preset.shared", p.shared.has_value()},
+            {"preset.window", p.window}, {"preset.ratios: number R of rungs", rung_count()},
+            shared_number::hash("preset.ratios", hash_of(p.ratios)), {"preset.pooling.width", p.pooling.width},
+            {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
+            {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.even", p.even},
+            {"preset.stand_ins", p.stand_ins}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
+            {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
+            {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
+            {"preset.shared.depth", of.depth}, {"preset.shared.odd", of.odd}, {"encoding.base", rotates.base},
+            {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
+            shared_number::hash("encoding.frequencies", rotates.frequencies ? hash_of(on, *rotates.frequencies) : 0)}};
     }
 
     /// Whether losses of a layer are joined, over the ranks that have its heads.
@@ -293,9 +320,8 @@ struct prompt_work
         index_t const spend = next.budget - one.window_bytes();
         if (!dry_run(on))
         {
-            agreed.settle("prompt::allocate",
-                {{{"limit", next.budget}, {"number N of tokens", N}, {"preset.shared", settings.shared ? 1 : 0},
-                    {"number of all layers", place.layers}, {"number of all heads", place.heads}}});
+            prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
+            agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
         }
         if (next.whole)
         {

@@ -107,13 +107,7 @@ struct recompressing
     template <class Cache>
     recompress_report operator()(Cache& cache, agreement<S>& agreed)
     {
-        if (real)
-        {
-            agreed.settle("recompress", {{{"options.limit", limit_bytes},
-                                            {"costs", hash_of(rung_costs{ratios, shape.dims, shape.element_bytes})},
-                                            {"options.longest_head (0: this cache's)", M + W},
-                                            {"number W of window tokens", W}, {"number of all heads", numbers.all}}});
-        }
+        if (real && agreed.open()) { agreed.settle("recompress", call_numbers()); }
         run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
         run(on, read_tokens<T, S>{
                     {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
@@ -145,6 +139,20 @@ struct recompressing
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
         return result;
+    }
+
+    /// The numbers that the call has on every rank.
+    [[nodiscard]] auto call_numbers() const
+    {
+        auto const& weights = options.query_weights;
+        return array<shared_number, 13>{{{"dimension D of keys", D}, {"dimension Dv of values", Dv},
+            {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
+            shared_number::hash("ratios", hash_of(ratios)), {"number W of window tokens", W},
+            {"options.pooling.width", options.pooling.width}, {"options.pooling.kind", options.pooling.kind},
+            {"options.allocation.charge", options.allocation.charge}, {"options.scale", options.scale},
+            shared_number::hash("options.query_weights", weights ? hash_of(on, *weights) : 0),
+            {"options.even_queries", options.even_queries}, {"options.longest_head (0: this cache's)", M + W},
+            {"options.limit", limit_bytes}}};
     }
 
     /// Gives every token its new rung by its loss within `bytes`.

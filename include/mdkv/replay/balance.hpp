@@ -179,17 +179,16 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         {losses.data_handle(), {numbers.place.layers, heads, shape[3]}, {0, 0, 1}}, nullptr}; // sums alone
     workspace::frame frame{*on.scratch, "balance"};
     of_layers.sums      = frame.template take<double>(of_layers.items());
-    of_all.sums         = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 1);
+    of_all.sums         = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 2);
     auto* const summed  = frame.template take<leverage_sum>(ranks == nullptr ? 0 : tokens);
     auto* const widened = frame.template take<float>(tokens);
     detail::sum_pieces<B> of_leverages{{widened, {1, 1, tokens}, {0, 0, 1}}, nullptr};
     of_leverages.sums = frame.template take<double>(of_leverages.items());
     double* factors   = frame.template take<double>(tokens);
     bool const real   = frame.ready();
-    agreed.settle(
-        "balance", {{{"options.depth", index_t{detail::bits_of_float(options.depth)}},
-                       {"options.odd", index_t{detail::bits_of_float(options.odd)}}, {"options.reach", options.reach},
-                       {"losses: number N of tokens", shape[3]}, {"number of all heads", numbers.all}}});
+    agreed.settle("balance",
+        array<detail::shared_number, 4>{{{"losses: number N of tokens", shape[3]}, {"options.depth", options.depth},
+            {"options.odd", options.odd}, {"options.reach", options.reach}}});
     run(on, of_layers);
     if (ranks != nullptr && real)
     {

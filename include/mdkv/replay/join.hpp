@@ -51,6 +51,59 @@ private:
     }
 };
 
+/// One call of join, by itself or of a prompt.
+/// \param agreed   made before the call's arguments were checked
+/// \param prompt   see agreement::settle
+template <backend B>
+void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agreed, prompt_numbers const* prompt,
+    in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
+{
+    expects_not_negative("join", "weight", weight);
+    array<index_t, 3> const shape = first.extents();
+    check arguments{on, "join"};
+    // In place, `first` is also the output, whose check covers it.
+    if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
+    {
+        arguments.in("first", first, shape, "H,R,N");
+    }
+    arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
+    workspace::frame frame{*on.scratch, "join"};
+    auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
+        return in_view<float, 3, B>{x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}};
+    };
+    sum_pieces<B> of_first{at_rung_0(first), nullptr};
+    sum_pieces<B> of_second{at_rung_0(second), nullptr};
+    of_first.sums      = frame.template take<double>(of_first.items());
+    of_second.sums     = frame.template take<double>(of_second.items());
+    auto const numbers = number_heads(on, "join", shape[0], 0);
+    bool const ranks   = ranks_of(on) != nullptr;
+    index_t const all  = numbers.all * of_first.pieces();
+    auto* const sums   = frame.template take<double>(ranks ? 2 * all + 2 : 0);
+    bool const real    = frame.ready();
+    if (real)
+    {
+        agreed.settle(stage,
+            array<shared_number, 3>{
+                {{"number N of tokens", shape[2]}, {"number R of rungs", shape[1]}, {"weight", weight}}},
+            prompt);
+    }
+    if (shape[1] == 0) { return; }
+    run(on, of_first);
+    run(on, of_second);
+    if (ranks && real)
+    {
+        auto* const words = reinterpret_cast<std::int64_t*>(sums);
+        expects_every_head(on, stage, numbers, words);
+        place_sums(on, numbers, of_first, sums);
+        place_sums(on, numbers, of_second, sums + all);
+        sum_over_ranks(on, words, 2 * all);
+        of_first.rows = of_second.rows = {first.data_handle(), {1, numbers.all, shape[2]}, {0, 0, 1}}; // for totals
+        of_first.sums                  = sums;
+        of_second.sums                 = sums + all;
+    }
+    run(on, add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
+}
+
 } // namespace detail
 
 /// Joins losses by two sets of rows. One set may have many rows of one kind (all of a prompt's queries, replayed), the
@@ -80,45 +133,7 @@ void join(
     B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
 {
     detail::agreement agreed{on};
-    detail::expects_not_negative("join", "weight", weight);
-    array<index_t, 3> const shape = first.extents();
-    detail::check arguments{on, "join"};
-    // In place, `first` is also the output, whose check covers it.
-    if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
-    {
-        arguments.in("first", first, shape, "H,R,N");
-    }
-    arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
-    workspace::frame frame{*on.scratch, "join"};
-    auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
-        return in_view<float, 3, B>{x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}};
-    };
-    detail::sum_pieces<B> of_first{at_rung_0(first), nullptr};
-    detail::sum_pieces<B> of_second{at_rung_0(second), nullptr};
-    of_first.sums      = frame.template take<double>(of_first.items());
-    of_second.sums     = frame.template take<double>(of_second.items());
-    auto const numbers = detail::number_heads(on, "join", shape[0], 0);
-    bool const ranks   = detail::ranks_of(on) != nullptr;
-    index_t const all  = numbers.all * of_first.pieces();
-    auto* const sums   = frame.template take<double>(ranks ? 2 * all + 1 : 0);
-    bool const real    = frame.ready();
-    agreed.settle("join", {{{"weight", index_t{detail::bits_of_float(weight)}}, {"number N of tokens", shape[2]},
-                              {"number R of rungs", shape[1]}, {"number of all heads", numbers.all}}});
-    if (shape[1] == 0) { return; }
-    run(on, of_first);
-    run(on, of_second);
-    if (ranks && real)
-    {
-        auto* const words = reinterpret_cast<std::int64_t*>(sums);
-        detail::expects_every_head(on, "join", numbers, words);
-        detail::place_sums(on, numbers, of_first, sums);
-        detail::place_sums(on, numbers, of_second, sums + all);
-        detail::sum_over_ranks(on, words, 2 * all);
-        of_first.rows = of_second.rows = {first.data_handle(), {1, numbers.all, shape[2]}, {0, 0, 1}}; // for totals
-        of_first.sums                  = sums;
-        of_second.sums                 = sums + all;
-    }
-    run(on, detail::add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
+    detail::join_losses(on, "join", agreed, nullptr, first, second, weight, joined);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE

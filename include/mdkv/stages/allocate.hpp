@@ -19,20 +19,19 @@ namespace mdkv::inline MDKV_MACHINE
 namespace detail
 {
 
-/// A number for `agreement` that other costs hardly have.
-[[nodiscard]] inline index_t hash_of(rung_costs const& costs) noexcept
+/// A hash of costs, for `agreement`.
+[[nodiscard]] inline std::uint64_t hash_of(rung_costs const& costs) noexcept
 {
-    auto hash = static_cast<std::uint64_t>(costs.channels) << 4U ^ costs.rungs;
+    std::uint64_t hash = mixed(static_cast<std::uint64_t>(costs.channels), costs.rungs);
     for (std::size_t r = 0; r < costs.size(); ++r)
     {
         for (index_t const x :
             {costs.bytes[r], costs.projection[r], index_t{costs.projected[r]} * 2 + costs.rotated[r]})
         {
-            hash = (hash ^ static_cast<std::uint64_t>(x)) * 0x9e3779b97f4a7c15U;
-            hash ^= hash >> 29U;
+            hash = mixed(hash, static_cast<std::uint64_t>(x));
         }
     }
-    return static_cast<index_t>(hash);
+    return hash;
 }
 
 } // namespace detail
@@ -102,11 +101,11 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
         {
             index_t limit = 0;
             fetch(with, limits.data_handle(), &limit, 1);
-            agreed.settle("allocate",
-                {{{"limits", limit}, {"costs", detail::hash_of(costs)}, {"loss: number N of tokens", loss.extent(2)},
-                    {"options.spend_leftover", options.spend_leftover ? 1 : 0},
-                    {"options.charge", static_cast<index_t>(options.charge)},
-                    {"number of all heads", detail::number_heads(with, "allocate", heads, options.layers).all}}});
+            agreed.settle("allocate", array<detail::shared_number, 6>{{{"loss: number N of tokens", loss.extent(2)},
+                                          detail::shared_number::hash("costs", detail::hash_of(costs)),
+                                          {"options.layers (0 or more)", options.layers > 0},
+                                          {"options.spend_leftover", options.spend_leftover},
+                                          {"options.charge", options.charge}, {"limits", limit}}});
         }
         detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report);
     });

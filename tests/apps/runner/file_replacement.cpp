@@ -4,11 +4,17 @@
 #include <algorithm>
 #include <csignal>
 #include <cstddef>
+#include <fcntl.h>
 #include <filesystem>
+#include <optional>
 #include <span>
+#include <stdlib.h>
 #include <string>
+#include <string_view>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -48,11 +54,25 @@ std::size_t files_in(scratch_folder const& folder)
         std::distance(std::filesystem::directory_iterator{folder.path()}, std::filesystem::directory_iterator{}));
 }
 
-void replace(std::string const& path, std::span<std::byte const> bytes)
+template <class Bytes>
+void replace(std::string const& path, Bytes const& bytes)
 {
     runner::file_replacement file{path};
     file.write(bytes);
     file.commit();
+}
+
+/// All bytes that come from a descriptor until its other end is closed; closes it.
+std::string drained(int descriptor)
+{
+    std::string all;
+    char some[4096];
+    for (::ssize_t got = 0; (got = ::read(descriptor, some, sizeof some)) > 0;)
+    {
+        all.append(some, static_cast<std::size_t>(got));
+    }
+    ::close(descriptor);
+    return all;
 }
 
 /// Whether a file holds caches, all checks made; a file that is missing or refused does not.
@@ -101,6 +121,131 @@ TEST_CASE("a file that is replaced is private, whole and alone in its folder")
     REQUIRE(::stat(path.c_str(), &of) == 0);
     CHECK((of.st_mode & 0777U) == 0600U);
     says(message_of([&] { replace(folder.file("no/folder"), bytes); }), "cannot be made: No such file");
+}
+
+TEST_CASE("a symbolic link stays, and the file at its end is replaced, beside which the temporary file lies")
+{
+    scratch_folder const links;
+    scratch_folder const folder;
+    std::string const target = folder.write("caches", "old");
+    namespace fs             = std::filesystem;
+    fs::create_symlink(target, links.file("whole"));
+    fs::create_symlink("whole", links.file("relative"));
+    fs::create_directory_symlink(folder.path(), links.file("folder"));
+    fs::create_directory(folder.file("inner"));
+    fs::create_symlink("../caches", folder.file("inner/up"));
+    fs::create_symlink("folder/inner/up", links.file("chain"));
+    fs::create_symlink(folder.file("none yet"), links.file("dangling"));
+    for (char const* const name : {"whole", "relative", "chain", "folder/inner/up", "folder/caches"})
+    {
+        CAPTURE(name);
+        runner::file_replacement file{links.file(name)};
+        CHECK(files_in(links) == 5);
+        CHECK(files_in(folder) == 3); // caches, inner, the temporary file
+        file.write(std::string_view{name});
+        CHECK(folder.read("caches") != name);
+        file.commit();
+        CHECK(folder.read("caches") == name);
+        CHECK(files_in(folder) == 2);
+    }
+    replace(links.file("dangling"), std::string_view{"made"});
+    CHECK(folder.read("none yet") == "made");
+    for (char const* const name : {"whole", "relative", "chain", "dangling"})
+    {
+        CHECK(fs::is_symlink(links.file(name)));
+    }
+    fs::create_symlink("b", links.file("a"));
+    fs::create_symlink("a", links.file("b"));
+    fs::create_symlink("no folder/x", links.file("c"));
+    says(message_of([&] { replace(links.file("a"), std::string_view{}); }), "/a: cannot be made: Too many levels");
+    says(
+        message_of([&] { replace(links.file("c"), std::string_view{}); }), "no folder/x: cannot be made: No such file");
+}
+
+TEST_CASE("a pipe and a terminal stay, and take the bytes; what takes none is refused by name")
+{
+    scratch_folder const folder;
+    std::string const pipe = folder.file("pipe");
+    std::string const text(200'000, 'x'); // more than a pipe holds
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    std::filesystem::create_symlink("pipe", folder.file("link"));
+    says(message_of([&] { replace(pipe, std::string_view{text}); }), "/pipe: no process reads this pipe");
+    for (char const* const name : {"pipe", "link"})
+    {
+        std::string got;
+        int const reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        REQUIRE(reader >= 0);
+        ::fcntl(reader, F_SETFL, 0);
+        std::optional<runner::file_replacement> file{folder.file(name)};
+        std::thread other{[&] { got = drained(reader); }};
+        file->write(text);
+        file->commit();
+        file.reset();
+        other.join();
+        CHECK(got == text);
+    }
+    CHECK(std::filesystem::is_fifo(pipe));
+    CHECK(std::filesystem::is_symlink(folder.file("link")));
+
+    int const terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    REQUIRE(terminal >= 0);
+    REQUIRE((::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0));
+    std::string const device = ::ptsname(terminal);
+    replace(device, std::string_view{"caches"});
+    CHECK(std::filesystem::is_character_file(device));
+    CHECK(drained(terminal) == "caches");
+
+    ::sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    folder.file("socket").copy(name.sun_path, sizeof name.sun_path - 1);
+    int const bound = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(::bind(bound, reinterpret_cast<::sockaddr const*>(&name), sizeof name) == 0);
+    ::close(bound);
+    says(message_of([&] { replace(folder.file("socket"), std::string_view{}); }), "/socket: is a socket, not a file");
+    says(message_of([&] { replace(folder.path(), std::string_view{}); }), ": is a folder, not a file");
+    says(message_of([&] { replace(folder.path() + "/", std::string_view{}); }), "/: is a folder, not a file");
+    says(message_of([&] { replace("", std::string_view{}); }), "cannot be made: No such file");
+    CHECK(files_in(folder) == 3);
+}
+
+TEST_CASE("every name that a folder takes can be replaced, and a longer one is refused before anything is written")
+{
+    scratch_folder const folder;
+    for (std::size_t length = 240; length <= 255; ++length)
+    {
+        std::string const name(length, 'n');
+        for (char const* const text : {"old", "new"}) { replace(folder.file(name), std::string_view{text}); }
+        CHECK(folder.read(name) == "new");
+    }
+    says(message_of([&] { runner::file_replacement const file{folder.file(std::string(256, 'n'))}; }),
+        "cannot be made: File name too long");
+    std::string const bytes = "\xE9\xFF\x01 \n";
+    replace(folder.file(bytes), std::string_view{"any bytes"});
+    CHECK(folder.read(bytes) == "any bytes");
+    CHECK(files_in(folder) == 17);
+}
+
+TEST_CASE(
+    "a folder that cannot be written is an error, and the file in it stays; a text has the permissions of any new file")
+{
+    scratch_folder const folder;
+    std::string const path = folder.write("caches", "old");
+    auto const mode_of     = [&] { return std::filesystem::status(path).permissions(); };
+    auto const mask        = ::umask(027);
+    runner::replace_file(path, "table");
+    ::umask(mask);
+    CHECK(folder.read("caches") == "table");
+    CHECK(mode_of() == std::filesystem::perms{0640});
+    std::filesystem::permissions(folder.path(), std::filesystem::perms{0555});
+    int const status = status_of_process([&] {
+        if (::geteuid() == 0 && ::setuid(65534) != 0) { ::_exit(2); } // root writes into any folder
+        std::string const text = message_of([&] { replace(path, std::string_view{"new"}); });
+        ::_exit(text == path + ": cannot be made: Permission denied" ? 0 : 1);
+    });
+    std::filesystem::permissions(folder.path(), std::filesystem::perms{0755});
+    CHECK(status == 0);
+    CHECK(folder.read("caches") == "table");
+    CHECK(files_in(folder) == 1);
 }
 
 TEST_CASE("a process that ends at any byte leaves the old file, and beside it one that is refused")

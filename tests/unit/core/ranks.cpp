@@ -9,6 +9,7 @@
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/join.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include "support/allocation.hpp"
@@ -21,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -224,11 +226,14 @@ TEST_CASE("an argument of one rank that is refused, or differs, is an error on e
                 index_t limit;
                 allocate_options options{};
                 rank_heads place;
+                int rank;
+                int size            = 3;
                 std::size_t scratch = 1 << 20;
             } mine{cut(in, {.first_head = transport.number, .heads = 3}, 1, 1), 3000, {},
-                {.first_head = transport.number, .heads = 3}};
+                {.first_head = transport.number, .heads = 3}, transport.number};
             if (transport.number == 1) { change(mine); }
-            mdkv::ranks const ranks{transport, mine.place};
+            claimed_rank const claimed{transport, mine.rank, mine.size};
+            mdkv::ranks const ranks{claimed, mine.place};
             scratch_memory memory{mine.scratch};
             mdkv::workspace scratch{memory.span()};
             mdkv::cpu::backend const on{&scratch, {}, &ranks};
@@ -250,13 +255,86 @@ TEST_CASE("an argument of one rank that is refused, or differs, is an error on e
     refused([](auto& mine) { mine.limit = -1; }, "limits[0] is -1");
     refused([](auto& mine) { mine.part.cost = {0, 8, 8}; }, "costs.bytes must ascend");
     refused([](auto& mine) { mine.scratch = 64; }, "workspace holds 64 bytes");
-    refused([](auto& mine) { mine.place.first_head = 3; }, "this rank has heads 3 to 4 of 3");
+    refused([](auto& mine) { mine.place.first_head = 3; },
+        "this rank's 1 heads from 3 on are not among the 3 of all ranks");
     differs([](auto& mine) { mine.limit = 2999; }, "limits of rank 1 is not that of rank 0, 3000");
     differs([](auto& mine) { mine.part.cost = {0, 8, 65}; }, "costs of rank 1");
     differs([](auto& mine) { mine.options.spend_leftover = false; }, "options.spend_leftover of rank 1");
     differs([](auto& mine) { mine.part.tokens = 50; }, "number N of tokens of rank 1");
     differs([](auto& mine) { mine.place.heads = 4; }, "number of all heads of rank 1");
+    differs([](auto& mine) { mine.place.layers = 2; }, "number of all layers of rank 1 is not that of rank 0, 1");
+    differs([](auto& mine) { mine.options.layers = 1; }, "options.layers (0 or more) of rank 1 is not that of rank 0;");
+    differs([](auto& mine) { mine.size = 4; }, "number of ranks of rank 1 is not that of rank 0, 3");
+    differs([](auto& mine) { mine.rank = 2; }, "two ranks have one number; each of 3 ranks must have another");
     differs([](auto& mine) { mine.place.first_head = 0; }, "not every one of 3 heads is on one rank");
+    constexpr auto last = std::numeric_limits<index_t>::max();
+    refused(
+        [](auto& mine) { mine.place.first_head = last; }, "1 heads from 9223372036854775807 on are not among the 3");
+    refused([](auto& mine) { mine.place.heads = -last - 1; }, "are not among the -9223372036854775808 of all ranks");
+    refused([](auto& mine) { mine.place.first_layer = last; }, "1 layers from 9223372036854775807 on are not among");
+}
+
+TEST_CASE("stages over ranks name the number that differs as it is, and the ranks that make another call")
+{
+    std::vector<float> losses(2 * 3 * 40, 1.0F);
+    std::vector<mdkv::leverage_sum> sums(40);
+    struct call
+    {
+        float weight = 0.5F, depth = 1.5F, odd = 0.25F;
+        index_t reach = 8, rungs = 3, tokens = 40;
+        int stage;
+    };
+    auto const errors_with = [&](int stage, auto const& change) {
+        rank_team team{3};
+        return on_ranks(team, [&](thread_rank const& transport) {
+            call mine{.stage = stage};
+            if (transport.number == 2) { change(mine); }
+            mdkv::ranks const ranks{transport, {.first_head = 2 * transport.number, .heads = 6}};
+            scratch_memory memory{1 << 20};
+            mdkv::workspace scratch{memory.span()};
+            mdkv::cpu::backend const on{&scratch, {}, &ranks};
+            auto own       = losses;
+            auto const all = mdkv::out(on, own.data(), 2, mine.rungs, mine.tokens);
+            auto const in  = mdkv::in(on, losses.data(), 2, mine.rungs, mine.tokens);
+            if (mine.stage == 0) { mdkv::join(on, in, in, mine.weight, all); }
+            else
+            {
+                mdkv::balance(on, mdkv::out(on, own.data(), 1, 2, mine.rungs, mine.tokens),
+                    {.depth        = mine.depth,
+                        .odd       = mine.odd,
+                        .leverages = mdkv::in(on, sums.data(), mine.tokens),
+                        .reach     = mine.reach});
+            }
+        });
+    };
+    auto const differs = [&](int stage, auto const& change, std::string const& what) {
+        for (std::string const& error : errors_with(stage, change))
+        {
+            says(error, (what + "; it must be the same on all ranks").c_str());
+        }
+    };
+    for (int const stage : {0, 1})
+    {
+        for (std::string const& error : errors_with(stage, [](call&) {})) { CHECK(error == ""); }
+    }
+    differs(
+        0, [](call& mine) { mine.weight = 2; }, "join: weight of rank 2 is not that of rank 0, 0.5");
+    differs(
+        0, [](call& mine) { mine.rungs = 2; }, "join: number R of rungs of rank 2 is not that of rank 0, 3");
+    differs(
+        0, [](call& mine) { mine.tokens = 39; }, "join: number N of tokens of rank 2 is not that of rank 0, 40");
+    differs(
+        1, [](call& mine) { mine.depth = -1; }, "balance: options.depth of rank 2 is not that of rank 0, 1.5");
+    differs(
+        1, [](call& mine) { mine.odd = 0; }, "balance: options.odd of rank 2 is not that of rank 0, 0.25");
+    differs(
+        1, [](call& mine) { mine.reach = 7; }, "balance: options.reach of rank 2 is not that of rank 0, 8");
+    differs(
+        0, [](call& mine) { mine.stage = 1; }, ": call of rank 2 is not that of rank 0");
+    differs(
+        1, [](call& mine) { mine.stage = 0; }, ": call of rank 2 is not that of rank 0");
+    differs(
+        0, [](call& mine) { mine.weight = 0.5F + 1e-7F; }, "join: weight of rank 2 is not that of rank 0, 0.5");
 }
 
 TEST_CASE("balance over ranks scales as one rank does, bit for bit")

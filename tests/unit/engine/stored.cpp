@@ -248,6 +248,11 @@ TEST_CASE("place, positions and attachment come back")
           == "stored_caches: layer 2 is not among the file's 2");
     CHECK(error_text<invalid_argument>([&] { static_cast<void>(caches.layer(1, 1, 2)); })
           == "stored_caches: heads [1, 1 + 2) are not among the 2 of layer 1");
+    for (index_t const head : {std::numeric_limits<index_t>::min(), std::numeric_limits<index_t>::max()})
+    {
+        auto const text = error_text<invalid_argument>([&] { static_cast<void>(caches.layer(1, head)); });
+        CHECK(text.ends_with(") are not among the 2 of layer 1"));
+    }
 }
 
 TEST_CASE("a hash chain tells how many tokens are shared")
@@ -480,6 +485,8 @@ TEST_CASE("layers that cannot be stored are refused before anything is written")
     support::layers_to_store<half> all = mixed_layers();
     all.place.model_layers             = 4;
     CHECK(refused(all) == "write: place: 2 layers from 3 on are not among the model's 4");
+    all.place.first_layer = all.place.model_layers = std::numeric_limits<index_t>::max();
+    CHECK(refused(all).starts_with("write: place: 2 layers from 9223372036854775807 on are not among the model's 92"));
     all                  = mixed_layers();
     all.place.first_head = -1;
     CHECK(refused(all) == "write: place: 2 heads from -1 on are not among the model's 12");

@@ -70,7 +70,7 @@ class Rope:
 
 class Backend:
     """
-    Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take turns; separate backends work side by side.
+    Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take turns; separate backends work side by side. In a process that is forked while another thread is in a call on a backend, the backend and all that was made on it raise RuntimeError.
     """
 
     def __init__(self, threads: int = 1) -> None: ...
@@ -337,7 +337,7 @@ class Stored:
         A Layer of heads [head, head + count) of the file's layer i (-1: all that follow), whose compressed part lies in the file's bytes. Its tail is its own: append, truncate and attend as with any other Layer. recompress puts it into memory of its own. Each call makes another Layer.
         """
 
-def write(path: str | None, layers: Sequence, *, tokens: object = (), positions: Sequence[Annotated[Tensor[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None, attachment: bytes = ..., first_layer: int = 0, model_layers: int | None = None, first_head: int = 0, model_heads: int | None = None, model: str = '', revision: str = '', tokenizer: str = '', rope: str = '', salt: str = '') -> object:
+def write(path: object | None, layers: Sequence, *, tokens: object = (), positions: Sequence[Annotated[Tensor[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None, attachment: bytes = ..., first_layer: int = 0, model_layers: int | None = None, first_head: int = 0, model_heads: int | None = None, model: str = '', revision: str = '', tokenizer: str = '', rope: str = '', salt: str = '') -> object:
     """
     See mdkv.save and mdkv.write: to a file, or, if path is None, to memory, which is returned.
     """

@@ -5,6 +5,7 @@ import torch
 
 import mdkv
 from mdkv.cache_layer import CacheLayer
+from mdkv.storing import shown
 
 _KIND = "mdkv.transformers 1"
 
@@ -31,20 +32,20 @@ def save(cache, path, tokens, identity):
 
 def load(cache, path, tokens, verify, identity):
     """See Cache.load; `cache` is empty."""
-    layers = _layers_of(cache)
+    layers, name = _layers_of(cache), shown(path)
     stored = mdkv.load(path, verify=verify, backend=cache.backend, **_identity(cache.config, identity))
     heads = getattr(cache.config, "num_key_value_heads", None) or cache.config.num_attention_heads
     if stored.first_layer or stored.first_head or (len(stored), stored.heads) != (len(layers), heads):
-        raise ValueError(f"{path}: holds {len(stored)} layers from {stored.first_layer} on of {stored.heads} heads from "
+        raise ValueError(f"{name}: holds {len(stored)} layers from {stored.first_layer} on of {stored.heads} heads from "
                          f"{stored.first_head} on; the model has {len(layers)} layers of {heads} heads")
     packed = [stored.layer(i) for i in range(len(layers))]
     if any(one.tokens != stored.tokens for one in packed):
-        raise ValueError(f"{path}: was written without its {packed[0].tokens} tokens")
+        raise ValueError(f"{name}: was written without its {packed[0].tokens} tokens")
     if tokens is not None and (shared := stored.tokens_shared(tokens)) != stored.tokens:
-        raise ValueError(f"{path}: the text does not begin with the {stored.tokens} tokens of the file; it shares at least the "
+        raise ValueError(f"{name}: the text does not begin with the {stored.tokens} tokens of the file; it shares at least the "
                          f"first {shared}")
     dtype = getattr(torch, stored.dtype)
-    limits, queries = _beside(path, stored.attachment, packed, dtype)
+    limits, queries = _beside(name, stored.attachment, packed, dtype)
     for layer, one, limit, last in zip(layers, packed, limits, queries):
         layer.batch, layer.heads, layer.key_dim, layer.value_dim = 1, heads, one.key_dim, one.value_dim
         layer.dtype, layer.device, layer.is_initialized = dtype, torch.device("cpu"), True
@@ -71,7 +72,7 @@ def _identity(config, given):
     return found
 
 
-def _beside(path, attachment, packed, dtype):
+def _beside(name, attachment, packed, dtype):
     """Limits of the layers' bytes, and their last queries [1, H*G, n, D] or None, of an attachment that `save` made; by default
     those of any other file."""
     none = [one.bytes["arena"] for one in packed], [None] * len(packed)
@@ -87,7 +88,7 @@ def _beside(path, attachment, packed, dtype):
     except (ValueError, TypeError, KeyError, RuntimeError):
         return none
     if not good:
-        raise ValueError(f"{path}: what mdkv.transformers wrote beside the caches is damaged")
+        raise ValueError(f"{name}: what mdkv.transformers wrote beside the caches is damaged")
     queries, data = [], torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else None
     for shape, size in zip(shapes, sizes):
         queries.append(data[:size].view(dtype).reshape(shape).clone())

@@ -1,6 +1,7 @@
 """storing.py: layers as files that other processes attend to where they lie."""
 import mmap
 import os
+import stat
 
 import numpy
 
@@ -20,8 +21,9 @@ def save(path, layers, **options):
                                the part of the model that these layers are; by default all of it
 
     The bytes are written under a temporary name in the same folder, synced, and renamed: whatever happens, `path` names the old
-    file or the whole new one, which only its owner can read. Raises ValueError with the library's message before anything is
-    written, and OSError if the file cannot be written; then the old file is still there.
+    file or the whole new one, which only its owner can read. A symbolic link stays, and the file at its end is replaced. A device
+    or a pipe that a process reads stays, too, and takes the bytes as they come. Raises ValueError with the library's message
+    before anything is written, and OSError if the file cannot be written; then the old file is still there.
     """
     _module.write(os.fspath(path), layers, **options)
 
@@ -42,16 +44,31 @@ def load(path, *, verify="everything", backend=None, **identity):
     backend    `mdkv.Backend` of the layers; None: one thread
 
     The file may be replaced or removed while it is in use, but must not be changed or truncated: that ends the process.
-    Raises ValueError with the library's message for a file of another model, a damaged one, and one that is none.
+    Raises ValueError with the library's message for a file of another model, a damaged one, and one that is none, and OSError for
+    what cannot be opened or mapped, such as a pipe, whose bytes `read` takes.
     """
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{os.fspath(path)}: the file is empty")
+    name = shown(path)
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{name}: is not a regular file")
+        if not status.st_size:
+            raise ValueError(f"{name}: the file is empty")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         return read(mapped, verify=verify, backend=backend, **identity)
     except ValueError as problem:
-        raise type(problem)(f"{os.fspath(path)}: {problem}") from None
+        raise type(problem)(f"{name}: {problem}") from None
+
+
+def shown(path):
+    """A path's text for a message, whatever its bytes are."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _open_at_once(path, flags):
+    """A pipe that no process writes is opened, too, and does not wait for one."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read(data, *, verify="everything", backend=None, **identity):
