@@ -44,6 +44,7 @@ struct score_head
     float* value_basis; // [value_dim, value_columns]
     float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
     float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
+    float* centre;      // [value_dim]                    means of values; losses are centred if some rung rotates
     float* more;        // operands of the backend's own
 };
 
@@ -140,7 +141,7 @@ struct score_plan
     {
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
-    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() : 0; }
+    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() + value_dim : 0; }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
         return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
@@ -154,7 +155,8 @@ struct score_plan
         float* const value_basis = key_basis + index_t{dim} * key_columns();
         float* const lse         = value_basis + index_t{value_dim} * value_columns();
         float* const channels    = lse + index_t{softmaxes} * rows;
-        return {queries, latents, key_basis, value_basis, lse, channels, channels + channel_floats()};
+        return {queries, latents, key_basis, value_basis, lse, channels, channels + 3 * dim + groups(),
+            channels + channel_floats()};
     }
 
 private:
@@ -253,13 +255,13 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return norm_of(plan.norm, joined_rows(plan.norm, total, plan.even));
 }
 
-/// Loss of a dropped token, from ||P|| and |v|.
+/// Loss of a dropped token, from ||P|| and |v - centre|, its `length` in all losses.
 [[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float length) noexcept
 {
     return 2 * mass * length;
 }
 
-/// Loss of a projected token, from the total of |P' - P| over the rows, ||P||, |v| and |v - v'|^2.
+/// Loss of a projected token, from the total of |P' - P| over the rows, ||P||, its length and |v - v'|^2.
 [[nodiscard]] MDKV_HD inline float projected_loss(
     row_norm norm, float moved, float mass, float length, float missing) noexcept
 {
@@ -275,7 +277,7 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return e * (e - 1);
 }
 
-/// Loss of a token stored as codes of whole vectors, from ||P||, |v|, |v - v'|^2, and `spread`, its logit's variance at a
+/// Loss of a token stored as codes of whole vectors, from ||P||, its length, |v - v'|^2, and `spread`, its logit's variance at a
 /// step of one range.
 [[nodiscard]] MDKV_HD inline float coded_loss(
     float mass, float length, float missing, float spread, storage kind) noexcept

@@ -99,7 +99,7 @@ private:
 };
 
 /// The channels of a head's keys for the noise of codes, given or fitted here: means, 1 / scales, and for every group the
-/// variance of a logit for codes with a step of 1, averaged over the queries. An item is a head.
+/// variance of a logit for codes with a step of 1, averaged over the queries; and the means of its values. An item is a head.
 template <element T, element U, backend B>
 struct score_channels
 {
@@ -109,11 +109,14 @@ struct score_channels
     in_view<float, 3, B> given; // [H, 3, D]  or empty
     in_view<U, 3, B> queries;
     in_view<T, 3, B> keys;
+    in_view<T, 3, B> values;
     score_plan plan;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
+        out_view<float, 2, B> const centres{plan.head(0).centre, {keys.extent(0), plan.value_dim}, {plan.head_floats(), 1}};
+        fit_value_means<T, B>{values, centres}.fit(t, h, values.extent(1), [](index_t i) { return i; });
         index_t const dim = plan.dim;
         float* const mean = plan.head(h).channels; // [3, dim]
         if (given.empty())

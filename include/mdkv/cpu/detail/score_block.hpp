@@ -227,10 +227,12 @@ struct score_block
     {
         index_t const columns = plan.value_columns();
         if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
-        if (plan.rotates) { std::copy_n(slot.rows, count * plan.value_dim, slot.rotated); }
         for (index_t i = 0; plan.rotates && i < count; ++i)
         {
-            hadamard_row(slot.rotated + i * plan.value_dim, plan.value_dim);
+            float const* const value = slot.rows + i * plan.value_dim;
+            float* const x           = slot.rotated + i * plan.value_dim;
+            for (index_t d = 0; d < plan.value_dim; ++d) { x[d] = value[d] - head.centre[d]; }
+            hadamard_row(x, plan.value_dim);
         }
         auto const total = [&](int softmax, index_t i) {
             auto const join = [&](simd::floats a, [[maybe_unused]] simd::floats b) {
@@ -243,13 +245,14 @@ struct score_block
         };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
-        float length[tile::block];  // |v|
+        float length[tile::block];  // |v - centre|
         float kept[tile::block]{};  // part of |v|^2 in the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
             squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
-            length[i]  = std::sqrt(squared[i]);
+            float const* const x = slot.rotated + i * plan.value_dim;
+            length[i]            = std::sqrt(plan.rotates ? tile::dot(x, x, plan.value_dim) : squared[i]);
             if (plan.dropped >= 0)
             {
                 loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], length[i]);

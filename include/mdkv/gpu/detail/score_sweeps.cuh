@@ -212,7 +212,7 @@ struct score_losses
         {
             block.project(plan.value_dim, block.operands.value_basis, plan.value_columns(), plan.value_latent);
         }
-        square(block.tile, sums);
+        square(block, sums);
         device::sync();
         add_rests(head, block.tile, sums);
         device::sync();
@@ -269,8 +269,9 @@ private:
     }
 
     /// Finds this thread's parts of its token's sums of squares.
-    __device__ void square(detail::score_tile const& tile, detail::score_thread_sums const& sums) const
+    __device__ void square(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
+        detail::score_tile const& tile = block.tile;
         constexpr int group = static_cast<int>(quantised_group);
         int const step      = tiling.tokens();
         int const share     = tiling.share();
@@ -296,7 +297,9 @@ private:
             sums.kept()[r * threads + device::thread()] =
                 squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
         }
+        float length   = 0;
         auto const add = [&](auto const& x) {
+            length += x.squares();
             for (int r = 0; r < plan.count; ++r)
             {
                 if (!plan.rungs[r].projected)
@@ -307,10 +310,13 @@ private:
         };
         for (int c = share * group; plan.rotates && c < plan.value_dim; c += shares * group)
         {
-            int const n = plan.value_dim - c;
-            if (n >= group) { add(detail::rotated_group{value + c * step, step}); }
-            else { add(detail::rotated_rest{value + c * step, n, step, tile.rotated + tiling.token()}); }
+            int const n              = plan.value_dim - c;
+            float const* const from  = value + c * step;
+            float const* const means = block.operands.centre + c;
+            if (n >= group) { add(detail::rotated_group{from, step, means}); }
+            else { add(detail::rotated_rest{from, n, step, tile.rotated + tiling.token(), means}); }
         }
+        sums.lengths()[device::thread()] = length;
     }
 
     /// Finds, if squares nearly cancel, this thread's part of the squared difference between its token's value and the
@@ -343,7 +349,7 @@ private:
     {
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares(), 0, token);
-        float const length  = sqrtf(squared);
+        float const length  = sqrtf(plan.rotates ? sums.joined(sums.lengths(), 0, token) : squared);
         auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
