@@ -80,6 +80,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, values, plan},
         plan.rotates ? heads : 0);
 
+    run(on, mdkv::detail::score_noise{plan}, plan.codes ? heads : 0);
+
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
     bool const sweep        = exact_needed || plan.softmaxes > 1;

@@ -150,6 +150,37 @@ struct score_channels
     }
 };
 
+/// For every rung of codes in the basis and every group of its coordinates the variance of a logit for codes with a step of
+/// 1, averaged over the queries. An item is a head.
+struct score_noise
+{
+    static constexpr char const* name = "score_noise";
+    static constexpr int threads      = 128;
+
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        score_head const head = plan.head(h);
+        index_t const size    = quantised_group;
+        float const rows      = static_cast<float>(plan.query_rows) * log2_e * log2_e;
+        for (index_t i = t.rank(); i < plan.noise_floats(); i += t.size())
+        {
+            score_rung const& u = plan.rungs[i / plan.groups()];
+            index_t const begin = i % plan.groups() * size;
+            index_t const end   = begin + size < u.keys ? begin + size : u.keys;
+            float sum           = 0;
+            for (index_t p = 0; u.projected && p * plan.panel < plan.rows; ++p)
+            {
+                float const* const panel = head.latents + p * plan.panel * plan.key_columns();
+                for (index_t j = begin * plan.panel; j < end * plan.panel; ++j) { sum += panel[j] * panel[j]; }
+            }
+            head.noise[i] = sum / (12.0F * rows);
+        }
+    }
+};
+
 /// Joins the states of a head's parts into log-sum-exps that include the query's weight w: P times w is
 /// 2^(logit - (lse - log2 w)). An item is 256 rows of one head's softmaxes.
 template <backend B>

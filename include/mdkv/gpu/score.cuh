@@ -73,6 +73,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             heads * (plan.rows / detail::score_panel));
     }
 
+    run(on, mdkv::detail::score_noise{plan}, plan.codes ? heads : 0);
+
     detail::token_rows<T> const key_rows{keys};
     if (!options.lse || plan.softmaxes > 1)
     {
