@@ -258,16 +258,19 @@ struct channels
     std::vector<real> query;
 };
 
+/// Mean of (x - from)^power in channel d of rows 0, s, 2 s, ..., at most 128.
+inline real average(matrix const& x, count d, real from, int power)
+{
+    count const step = std::max<count>((x.rows + 127) / 128, 1);
+    real sum         = 0;
+    count rows       = 0;
+    for (count i = 0; i < x.rows; i += step, ++rows) { sum += std::pow(x(i, d) - from, power); }
+    return rows == 0 ? real{0} : sum / static_cast<real>(rows);
+}
+
 inline channels channels_of(matrix const& queries, matrix const& keys)
 {
     channels out;
-    auto const average = [](matrix const& x, count d, real from, int power) {
-        count const step = std::max<count>((x.rows + 127) / 128, 1);
-        real sum         = 0;
-        count rows       = 0;
-        for (count i = 0; i < x.rows; i += step, ++rows) { sum += std::pow(x(i, d) - from, power); }
-        return rows == 0 ? real{0} : sum / static_cast<real>(rows);
-    };
     for (count d = 0; d < keys.cols; ++d)
     {
         real const mean   = average(keys, d, 0, 1);
@@ -310,6 +313,27 @@ inline real logit_variance(matrix const& keys, count token, channels const& by, 
     return sum;
 }
 
+/// The same for codes of the key's first r coordinates in the basis.
+inline real latent_variance(
+    matrix const& queries, matrix const& keys, count token, matrix const& basis, count r, real scale, real steps)
+{
+    real sum = 0;
+    for (count first = 0; first < r; first += 64)
+    {
+        real least = dot(keys, token, basis, first), most = least, asked = 0;
+        for (count c = first; c < std::min(r, first + 64); ++c)
+        {
+            real const x = dot(keys, token, basis, c);
+            least        = std::min(least, x);
+            most         = std::max(most, x);
+            for (count i = 0; i < queries.rows; ++i) { asked += std::pow(dot(queries, i, basis, c), 2); }
+        }
+        real const step = (most - least) / steps;
+        sum += step * step / 12 * asked / static_cast<real>(queries.rows) * scale * scale;
+    }
+    return sum;
+}
+
 /// What a token keeps of its key and of its value.
 struct coordinates
 {
@@ -330,7 +354,7 @@ struct scoring
 struct scores
 {
     matrix loss;               ///< [rungs, N]
-    std::vector<real> dropped; ///< [N]   2 P |v| over the rows: the magnitude against which errors of a loss are judged
+    std::vector<real> dropped; ///< [N]   loss of dropping: the magnitude against which errors of a loss are judged
     std::vector<real> lse;     ///< [G*Q]
 };
 
@@ -375,10 +399,24 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         }
         return std::isinf(how.power) ? joined : std::pow(joined, 1 / how.power);
     };
+    // With codes of whole vectors values are taken less the means of their channels.
+    bool coded = false;
+    for (coordinates const& r : rungs) { coded = coded || (r.bits > 0 && r.keys == dim && r.values == values.cols); }
+    matrix centred = values;
+    for (count d = 0; coded && d < values.cols; ++d)
+    {
+        real const mean = average(values, d, 0, 1);
+        for (count j = 0; j < n; ++j) { centred(j, d) -= mean; }
+    }
+    auto const length = [&](count j) { return std::fmax(norm(values, j), norm(centred, j)); };
     for (count j = 0; j < n; ++j)
     {
-        out.dropped[static_cast<std::size_t>(j)] = 2 * over_rows(exact, nullptr, j) * norm(values, j);
+        out.dropped[static_cast<std::size_t>(j)] = 2 * over_rows(exact, nullptr, j) * length(j);
     }
+    auto const noise = [](real variance) {
+        real const x = std::min(variance, real{20});
+        return real{0.25} * real{0.25} * std::exp(x) * std::expm1(x);
+    };
     matrix tokens{n, dim};
     for (count j = 0; j < n; ++j)
     {
@@ -400,6 +438,7 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         matrix v       = values;
         if (all)
         {
+            v = centred;
             for (count j = 0; j < n; ++j) { read_again_turned(v, j, kept.bits); }
         }
         else
@@ -415,17 +454,17 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
         for (count j = 0; j < n; ++j)
         {
             real far = 0;
-            for (count d = 0; d < values.cols; ++d) { far += (values(j, d) - v(j, d)) * (values(j, d) - v(j, d)); }
-            far = std::sqrt(far);
-            if (all)
+            matrix const& from = all ? centred : values;
+            for (count d = 0; d < values.cols; ++d) { far += (from(j, d) - v(j, d)) * (from(j, d) - v(j, d)); }
+            if (kept.bits > 0)
             {
-                real const x   = std::min(logit_variance(tokens, j, known, scale, kept.bits == 8 ? 255 : 15), real{20});
-                real const y   = real{0.25} * real{0.25} * std::exp(x) * std::expm1(x) * dot(values, j, values, j);
-                out.loss(r, j) = over_rows(exact, nullptr, j) * std::sqrt(far * far + y);
-                continue;
+                real const steps    = kept.bits == 8 ? 255 : 15;
+                real const variance = all ? logit_variance(tokens, j, known, scale, steps)
+                                          : latent_variance(queries, tokens, j, key_basis, kept.keys, scale, steps);
+                far += noise(variance) * length(j) * length(j);
             }
-            real const moved = over_rows(other, &exact, j);
-            out.loss(r, j)   = moved * norm(values, j) + over_rows(exact, nullptr, j) * far;
+            out.loss(r, j) = over_rows(exact, nullptr, j) * std::sqrt(far);
+            if (!all) { out.loss(r, j) += over_rows(other, &exact, j) * length(j); }
         }
     }
     return out;

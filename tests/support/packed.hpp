@@ -284,7 +284,7 @@ void read_run(std::byte const* base, index_t keys, index_t values, index_t token
 template <class T, class V>
 [[nodiscard]] double key_mean(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, index_t c)
 {
-    return static_cast<double>(mdkv::widen(element_at<T>(cache.arena, cache.heads[h].key_channels, c)));
+    return static_cast<double>(mdkv::widen(element_at<T>(cache.arena, cache.heads[h].channels, c)));
 }
 template <class T, class V>
 [[nodiscard]] double key_scale(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, index_t c)
@@ -292,8 +292,15 @@ template <class T, class V>
     return key_mean<T>(cache, h, cache.layout.dims.keys + c);
 }
 
-/// The tokens of a quantised run of head h. Codes of vectors' own coordinates stand for rotated ones, of keys less the means of
-/// their channels and over the scales.
+/// Mean of its values.
+template <class T, class V>
+[[nodiscard]] double value_mean(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, index_t c)
+{
+    return key_mean<T>(cache, h, 2 * cache.layout.dims.keys + c);
+}
+
+/// The tokens of a quantised run of head h. Codes of vectors' own coordinates stand for rotated ones, less the means of their
+/// channels, of keys over the scales, too.
 template <class T, class V>
 void read_coded_run(
     mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, std::size_t r, std::vector<stored_token<T>>& into)
@@ -319,6 +326,10 @@ void read_coded_run(
                 auto const channel = static_cast<index_t>(c);
                 token.key_numbers[c] =
                     token.key_numbers[c] * key_scale<T>(cache, h, channel) + key_mean<T>(cache, h, channel);
+            }
+            for (std::size_t c = 0; c < token.value_numbers.size(); ++c)
+            {
+                token.value_numbers[c] += value_mean<T>(cache, h, static_cast<index_t>(c));
             }
         }
         into.push_back(std::move(token));

@@ -186,18 +186,23 @@ private:
         }
         real squares = 0;
         real bends   = 0;
+        real longest = INFINITY;
         for (real const x : direction) { squares += x * x; }
         for (index_t g = 0; g < s.group; ++g)
         {
             for (index_t t = 0; t < s.queries; ++t)
             {
                 real const along = product(g, t, direction);
-                bends += shares[static_cast<std::size_t>(g * s.queries + t)] * along * along;
+                real const share = shares[static_cast<std::size_t>(g * s.queries + t)];
+                real const lacks = real{lse.get(h * s.group + g, t)} + std::log(share) - product(g, t, key);
+                bends += share * along * along;
+                if (along > 0) { longest = std::fmin(longest, (lacks + std::log(real{8})) / along); }
             }
         }
         for (std::size_t d = 0; d < dim; ++d)
         {
-            made.keys.push_back(static_cast<double>(key[d] + (bends > 0 ? squares / bends * direction[d] : 0)));
+            real const step = bends > 0 ? std::fmin(squares / bends, longest) : 0;
+            made.keys.push_back(static_cast<double>(key[d] + step * direction[d]));
         }
         for (real const x : value) { made.values.push_back(static_cast<double>(x)); }
     }

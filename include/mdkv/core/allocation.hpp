@@ -13,13 +13,13 @@ namespace mdkv::inline MDKV_MACHINE
 {
 
 /// Cost of each rung, in bytes per token and head, of a head's projections if that rung is its widest projected one
-/// in use, and of its keys' channels. Made from a ratio set, or filled in by callers with other rungs.
+/// in use, and of its channels. Made from a ratio set, or filled in by callers with other rungs.
 struct rung_costs
 {
     mdkv::array<index_t, max_rungs> bytes{};      ///< strictly ascending
     mdkv::array<bool, max_rungs> projected{};     ///< needs the head's projections
     mdkv::array<index_t, max_rungs> projection{}; ///< bytes of the projections; 0 for a rung that needs none
-    mdkv::array<bool, max_rungs> rotated{};       ///< needs the channels of the head's keys
+    mdkv::array<bool, max_rungs> rotated{};       ///< needs the head's channels
     index_t channels  = 0; ///< bytes of a head's channels, set aside for every head; 0 if no rung needs them
     std::size_t rungs = 0;
 
@@ -41,7 +41,7 @@ struct rung_costs
             projected[r]  = ratios[r].projected();
             projection[r] = projection_bytes(ratios, r, dims, element_bytes);
             rotated[r]    = ratios[r].rotated();
-            channels      = rotated[r] ? 2 * dims.keys * element_bytes : channels;
+            channels      = rotated[r] ? channel_bytes(dims, element_bytes) : channels;
         }
     }
 
@@ -117,9 +117,9 @@ struct allocation
     double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
     double loss              = 0; ///< sum of the losses of the chosen rungs
     double dual              = 0; ///< lower bound on the loss of any allocation within the limit (over_limit: the loss)
-    index_t limit            = 0; ///< bytes allowed for tokens, projections and key channels
+    index_t limit            = 0; ///< bytes allowed for tokens, projections and channels
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
-    index_t charged_bytes    = 0; ///< bytes of projections and key channels
+    index_t charged_bytes    = 0; ///< bytes of projections and channels
     mdkv::array<index_t, max_rungs> tokens{}; ///< tokens at each rung
 
     /// Upper bound on the distance of the loss from the best one; 0 when the dual is tight.

@@ -20,8 +20,9 @@ namespace mdkv::inline MDKV_MACHINE
 //   key projection    [Dk, columns]   element type   brings queries to the leading coordinates of keys; only if a
 //                                                    projected rung is in use
 //   value projection  [columns, Dv]   element type   leading rows of the value basis
-//   key channels      [2, Dk]         element type   means, subtracted from keys before rotation, and scales, which divide
-//                                                    the centred keys; only if a rotated rung is in use
+//   channels          [2 Dk + Dv]     element type   means, subtracted from keys before rotation; scales, which divide the
+//                                                    centred keys; means, subtracted from values before rotation; only if
+//                                                    a rotated rung is in use
 //   rung 1            keys, values    tokens at that rung, positions ascending; the full rung is not among these
 //   rung 2            keys, values
 //   ...
@@ -43,7 +44,7 @@ namespace mdkv::inline MDKV_MACHINE
 //                 byte j holds coordinate j of the group in its low half and g' + j in its high half (0 if there is
 //                 none), so that a vector of bytes gives two vectors of neighbours.
 //                 A projected rung has codes of coordinates in the head's basis. For other rungs each group of the
-//                 vector's own coordinates (keys centred and scaled by channel) is rotated first (detail/hadamard.hpp):
+//                 vector's own coordinates (centred, keys scaled, too, by channel) is rotated first (detail/hadamard.hpp):
 //                 multiplied with the Hadamard matrix of its size over the root of that size, block by block if the size
 //                 is no power of two.
 //
@@ -105,8 +106,8 @@ struct cache_layout
         return key_coordinates[r] > 0 && r != full_rung;
     }
 
-    /// Whether coordinates at rung r are rotated, group by group, before they become codes (detail/hadamard.hpp). Keys are
-    /// centred and scaled channel by channel first.
+    /// Whether coordinates at rung r are rotated, group by group, before they become codes (detail/hadamard.hpp). They are
+    /// centred channel by channel first, keys scaled, too.
     [[nodiscard]] MDKV_HD constexpr bool rotated(std::size_t r) const noexcept
     {
         return own_run(r) && kinds[r] != storage::plain && !in_basis[r];
@@ -159,7 +160,7 @@ struct head_entry
     index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
     index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
-    index_t key_channels     = 0; ///< byte offset of [2, Dk], means and scales, if a rotated rung is in use
+    index_t channels         = 0; ///< byte offset of [2 Dk + Dv], means and scales, if a rotated rung is in use
     index_t stand_ins        = 0; ///< the last tokens of the exact run; they have no slots
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
@@ -237,7 +238,7 @@ template <element T>
     };
     entry.key_projection   = place(layout.dims.keys * entry.key_columns * bytes);
     entry.value_projection = place(entry.value_columns * layout.dims.values * bytes);
-    entry.key_channels     = place(rotated ? 2 * layout.dims.keys * bytes : 0);
+    entry.channels         = place(rotated ? channel_bytes(layout.dims, bytes) : 0);
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (!layout.own_run(r)) { continue; }

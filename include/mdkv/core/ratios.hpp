@@ -47,7 +47,7 @@ struct rung
     /// Whether the token is stored in the head's basis: the head stores a projection, too.
     [[nodiscard]] constexpr bool projected() const noexcept { return !dropped() && num < den; }
     [[nodiscard]] constexpr bool quantised() const noexcept { return !dropped() && kind != storage::plain; }
-    /// Whether it is stored as codes of its own coordinates, rotated: the head stores the channels of its keys, too.
+    /// Whether it is stored as codes of its own coordinates, rotated: the head stores its channels, too.
     [[nodiscard]] constexpr bool rotated() const noexcept { return quantised() && !projected(); }
 
     /// The same coordinates in another storage.
@@ -82,6 +82,13 @@ struct head_dims
 
     [[nodiscard]] friend constexpr bool operator==(head_dims const&, head_dims const&) noexcept = default;
 };
+
+/// Bytes of the channels that a head stores if it has codes of vectors' own coordinates: means and scales of its keys, means of
+/// its values.
+[[nodiscard]] MDKV_HD constexpr index_t channel_bytes(head_dims dims, index_t element_bytes) noexcept
+{
+    return (2 * dims.keys + dims.values) * element_bytes;
+}
 
 /// Limit on the rungs of a ratio set; the size of the small tables that kernels take by value.
 inline constexpr std::size_t max_rungs = 16;
@@ -154,7 +161,7 @@ public:
         return false;
     }
 
-    /// Whether a rung needs the channels of keys.
+    /// Whether a rung needs channels.
     [[nodiscard]] constexpr bool any_rotated() const noexcept
     {
         for (rung const& r : *this)

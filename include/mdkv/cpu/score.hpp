@@ -77,8 +77,10 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });
     run(on,
         mdkv::detail::score_channels<T, U, backend>{
-            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, plan},
+            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, values, plan},
         plan.rotates ? heads : 0);
+
+    run(on, mdkv::detail::score_noise{plan}, plan.codes ? heads : 0);
 
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();

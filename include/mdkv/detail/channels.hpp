@@ -1,4 +1,4 @@
-/// \file channels.hpp: the jobs of fit_channels: mean and scale of every channel of keys, and the queries' rms.
+/// \file channels.hpp: jobs that find mean and scale of every channel of keys, the queries' rms, and the mean of every channel of values.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -22,13 +22,47 @@ inline constexpr index_t channel_queries = 2;
 /// The largest scale, and the inverse of the least: both are normal halves.
 inline constexpr float largest_channel_scale = 1024.0F;
 
-/// The channels of a head. An item is a head.
+inline constexpr index_t most_sampled = 128;
+
+/// Mean of `of(x)` over up to `most_sampled` of `count` rows, evenly spaced, n lanes of each; 0 if the sum leaves float's
+/// range.
+template <team Team, class Row, class Of>
+[[nodiscard]] MDKV_HD auto sampled_mean(Team const& t, index_t count, int n, Row const& row, Of const& of)
+{
+    constexpr int Lanes = Team::register_lanes;
+    using floats        = lane_floats<Lanes>;
+    index_t const step  = (count + most_sampled - 1) / most_sampled;
+    float line[std::size_t{Lanes}]{};
+    floats sum{};
+    for (index_t i = 0; i < count; i += step)
+    {
+        auto const* const from = row(i);
+        if (n == Lanes) { widen_lanes(t, from, line); }
+        for (int l = 0; l < n && n < Lanes; ++l)
+        {
+            line[l] = widen(load_at<std::remove_cvref_t<decltype(*from)>>(from + l));
+        }
+        floats const x = load_lanes<floats>(line);
+        sum += of(x * 0.0F == 0.0F ? x : floats{});
+    }
+    sum = sum * 0.0F == 0.0F ? sum : floats{};
+    return count == 0 ? sum : sum / static_cast<float>((count + step - 1) / step);
+}
+
+/// Mean of the rows themselves. A second pass makes the mean of large numbers exact: a sum of them is rounded.
+template <team Team, class Row>
+[[nodiscard]] MDKV_HD auto sampled_mean(Team const& t, index_t count, int n, Row const& row)
+{
+    auto const about = sampled_mean(t, count, n, row, [](auto const& x) { return x; });
+    return about + sampled_mean(t, count, n, row, [&](auto const& x) { return x - about; });
+}
+
+/// The channels of a head's keys. An item is a head.
 template <element T, element U, backend B>
 struct fit_key_channels
 {
-    static constexpr char const* name     = "fit_channels";
-    static constexpr int threads          = 128;
-    static constexpr index_t most_sampled = 128;
+    static constexpr char const* name = "fit_channels";
+    static constexpr int threads      = 128;
 
     in_view<U, 3, B> queries;       // [H*G, Q, D]
     in_view<T, 3, B> keys;          // [H, N, D]
@@ -57,12 +91,11 @@ struct fit_key_channels
                 return queries.row(h * (per_head / queries.extent(1)) + g, i % queries.extent(1)) + d;
             };
             floats const none{};
-            floats const about = average(t, count, n, key, [](floats const& x) { return x; });
-            // A second pass makes the mean of large keys exact: a sum of them is rounded.
-            floats const mean   = about + average(t, count, n, key, [&](floats const& x) { return x - about; });
-            floats const spread = average(t, count, n, key, [&](floats const& x) { return (x - mean) * (x - mean); });
+            floats const mean = sampled_mean(t, count, n, key);
+            floats const spread =
+                sampled_mean(t, count, n, key, [&](floats const& x) { return (x - mean) * (x - mean); });
             floats const asked =
-                per_head == 0 ? none + 1.0F : average(t, per_head, n, row, [](floats const& x) { return x * x; });
+                per_head == 0 ? none + 1.0F : sampled_mean(t, per_head, n, row, [](floats const& x) { return x * x; });
             float by_lane[3][std::size_t{lanes}];
             store_lanes(by_lane[0], mean);
             store_lanes(by_lane[1], spread);
@@ -78,36 +111,35 @@ struct fit_key_channels
     }
 
 private:
-    /// Mean of `of(x)` over up to `most_sampled` of `count` rows, n lanes of each; 0 if the sum leaves float's range.
-    template <team Team, class Row, class Of>
-    [[nodiscard]] MDKV_HD static auto average(Team const& t, index_t count, int n, Row const& row, Of const& of)
-    {
-        constexpr int Lanes = Team::register_lanes;
-        using floats        = lane_floats<Lanes>;
-        index_t const step  = (count + most_sampled - 1) / most_sampled;
-        float line[std::size_t{Lanes}]{};
-        floats sum{};
-        for (index_t i = 0; i < count; i += step)
-        {
-            auto const* const from = row(i);
-            if (n == Lanes) { widen_lanes(t, from, line); }
-            for (int l = 0; l < n && n < Lanes; ++l)
-            {
-                line[l] = widen(load_at<std::remove_cvref_t<decltype(*from)>>(from + l));
-            }
-            floats const x = load_lanes<floats>(line);
-            sum += of(x * 0.0F == 0.0F ? x : floats{});
-        }
-        sum = sum * 0.0F == 0.0F ? sum : floats{};
-        return count == 0 ? sum : sum / static_cast<float>((count + step - 1) / step);
-    }
-
     [[nodiscard]] MDKV_HD static float scale_of(float mean, float spread, float query)
     {
         constexpr float most = largest_channel_scale * largest_channel_scale;
         if (!(spread > 0x1p-20F * fabsf(mean))) { return 1.0F; } // no spread, or only that of rounding
         if (spread >= most * query) { return largest_channel_scale; }
         return query >= most * spread ? 1.0F / largest_channel_scale : sqrtf(spread / query);
+    }
+};
+
+/// The means of the channels of a head's values.
+template <element T, backend B>
+struct fit_value_means
+{
+    in_view<T, 3, B> values;     // [H, N, Dv]
+    out_view<float, 2, B> means; // [H, Dv]
+
+    /// Fits the means to the values of `count` tokens; the i-th is token(i).
+    template <team Team, class Token>
+    MDKV_HD void fit(Team const& t, index_t h, index_t count, Token const& token) const
+    {
+        constexpr int lanes = Team::register_lanes;
+        index_t const dim   = values.extent(2);
+        for (index_t d = member(t) * lanes; d < dim; d += members(t) * lanes)
+        {
+            auto const n = static_cast<int>(dim - d < lanes ? dim - d : lanes);
+            float by_lane[std::size_t{lanes}];
+            store_lanes(by_lane, sampled_mean(t, count, n, [&](index_t i) { return values.row(h, token(i)) + d; }));
+            for (int l = 0; l < n; ++l) { means(h, d + l) = by_lane[l]; }
+        }
     }
 };
 

@@ -252,7 +252,7 @@ private:
         auto const most         = static_cast<float>(most_code(kind));
         if (at.basis == run_basis::rotated)
         {
-            for_coordinates(t, at.rows.by_token ? 0 : n, [&](int j, int i) {
+            for_coordinates(t, n, [&](int j, int i) {
                 floats const centred = load_lanes<floats>(mine.x + j * tile + i) - mine.mean[c + j];
                 store_lanes(mine.x + j * tile + i, centred * mine.factor[c + j]);
             });

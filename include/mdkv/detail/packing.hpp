@@ -73,7 +73,7 @@ struct lay_out_heads
     }
 };
 
-/// Writes means and scales of each head that has rotated tokens: the given ones, or ones fitted to its kept keys alone. An
+/// Writes means and scales of each head that has rotated tokens: the given ones, or ones fitted to its kept tokens alone. An
 /// item is a head.
 template <element T, backend B>
 struct write_channels
@@ -81,8 +81,10 @@ struct write_channels
     static constexpr char const* name = "pack_write_channels";
     static constexpr int threads      = 128;
 
-    in_view<float, 3, B> given; // [H, 3, D]  or empty
+    in_view<float, 3, B> given;       // [H, 3, D]  or empty
+    in_view<float, 2, B> given_means; // [H, Dv]    of values, or empty
     fit_key_channels<T, T, B> fitted;
+    fit_value_means<T, B> of_values;
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
     cache_view<T, B::memory_space> cache;  // its directory is complete
@@ -91,20 +93,21 @@ struct write_channels
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         if (!has_channels(cache.layout, cache, h)) { return; }
-        in_view<float, 3, B> channels = given;
-        if (given.empty())
+        index_t const begin = first(h, cache.layout.key_coordinates[0] == 0 ? 1 : 0);
+        index_t const count = first(h, static_cast<index_t>(cache.layout.rungs)) - begin;
+        auto const kept     = [&](index_t i) { return index_t{positions(h, begin + i)}; };
+        if (given.empty()) { fitted.fit(t, h, count, kept); }
+        if (given_means.empty()) { of_values.fit(t, h, count, kept); }
+        t.sync();
+        auto const channels         = given.empty() ? in_view<float, 3, B>{fitted.channels} : given;
+        auto const means            = given_means.empty() ? in_view<float, 2, B>{of_values.means} : given_means;
+        auto const [dim, value_dim] = cache.layout.dims;
+        std::byte* const to         = cache.arena + cache.heads[h].channels;
+        for (index_t i = t.rank(); i < 2 * dim + value_dim; i += t.size())
         {
-            index_t const begin = first(h, cache.layout.key_coordinates[0] == 0 ? 1 : 0);
-            index_t const count = first(h, static_cast<index_t>(cache.layout.rungs)) - begin;
-            fitted.fit(t, h, count, [&](index_t i) { return index_t{positions(h, begin + i)}; });
-            t.sync();
-            channels = fitted.channels;
-        }
-        index_t const dim   = cache.layout.dims.keys;
-        std::byte* const to = cache.arena + cache.heads[h].key_channels;
-        for (index_t i = t.rank(); i < 2 * dim; i += t.size())
-        {
-            float const x = i < dim ? channels(h, channel_means, i) : channels(h, channel_scales, i - dim);
+            float const x = i < dim       ? channels(h, channel_means, i)
+                            : i < 2 * dim ? channels(h, channel_scales, i - dim)
+                                          : means(h, i - 2 * dim);
             store_at(to + i * index_t{sizeof(T)}, narrow<T>(x));
         }
     }
@@ -141,13 +144,14 @@ template <element T, backend B>
 
 /// The body of pack, for checked arguments.
 /// \param channels  from fit_channels; if empty, fitted to the kept keys alone
+/// \param value_means  [H, Dv]; if empty, fitted to the kept values
 /// \param carried   1 for tokens whose bytes are copied afterwards: tiles of only such tokens are not written; or empty
 /// \param stored    directory of a cache whose stand-ins are copied afterwards, with no stand_in_keys; or null
 template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
-    in_view<float, 3, B> channels, in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache,
-    out_view<index_t, 1, B> needed, in_view<float, 3, B> stand_in_keys, in_view<float, 3, B> stand_in_values,
+    in_view<float, 3, B> channels, in_view<float, 2, B> value_means, in_view<std::uint8_t, 2, B> rung,
+    cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed, in_view<float, 3, B> stand_in_keys, in_view<float, 3, B> stand_in_values,
     in_view<std::uint8_t, 2, B> carried = {}, head_entry const* stored = nullptr)
 {
     cache_layout const& layout = cache.layout;
@@ -158,8 +162,9 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     auto const positions = scratch_view<std::int32_t>(on, frame, heads, tokens);
     auto const first     = scratch_view<index_t>(on, frame, heads, rungs + 1);
     auto const counted   = scratch_view<index_t>(on, frame, 1);
-    bool const fits      = layout.any_rotated() && channels.empty();
-    auto const fitted    = scratch_view<float>(on, frame, fits ? heads : 0, 3, layout.dims.keys);
+    index_t const coded  = layout.any_rotated() ? heads : 0;
+    auto const fitted    = scratch_view<float>(on, frame, channels.empty() ? coded : 0, 3, layout.dims.keys);
+    auto const means     = scratch_view<float>(on, frame, value_means.empty() ? coded : 0, layout.dims.values);
     bool const real      = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
     stand_in_counts const stand_ins{stand_in_keys.extent(1), stored};
@@ -174,8 +179,10 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     lay_out_heads<T, B> const entries{
         cache, bases, as_input(first), stand_ins, (needed.empty() ? counted : needed).data_handle()};
     run(on, entries, 1);
-    write_channels<T, B> const written{channels, {{}, keys, fitted}, as_input(positions), as_input(first), cache};
-    run(on, written, layout.any_rotated() ? heads : 0);
+    run(on,
+        write_channels<T, B>{channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions),
+            as_input(first), cache},
+        coded);
     run(on,
         pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window}, keys, values,
             window_keys, window_values, stand_in_keys, stand_in_values, as_input(positions), as_input(first), carried});

@@ -50,7 +50,7 @@ struct read_projections
     }
 };
 
-/// The channels of a head's keys: the stored means and scales or, if the head has no rotated tokens yet, ones fitted to its
+/// The channels of a head: the stored means and scales or, if the head has no rotated tokens yet, ones fitted to its
 /// tokens. The queries' root mean squares are always the present ones. An item is a head.
 template <element T, element U, backend B>
 struct stored_channels
@@ -60,19 +60,23 @@ struct stored_channels
 
     stored_slots<T, B::memory_space> slots;
     fit_key_channels<T, U, B> fitted;
+    fit_value_means<T, B> of_values;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        bool const stored = has_channels(slots.cache.layout, slots.cache, h);
-        fitted.fit(t, h, stored ? 0 : slots.tokens(h), [](index_t i) { return i; });
+        bool const stored   = has_channels(slots.cache.layout, slots.cache, h);
+        index_t const count = stored ? 0 : slots.tokens(h);
+        auto const token    = [](index_t i) { return i; };
+        fitted.fit(t, h, count, token);
+        of_values.fit(t, h, count, token);
         if (!stored) { return; }
         t.sync();
-        index_t const dim = slots.layout.dims.keys;
-        for (index_t i = t.rank(); i < 2 * dim; i += t.size())
+        auto const [dim, value_dim] = slots.layout.dims;
+        for (index_t i = t.rank(); i < 2 * dim + value_dim; i += t.size())
         {
-            fitted.channels(h, i / dim, i % dim) =
-                matrix_at<T>(slots.cache.arena, slots.cache.heads[h].key_channels, i);
+            float const x = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].channels, i);
+            (i < 2 * dim ? fitted.channels(h, i / dim, i % dim) : of_values.means(h, i - 2 * dim)) = x;
         }
     }
 };
@@ -223,7 +227,7 @@ private:
         if (at.basis != run_basis::rotated) { return; }
         t.sync();
         hadamard_by_team<tile>(t, x, n);
-        for_coordinates(t, at.rows.by_token ? 0 : n, [&](int j, int i) {
+        for_coordinates(t, n, [&](int j, int i) {
             floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
             store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
         });

@@ -132,7 +132,7 @@ enum class run_basis : std::uint8_t
 {
     original,
     projected, ///< leading coordinates of the head's basis
-    rotated    ///< groups of the vector itself (a key centred and scaled by channel), times a Hadamard matrix
+    rotated    ///< groups of the vector itself (centred, a key scaled, too, by channel), times a Hadamard matrix
 };
 
 /// Tokens of one head stored alike.
@@ -225,14 +225,14 @@ template <element T, space S>
 }
 
 /// Element i of a head's matrix at byte `begin`: key_projection [Dk, key_columns], value_projection [value_columns, Dv] or
-/// key_channels [2, Dk].
+/// channels [2 Dk + Dv].
 template <element T>
 [[nodiscard]] MDKV_HD float matrix_at(std::byte const* arena, index_t begin, index_t i) noexcept
 {
     return widen(load_at<T>(arena + begin + i * index_t{sizeof(T)}));
 }
 
-/// Whether head h has rotated tokens, and so stores its keys' channels. `cache`: see run_of_head.
+/// Whether head h has rotated tokens, and so stores its channels. `cache`: see run_of_head.
 template <class Cache>
 [[nodiscard]] MDKV_HD constexpr bool has_channels(cache_layout const& layout, Cache const& cache, index_t h) noexcept
 {

@@ -44,6 +44,8 @@ struct score_head
     float* value_basis; // [value_dim, value_columns]
     float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
     float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
+    float* noise;       // [rungs, groups]                weights of squared ranges of projected coordinates
+    float* centre;      // [value_dim]                    means of values
     float* more;        // operands of the backend's own
 };
 
@@ -64,6 +66,7 @@ struct score_plan
     int latent       = 0; ///< coordinates in the key basis that are multiplied with queries
     int value_latent = 0;
     bool rotates     = false; ///< some rung holds codes of rotated coordinates
+    bool codes       = false; ///< some rung holds codes of coordinates in the basis
 
     int per_head   = 0; ///< Q
     int query_rows = 0; ///< G*Q
@@ -140,11 +143,12 @@ struct score_plan
     {
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
-    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() : 0; }
+    [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? index_t{count} * groups() : 0; }
+    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() + value_dim : 0; }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
         return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
-               + index_t{value_dim} * value_columns() + channel_floats() + more;
+               + index_t{value_dim} * value_columns() + noise_floats() + channel_floats() + more;
     }
     [[nodiscard]] MDKV_HD score_head head(index_t h) const noexcept
     {
@@ -153,8 +157,10 @@ struct score_plan
         float* const key_basis   = latents + index_t{key_columns()} * rows;
         float* const value_basis = key_basis + index_t{dim} * key_columns();
         float* const lse         = value_basis + index_t{value_dim} * value_columns();
-        float* const channels    = lse + index_t{softmaxes} * rows;
-        return {queries, latents, key_basis, value_basis, lse, channels, channels + channel_floats()};
+        float* const noise       = lse + index_t{softmaxes} * rows;
+        float* const channels    = noise + noise_floats();
+        return {queries, latents, key_basis, value_basis, lse, channels, noise, channels + 3 * dim + groups(),
+            channels + channel_floats()};
     }
 
 private:
@@ -174,6 +180,7 @@ private:
         int const kept = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
         rungs[count++] = {static_cast<int>(r), keys, values, 0, u.kind, u.projected(), kept};
         rotates        = rotates || !u.projected();
+        codes          = codes || (u.projected() && u.quantised());
         if (u.projected()) { value_latent = value_latent < values ? values : value_latent; }
     }
 
@@ -253,17 +260,10 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return norm_of(plan.norm, joined_rows(plan.norm, total, plan.even));
 }
 
-/// Loss of a dropped token, from ||P|| and |v|.
+/// Loss of a dropped token, from ||P|| and its length: |v|, or the larger of |v| and |v - centre| if some rung rotates.
 [[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float length) noexcept
 {
     return 2 * mass * length;
-}
-
-/// Loss of a projected token, from the total of |P' - P| over the rows, ||P||, |v| and |v - v'|^2.
-[[nodiscard]] MDKV_HD inline float projected_loss(
-    row_norm norm, float moved, float mass, float length, float missing) noexcept
-{
-    return norm_of(norm, moved) * length + mass * sqrtf(missing);
 }
 
 /// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. An x above 20 counts as 20: the loss is then
@@ -275,14 +275,18 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return e * (e - 1);
 }
 
-/// Loss of a token stored as codes of whole vectors, from ||P||, |v|, |v - v'|^2, and `spread`, its logit's variance at a
-/// step of one range.
-[[nodiscard]] MDKV_HD inline float coded_loss(
-    float mass, float length, float missing, float spread, storage kind) noexcept
+/// Loss of a token at rung u, from the total of |P' - P| over the rows if u is projected, ||P||, its length, |v - v'|^2, and
+/// `spread`, its logit's variance at a step of one range, if u holds codes.
+[[nodiscard]] MDKV_HD inline float stored_loss(score_rung const& u, row_norm norm, float moved, float mass, float length,
+    float missing, float spread) noexcept
 {
-    auto const steps = static_cast<float>(most_code(kind));
-    float const x    = spread / (steps * steps);
-    return mass * sqrtf(missing + key_noise * key_noise * variance_of_weight(x) * length * length);
+    if (u.quantised())
+    {
+        auto const steps = static_cast<float>(most_code(u.kind));
+        float const x    = spread / (steps * steps);
+        missing += key_noise * key_noise * variance_of_weight(x) * length * length;
+    }
+    return (u.projected ? norm_of(norm, moved) * length : 0.0F) + mass * sqrtf(missing);
 }
 
 /// Whether |v|^2 - |v'|^2, which is |v - v'|^2 because a basis is orthonormal, cancels too far (a thousandth leaves four

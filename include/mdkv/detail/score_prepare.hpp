@@ -99,7 +99,7 @@ private:
 };
 
 /// The channels of a head's keys for the noise of codes, given or fitted here: means, 1 / scales, and for every group the
-/// variance of a logit for codes with a step of 1, averaged over the queries. An item is a head.
+/// variance of a logit for codes with a step of 1, averaged over the queries; and the means of its values. An item is a head.
 template <element T, element U, backend B>
 struct score_channels
 {
@@ -109,11 +109,14 @@ struct score_channels
     in_view<float, 3, B> given; // [H, 3, D]  or empty
     in_view<U, 3, B> queries;
     in_view<T, 3, B> keys;
+    in_view<T, 3, B> values;
     score_plan plan;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
+        out_view<float, 2, B> const centres{plan.head(0).centre, {keys.extent(0), plan.value_dim}, {plan.head_floats(), 1}};
+        fit_value_means<T, B>{values, centres}.fit(t, h, values.extent(1), [](index_t i) { return i; });
         index_t const dim = plan.dim;
         float* const mean = plan.head(h).channels; // [3, dim]
         if (given.empty())
@@ -143,6 +146,37 @@ struct score_channels
             float sum           = 0;
             for (index_t d = begin; d < end; ++d) { sum += query[d]; }
             query[dim + g] = sum * natural * natural / 12.0F;
+        }
+    }
+};
+
+/// For every rung of codes in the basis and every group of its coordinates the variance of a logit for codes with a step of
+/// 1, averaged over the queries. An item is a head.
+struct score_noise
+{
+    static constexpr char const* name = "score_noise";
+    static constexpr int threads      = 128;
+
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        score_head const head = plan.head(h);
+        index_t const size    = quantised_group;
+        float const rows      = static_cast<float>(plan.query_rows) * log2_e * log2_e;
+        for (index_t i = t.rank(); i < plan.noise_floats(); i += t.size())
+        {
+            score_rung const& u = plan.rungs[i / plan.groups()];
+            index_t const begin = i % plan.groups() * size;
+            index_t const end   = begin + size < u.keys ? begin + size : u.keys;
+            float sum           = 0;
+            for (index_t p = 0; u.projected && p * plan.panel < plan.rows; ++p)
+            {
+                float const* const panel = head.latents + p * plan.panel * plan.key_columns();
+                for (index_t j = begin * plan.panel; j < end * plan.panel; ++j) { sum += panel[j] * panel[j]; }
+            }
+            head.noise[i] = sum / (12.0F * rows);
         }
     }
 };

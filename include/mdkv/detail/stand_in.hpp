@@ -267,17 +267,19 @@ private:
     }
 };
 
-/// Moves the key of each group from the mean. An item is a group of a head.
+/// Moves the key of each group from the mean, no further than `most_taken` allows: with large logits a step that suits most
+/// rows' attention gives all attention of another row to the stand-in. An item is a group of a head.
 template <backend B>
 struct place_stand_in
 {
-    static constexpr char const* name = "stand_in";
+    static constexpr char const* name  = "stand_in";
+    static constexpr double most_taken = 3; ///< log2 of a row's attention over the group's share
     static constexpr int threads      = 128;
 
     in_view<index_t, 2, B> places; // from choose_seeds
     in_view<float, 4, B> shares;
     in_view<float, 3, B> queries;        // from scale_queries
-    out_view<float, 4, B> rows;          // [H, M, 2, G*Q]  shares, and the differences that logits lack
+    out_view<float, 4, B> rows;          // [H, M, 3, G*Q]  shares, products with the step, longest steps
     out_view<float, 3, B> stand_in_keys; // from mean_of_group
 
     struct scratch
@@ -299,7 +301,8 @@ struct place_stand_in
         index_t const count = rows.extent(3);
         float* const key    = stand_in_keys.row(h, j);
         float* const share  = rows.row(h, j, 0);
-        float* const lacks  = rows.row(h, j, 1);
+        float* const lacks  = rows.row(h, j, 1); // the differences that logits lack, then products
+        float* const longest = rows.row(h, j, 2);
         if (places(h, j) < 0) { return; }
         carver cut = t.scratch();
         scratch const mine{cut, dim};
@@ -323,14 +326,17 @@ struct place_stand_in
         t.sync();
         for (index_t r = t.rank(); r < count; r += t.size())
         {
-            lacks[r] = static_cast<float>(dot(queries.row(h, r), mine.sums, dim));
+            double const product = dot(queries.row(h, r), mine.sums, dim);
+            longest[r]           = product > 0 ? static_cast<float>((double{lacks[r]} + most_taken) / product) : INFINITY;
+            lacks[r]             = static_cast<float>(product);
         }
         t.sync();
         double squares = 0;
         double bends   = 0;
         for (index_t d = 0; d < dim; ++d) { squares += mine.sums[d] * mine.sums[d]; }
         for (index_t r = 0; r < count; ++r) { bends += double{share[r]} * double{lacks[r]} * double{lacks[r]}; }
-        double const step = bends > 0 ? squares / bends : 0.0;
+        double step = bends > 0 ? squares / bends : 0.0;
+        for (index_t r = 0; r < count; ++r) { step = longest[r] < step ? longest[r] : step; }
         for (index_t d = t.rank(); d < dim; d += t.size())
         {
             key[d] = static_cast<float>(double{key[d]} + step * mine.sums[d]);

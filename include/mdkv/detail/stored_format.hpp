@@ -34,7 +34,7 @@ inline constexpr index_t most_text           = index_t{1} << 16;
 inline constexpr index_t most_heads          = index_t{1} << 16;
 inline constexpr index_t most_dimension      = index_t{1} << 16;
 inline constexpr std::uint32_t endian_mark   = 0x01020304;
-inline constexpr std::uint16_t major_version = 1;
+inline constexpr std::uint16_t major_version = 2;
 inline constexpr std::uint16_t minor_version = 0;
 inline constexpr array<char, 8> magic{{'m', 'd', 'k', 'v', '\r', '\n', '\x1a', '\n'}};
 

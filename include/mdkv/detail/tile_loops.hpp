@@ -39,14 +39,14 @@ struct tile_walk
     {
         carver& cut;
         index_t projected;                                  ///< D or Dv of projected tokens, or 0
-        index_t channels;                                   ///< D of rotated keys, or 0
+        index_t channels;                                   ///< the larger of D and Dv if vectors are rotated, or 0
         row* rows      = cut.take<row>(tile);               // [16]  the tokens outside of the cache
         float* columns = cut.take<float>(projected * tile); // [projected, 16]
         float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]  1 / scale if packed
-        float* mean    = cut.take<float>(channels);         // [channels]  means of keys
-        float* factor  = cut.take<float>(channels);         // [channels]  scales, or 1 / scale if packed
+        float* mean    = cut.take<float>(channels);         // [channels]  means
+        float* factor  = cut.take<float>(channels);         // [channels]  scales (1 for values), or 1 / scale if packed
     };
 
     /// The keys or the values of one tile.
@@ -70,7 +70,8 @@ struct tile_walk
     }
     [[nodiscard]] MDKV_HD index_t channels() const noexcept
     {
-        return cache.layout.any_rotated() ? cache.layout.dims.keys : 0;
+        auto const [dim, value_dim] = cache.layout.dims;
+        return !cache.layout.any_rotated() ? 0 : dim > value_dim ? dim : value_dim;
     }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
 
@@ -103,12 +104,15 @@ private:
     {
         carver cut = t.scratch();
         scratch const mine{cut, projected(), channels()};
-        index_t const rotated = at.basis == run_basis::rotated ? mine.channels : 0;
+        bool const of_values  = at.rows.by_token;
+        index_t const dim     = cache.layout.dims.keys;
+        index_t const rotated = at.basis != run_basis::rotated ? 0 : of_values ? cache.layout.dims.values : dim;
         for (index_t d = t.rank(); d < rotated; d += t.size())
         {
-            float const scale = matrix_at<T>(cache.arena, cache.heads[at.h].key_channels, rotated + d);
-            mine.mean[d]      = matrix_at<T>(cache.arena, cache.heads[at.h].key_channels, d);
-            mine.factor[d]    = Packs ? 1.0F / scale : scale;
+            auto const channel = [&](index_t i) { return matrix_at<T>(cache.arena, cache.heads[at.h].channels, i); };
+            float const scale  = of_values ? 1.0F : channel(dim + d);
+            mine.mean[d]       = channel(of_values ? 2 * dim + d : d);
+            mine.factor[d]     = Packs ? 1.0F / scale : scale;
         }
         for (; at.first < end; at.first += tile, at.slot += tile)
         {

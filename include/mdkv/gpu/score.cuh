@@ -65,13 +65,15 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on, bases, heads * bases.per_head());
     run(on,
         mdkv::detail::score_channels<T, U, backend>{
-            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, plan},
+            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, values, plan},
         plan.rotates ? heads : 0);
     if (plan.latent > 0 || tiling.tensor)
     {
         launch(on, kernels::score_panels<U>{queries, key_basis, plan, tiling.tensor},
             heads * (plan.rows / detail::score_panel));
     }
+
+    run(on, mdkv::detail::score_noise{plan}, plan.codes ? heads : 0);
 
     detail::token_rows<T> const key_rows{keys};
     if (!options.lse || plan.softmaxes > 1)

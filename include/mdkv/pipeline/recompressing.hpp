@@ -92,6 +92,7 @@ struct recompressing
     out_view<float, 3, B> key_basis     = scratch_view<float>(on, frame, bases, D, D);
     out_view<float, 3, B> value_basis   = scratch_view<float>(on, frame, bases, Dv, Dv);
     out_view<float, 3, B> channels      = scratch_view<float>(on, frame, coded, 3, D);
+    out_view<float, 2, B> value_means   = scratch_view<float>(on, frame, coded, Dv);
     out_view<std::uint8_t, 2, B> rung   = scratch_view<std::uint8_t>(on, frame, H, M);
     out_view<std::int32_t, 2, B> listed = scratch_view<std::int32_t>(on, frame, H, M); ///< slots by new rung
     out_view<std::uint8_t, 2, B> carried =
@@ -112,7 +113,8 @@ struct recompressing
         run(on, read_tokens<T, S>{
                     {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
                     there, keys, values, window_keys, window_values});
-        run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}}, coded);
+        run(on,
+            stored_channels<T, U, B>{there, {queries, as_input(keys), channels}, {as_input(values), value_means}}, coded);
         allocation chosen = everything_kept();
         bool const fits   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;
         if (!real || !fits) { chosen = choose(chosen.limit); }
@@ -131,7 +133,7 @@ struct recompressing
             to = made.view();
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(rung), to, {}, {}, {},
+            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to, {}, {}, {},
             as_input(carried), there.cache.heads);
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});

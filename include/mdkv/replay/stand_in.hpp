@@ -33,7 +33,8 @@ struct stand_in_options
 /// attention that row t pays to token i, and s_t the sum of a_ti over the group:
 /// - value: mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
 /// - key: the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
-///   attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2
+///   attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2. It is
+///   shorter if a row would pay more than 8 s_t to it
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;
@@ -97,7 +98,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         auto const group   = detail::scratch_view<std::int32_t>(with, frame, heads, past);
         auto const weights = detail::scratch_view<float>(with, frame, heads, past);
         auto const shares  = detail::scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
-        auto const lacking = detail::scratch_view<float>(with, frame, heads, groups, 2, rows);
+        auto const lacking = detail::scratch_view<float>(with, frame, heads, groups, 3, rows);
         static_cast<void>(frame.ready());
         run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
         run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);

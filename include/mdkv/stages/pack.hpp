@@ -52,8 +52,8 @@ template <element T, backend B>
 
 /// Writes projections, projected tokens, full tokens, window, stand-ins and the directory; empties the tail. Stored values are
 /// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes. Original coordinates are rotated before they become codes, keys centred and scaled by channel before that: see
-/// cache.hpp and fit_channels. A coded group that has a NaN or an infinity among its coordinates is stored as NaN.
+/// codes. Original coordinates are centred by channel, keys scaled, too, and rotated before they become codes:
+/// see cache.hpp and fit_channels. The means of values are of the kept ones. A coded group that has a NaN or an infinity among its coordinates is stored as NaN.
 ///
 /// Stand-ins are further tokens of a head in the element type, behind its window. Every query attends to them. They are no
 /// tokens of the text: they have no slots, neither `truncate_tail` nor an attend of several tokens touches them, and
@@ -123,7 +123,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
 
-    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, channels, rung, cache,
+    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung, cache,
         needed, stand_in_keys, stand_in_values);
 }
 

@@ -15,12 +15,14 @@ namespace mdkv::inline MDKV_MACHINE
 /// rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N keys replaced
 /// by k'; ||x|| is the norm of x over the Q queries of the G query heads (`options.norm`):
 ///
-///     dropped                 2 ||P|| |v|
-///     projected               ||P' - P|| |v| + ||P|| |v - v'|: the paper's bound. k' has the rung's coordinates, unrounded;
+///     dropped                 2 ||P|| d: d = |v| or, with a rung of codes of whole vectors in the set, the larger of |v| and
+///                             |v - u|, u the mean of up to 128 of the head's values
+///     projected               ||P' - P|| d + ||P|| |v - v'|: the paper's bound. k' has the rung's coordinates, unrounded;
 ///                             v' is the value as it is read back, also from codes
-///     codes of whole vectors  ||P|| sqrt(|v - v'|^2 + c^2 e^x (e^x - 1) |v|^2): c = key_noise; x is the variance of a logit
+///     codes of whole vectors  ||P|| sqrt(|v - v'|^2 + c^2 e^x (e^x - 1) d^2): c = key_noise; x is the variance of a logit
 ///                             whose key is off by up to half a step of its codes, uniformly; e^x (e^x - 1) is the variance
-///                             of the token's weight, relative to the weight's square
+///                             of the token's weight, relative to the weight's square. Codes of projected coordinates
+///                             have the same term beside |v - v'|^2
 ///     full                    0
 ///
 /// By the triangle inequality a loss is at least the norm of the rows' own losses, and equal to it for `sum`. `replay`

@@ -25,10 +25,10 @@ TEST_CASE("the costs of a ratio set are bytes of a token and of a head's project
     CHECK(costs.widest_projection() == costs.projection[2]);
 }
 
-TEST_CASE("sets with codes of whole vectors have the cost of a mean key, and no others")
+TEST_CASE("sets with codes of whole vectors have the cost of channels, and no others")
 {
     mdkv::rung_costs const bits{mdkv::bit_ratios, {128, 64}, 2};
-    CHECK(bits.channels == 512);
+    CHECK(bits.channels == (2 * 128 + 64) * 2);
     for (std::size_t r = 0; r < 4; ++r) { CHECK(bits.rotated[r] == (r == 1 || r == 2)); }
     CHECK(mdkv::rung_costs{mdkv::paper_ratios, {128, 64}, 2}.channels == 0);
     CHECK(mdkv::rung_costs{{mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int8), mdkv::full}, {128, 64}, 2}.channels

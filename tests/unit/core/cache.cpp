@@ -98,11 +98,11 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK(layout.value_bytes(3, 2) == 48 + 4);
     CHECK(layout.key_bytes(4, 4) == 160);
     head_entry entry;
-    index_t const codes = 2 * 40 * 2 + 9 * (20 + 4) + 9 * (32 + 4); // with the channels of keys
+    index_t const codes = (2 * 40 + 64) * 2 + 9 * (20 + 4) + 9 * (32 + 4); // with the channels
     CHECK(lay_out_head<half>(layout, {7, 0, 9, 0, 2}, 100, entry) == 100 + codes + 5 * 104 * 2);
     CHECK(entry.key_columns == 0);
-    CHECK(entry.key_channels == 100);
-    CHECK(entry.runs[2] == run_entry{9, 260, 260 + 9 * 24});
+    CHECK(entry.channels == 100);
+    CHECK(entry.runs[2] == run_entry{9, 388, 388 + 9 * 24});
     CHECK(entry.exact == run_entry{5, 100 + codes, 100 + codes + 5 * 80});
     index_t const projections = 2 * (40 * 10 + 64 * 16);
     CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (9 + 12) + 3 * 208);

@@ -82,11 +82,11 @@ TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has 
                         got.push_back(static_cast<double>(rows.template value<T>(at.place, c)));
                     }
                     if (at.run.basis == detail::run_basis::rotated) { got = support::rotated(got); }
-                    for (index_t c = 0;
-                         at.run.basis == detail::run_basis::rotated && !of_values && c < rows.coordinates; ++c)
+                    for (index_t c = 0; at.run.basis == detail::run_basis::rotated && c < rows.coordinates; ++c)
                     {
                         double& x = got[static_cast<std::size_t>(c)];
-                        x         = x * support::key_scale<T>(view, h, c) + support::key_mean<T>(view, h, c);
+                        x         = of_values ? x + support::value_mean<T>(view, h, c)
+                                              : x * support::key_scale<T>(view, h, c) + support::key_mean<T>(view, h, c);
                     }
                     for (std::size_t c = 0; c < got.size(); ++c)
                     {
@@ -119,9 +119,9 @@ TEST_CASE("every byte of arena and tail belongs to one byte of one token, to a p
             {
                 ++arena[static_cast<std::size_t>(entry.value_projection + i)];
             }
-            for (index_t i = 0; detail::has_channels(view.layout, view, h) && i < 2 * dims.keys * 2; ++i)
+            for (index_t i = 0; detail::has_channels(view.layout, view, h) && i < channel_bytes(dims, 2); ++i)
             {
-                ++arena[static_cast<std::size_t>(entry.key_channels + i)];
+                ++arena[static_cast<std::size_t>(entry.channels + i)];
             }
             for (std::size_t i = 0; i < detail::most_runs(view.layout); ++i)
             {

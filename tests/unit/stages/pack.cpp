@@ -104,15 +104,16 @@ struct exact_coordinates
         }
     }
 
-    /// Of a key less the means of its head's channels and over their scales.
+    /// Less the means of its head's channels, a key over their scales, too.
     template <class T>
-    void centre(cpu::cache<T> const& cache, index_t h)
+    void centre(cpu::cache<T> const& cache, index_t h, bool of_values)
     {
         for (std::size_t c = 0; c < at.size(); ++c)
         {
             auto const channel = static_cast<index_t>(c);
-            at[c]              = (at[c] - support::key_mean<T>(cache.view(), h, channel))
-                    / support::key_scale<T>(cache.view(), h, channel);
+            at[c]              = of_values ? at[c] - support::value_mean<T>(cache.view(), h, channel)
+                                           : (at[c] - support::key_mean<T>(cache.view(), h, channel))
+                                     / support::key_scale<T>(cache.view(), h, channel);
         }
     }
 
@@ -201,13 +202,15 @@ void check_contents(packed_layer<T> const& layer, cpu::cache<T> const& cache)
                     token.value_numbers.size()};
                 if (u.quantised() && !u.projected())
                 {
-                    exact_coordinates coded{token.key_numbers};
-                    coded.centre(cache, h);
-                    key.centre(cache, h);
-                    key.rotate();
-                    value.rotate();
-                    add_code_errors(error, support::rotated(coded.at), key, u.kind);
-                    add_code_errors(error, support::rotated(token.value_numbers), value, u.kind);
+                    for (bool const of_values : {false, true})
+                    {
+                        exact_coordinates coded{of_values ? token.value_numbers : token.key_numbers};
+                        exact_coordinates& want = of_values ? value : key;
+                        coded.centre(cache, h, of_values);
+                        want.centre(cache, h, of_values);
+                        want.rotate();
+                        add_code_errors(error, support::rotated(coded.at), want, u.kind);
+                    }
                     continue;
                 }
                 if (u.quantised())
@@ -327,7 +330,7 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
                     auto const r = std::size_t{layer.rung.get(h, t)};
                     bytes += layer.ratios.bytes(r, {64, 40}, 2);
                     projections = std::max(projections, projection_bytes(layer.ratios, r, {64, 40}, 2));
-                    channels    = layer.ratios[r].rotated() ? 2 * 64 * 2 : channels;
+                    channels    = layer.ratios[r].rotated() ? (2 * 64 + 40) * 2 : channels;
                 }
                 bytes += 2 * (64 + 40) * 2 + projections + channels;
             }
@@ -337,7 +340,7 @@ TEST_CASE("the arena holds exactly what the budget is charged, in every storage"
     packed_layer<half> const kept{{.heads = 3, .tokens = 64, .window = 2, .dims = {64, 32}}, 3};
     CHECK(kept.bytes() == 3 * 66 * 96 * 2); // full budget: no projection
     packed_layer<half> const codes{{.heads = 1, .tokens = 10, .window = 0, .dims = {40, 5}, .rungs = {full_int4}}};
-    CHECK(codes.bytes() == 2 * 40 * 2 + 10 * ((20 + 4) + (3 + 4)));
+    CHECK(codes.bytes() == (2 * 40 + 5) * 2 + 10 * ((20 + 4) + (3 + 4)));
 }
 
 TEST_CASE("projections hold only the columns of the widest projected rung in use, rounded to the element type")
@@ -454,8 +457,10 @@ TEST_CASE("a group that holds a NaN or an infinity is read as NaN, and every oth
     for (std::vector<rung> const& rungs : {std::vector<rung>{full_int4}, {full_int8}})
     {
         packed_layer<half> layer{{.heads = 1, .tokens = 40, .window = 0, .dims = {80, 134}, .rungs = rungs}};
-        layer.keys.set(half{}, 0, 3, 0); // for the mean key
+        layer.keys.set(half{}, 0, 3, 0); // for the means
         layer.keys.set(half{}, 0, 17, 79);
+        layer.values.set(half{}, 0, 5, 66);
+        layer.values.set(half{}, 0, 39, 133);
         auto const before = support::stored_tokens(layer.packed().view(), 0);
         float const nan   = std::numeric_limits<float>::quiet_NaN();
         float const inf   = std::numeric_limits<float>::infinity();
@@ -513,7 +518,10 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
             for (index_t d = 0; d < dim; ++d)
             {
                 for (index_t t = 0; t < 3; ++t) { layer.keys.set(d % 2 == 0 ? low : high, 0, t, d); }
-                layer.values.set(d < dim / 2 ? low : high, 0, 1, d);
+                float const x = d < dim / 2 ? low : high;
+                layer.values.set(-x, 0, 0, d); // the mean is 0
+                layer.values.set(x, 0, 1, d);
+                layer.values.set(0.0F, 0, 2, d);
             }
             auto const stored = support::stored_tokens(layer.packed().view(), 0);
             CAPTURE(low);
@@ -827,26 +835,27 @@ TEST_CASE("a head that has rotated tokens stores means and scales of its kept ke
 }
 
 TEST_CASE_TEMPLATE(
-    "what all keys of a head have in common costs their codes nothing, beyond half's range, too", T, float, bfloat16)
+    "what all keys or values of a head have in common costs their codes nothing, beyond half's range, too", T, float,
+    bfloat16)
 {
-    for (rung const stored : {full_int4, full_int8})
+    for (auto const& [stored, of_values] : {std::pair{full_int4, false}, {full_int8, false}, {full_int4, true}, {full_int8, true}})
     {
+        CAPTURE(of_values);
         auto const error_of = [&](float common) {
-            packed_layer<T> layer{{.heads = 1, .tokens = 100, .window = 0, .dims = {80, 64}, .rungs = {stored}}};
+            packed_layer<T> layer{{.heads = 1, .tokens = 100, .window = 0, .dims = {80, 80}, .rungs = {stored}}};
+            auto& rows = of_values ? layer.values : layer.keys;
             for (index_t t = 0; t < 100; ++t)
             {
-                for (index_t d = 3; d < 80; d += 7)
-                {
-                    layer.keys.set(narrow<T>(d % 2 == 0 ? common : -common), 0, t, d);
-                }
+                for (index_t d = 3; d < 80; d += 7) { rows.set(narrow<T>(d % 2 == 0 ? common : -common), 0, t, d); }
             }
             auto const tokens = support::stored_tokens(layer.packed().view(), 0);
             double error      = 0;
             for (std::size_t t = 0; t < 100; ++t)
             {
+                std::vector<double> const& got = of_values ? tokens[t].value_numbers : tokens[t].key_numbers;
                 for (std::size_t d = 0; d < 80; ++d)
                 {
-                    double const off = tokens[t].key_numbers[d] - static_cast<double>(widen(layer.keys.get(0, t, d)));
+                    double const off = got[d] - static_cast<double>(widen(rows.get(0, t, d)));
                     error += off * off;
                 }
             }

@@ -90,6 +90,7 @@ struct attend_job
     index_t* unfinished    = nullptr; // [H] parts still to be attended
     softmax_state* softmax = nullptr; // [parts, G]
     float* sums            = nullptr; // [parts, G, sizes.sums()]
+    float* coded_weights   = nullptr; // [parts, G] weights of rotated tokens, whose values are centred
 
     /// Most parts that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist
     /// yet.
@@ -118,6 +119,7 @@ struct attend_job
         unfinished          = frame.take<index_t>(heads);
         softmax             = frame.take<softmax_state>(most() * group);
         sums                = frame.take<float>(checked_multiply(most(), group * sizes.sums()));
+        coded_weights       = frame.take<float>(sizes.rotated ? most() * group : 0);
         return most();
     }
 
@@ -180,7 +182,7 @@ struct attend_job
     {
         head_entry const& entry = cache.heads[h];
         bool const centred      = mdkv::detail::has_channels(cache.layout, cache, h);
-        auto const* const means = reinterpret_cast<T const*>(cache.arena + entry.key_channels);
+        auto const* const means = reinterpret_cast<T const*>(cache.arena + entry.channels);
         std::fill_n(q, group * sizes.queries(), 0.0F);
         for (index_t g = 0; g < group; ++g)
         {
@@ -244,7 +246,11 @@ struct attend_job
                     continue;
                 }
                 float const factor = soften(row, softened, softmax[part * group + g], next);
-                if (factor != 1.0F) { multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums()); }
+                if (factor != 1.0F)
+                {
+                    multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums());
+                    if (sizes.rotated) { coded_weights[part * group + g] *= factor; }
+                }
             }
             query_rows const weights{logits.x, logits.step};
             if (!coded) { block_values(values_as<T>, weights, group, run.values, t, n, to, keys); }
@@ -298,6 +304,7 @@ struct attend_job
     {
         std::fill_n(softmax + part * group, group, softmax_state{});
         std::fill_n(sums_of(part), group * sizes.sums(), 0.0F);
+        std::fill_n(coded_weights + part * group, sizes.rotated ? group : 0, 0.0F);
         if (number == 0) { ask_for_beginnings(h); }
         if (h + 1 < cache.layout.heads && part + 1 == first_part[h + 1]) { ask_for_beginnings(h + 1); }
         load_queries(h, mine.q, mine.with_mean);
@@ -313,11 +320,20 @@ struct attend_job
             if (begin == end) { continue; }
             std::byte const* const behind =
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
-            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run.
+            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run. What
+            // the run adds to the sum of weights is that of its tokens.
             bool const centred = run.basis == run_basis::rotated;
-            for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest -= mine.with_mean[g]; }
+            for (index_t g = 0; centred && g < group; ++g)
+            {
+                softmax[part * group + g].largest -= mine.with_mean[g];
+                coded_weights[part * group + g] -= softmax[part * group + g].sum;
+            }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);
-            for (index_t g = 0; centred && g < group; ++g) { softmax[part * group + g].largest += mine.with_mean[g]; }
+            for (index_t g = 0; centred && g < group; ++g)
+            {
+                softmax[part * group + g].largest += mine.with_mean[g];
+                coded_weights[part * group + g] += softmax[part * group + g].sum;
+            }
         }
     }
 
@@ -327,10 +343,13 @@ struct attend_job
         head_entry const& entry    = cache.heads[h];
         softmax_state* const state = softmax + first_part[h] * group;
         float* const all           = sums_of(first_part[h]);
+        float* const weights       = coded_weights + first_part[h] * group;
+        bool const centred         = mdkv::detail::has_channels(cache.layout, cache, h);
         for (index_t i = group; i < (first_part[h + 1] - first_part[h]) * group; ++i)
         {
             auto const [by, other_by] = state[i % group].merge(state[i]);
             combine(all + i % group * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
+            if (sizes.rotated) { combine(weights + i % group, by, weights + i, other_by, 1); }
         }
         if (entry.value_columns > 0)
         {
@@ -347,6 +366,12 @@ struct attend_job
             {
                 hadamard_row(rotated, sizes.values); // rotates back
                 combine(x, 1.0F, rotated, 1.0F, sizes.values);
+            }
+            if (centred)
+            {
+                auto const* const means = reinterpret_cast<T const*>(cache.arena + entry.channels) + 2 * sizes.keys;
+                tile::widen_row(means, rotated, sizes.values);
+                combine(x, 1.0F, rotated, weights[g], sizes.values);
             }
             float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
             multiply_by(weight, x, sizes.values);

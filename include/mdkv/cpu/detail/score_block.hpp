@@ -38,14 +38,14 @@ struct score_slot
     float* rotated; // [block, dim or value_dim]              rows, rotated
     float* latents; // [block, key_columns or value_columns]  coordinates in the basis
     float* sums;    // [softmaxes, block, lanes]              totals over rows of P, then of |P' - P|
-    float* spread;  // [block]                                variance of a logit, if codes were a whole range apart
+    float* spread;  // [rungs, block]                         variance of a logit, if codes were a whole range apart
 
     score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
         : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
         , rotated{memory.take<float>(plan.rotates ? tile::block * (std::max)(plan.dim, plan.value_dim) : 0)}
         , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
-        , spread{memory.take<float>(plan.rotates ? tile::block : 0)}
+        , spread{memory.take<float>(plan.count * tile::block)}
     {}
 
     [[nodiscard]] float* sum(index_t softmax, index_t token) const noexcept
@@ -197,25 +197,28 @@ struct score_block
 #endif
     }
 
-    /// Sweep two: finds slot.spread of the keys in slot.rows, rotated the way pack rotates keys.
+    /// Sweep two: finds slot.spread of the keys, of those in slot.rows rotated the way pack rotates them, and of their
+    /// coordinates in slot.latents.
     void add_noise() const noexcept
     {
         index_t const dim         = plan.dim;
         float const* const mean   = head.channels;
         float const* const factor = mean + dim;
-        float const* const weight = factor + 2 * dim;
-        for (index_t i = 0; plan.rotates && i < count; ++i)
+        for (index_t i = 0; i < count; ++i)
         {
             float const* const key = slot.rows + i * dim;
             float* const x         = slot.rotated;
-            for (index_t d = 0; d < dim; ++d) { x[d] = (key[d] - mean[d]) * factor[d]; }
-            hadamard_row(x, dim);
-            slot.spread[i] = 0;
-            for (index_t g = 0; g < plan.groups(); ++g)
+            for (index_t d = 0; plan.rotates && d < dim; ++d) { x[d] = (key[d] - mean[d]) * factor[d]; }
+            if (plan.rotates) { hadamard_row(x, dim); }
+            float const whole = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
+            for (int r = 0; r < plan.count; ++r)
             {
-                index_t const begin    = g * quantised_group;
-                auto const [low, high] = bounds_of(x + begin, (std::min)(quantised_group, dim - begin));
-                slot.spread[i] += (high - low) * (high - low) * weight[g];
+                score_rung const& u         = plan.rungs[r];
+                float const* const latents  = slot.latents + i * plan.key_columns();
+                slot.spread[r * tile::block + i] = !u.projected ? whole
+                                                   : !u.quantised()
+                                                       ? 0.0F
+                                                       : spread_of(latents, u.keys, head.noise + r * plan.groups());
             }
         }
     }
@@ -227,10 +230,12 @@ struct score_block
     {
         index_t const columns = plan.value_columns();
         if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
-        if (plan.rotates) { std::copy_n(slot.rows, count * plan.value_dim, slot.rotated); }
         for (index_t i = 0; plan.rotates && i < count; ++i)
         {
-            hadamard_row(slot.rotated + i * plan.value_dim, plan.value_dim);
+            float const* const value = slot.rows + i * plan.value_dim;
+            float* const x           = slot.rotated + i * plan.value_dim;
+            for (index_t d = 0; d < plan.value_dim; ++d) { x[d] = value[d] - head.centre[d]; }
+            hadamard_row(x, plan.value_dim);
         }
         auto const total = [&](int softmax, index_t i) {
             auto const join = [&](simd::floats a, [[maybe_unused]] simd::floats b) {
@@ -243,13 +248,14 @@ struct score_block
         };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
-        float length[tile::block];  // |v|
+        float length[tile::block];  // the larger of |v| and |v - centre|
         float kept[tile::block]{};  // part of |v|^2 in the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
             squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
-            length[i]  = std::sqrt(squared[i]);
+            float const* const x = slot.rotated + i * plan.value_dim;
+            length[i] = std::sqrt(plan.rotates ? (std::max)(squared[i], tile::dot(x, x, plan.value_dim)) : squared[i]);
             if (plan.dropped >= 0)
             {
                 loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], length[i]);
@@ -268,19 +274,30 @@ struct score_block
                 float const* const x = from + i * step;
                 float missing        = roundings[i];
                 float& lost          = loss(of, u.index, first + i);
-                if (!u.projected)
+                if (u.projected)
                 {
-                    lost = mdkv::detail::coded_loss(mass[i], length[i], missing, slot.spread[i], u.kind);
-                    continue;
+                    kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
+                    missing += squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
                 }
-                kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
-                missing += squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
-                lost = mdkv::detail::projected_loss(plan.norm, total(u.softmax, i), mass[i], length[i], missing);
+                lost = mdkv::detail::stored_loss(u, plan.norm, u.projected ? total(u.softmax, i) : 0.0F, mass[i],
+                    length[i], missing, slot.spread[r * tile::block + i]);
             }
         }
     }
 
 private:
+    /// Weighted sum of the squared ranges of the groups of n coordinates.
+    [[nodiscard]] static float spread_of(float const* x, index_t n, float const* weights) noexcept
+    {
+        float sum = 0;
+        for (index_t begin = 0; begin < n; begin += quantised_group)
+        {
+            auto const [low, high] = bounds_of(x + begin, (std::min)(quantised_group, n - begin));
+            sum += (high - low) * (high - low) * weights[begin / quantised_group];
+        }
+        return sum;
+    }
+
     template <class Body>
     void for_each_tile(Body const& body) const noexcept
     {

@@ -243,8 +243,8 @@ struct attend_block
             float sum      = 0.0F;
             for (int d = lane; d < sizes.keys; d += device::warp_size)
             {
-                sum += q[d] * mdkv::detail::matrix_at<T>(arena, entry.key_channels, d);
-                q[d] *= mdkv::detail::matrix_at<T>(arena, entry.key_channels, sizes.keys + d);
+                sum += q[d] * mdkv::detail::matrix_at<T>(arena, entry.channels, d);
+                q[d] *= mdkv::detail::matrix_at<T>(arena, entry.channels, sizes.keys + d);
             }
             sum = sum_of_lanes(sum);
             if (lane == 0) { mine.with_mean[g] = sum; }

@@ -154,6 +154,13 @@ template <element T, element U>
     }
     mdkv::detail::softmax_state const softmax{largest, total};
     float const weight     = softmax.empty() ? 0.0F : 1.0F / softmax.sum;
+    float coded            = 0.0F; // weights of rotated tokens, whose values are centred
+    for (int s = lane; turned > 0 && s < slices; s += size)
+    {
+        float const* const state = first + s * of_slice + (bases - 1) * of_basis;
+        coded += state[1] * state[0];
+    }
+    coded = sum_of_lanes(coded);
     head_entry const entry = own.heads[head];
     index_t const row      = head * (own.group / own.tokens) + number / own.tokens;
     index_t const token    = own.first_token + number % own.tokens;
@@ -180,7 +187,12 @@ template <element T, element U>
         MDKV_UNROLL
         for (int j = 0; j < each; ++j)
         {
-            if (states.sizes.rotated) { sum[j] += rotated[columns[j]]; }
+            if (turned > 0) { sum[j] += rotated[columns[j]]; }
+            if (coded != 0.0F)
+            {
+                index_t const mean = index_t{2} * states.sizes.keys + columns[j];
+                sum[j] += coded * mdkv::detail::matrix_at<T>(own.arena, entry.channels, mean);
+            }
             if (c + j * size < values) { outputs.output(row, token, columns[j]) = narrow<U>(sum[j] * weight); }
         }
     }

@@ -20,14 +20,15 @@ struct rotated_group
     float least; ///< NaN if a coordinate is NaN or infinite, and so is `largest`
     float largest;
 
-    /// Reads coordinates that are `step` apart. With a mean and a factor of each channel they become (x - mean) * factor.
+    /// Reads coordinates that are `step` apart. With a factor of each channel they become (x - mean) * factor, without one x -
+    /// mean.
     __device__ __forceinline__ rotated_group(
-        float const* from, int step, float const* mean = nullptr, float const* factor = nullptr)
+        float const* from, int step, float const* mean, float const* factor = nullptr)
     {
         MDKV_UNROLL
         for (int i = 0; i < size; ++i)
         {
-            x[i] = mean == nullptr ? from[i * step] : (from[i * step] - mean[i]) * factor[i];
+            x[i] = (from[i * step] - mean[i]) * (factor == nullptr ? 1.0F : factor[i]);
         }
         MDKV_UNROLL
         for (int half = 1; half < size; half *= 2)
@@ -56,6 +57,13 @@ struct rotated_group
     }
 
     [[nodiscard]] __device__ __forceinline__ float range() const { return largest - least; }
+    [[nodiscard]] __device__ __forceinline__ float squares() const
+    {
+        float sum = 0;
+        MDKV_UNROLL
+        for (int i = 0; i < size; ++i) { sum += x[i] * x[i]; }
+        return sum;
+    }
 
     /// Adds to `sum` the square of every coordinate's rounding error, if the group becomes codes.
     __device__ __forceinline__ void add_rounding(storage kind, float& sum) const
@@ -93,14 +101,14 @@ struct rotated_rest
     int step;
 
     __device__ rotated_rest(
-        float const* from, int n_, int step_, float* memory, float const* mean = nullptr, float const* factor = nullptr)
+        float const* from, int n_, int step_, float* memory, float const* mean, float const* factor = nullptr)
         : x{memory}
         , n{n_}
         , step{step_}
     {
         for (int i = 0; i < n; ++i)
         {
-            x[i * step] = mean == nullptr ? from[i * step] : (from[i * step] - mean[i]) * factor[i];
+            x[i * step] = (from[i * step] - mean[i]) * (factor == nullptr ? 1.0F : factor[i]);
         }
         mdkv::detail::hadamard(x, n, step);
     }
@@ -109,6 +117,12 @@ struct rotated_rest
     {
         mdkv::detail::column_bounds<1> const b{x, n, step};
         return b.most - b.least;
+    }
+    [[nodiscard]] __device__ float squares() const
+    {
+        float sum = 0;
+        for (int i = 0; i < n; ++i) { sum += x[i * step] * x[i * step]; }
+        return sum;
     }
     __device__ void add_rounding(storage kind, float& sum) const { detail::add_rounding(x, n, step, kind, sum); }
 };

@@ -102,7 +102,7 @@ struct score_thread_sums
     int rungs;
 
     MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : all{memory.take<float>(index_t{p.softmaxes + 2 + 3 * p.count} * parts)}
+        : all{memory.take<float>(index_t{p.softmaxes + 2 + 4 * p.count} * parts)}
         , tokens{t.tokens()}
         , softmaxes{p.softmaxes}
         , rungs{p.count}
@@ -112,8 +112,8 @@ struct score_thread_sums
 
     /// [parts]  |v|^2
     [[nodiscard]] MDKV_HD float* squares() const noexcept { return all; }
-    /// [parts]  variance of a logit, if codes were a whole range apart
-    [[nodiscard]] MDKV_HD float* spread() const noexcept { return all + parts; }
+    /// [parts]  |v - centre|^2, if some rung rotates
+    [[nodiscard]] MDKV_HD float* lengths() const noexcept { return all + parts; }
     /// [softmaxes, parts]  totals over rows of P, then of |P' - P|
     [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + 2 * parts; }
     /// [rungs, parts]  |v - v'|^2 by rounding
@@ -122,6 +122,8 @@ struct score_thread_sums
     [[nodiscard]] MDKV_HD float* kept() const noexcept { return roundings() + rungs * parts; }
     /// [rungs, parts]  |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
     [[nodiscard]] MDKV_HD float* rests() const noexcept { return kept() + rungs * parts; }
+    /// [rungs, parts]  variance of a logit, if codes were a whole range apart
+    [[nodiscard]] MDKV_HD float* spread() const noexcept { return rests() + rungs * parts; }
 
     /// Total i of one token at `sums`: its parts joined in their order.
     [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm norm = row_norm::sum) const

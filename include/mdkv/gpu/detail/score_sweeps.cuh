@@ -205,14 +205,14 @@ struct score_losses
         block.read(keys, first, count, true);
         block.project_keys();
         add_differences(block, first, count, sums);
-        if (plan.rotates) { add_noise(block, sums); }
+        add_noise(block, sums);
         device::sync();
         block.read(values, first, count, false);
         if (plan.value_latent > 0)
         {
             block.project(plan.value_dim, block.operands.value_basis, plan.value_columns(), plan.value_latent);
         }
-        square(block.tile, sums);
+        square(block, sums);
         device::sync();
         add_rests(head, block.tile, sums);
         device::sync();
@@ -246,7 +246,8 @@ private:
         }
     }
 
-    /// Finds this thread's part of the variance of its token's logit, from keys rotated the way pack rotates them.
+    /// Finds this thread's parts of the variance of its token's logit, from keys rotated the way pack rotates them, or from
+    /// their coordinates in the basis.
     __device__ void add_noise(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
         constexpr int group       = static_cast<int>(quantised_group);
@@ -255,7 +256,7 @@ private:
         float const* const factor = mean + plan.dim;
         float const* const weight = factor + 2 * plan.dim;
         float spread              = 0;
-        for (int c = tiling.share() * group; c < plan.dim; c += tiling.shares() * group)
+        for (int c = tiling.share() * group; plan.rotates && c < plan.dim; c += tiling.shares() * group)
         {
             int const n             = plan.dim - c;
             float const* const from = block.tile.rows + c * step + tiling.token();
@@ -265,12 +266,24 @@ private:
                                                  .range();
             spread += range * range * weight[c / group];
         }
-        sums.spread()[device::thread()] = spread;
+        for (int r = 0; r < plan.count; ++r)
+        {
+            detail::score_rung const& u = plan.rungs[r];
+            float sum                   = u.projected ? 0.0F : spread;
+            for (int c = tiling.share() * group; u.projected && u.quantised() && c < u.keys; c += tiling.shares() * group)
+            {
+                int const n = u.keys - c < group ? u.keys - c : group;
+                mdkv::detail::column_bounds<1> const b{block.tile.latents + c * step + tiling.token(), n, step};
+                sum += (b.most - b.least) * (b.most - b.least) * block.operands.noise[r * plan.groups() + c / group];
+            }
+            sums.spread()[r * threads + device::thread()] = sum;
+        }
     }
 
     /// Finds this thread's parts of its token's sums of squares.
-    __device__ void square(detail::score_tile const& tile, detail::score_thread_sums const& sums) const
+    __device__ void square(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
+        detail::score_tile const& tile = block.tile;
         constexpr int group = static_cast<int>(quantised_group);
         int const step      = tiling.tokens();
         int const share     = tiling.share();
@@ -296,7 +309,9 @@ private:
             sums.kept()[r * threads + device::thread()] =
                 squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
         }
+        float length   = 0;
         auto const add = [&](auto const& x) {
+            length += x.squares();
             for (int r = 0; r < plan.count; ++r)
             {
                 if (!plan.rungs[r].projected)
@@ -307,10 +322,13 @@ private:
         };
         for (int c = share * group; plan.rotates && c < plan.value_dim; c += shares * group)
         {
-            int const n = plan.value_dim - c;
-            if (n >= group) { add(detail::rotated_group{value + c * step, step}); }
-            else { add(detail::rotated_rest{value + c * step, n, step, tile.rotated + tiling.token()}); }
+            int const n              = plan.value_dim - c;
+            float const* const from  = value + c * step;
+            float const* const means = block.operands.centre + c;
+            if (n >= group) { add(detail::rotated_group{from, step, means}); }
+            else { add(detail::rotated_rest{from, n, step, tile.rotated + tiling.token(), means}); }
         }
+        sums.lengths()[device::thread()] = length;
     }
 
     /// Finds, if squares nearly cancel, this thread's part of the squared difference between its token's value and the
@@ -343,7 +361,8 @@ private:
     {
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares(), 0, token);
-        float const length  = sqrtf(squared);
+        float const centred = plan.rotates ? sums.joined(sums.lengths(), 0, token) : squared;
+        float const length  = sqrtf(centred > squared ? centred : squared);
         auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
@@ -354,15 +373,14 @@ private:
             detail::score_rung const& u = plan.rungs[r];
             float missing               = sums.joined(sums.roundings(), r, token);
             float& lost                 = loss(head, u.index, at);
-            if (!u.projected)
+            if (u.projected)
             {
-                lost = mdkv::detail::coded_loss(mass, length, missing, sums.joined(sums.spread(), 0, token), u.kind);
-                continue;
+                kept = u.kept(kept, sums.joined(sums.kept(), r, token));
+                missing += mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token)
+                                                                          : squared - kept;
             }
-            kept = u.kept(kept, sums.joined(sums.kept(), r, token));
-            missing +=
-                mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token) : squared - kept;
-            lost = mdkv::detail::projected_loss(plan.norm, total(u.softmax), mass, length, missing);
+            lost = mdkv::detail::stored_loss(u, plan.norm, u.projected ? total(u.softmax) : 0.0F, mass, length, missing,
+                sums.joined(sums.spread(), r, token));
         }
     }
 };
