@@ -360,9 +360,6 @@ def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=No
     compressed layers of a `Cache` their own, otherwise sdpa."""
     layer = getattr(key, "mdkv_layer", None)
     if layer is None:
-        for name in ("softcap", "s_aux"):  # without which the model would be another one
-            if kwargs.get(name) is not None:
-                raise NotImplementedError(f"mdkv: not served: {_NOT_SERVED[name]} ({name})")
         return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     return layer.attend(module, query, attention_mask, scaling, dropout, kwargs), None
 
