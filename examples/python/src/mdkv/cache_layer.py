@@ -282,7 +282,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
             self.tokens -= later
         if preset.replayed and self.rope is None:
-            self.rope = self.cache.rope or rotary.rope_of(self, module, new)
+            self.rope = self.cache.rope or rotary.measured_rope(self, module, new)
             other = next((one for one in group.layers if one.rope is not None and one.rope != self.rope), None)
             if other is not None:
                 raise NotImplementedError(f"mdkv: layers {other.index} and {self.index} have different rotary encodings" + rotary.HINT)

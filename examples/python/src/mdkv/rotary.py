@@ -21,7 +21,7 @@ class Seen(Exception):
         self.query, self.keys = query, keys
 
 
-def rope_of(layer, module, new):
+def measured_rope(layer, module, new):
     """The encoding of a layer as arguments of `mdkv.Rope`; no frequencies but 0 if nothing is rotated.
 
     layer   a `CacheLayer` whose first rows, `new` of each sequence, were just given to `update`
@@ -37,7 +37,7 @@ def rope_of(layer, module, new):
         if layer.tokens == (layer.cache.prompt_tokens or layer.tokens):
             return unrotated  # a prompt of one token has no other position
         raise NotImplementedError("mdkv: a rotary encoding is measured in the first call, which must read two tokens" + HINT)
-    seen = _measured(layer, module, new, places)
+    seen = _seen(layer, module, new, places)
     rows = [one[sequence].double() for one in (seen.query, seen.keys)]
     tolerance = _TOLERANCE.get(layer.dtype, 2e-4)
     offsets = torch.tensor(places, dtype=torch.float64) - first
@@ -51,7 +51,7 @@ def rope_of(layer, module, new):
                               "that the configuration tells" + HINT)
 
 
-def _measured(layer, module, new, places):
+def _seen(layer, module, new, places):
     """`Seen` of copies of one token in these places of the running call."""
     arguments = _arguments(module)
     places = torch.tensor(places)
@@ -122,9 +122,10 @@ def _error(rows, options, pairs, offsets):
     one, other = (slice(0, count, 2), slice(1, count, 2)) if pairs == "neighbours" else (slice(0, half), slice(half, count))
     found, start = torch.complex(rows[..., one], rows[..., other]), rows[:, :1]
     turned = torch.complex(start[..., one], start[..., other]) * torch.polar(torch.ones_like(angles), angles)
+    scale = float(start.square().mean().sqrt().clamp_min(1e-30))
+
     def share(off, length):
-        length = length.square().mean(dim=(0, 1)).sqrt()
-        off = off.square().mean(dim=0).sqrt().amax(dim=0)
-        return float((off / length.clamp_min(0.05 * float(scale))).max()) if off.numel() else 0.0
-    scale = start.square().mean().sqrt().clamp_min(1e-30)
+        length = length.square().mean(dim=(0, 1)).sqrt().clamp_min(0.05 * scale)
+        return float((off.square().mean(dim=0).sqrt().amax(dim=0) / length).max()) if off.numel() else 0.0
+
     return max(share((found - turned).abs(), turned.abs()), share((rows - start)[..., count:].abs(), start[..., count:].abs()))
