@@ -16,15 +16,15 @@ EXPECTED = {
     "exaone4": ("same", "rotation: none"),
     "exaone4, all layers full": ("same", "rotation: halves, 16 of 16"),
     "falcon": ("refused", "compute attention themselves"),
+    "glm": ("same", "rotation: neighbours, 8 of 16"),
     "gpt2": ("same", "positions are added to the input"),
     "gpt_oss": ("refused", "eager, is not served"),
-    "gptj": ("same", "rotation: neighbours, 8 of 16"),
     "hunyuan_v1_dense": ("by_window", "depend on positions in another way"),
     "llama, yarn": ("same", "rotation: halves, 16 of 16, given frequencies"),
     "mllama": ("refused", "cross_attention_layers"),
     "phi, half of a head": ("same", "rotation: halves, 8 of 16"),
-    "qwen3_next": ("same", "rotation: halves, 4 of 16"),
     "smollm3": ("by_window", "layers 0 and 3 have different rotary encodings"),
+    "stablelm": ("same", "rotation: halves, 4 of 16"),
 }
 
 
