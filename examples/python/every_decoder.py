@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import mdkv.transformers
 
 PROMPT, LATER, POSITION, VOCABULARY = 40, (1, 3, 1), 5, 99
-MOST_PARAMETERS = 40_000_000
+MOST_PARAMETERS = 200_000_000
 
 #: sizes by the names that they have in configurations
 SIZES = {
@@ -39,10 +39,10 @@ SIZES = {
         "feed_forward_size mlp_hidden_size block_ff_dim",
     8: "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers rotary_dim qk_rope_head_dim qk_nope_head_dim",
     4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads num_experts num_local_experts "
-       "n_routed_experts moe_num_experts global_num_attention_heads index_n_heads",
+       "n_routed_experts moe_num_experts global_num_attention_heads index_n_heads mamba_n_heads",
     2: "num_key_value_heads num_kv_heads kv_n_heads num_experts_per_tok moe_topk moe_top_k top_k_experts encoder_layers "
        "num_encoder_layers num_global_key_value_heads experts_per_token",
-    16: "head_dim attention_head_dim kv_channels global_head_dim v_head_dim q_lora_rank kv_lora_rank index_head_dim",
+    16: "head_dim attention_head_dim kv_channels global_head_dim v_head_dim q_lora_rank kv_lora_rank index_head_dim mamba_d_state mamba_chunk_size",
     512: "max_position_embeddings n_positions n_ctx max_seq_len",
     VOCABULARY: "vocab_size text_vocab_size vocab_size_per_layer_input",
     1: "n_group topk_group bos_token_id n_shared_experts",
@@ -56,12 +56,16 @@ CHANGES = ({}, {"head_dim": LEFT}, {"num_key_value_heads": 4}, {"num_key_value_h
            {"head_dim": LEFT, "num_key_value_heads": LEFT}, {"hidden_size": LEFT, "head_dim": LEFT}, {"intermediate_size": LEFT})
 
 #: what else a kind needs
+INDEXER = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 4,
+           "ple_embed_dim": 16, "ngram_vocab_size_base": 100, "split_ngram_parts": 1, "hc_lowrank": 16}
 HALVES = {"rope_type": "default", "rope_theta": 10000.0}
 MORE = {
     "bamba": {"attn_layer_indices": [1, 5]},
     "blt": {"encoder_hash_byte_group_vocab": 500},
     "cohere_compass_text": {"rope_parameters": {"full_attention": HALVES, "sliding_attention": HALVES}},
-    "dbrx": {"rope_theta": 10000.0},
+    "dbrx": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "dots3_note": {"num_key_value_heads": 4},
+    "dots3_note_text": {"num_key_value_heads": 4},
     "dory": {"n_input_layers": 2, "n_output_layers": 2},
     "gemma3n_text": {"num_hidden_layers": 10, "num_kv_shared_layers": 5},
     "gpt_neo": {"attention_types": [[["global", "local"], 4]]},
@@ -69,9 +73,8 @@ MORE = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 4},
     "mamba2": {"expand": 1},
     "prophetnet": {"num_decoder_attention_heads": 4, "num_encoder_attention_heads": 4},
-    "qwen4_exp": {"indexer_n_heads": 4, "indexer_kv_heads": 2, "indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 4},
-    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 2, "indexer_head_dim": 16, "indexer_budget": 64,
-                       "indexer_compress_ratio": 4},
+    "qwen4_exp": INDEXER,
+    "qwen4_exp_text": INDEXER,
     "xmod": {"default_language": "en_XX"},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 4},
     "zaya": {"num_experts_per_tok": 1},
@@ -86,7 +89,6 @@ OTHERS = {
     "llama, yarn": {"rope_parameters": {**SCALED, "rope_type": "yarn"}},
     "llama, dynamic": {"rope_parameters": {**SCALED, "rope_type": "dynamic"}},
     "mistral, no windows": {"sliding_window": None},
-    "ministral, no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 8},
     "phi, half of a head": {"rope_parameters": {**HALVES, "partial_rotary_factor": 0.5}},
     "smollm3, all layers rotated": {"no_rope_layers": [1] * 8},
     "smollm3, no layer rotated": {"no_rope_layers": [0] * 8},
@@ -151,7 +153,9 @@ def described(problem):
 
 
 def reason(problem):
-    return re.sub(r"^mdkv: (not served: )?|; pass rope=.*", "", str(problem))[:160]
+    """The part of a refusal's text that says why."""
+    return re.sub(r"^mdkv: (not served: )?|; pass rope=.*|; model.set_attn.*|(, which only its attention can read)?\. Make the cache.*", "",
+                  str(problem))
 
 
 def turned(keys, rope, position):
@@ -254,6 +258,9 @@ def verdict(kind):
                 return "WRONG", "generate: " + (described(again) if isinstance(again, Exception) else "other tokens")
             else:
                 found.append(("same", ""))
+    after = tried(lambda: logits(model, DynamicCache(config=model.config), ids))
+    if isinstance(after, Exception) or (after - full).abs().max() > 2e-3 * scale:
+        return "WRONG", "DynamicCache afterwards: " + (described(after) if isinstance(after, Exception) else "other logits")
     (window, first), (best, second) = found
     if window == "refused":
         return ("refused", first) if best == "refused" else ("WRONG", f"by_window is refused ({first}), best is not")

@@ -4,7 +4,9 @@ import contextlib
 import copy
 import os
 import pathlib
+import pickle
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -115,6 +117,18 @@ def test_half_types(dtype):
     cache = mdkv.transformers.Cache(model.config, budget=1.0)
     assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if dtype == torch.bfloat16 else 1e-5)
     assert cache.compressed[0].packed[0].dtype == str(dtype).removeprefix("torch.")
+
+
+def test_both_names_of_the_argument():
+    model, ids = small("llama"), text(40)
+    expected = logits(model, plain(model), ids, (30, 1))
+    for name in {CACHE_ARGUMENT, "past_key_values"}:
+        cache = mdkv.transformers.Cache(model.config, 1.0)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error" if name == CACHE_ARGUMENT else "ignore")
+            model.generate(ids[:, :30], **{name: cache}, max_new_tokens=2, attention_mask=torch.ones_like(ids[:, :30]))
+            crop(cache, 1)
+            torch.testing.assert_close(model(ids[:, 30:31], **{name: cache}).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_generate_gives_the_same_tokens():
@@ -334,6 +348,8 @@ def test_budgets_that_are_none(budget):
 def test_a_configuration_is_asked_for():
     with pytest.raises(ValueError, match="config is of type str; it must be the model's own"):
         mdkv.transformers.Cache("SmolLM2")
+    with pytest.raises(ValueError, match="config is of no model yet"):
+        mdkv.transformers.Cache(transformers.AutoConfig.for_model("llama", **SIZES))
 
 
 def test_other_caches_and_no_cache_still_work():
@@ -376,9 +392,19 @@ def test_models_that_are_not_served_are_refused():
     with refused("encoder"):
         mdkv.transformers.Cache(transformers.T5Config(num_layers=1))
     config = small("llama").config
-    config._attn_implementation = "flash_attention_2"
-    with refused("flash_attention_2"):
-        mdkv.transformers.Cache(config)
+    for name, why in (("flash_attention_2", "flash_attention_2"), ("eager", r"eager, is not served; model.set_attn_implementation\(.sdpa")):
+        config._attn_implementation = name
+        with refused(why):
+            mdkv.transformers.Cache(config)
+        assert config._attn_implementation == name
+    with refused("cross_attention_layers"):
+        mdkv.transformers.Cache(transformers.AutoConfig.for_model("mllama"))
+    config = transformers.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=97)
+    model, ids = transformers.AutoModelForCausalLM.from_config(config).eval(), text(50)
+    expected = logits(model, plain(model), ids, (40, 1))
+    with refused("compute attention themselves"):
+        mdkv.transformers.Cache(model.config)
+    assert torch.equal(logits(model, plain(model), ids, (40, 1)), expected)
     config = transformers.AutoConfig.for_model("mistral", **SIZES, sliding_window=16)
     with refused("no layer that only sees all tokens"):
         mdkv.transformers.Cache(config)
@@ -418,6 +444,11 @@ def test_calls_that_are_not_served_are_refused():
             crop(cache, 1)
         with refused("copied"):
             copy.deepcopy(cache)
+        with refused("a layer was copied without its cache"):
+            copy.deepcopy(cache.layers[0])
+        for call in (pickle.dumps, copy.copy):
+            with refused("a cache cannot be pickled; save writes it", error=TypeError):
+                call(cache)
         with refused("reordered"):
             cache.reorder_cache(torch.tensor([0]))
 

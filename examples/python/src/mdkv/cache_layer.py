@@ -41,7 +41,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
         self.token_rungs = []                   # TokenRungs of each sequence, if Cache.keep_rungs and tail are given
-        self.rope, self.measures = None, False  # encoding, if the preset replays; True while `rotary` calls the attention
+        self.rope = None                        # encoding, if the preset replays: an mdkv.Rope, or its arguments
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
 
     def __deepcopy__(self, memo):
@@ -69,9 +69,6 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             raise NotImplementedError("mdkv: gradients are not served; call the model under torch.no_grad()")
         if torch.is_autocast_enabled("cpu"):  # sdpa would do it for each call
             key_states, value_states = (one.to(torch.get_autocast_dtype("cpu")) for one in (key_states, value_states))
-        if self.measures:
-            self.measured = key_states
-            return _Rows.of(self, self.key_dim), _Rows.of(self, self.value_dim)
         all_layers = self.cache.compressed
         if self is all_layers[0] and (self.cache._broken or any(one.tokens != self.tokens for one in all_layers)):
             raise ValueError("mdkv: a call of the model before this one ended by an exception; the cache must be reset()")
@@ -188,12 +185,10 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     # Called by the attention.
 
-    def attend(self, module, query, *others):
+    def attend(self, *arguments):
         """Attention of queries [B, H*G, n, D] of the tokens that `update` was given last: [B, n, H*G, Dv]."""
-        if self.measures:
-            raise rotary.Seen(query, self.measured)
         try:
-            return self._attend(module, query, *others)
+            return self._attend(*arguments)
         except BaseException:
             self.cache._broken = True
             raise
@@ -276,13 +271,13 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def _read_prompt(self, module, query, preset):
         """Replays what one more call has read of the prompt, and finishes the layer after the last call."""
-        group, later, new = self.group, self.tokens - (self.cache.prompt_tokens or self.tokens), query.shape[2]
+        group, later = self.group, self.tokens - (self.cache.prompt_tokens or self.tokens)
         if later > 0:  # tokens after the prompt in its last call, e.g. drafts
             self.later = [one[:, :, -later:].clone() for one in (query, *self.held)]
             query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
             self.tokens -= later
         if preset.replayed and self.rope is None:
-            self.rope = self.cache.rope or rotary.rope_of(self, module, new)
+            self.rope = self.cache.rope or self._measured_rope(module, later >= 0)
             other = next((one for one in group.layers if one.rope is not None and one.rope != self.rope), None)
             if other is not None:
                 raise NotImplementedError(f"mdkv: layers {other.index} and {self.index} have different rotary encodings" + rotary.HINT)
@@ -303,6 +298,12 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if later >= 0:
             self.scale = preset.scale
             group.finish(self)
+
+    def _measured_rope(self, module, last):
+        """Arguments of `mdkv.Rope`; `last`: this call reads the prompt's end. A single token has no other position."""
+        if last and max(self.lengths()) < 2:
+            return {"frequencies": [0.0] * (self.key_dim // 2)}
+        return rotary.rope_of(self.cache.config, module, self.key_dim, self.pads)
 
     def rows(self):
         """For each sequence its last queries, its keys, values, and the queries' log-sum-exps, which are found once."""
@@ -360,9 +361,6 @@ def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=No
     compressed layers of a `Cache` their own, otherwise sdpa."""
     layer = getattr(key, "mdkv_layer", None)
     if layer is None:
-        for name in ("softcap", "s_aux"):  # without which the model would be another one
-            if kwargs.get(name) is not None:
-                raise NotImplementedError(f"mdkv: not served: {_NOT_SERVED[name]} ({name})")
         return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     return layer.attend(module, query, attention_mask, scaling, dropout, kwargs), None
 

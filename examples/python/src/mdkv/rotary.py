@@ -4,6 +4,7 @@ import inspect
 import sys
 
 import torch
+from transformers import cache_utils
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import mdkv
@@ -13,62 +14,82 @@ _PLACES = (0, 1, 3, 10, 40, 150)  # positions that are compared, from a prompt's
 _TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of a pair, beside its length
 
 
-class Seen(Exception):
-    """What the attention got while `layer.measures` was set: queries [B, H*G, m, D] and keys [B, H, m, D]."""
-
-    def __init__(self, query, keys):
-        super().__init__()
-        self.query, self.keys = query, keys
+class _Seen(Exception):
+    """Ends a call of an attention."""
 
 
-def rope_of(layer, module, new):
+class _Recorder:
+    """Stands for a cache in a call of an attention, up to the function of AttentionInterface: `query` [B, H*G, m, D] and `keys`
+    [B, H, m, D] are what that got."""
+
+    def __init__(self, cache):
+        self._cache = cache
+
+    def __getattr__(self, name):
+        return getattr(self._cache, name)
+
+    def update(self, keys, values, *_, **__):
+        self.keys = keys.detach()
+        self.keys.mdkv_layer = self
+        return self.keys, values
+
+    def attend(self, module, query, *_):
+        self.query = query
+        raise _Seen
+
+
+def rope_of(config, module, dim, pads=(0,)):
     """The encoding of a layer as arguments of `mdkv.Rope`; no frequencies but 0 if nothing is rotated.
 
-    layer   a `CacheLayer` whose first rows, `new` of each sequence, were just given to `update`
-    module  the layer's attention, whose `forward` is running. It is called again up to the cache, with copies of the last token
-            in the places of the first ones. Cost: queries and keys of a few tokens
+    config  the decoder's configuration, whose attention is "mdkv"
+    module  the layer's attention, whose `forward` is running, for at least two tokens. It is called again up to the cache, with
+            copies of the last token in the places of the first ones. Cost: queries and keys of a few tokens
+    dim     D, numbers of a head's key
+    pads    hidden first tokens of each sequence
     Raises NotImplementedError, with the reason, if it cannot be called so, and if queries and keys are not rotated alike, or not by
     an encoding that the configuration tells and that an `mdkv.Rope` can express.
     """
-    first = min(layer.pads)
-    sequence, places = layer.pads.index(first), [first + place for place in _PLACES if first + place < new]
-    dim, unrotated = layer.key_dim, {"frequencies": [0.0] * (layer.key_dim // 2)}
+    arguments = _arguments(module)
+    hidden, first = next(iter(arguments.values())), min(pads)
+    places = torch.tensor([first + place for place in _PLACES if first + place < hidden.shape[1]])
     if len(places) < 2:
-        if layer.tokens == (layer.cache.prompt_tokens or layer.tokens):
-            return unrotated  # a prompt of one token has no other position
         raise NotImplementedError("mdkv: a rotary encoding is measured in the first call, which must read two tokens" + HINT)
-    seen = _measured(layer, module, new, places)
-    rows = [one[sequence].double() for one in (seen.query, seen.keys)]
-    tolerance = _TOLERANCE.get(layer.dtype, 2e-4)
-    offsets = torch.tensor(places, dtype=torch.float64) - first
+    seen = _seen(module, arguments, hidden, places)
+    rows = [one[list(pads).index(first)].double() for one in (seen.query, seen.keys)]
+    lower = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else seen.keys.dtype
+    tolerance, offsets = _TOLERANCE.get(lower, 2e-4), (places - first).double()
+    unrotated = {"frequencies": [0.0] * (dim // 2)}
     if all(_error(one, unrotated, "halves", offsets) < tolerance for one in rows):
         return unrotated
-    for options in _candidates(layer.cache.config, dim):
+    for options in _candidates(config, dim):
         for pairs in ("halves", "neighbours"):
             if all(_error(one, options, pairs, offsets) < tolerance for one in rows):
                 return {**options, "pairs": pairs}
-    raise NotImplementedError(f"mdkv: queries and keys of layer {layer.index} depend on positions in another way than by the rotation "
+    raise NotImplementedError(f"mdkv: queries and keys of layer {_name(module)} depend on positions in another way than by the rotation "
                               "that the configuration tells" + HINT)
 
 
-def _measured(layer, module, new, places):
-    """`Seen` of copies of one token in these places of the running call."""
-    arguments = _arguments(module)
-    places = torch.tensor(places)
-    layer.measures = True
+def _name(module):
+    return getattr(module, "layer_idx", type(module).__name__)
+
+
+def _seen(module, arguments, hidden, places):
+    """The `_Recorder` of a call with copies of one token in these places of the running call."""
+    copies, recorder = hidden[:, -1:].expand(-1, len(places), -1), None
+    rows = {name: copies if value is hidden else _rows(value, hidden.shape[1], places) for name, value in arguments.items()}
+    for name, value in rows.items():
+        if isinstance(value, cache_utils.Cache):
+            rows[name] = recorder = _Recorder(value)
+    problem = None
     try:
-        hidden = next(iter(arguments.values()))
-        copies = hidden[:, -1:].expand(-1, len(places), -1)
-        rows = {name: copies if value is hidden else _rows(value, new, places) for name, value in arguments.items()}
         with torch.no_grad():
             type(module).forward(module, **rows)
-    except Seen as seen:
-        return seen
-    except Exception as problem:
-        raise NotImplementedError(f"mdkv: the rotary encoding of layer {layer.index} cannot be measured ({problem})" + HINT) from problem
-    finally:
-        layer.measures = False
-    raise NotImplementedError(f"mdkv: the rotary encoding of layer {layer.index} cannot be measured" + HINT)
+    except _Seen:
+        return recorder
+    except Exception as one:
+        problem = one
+    raise NotImplementedError(f"mdkv: the rotary encoding of layer {_name(module)} cannot be measured"
+                              f"{f' ({problem})' if problem else ''}" + HINT) from problem
 
 
 def _arguments(module):
@@ -122,9 +143,10 @@ def _error(rows, options, pairs, offsets):
     one, other = (slice(0, count, 2), slice(1, count, 2)) if pairs == "neighbours" else (slice(0, half), slice(half, count))
     found, start = torch.complex(rows[..., one], rows[..., other]), rows[:, :1]
     turned = torch.complex(start[..., one], start[..., other]) * torch.polar(torch.ones_like(angles), angles)
+    scale = float(start.square().mean().sqrt().clamp_min(1e-30))
+
     def share(off, length):
-        length = length.square().mean(dim=(0, 1)).sqrt()
-        off = off.square().mean(dim=0).sqrt().amax(dim=0)
-        return float((off / length.clamp_min(0.05 * float(scale))).max()) if off.numel() else 0.0
-    scale = start.square().mean().sqrt().clamp_min(1e-30)
+        length = length.square().mean(dim=(0, 1)).sqrt().clamp_min(0.05 * scale)
+        return float((off.square().mean(dim=0).sqrt().amax(dim=0) / length).max()) if off.numel() else 0.0
+
     return max(share((found - turned).abs(), turned.abs()), share((rows - start)[..., count:].abs(), start[..., count:].abs()))

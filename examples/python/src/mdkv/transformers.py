@@ -12,6 +12,7 @@ budget (by_window, paper, evict) compress within each layer's attention, so that
 import copy
 import inspect
 import numbers
+import sys
 
 import torch
 from transformers import cache_utils
@@ -69,10 +70,14 @@ class Cache(cache_utils.Cache):
         text = config.get_text_config(decoder=True)
         if getattr(config, "is_encoder_decoder", False):
             raise NotImplementedError("mdkv: models with an encoder are not served")
-        if getattr(text, "kv_lora_rank", None):
+        values = text.to_dict()  # attributes that differ from layer to layer cannot be read
+        if values.get("kv_lora_rank"):
             raise NotImplementedError("mdkv: multi-head latent attention (kv_lora_rank) is not served")
-        if getattr(text, "cross_attention_layers", None):
+        if values.get("cross_attention_layers"):
             raise NotImplementedError("mdkv: layers that attend to another model's states (cross_attention_layers) are not served")
+        models = sys.modules.get(type(text).__module__.replace("configuration_", "modeling_"))
+        if models is not None and not hasattr(models, "ALL_ATTENTION_FUNCTIONS"):  # it would take another attention's name for eager
+            raise NotImplementedError("mdkv: models that compute attention themselves are not served")
         if text._attn_implementation == "eager":
             raise NotImplementedError("mdkv: the model's own attention, eager, is not served; model.set_attn_implementation(\"sdpa\") "
                                       "sets another one, which some models do not have")
@@ -90,6 +95,8 @@ class Cache(cache_utils.Cache):
         self.compressed = [one for one in layers if isinstance(one, CacheLayer)]  #: the layers that see all tokens
         if not self.compressed:
             raise NotImplementedError("mdkv: the model has no layer that only sees all tokens")
+        if text._attn_implementation is None:
+            raise ValueError("mdkv: config is of no model yet; it must be the model's own, model.config")
         super().__init__(layers=layers)
         self._restart()
         text._attn_implementation = NAME
