@@ -225,7 +225,7 @@ public:
     /// \param on     backend: threads, scratch, ranks
     /// \param limit  budget of an average layer: window, tokens, projections, channels and stand-ins
     /// \return the choice, summed over all layers
-    /// \cost   balance and allocate, the latter twice if stand-ins need room
+    /// \cost   balance and allocate, the latter twice if stand-ins need room; a pass over the rungs for the sizes of arenas
     /// \sync   returns when done, on a GPU too: it waits for the device
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs (then
@@ -257,6 +257,7 @@ public:
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
             one.window_bytes() + work_.costs.least(one.heads, one.tokens), " bytes are needed");
         if (!dry_ && total.tokens[0] == 0) { next.stand_ins = 0; }
+        work_.size_layers(on, one.tokens, layout(), next);
         work_.choice = next;
         return total;
     }
@@ -276,12 +277,16 @@ public:
         return work_.rungs_of(layer, work_.layer(tokens_).tokens);
     }
 
-    /// Bytes of a layer's arena, stand-ins included. A dry run returns 0.
-    /// \cost   the cost of packed_bytes
-    /// \sync   returns when done, on a GPU too: it waits for the device
+    /// Bytes of a layer's arena, stand-ins included: `allocate` has found them. A dry run returns 0.
+    /// \cost   nothing is computed, and no device waited for
+    /// \throws invalid_argument   no rungs were chosen
     [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
     {
-        return packed_bytes<T>(on, rungs_of(layer), layout(), work_.choice.stand_ins);
+        constexpr char const* stage = "prompt::arena_bytes";
+        work_.progress.expects_layer(stage, layer, work_.shape.layers);
+        if (detail::dry_run(on)) { return 0; }
+        expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
+        return work_.choice.arena_bytes[static_cast<std::size_t>(layer)];
     }
 
     /// The layout of all layers' caches.

@@ -797,6 +797,54 @@ TEST_CASE("a place that the caller has made is filled with the bytes of an owner
     CHECK(contents_of(places) == contents_of(caches));
 }
 
+TEST_CASE(
+    "arena_bytes are those of the rungs that were chosen last; there are none before a choice or after a failed one")
+{
+    text const x{3, 250};
+    preset keeps = presets::by_window;
+    keeps.name   = "no token dropped";
+    keeps.ratios = ratio_set{full_int4, full_int8, full};
+    for (preset const& p : {presets::best, presets::any_question, presets::by_window, presets::paper, keeps})
+    {
+        CAPTURE(p.name);
+        support::run([&](host const& on) {
+            prompt<host, half> one{on, p, x.shape()};
+            for (index_t l = 0; l < x.layers; ++l)
+            {
+                one.read_chunk(on, l, 0, x.part(l, 0, x.tokens));
+                one.finish_layer(on, l, x.whole(l));
+            }
+            auto const none = [&] {
+                CHECK(error_text<invalid_argument>([&] { static_cast<void>(one.arena_bytes(on, 0)); })
+                      == "prompt::arena_bytes: no rungs were chosen; call allocate first");
+            };
+            bool const real = !on.scratch->counting();
+            if (real) { none(); }
+            for (budget const limit : {budget::fraction(2, 5), budget::fraction(1, 2), budget::fraction(1, 1)})
+            {
+                one.allocate(on, limit);
+                index_t all = 0;
+                for (index_t l = 0; l < x.layers; ++l)
+                {
+                    cpu::cache<half> packed;
+                    one.pack(on, l, x.whole(l), packed);
+                    CHECK(one.arena_bytes(on, l) == (real ? packed.arena_bytes() : 0));
+                    all += one.arena_bytes(on, l);
+                }
+                CHECK((all > 0) == real);
+                CHECK(all <= x.layers * limit.in_bytes({2, 2, x.tokens, 0, {x.dim, x.value_dim}, 2}));
+            }
+            if (!real) { return; }
+            CHECK(error_text<invalid_argument>([&] { static_cast<void>(one.arena_bytes(on, 3)); })
+                  == "prompt::arena_bytes: layer is 3; it must be from 0 to 2");
+            if (p.ratios.can_drop()) { return; }
+            support::says(error_text<invalid_argument>([&] { one.allocate(on, budget::fraction(1, 8)); }),
+                "cannot hold every token at its cheapest rung");
+            none();
+        });
+    }
+}
+
 TEST_CASE("losses of rows that the caller chose take the place of replayed ones, and queries may be of another element")
 {
     text const x{1, 200};

@@ -122,7 +122,10 @@ template <class Piece>
     if constexpr (std::is_class_v<Piece>) { return text_piece{piece.data(), piece.size()}; }
     else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
     else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
-    else if constexpr (std::is_floating_point_v<Piece>) { return static_cast<double>(piece); } // variadic calls take doubles
+    else if constexpr (std::is_floating_point_v<Piece>)
+    {
+        return static_cast<double>(piece);
+    } // variadic calls take doubles
     else { return piece; }
 }
 
@@ -145,6 +148,18 @@ template <class Piece>
 
 /// Throws; with -fno-exceptions prints the message and ends the program, as assert does.
 template <class Exception>
+[[noreturn]] void raise(Exception const& error)
+{
+#if defined(__cpp_exceptions)
+    throw error;
+#else
+    std::fprintf(stderr, "mdkv: %s\n", error.what());
+    std::abort();
+#endif
+}
+
+/// Raises an exception whose message has these pieces.
+template <class Exception>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
 {
     std::va_list pieces;
@@ -152,12 +167,7 @@ template <class Exception>
     va_start(pieces, kind);
     add_pieces(all, kind, pieces);
     va_end(pieces);
-#if defined(__cpp_exceptions)
-    throw Exception{all.text};
-#else
-    std::fprintf(stderr, "mdkv: %s\n", all.text);
-    std::abort();
-#endif
+    raise(Exception{all.text});
 }
 
 } // namespace detail

@@ -89,7 +89,7 @@ struct shared_number
     {
         if constexpr (std::is_floating_point_v<V>)
         {
-            bits  = __builtin_bit_cast(std::uint64_t, value + 0.0); // -0 is 0
+            bits  = __builtin_bit_cast(std::uint64_t, static_cast<double>(value) + 0.0); // -0 is 0
             shown = form::real;
         }
         else

@@ -30,7 +30,7 @@ inline void check(cudaError_t code, char const* what)
 {
     if (code == cudaSuccess) { return; }
     static_cast<void>(cudaGetLastError());
-    throw cuda_error{what, code};
+    detail::raise(cuda_error{what, code});
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu

@@ -1,6 +1,7 @@
 /// \file memory.cuh: device memory in the order of a stream: an owner over any resource, and the resource CUDA has built in.
 #pragma once
 
+#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/cache_owner.hpp>
@@ -43,7 +44,7 @@ public:
         if (code == cudaErrorMemoryAllocation)
         {
             static_cast<void>(cudaGetLastError()); // clears the error, which the next call would return
-            throw std::bad_alloc{};
+            mdkv::detail::raise(std::bad_alloc{});
         }
         check(code, "pool_resource");
         return pointer;

@@ -97,6 +97,35 @@ struct prompt_choice
     index_t stand_ins = 0;     ///< most stand-ins of each head
     bool whole        = false; ///< every token has the full rung
     double multiplier = 0;     ///< see allocation
+
+    mdkv::array<index_t, std::size_t{prompt_progress::most_layers}> arena_bytes{}; ///< of each layer; 0 in a dry run
+};
+
+/// Finds the bytes of each layer's arena. An item is a layer.
+template <element T, backend B>
+struct size_arenas
+{
+    static constexpr char const* name = "size_arenas";
+
+    in_view<std::uint8_t, 3, B> rungs; // [L, H, N]
+    cache_layout layout;
+    index_t stand_ins;
+    index_t* bytes; // [L]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t l) const
+    {
+        index_t end = 0;
+        head_entry entry;
+        for (index_t h = 0; h < layout.heads; ++h)
+        {
+            mdkv::array<index_t, max_rungs> tokens{};
+            for (index_t i = t.rank(); i < rungs.extent(2); i += t.size()) { ++tokens[rungs(l, h, i)]; }
+            for (std::size_t r = 0; r < layout.rungs; ++r) { tokens[r] = t.sum(tokens[r]); }
+            end = lay_out_head<T>(layout, tokens, end, entry, layout.stand_ins(tokens[0], stand_ins));
+        }
+        if (t.rank() == 0) { bytes[l] = end; }
+    }
 };
 
 /// \throws invalid_argument   a member is out of its range, or two do not go together
@@ -135,6 +164,7 @@ struct prompt_work
     out_view<T, 4, B> sinks{};                ///< [L, H, replay_part::sinks, D]; keys
     out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M]
+    out_view<index_t, 1, B> sizes{};          ///< [L]
     out_view<index_t, 1, B> limit{};          ///< [1]
     out_view<allocation, 1, B> report{};      ///< [1]
     prompt_progress progress{};
@@ -168,6 +198,7 @@ struct prompt_work
         sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
         leverages           = scratch_view<leverage_sum>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, M);
+        sizes               = scratch_view<index_t>(on, memory, L);
         limit               = scratch_view<index_t>(on, memory, 1);
         report              = scratch_view<allocation>(on, memory, 1);
         if (memory.ready()) { run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)}); }
@@ -364,6 +395,14 @@ struct prompt_work
         return sum[0];
     }
 
+    /// Finds the bytes of all layers' arenas after a choice.
+    void size_layers(B const& on, index_t tokens, cache_layout const& form, prompt_choice& next) const
+    {
+        run(on, size_arenas<T, B>{as_input(slice<2>(rungs, 0, tokens)), form, next.stand_ins, sizes.data_handle()},
+            shape.layers);
+        fetch(on, sizes.data_handle(), next.arena_bytes.data(), shape.layers);
+    }
+
     template <class Destination>
     compress_report pack_layer(
         B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form, Destination& to) const
@@ -390,7 +429,7 @@ struct prompt_work
         [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
         if constexpr (owner)
         {
-            result.resident_bytes = packed_bytes<T>(on, chosen, form, choice.stand_ins);
+            result.resident_bytes = choice.arena_bytes[static_cast<std::size_t>(l)];
             cache.layout          = form;
             if (real)
             {

@@ -9,6 +9,7 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ here = root / "tests/build/compilers"
 hook = root / "examples/engine_hook.cpp"
 stages = root / "tests/build/machines/stages.cpp"
 x86 = platform.machine() in ("x86_64", "AMD64")
+nvcc = shutil.which("nvcc", path=os.environ["PATH"] + ":/usr/local/cuda/bin")
 native = ["-march=native"] if x86 else ["-mcpu=native"]
 
 # What a strict project asks of the headers that it includes (our own sources have their own list, cmake/build_flags.cmake).
@@ -44,20 +46,36 @@ def refused(message):
 
 def runs(folder, compiler, source, *flags):
     """Compiles, links and runs the program, which checks its own results."""
-    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-o", folder / "program", source, "-pthread")
+    pthread = [] if source.suffix == ".cu" else ["-pthread"]
+    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-o", folder / "program", source, *pthread)
     if done.returncode != 0:
         return first_error(done.stderr)
     done = call(folder / "program")
     return "" if done.returncode == 0 else f"exit status {done.returncode}: {done.stdout}{done.stderr}"
 
 
-def ends(folder, compiler, source, *flags):
-    """The program is ended by a broken contract, with its message."""
-    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-o", folder / "program", source, "-pthread")
-    if done.returncode != 0:
-        return first_error(done.stderr)
-    done = call(folder / "program")
-    return "" if done.returncode == -6 and "mdkv: merge_attention: " in done.stderr else f"status {done.returncode}: {done.stderr}"
+def ends(message):
+    """A test that the program is ended, with this message."""
+    def test(folder, compiler, source, *flags):
+        done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-o", folder / "program", source)
+        if done.returncode != 0:
+            return first_error(done.stderr)
+        done = call(folder / "program")
+        ended = done.returncode == -6 and f"mdkv: {message}: " in done.stderr
+        return "" if ended else f"status {done.returncode}: {done.stderr}"
+    return test
+
+
+def throws_nothing(folder, compiler, source, *flags):
+    """No header has an exception's keyword, not even in a template, which compilers look at only where it is used."""
+    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-E", source)
+    header, found = "", []
+    for line in done.stdout.splitlines():
+        if line.startswith("#"):
+            header = (line.split('"') + [header])[1]
+        elif "include/mdkv/" in header and re.search(r"\b(throw|try|catch)\b", re.sub(r'"[^"]*"', "", line)):
+            found.append(f"{header}: {line.strip()}")
+    return (found + [""])[0] if done.returncode == 0 else first_error(done.stderr)
 
 
 def first_error(text):
@@ -73,7 +91,8 @@ def cases(compiler):
     yield "warnings, this processor", compiles, stages, *strict, "-O0", *native
     yield "macros min and max", compiles, here / "macros.cpp", "-O0"
     yield "exceptions", runs, here / "bad_input.cpp", "-O1"
-    yield "no exceptions", ends, here / "bad_input.cpp", "-O1", "-fno-exceptions", "-Werror"
+    yield ("no exceptions", ends("merge_attention"), here / "bad_input.cpp", "-O1", "-fno-exceptions", "-Werror", "-pthread")
+    yield "no exceptions in headers", throws_nothing, here / "bad_input.cpp", "-fno-exceptions"
     for flag in ("-ffast-math", "-Ofast", "-ffinite-math-only"):
         yield f"{flag} refused", fast, here / "macros.cpp", flag
     if clang:  # which has no macro for it
@@ -95,17 +114,25 @@ def cases(compiler):
             yield "warnings, -mavx512f alone", compiles, stages, "-Wall", "-Wextra", "-Werror", "-O1", "-mavx512f"
 
 
+def cases_of_cuda():
+    without = ["-Xcompiler=-fno-exceptions"]
+    for title, test, *flags in (("exceptions", runs), ("no exceptions", ends("pool_resource"), *without),
+                                ("no exceptions in headers", throws_nothing, *without)):
+        yield title, test if nvcc else None, here / "failed_call.cu", *flags
+
+
 def tried(job):
     compiler, (name, test, *arguments) = job
     title = f"compilers/{os.path.basename(compiler)}: {name}"
     if test is None:
-        return f"SKIPPED: {title}: it has no libc++"
+        return f"SKIPPED: {title}: " + ("there is no nvcc" if compiler == "nvcc" else "it has no libc++")
     with tempfile.TemporaryDirectory() as folder:
         error = test(pathlib.Path(folder), compiler, *arguments)
     return f"FAILED: {title}: {error}" if error else f"PASSED: {title}"
 
 
 jobs = [(compiler, case) for compiler in compilers for case in cases(compiler)]
+jobs += [(nvcc or "nvcc", case) for case in cases_of_cuda()]
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     lines = list(pool.map(tried, jobs))
 print("\n".join(lines))
