@@ -106,7 +106,7 @@ struct shared_number
     }
 };
 
-/// Preset, sizes and encoding of a prompt whose call agrees. What other numbers follow from comes first.
+/// Preset, sizes and encoding of a prompt whose call agrees, causes before the numbers that follow from them.
 using prompt_numbers = array<shared_number, 32>;
 
 /// A call's part in the agreement of all ranks. It is made before arguments are checked. A call that ends without `settle` or

@@ -98,7 +98,8 @@ struct prompt_choice
     bool whole        = false; ///< every token has the full rung
     double multiplier = 0;     ///< see allocation
 
-    mdkv::array<index_t, std::size_t{prompt_progress::most_layers}> arena_bytes{}; ///< of each layer; 0 in a dry run
+    /// Bytes of each layer's arena; 0 in a dry run.
+    mdkv::array<index_t, std::size_t{prompt_progress::most_layers}> arena_bytes{};
 };
 
 /// Finds the bytes of each layer's arena. An item is a layer.
