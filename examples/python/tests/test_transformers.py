@@ -237,7 +237,7 @@ def test_batch_with_padding_on_the_left_equals_single_sequences(preset):
 
 @pytest.mark.parametrize("preset, tail", [("best", None), ("by_window", None), ("by_window", 12)])
 def test_a_row_of_padding_only_leaves_the_others_as_they_are(preset, tail):
-    model, ids, calls = small("llama"), text(130, batch=3), (90, 1, 5, *[1] * 30)
+    model, ids, calls = small("llama"), text(130, batch=3), (90, 1, 5, 1, 9, 1, 9, 10)
     mask = torch.ones_like(ids)
     mask[1, :90], mask[2, :20] = 0, 0
     full = logits(model, plain(model), ids, calls, attention_mask=mask)
