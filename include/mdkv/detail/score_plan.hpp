@@ -144,7 +144,10 @@ struct score_plan
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
     [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? index_t{count} * groups() : 0; }
-    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() + value_dim : 0; }
+    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept
+    {
+        return rotates ? 3 * dim + groups() + value_dim : 0;
+    }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
         return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
@@ -277,8 +280,8 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
 
 /// Loss of a token at rung u, from the total of |P' - P| over the rows if u is projected, ||P||, its length, |v - v'|^2, and
 /// `spread`, its logit's variance at a step of one range, if u holds codes.
-[[nodiscard]] MDKV_HD inline float stored_loss(score_rung const& u, row_norm norm, float moved, float mass, float length,
-    float missing, float spread) noexcept
+[[nodiscard]] MDKV_HD inline float stored_loss(
+    score_rung const& u, row_norm norm, float moved, float mass, float length, float missing, float spread) noexcept
 {
     if (u.quantised())
     {

@@ -115,7 +115,8 @@ struct score_channels
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        out_view<float, 2, B> const centres{plan.head(0).centre, {keys.extent(0), plan.value_dim}, {plan.head_floats(), 1}};
+        out_view<float, 2, B> const centres{
+            plan.head(0).centre, {keys.extent(0), plan.value_dim}, {plan.head_floats(), 1}};
         fit_value_means<T, B>{values, centres}.fit(t, h, values.extent(1), [](index_t i) { return i; });
         index_t const dim = plan.dim;
         float* const mean = plan.head(h).channels; // [3, dim]

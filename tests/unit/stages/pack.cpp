@@ -113,7 +113,7 @@ struct exact_coordinates
             auto const channel = static_cast<index_t>(c);
             at[c]              = of_values ? at[c] - support::value_mean<T>(cache.view(), h, channel)
                                            : (at[c] - support::key_mean<T>(cache.view(), h, channel))
-                                     / support::key_scale<T>(cache.view(), h, channel);
+                                    / support::key_scale<T>(cache.view(), h, channel);
         }
     }
 
@@ -838,7 +838,8 @@ TEST_CASE_TEMPLATE(
     "what all keys or values of a head have in common costs their codes nothing, beyond half's range, too", T, float,
     bfloat16)
 {
-    for (auto const& [stored, of_values] : {std::pair{full_int4, false}, {full_int8, false}, {full_int4, true}, {full_int8, true}})
+    for (auto const& [stored, of_values] :
+        {std::pair{full_int4, false}, {full_int8, false}, {full_int4, true}, {full_int8, true}})
     {
         CAPTURE(of_values);
         auto const error_of = [&](float common) {

@@ -213,8 +213,8 @@ struct score_block
             float const whole = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
             for (int r = 0; r < plan.count; ++r)
             {
-                score_rung const& u         = plan.rungs[r];
-                float const* const latents  = slot.latents + i * plan.key_columns();
+                score_rung const& u              = plan.rungs[r];
+                float const* const latents       = slot.latents + i * plan.key_columns();
                 slot.spread[r * tile::block + i] = !u.projected ? whole
                                                    : !u.quantised()
                                                        ? 0.0F
@@ -277,7 +277,8 @@ struct score_block
                 if (u.projected)
                 {
                     kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
-                    missing += squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
+                    missing +=
+                        squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
                 }
                 lost = mdkv::detail::stored_loss(u, plan.norm, u.projected ? total(u.softmax, i) : 0.0F, mass[i],
                     length[i], missing, slot.spread[r * tile::block + i]);
