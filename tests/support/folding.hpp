@@ -319,6 +319,10 @@ private:
             before.projected, g.layer.key_basis, h, unit);
         mean.assign(static_cast<std::size_t>(g.layer.sizes.dims.values), 0.0);
         scale.assign(mean.size(), 1.0);
+        for (std::size_t c = 0; now.rotated() && c < mean.size(); ++c)
+        {
+            mean[c] = value_mean<T>(g.view(), h, static_cast<index_t>(c));
+        }
         add_errors(worst,
             {before.value_numbers, after.value_numbers, old_vectors.value, new_vectors.value, mean, scale}, now,
             before.projected, g.layer.value_basis, h, unit);

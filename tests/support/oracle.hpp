@@ -268,6 +268,23 @@ inline real average(matrix const& x, count d, real from, int power)
     return rows == 0 ? real{0} : sum / static_cast<real>(rows);
 }
 
+/// The mean in channel d of those rows that are no farther from it than four times their mean distance.
+inline real trimmed_mean(matrix const& x, count d)
+{
+    count const step = std::max<count>((x.rows + 127) / 128, 1);
+    real const about = average(x, d, 0, 1);
+    real far = 0, sum = 0;
+    count rows = 0, near = 0;
+    for (count i = 0; i < x.rows; i += step, ++rows) { far += std::fabs(x(i, d) - about); }
+    for (count i = 0; i < x.rows; i += step)
+    {
+        bool const is_near = std::fabs(x(i, d) - about) <= 4 * far / static_cast<real>(rows);
+        sum += is_near ? x(i, d) - about : 0;
+        near += is_near ? 1 : 0;
+    }
+    return about + (near > 0 ? sum / static_cast<real>(near) : 0);
+}
+
 inline channels channels_of(matrix const& queries, matrix const& keys)
 {
     channels out;
@@ -405,10 +422,23 @@ inline scores losses(matrix const& queries, count per_query_head, matrix const& 
     matrix centred = values;
     for (count d = 0; coded && d < values.cols; ++d)
     {
-        real const mean = average(values, d, 0, 1);
+        real const mean = trimmed_mean(values, d);
         for (count j = 0; j < n; ++j) { centred(j, d) -= mean; }
     }
-    auto const length = [&](count j) { return std::fmax(norm(values, j), norm(centred, j)); };
+    // Losses are then centred: lengths are distances from the mean by attention.
+    matrix apart = values;
+    for (count d = 0; coded && d < values.cols; ++d)
+    {
+        real sum = 0, masses = 0;
+        for (count j = 0; j < n; ++j)
+        {
+            real const mass = over_rows(exact, nullptr, j);
+            sum += mass * values(j, d);
+            masses += mass;
+        }
+        for (count j = 0; j < n; ++j) { apart(j, d) -= masses > 0 ? sum / masses : 0; }
+    }
+    auto const length = [&](count j) { return norm(apart, j); };
     for (count j = 0; j < n; ++j)
     {
         out.dropped[static_cast<std::size_t>(j)] = 2 * over_rows(exact, nullptr, j) * length(j);

@@ -62,8 +62,8 @@ struct layer_numbers
         for (std::size_t i = 0; i < keys.size(); ++i)
         {
             std::size_t const before = i / D % 8 * D; // numbers back to the passage's first token
-            keys[i]   = before == 0 ? random.normal() : 0.7 * (keys[i - before] + random.normal());
-            values[i] = random.normal();
+            keys[i]                  = before == 0 ? random.normal() : 0.7 * (keys[i - before] + random.normal());
+            values[i]                = random.normal();
         }
     }
 
@@ -206,7 +206,8 @@ private:
         {
             for (index_t d = 0; d < D; ++d)
             {
-                output[d] += logits[static_cast<std::size_t>(i)] / total * static_cast<double>(widen(values.get(h / G, i, d)));
+                output[d] +=
+                    logits[static_cast<std::size_t>(i)] / total * static_cast<double>(widen(values.get(h / G, i, d)));
             }
         }
         return most + std::log(total);
@@ -329,25 +330,24 @@ TEST_CASE("on no kind of data does a preset lose much more than eviction in the 
             layer_numbers::add_offsets(random, x.keys, offset);
         };
     };
-    for (kind const& one : {kind{"plain", values_at(0)}, {"values at 10 spreads", values_at(10)},
-             {"values at 30 spreads", values_at(30)},
-             {"values of 10,000",
-                 [](source&, layer_numbers& x) {
-                     for (double& v : x.values) { v = 1e4 + 1e3 * v; }
-                 },
-                 true},
-             {"keys at 50 spreads",
-                 [](source& random, layer_numbers& x) { layer_numbers::add_offsets(random, x.keys, 50); }},
-             {"large queries", large_queries(0)}, {"large queries, keys at 10 spreads", large_queries(10)},
-             {"large queries, keys at 50 spreads", large_queries(50)},
-             {"a sink without a value", [](source&, layer_numbers& x) { x.make_sink(10); }},
-             {"one token", repeated(1)},
-             // One copy of each would do; losses add up, and some of the tokens lose all their copies.
-             {"lines of three tokens", repeated(3), false, 2}, {"lines of five tokens", repeated(5), false, 2},
-             {"lines of twenty tokens", repeated(20)},
-             {"one token 300 times", [](source&, layer_numbers& x) {
-                  x.repeat([](std::size_t i) { return i < 100 || i >= 400 ? i : std::size_t{100}; });
-              }}})
+    for (kind const& one :
+        {kind{"plain", values_at(0)}, {"values at 10 spreads", values_at(10)}, {"values at 30 spreads", values_at(30)},
+            {"values of 10,000",
+                [](source&, layer_numbers& x) {
+                    for (double& v : x.values) { v = 1e4 + 1e3 * v; }
+                },
+                true},
+            {"keys at 50 spreads",
+                [](source& random, layer_numbers& x) { layer_numbers::add_offsets(random, x.keys, 50); }},
+            {"large queries", large_queries(0)}, {"large queries, keys at 10 spreads", large_queries(10)},
+            {"large queries, keys at 50 spreads", large_queries(50)},
+            {"a sink without a value", [](source&, layer_numbers& x) { x.make_sink(10); }}, {"one token", repeated(1)},
+            // One copy of each would do; losses add up, and some of the tokens lose all their copies.
+            {"lines of three tokens", repeated(3), false, 2}, {"lines of five tokens", repeated(5), false, 2},
+            {"lines of twenty tokens", repeated(20)},
+            {"one token 300 times", [](source&, layer_numbers& x) {
+                 x.repeat([](std::size_t i) { return i < 100 || i >= 400 ? i : std::size_t{100}; });
+             }}})
     {
         source random{one.name.c_str()};
         layer_numbers numbers{random};

@@ -273,7 +273,7 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
     CHECK(report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes == need);
     check.compare(g, sources);
     CHECK(check.spoilt + check.misplaced + check.dropped + check.up + check.lowered == 0);
-    CHECK(attention_error(g, check.whole) < 3e-3);
+    CHECK(attention_error(g, check.whole) < 4e-3);
 
     // What would be moved to the same place is the same to the bit.
     contents const once{g.cache};

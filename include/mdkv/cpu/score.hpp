@@ -57,6 +57,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
+    plan.past              = tokens;
+    plan.parts = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.parts_of_head() * tokens)) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
@@ -135,6 +137,9 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             here.write_losses(value_basis, head, loss);
         }
     });
+    run(on, mdkv::detail::score_centre<T, backend>{values, plan}, plan.parts != nullptr ? heads : 0);
+    mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};
+    run(on, centred, plan.parts != nullptr ? heads * centred.per_head() : 0);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -120,7 +120,8 @@ private:
     }
 };
 
-/// The means of the channels of a head's values.
+/// The means of the channels of a head's values, without numbers farther from the mean than four times the mean distance: a
+/// few huge values do not shift those of all tokens.
 template <element T, backend B>
 struct fit_value_means
 {
@@ -132,12 +133,21 @@ struct fit_value_means
     MDKV_HD void fit(Team const& t, index_t h, index_t count, Token const& token) const
     {
         constexpr int lanes = Team::register_lanes;
+        using floats        = lane_floats<lanes>;
         index_t const dim   = values.extent(2);
         for (index_t d = member(t) * lanes; d < dim; d += members(t) * lanes)
         {
             auto const n = static_cast<int>(dim - d < lanes ? dim - d : lanes);
+            auto const row         = [&](index_t i) { return values.row(h, token(i)) + d; };
+            floats const about     = sampled_mean(t, count, n, row);
+            auto const distance    = [&](floats const& x) { return x < about ? about - x : x - about; };
+            floats const most      = 4.0F * sampled_mean(t, count, n, row, distance);
+            auto const near        = [&](floats const& x) { return distance(x) <= most ? x - about : floats{}; };
+            auto const counts      = [&](floats const& x) { return distance(x) <= most ? floats{} + 1.0F : floats{}; };
+            floats const share     = sampled_mean(t, count, n, row, counts);
+            floats const deviation = sampled_mean(t, count, n, row, near) / (share > 0.0F ? share : floats{} + 1.0F);
             float by_lane[std::size_t{lanes}];
-            store_lanes(by_lane, sampled_mean(t, count, n, [&](index_t i) { return values.row(h, token(i)) + d; }));
+            store_lanes(by_lane, about + deviation);
             for (int l = 0; l < n; ++l) { means(h, d + l) = by_lane[l]; }
         }
     }

@@ -151,8 +151,8 @@ template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<float, 3, B> channels, in_view<float, 2, B> value_means, in_view<std::uint8_t, 2, B> rung,
-    cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed, in_view<float, 3, B> stand_in_keys, in_view<float, 3, B> stand_in_values,
-    in_view<std::uint8_t, 2, B> carried = {}, head_entry const* stored = nullptr)
+    cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed, in_view<float, 3, B> stand_in_keys,
+    in_view<float, 3, B> stand_in_values, in_view<std::uint8_t, 2, B> carried = {}, head_entry const* stored = nullptr)
 {
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
@@ -180,8 +180,8 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
         cache, bases, as_input(first), stand_ins, (needed.empty() ? counted : needed).data_handle()};
     run(on, entries, 1);
     run(on,
-        write_channels<T, B>{channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions),
-            as_input(first), cache},
+        write_channels<T, B>{
+            channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions), as_input(first), cache},
         coded);
     run(on,
         pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window}, keys, values,

@@ -45,7 +45,8 @@ struct score_head
     float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
     float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
     float* noise;       // [rungs, groups]                weights of squared ranges of projected coordinates
-    float* centre;      // [value_dim]                    means of values
+    float* means;       // [value_dim]                    means of values, which codes lack
+    float* centre;      // [value_dim]                    mean of values by ||P||, near the rows' outputs
     float* more;        // operands of the backend's own
 };
 
@@ -80,6 +81,9 @@ struct score_plan
     index_t first_query = 0;       ///< place of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
     float* memory       = nullptr; ///< operands of all heads, one after another
+    float* parts =
+        nullptr;      ///< see part(): losses are centred, which takes the masses of all tokens first; null: not centred
+    index_t past = 0; ///< N
 
     /// A plan for the queries [group, queries] of each KV head; `tokens` includes the window.
     template <backend B>
@@ -118,6 +122,15 @@ struct score_plan
         while (add_softmax()) {}
     }
 
+    /// Numbers that sweep two leaves in the place of losses if they are centred, beside |v - v'|^2, which it writes as the loss
+    /// of each rung: ||P|| of every token of a head (number 0), then for every rung the total of |P' - P| and the variance by its
+    /// codes. [N] each.
+    [[nodiscard]] MDKV_HD float* part(index_t head, int number) const noexcept
+    {
+        return parts + (head * parts_of_head() + number) * past;
+    }
+    [[nodiscard]] MDKV_HD int parts_of_head() const noexcept { return rotates ? 1 + 2 * count : 0; }
+
     [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
     [[nodiscard]] MDKV_HD int key_columns() const noexcept { return padded(latent); }
     [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
@@ -144,7 +157,10 @@ struct score_plan
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
     [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? index_t{count} * groups() : 0; }
-    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept { return rotates ? 3 * dim + groups() + value_dim : 0; }
+    [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept
+    {
+        return rotates ? 3 * dim + groups() + 2 * value_dim : 0;
+    }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
         return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
@@ -159,7 +175,8 @@ struct score_plan
         float* const lse         = value_basis + index_t{value_dim} * value_columns();
         float* const noise       = lse + index_t{softmaxes} * rows;
         float* const channels    = noise + noise_floats();
-        return {queries, latents, key_basis, value_basis, lse, channels, noise, channels + 3 * dim + groups(),
+        float* const means       = channels + 3 * dim + groups();
+        return {queries, latents, key_basis, value_basis, lse, channels, noise, means, means + value_dim,
             channels + channel_floats()};
     }
 
@@ -260,7 +277,7 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return norm_of(plan.norm, joined_rows(plan.norm, total, plan.even));
 }
 
-/// Loss of a dropped token, from ||P|| and its length: |v|, or the larger of |v| and |v - centre| if some rung rotates.
+/// Loss of a dropped token, from ||P|| and its length, |v| or |v - centre|.
 [[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float length) noexcept
 {
     return 2 * mass * length;
@@ -275,18 +292,38 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return e * (e - 1);
 }
 
-/// Loss of a token at rung u, from the total of |P' - P| over the rows if u is projected, ||P||, its length, |v - v'|^2, and
-/// `spread`, its logit's variance at a step of one range, if u holds codes.
-[[nodiscard]] MDKV_HD inline float stored_loss(score_rung const& u, row_norm norm, float moved, float mass, float length,
-    float missing, float spread) noexcept
+/// Variance of a token's weight by the codes of its key at rung u, times key_noise^2, from its logit's variance at a step of one
+/// range.
+[[nodiscard]] MDKV_HD inline float noise_of(score_rung const& u, float spread) noexcept
 {
-    if (u.quantised())
+    if (!u.quantised()) { return 0.0F; }
+    auto const steps = static_cast<float>(most_code(u.kind));
+    return key_noise * key_noise * variance_of_weight(spread / (steps * steps));
+}
+
+/// Loss of a token at a rung, from `moved`, the norm of |P' - P| over the rows (0 unless projected), ||P||, its length,
+/// |v - v'|^2, and `noise`.
+[[nodiscard]] MDKV_HD inline float stored_loss(
+    float moved, float mass, float length, float missing, float noise) noexcept
+{
+    return moved * length + mass * sqrtf(missing + noise * length * length);
+}
+
+/// Writes the loss of token i of a head at rung r of the plan, of length |v|, or its parts.
+template <class Losses>
+MDKV_HD void write_loss(score_plan const& plan, int r, Losses const& loss, index_t head, index_t i, float total,
+    float mass, float length, float missing, float spread) noexcept
+{
+    score_rung const& u = plan.rungs[r];
+    float const noise   = noise_of(u, spread);
+    float const moved   = u.projected ? norm_of(plan.norm, total) : 0.0F;
+    bool const centred  = plan.parts != nullptr;
+    if (centred)
     {
-        auto const steps = static_cast<float>(most_code(u.kind));
-        float const x    = spread / (steps * steps);
-        missing += key_noise * key_noise * variance_of_weight(x) * length * length;
+        plan.part(head, 1 + 2 * r)[i] = moved;
+        plan.part(head, 2 + 2 * r)[i] = noise;
     }
-    return (u.projected ? norm_of(norm, moved) * length : 0.0F) + mass * sqrtf(missing);
+    loss(head, u.index, i) = centred ? missing : stored_loss(moved, mass, length, missing, noise);
 }
 
 /// Whether |v|^2 - |v'|^2, which is |v - v'|^2 because a basis is orthonormal, cancels too far (a thousandth leaves four

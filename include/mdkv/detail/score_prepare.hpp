@@ -115,8 +115,9 @@ struct score_channels
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        out_view<float, 2, B> const centres{plan.head(0).centre, {keys.extent(0), plan.value_dim}, {plan.head_floats(), 1}};
-        fit_value_means<T, B>{values, centres}.fit(t, h, values.extent(1), [](index_t i) { return i; });
+        out_view<float, 2, B> const means{
+            plan.head(0).means, {keys.extent(0), plan.value_dim}, {plan.head_floats(), 1}};
+        fit_value_means<T, B>{values, means}.fit(t, h, values.extent(1), [](index_t i) { return i; });
         index_t const dim = plan.dim;
         float* const mean = plan.head(h).channels; // [3, dim]
         if (given.empty())
@@ -178,6 +179,105 @@ struct score_noise
             }
             head.noise[i] = sum / (12.0F * rows);
         }
+    }
+};
+
+/// Finds every head's mean of values by ||P||, which is near the rows' outputs. Values that are not finite count as 0. An item
+/// is a head.
+template <element T, backend B>
+struct score_centre
+{
+    static constexpr char const* name = "score_centre";
+    static constexpr int threads      = 128;
+
+    in_view<T, 3, B> values;
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        constexpr int lanes    = Team::register_lanes;
+        using floats           = lane_floats<lanes>;
+        float const* const all = plan.part(h, 0);
+        for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
+        {
+            auto const n = static_cast<int>(plan.value_dim - d < lanes ? plan.value_dim - d : lanes);
+            float line[std::size_t{lanes}]{};
+            floats sum{};
+            float mass = 0;
+            for (index_t i = 0; i < plan.past; ++i)
+            {
+                T const* const from = values.row(h, i) + d;
+                if (n == lanes) { widen_lanes(t, from, line); }
+                for (int l = 0; l < n && n < lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
+                floats const x = load_lanes<floats>(line);
+                sum += (x * 0.0F == 0.0F ? x : floats{}) * all[i];
+                mass += all[i];
+            }
+            store_lanes(line, mass > 0.0F ? sum / mass : floats{});
+            for (int l = 0; l < n; ++l) { plan.head(h).centre[d + l] = line[l]; }
+        }
+    }
+};
+
+/// Makes centred losses of what sweep two has left. An item is 64 tokens of a head.
+template <element T, backend B>
+struct score_centred
+{
+    static constexpr char const* name = "score_centred";
+    static constexpr int threads      = 64;
+    static constexpr index_t per_item = 64;
+
+    in_view<T, 3, B> values;
+    score_plan plan;
+    out_view<float, 3, B> loss;
+
+    [[nodiscard]] MDKV_HD index_t per_head() const noexcept { return (plan.past + per_item - 1) / per_item; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h     = item / per_head();
+        index_t const begin = item % per_head() * per_item;
+        index_t const end   = begin + per_item < plan.past ? begin + per_item : plan.past;
+        for (index_t i = begin + t.rank(); i < end; i += t.size())
+        {
+            float const mass   = plan.part(h, 0)[i];
+            float const length = sqrtf(squared_distance(t, values.row(h, i), plan.head(h).centre));
+            if (plan.dropped >= 0) { loss(h, plan.dropped, i) = dropped_loss(mass, length); }
+            for (int r = 0; r < plan.count; ++r)
+            {
+                float& lost = loss(h, plan.rungs[r].index, i);
+                lost        = stored_loss(plan.part(h, 1 + 2 * r)[i], mass, length, lost, plan.part(h, 2 + 2 * r)[i]);
+            }
+        }
+    }
+
+private:
+    template <team Team>
+    [[nodiscard]] MDKV_HD float squared_distance(Team const& t, T const* value, float const* centre) const
+    {
+        constexpr int lanes = Team::register_lanes;
+        using floats        = lane_floats<lanes>;
+        floats sum{};
+        index_t d = 0;
+        for (; d + lanes <= plan.value_dim; d += lanes)
+        {
+            float line[std::size_t{lanes}];
+            widen_lanes(t, value + d, line);
+            floats const x = load_lanes<floats>(line) - load_lanes<floats>(centre + d);
+            sum += x * x;
+        }
+        float line[std::size_t{lanes}];
+        store_lanes(line, sum);
+        float total = 0;
+        for (float const x : line) { total += x; }
+        for (; d < plan.value_dim; ++d)
+        {
+            float const x = widen(load_at<T>(value + d)) - centre[d];
+            total += x * x;
+        }
+        return total;
     }
 };
 

@@ -301,7 +301,7 @@ struct place_stand_in
         index_t const count = rows.extent(3);
         float* const key    = stand_in_keys.row(h, j);
         float* const share  = rows.row(h, j, 0);
-        float* const lacks  = rows.row(h, j, 1); // the differences that logits lack, then products
+        float* const lacks   = rows.row(h, j, 1); // the differences that logits lack, then products
         float* const longest = rows.row(h, j, 2);
         if (places(h, j) < 0) { return; }
         carver cut = t.scratch();
@@ -327,8 +327,8 @@ struct place_stand_in
         for (index_t r = t.rank(); r < count; r += t.size())
         {
             double const product = dot(queries.row(h, r), mine.sums, dim);
-            longest[r]           = product > 0 ? static_cast<float>((double{lacks[r]} + most_taken) / product) : INFINITY;
-            lacks[r]             = static_cast<float>(product);
+            longest[r] = product > 0 ? static_cast<float>((double{lacks[r]} + most_taken) / product) : INFINITY;
+            lacks[r]   = static_cast<float>(product);
         }
         t.sync();
         double squares = 0;

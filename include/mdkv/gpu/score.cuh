@@ -54,6 +54,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     workspace::frame frame{*on.scratch, "score"};
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
+    plan.past  = tokens;
+    plan.parts  = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.parts_of_head() * tokens)) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
     index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
@@ -90,6 +92,9 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     launch(on,
         kernels::score_losses<T>{key_rows, detail::token_rows<T>{values}, value_basis, loss, plan, tiling, tiles},
         checked_multiply(heads, tiles));
+    run(on, mdkv::detail::score_centre<T, backend>{values, plan}, plan.parts != nullptr ? heads : 0);
+    mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};
+    run(on, centred, plan.parts != nullptr ? heads * centred.per_head() : 0);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu

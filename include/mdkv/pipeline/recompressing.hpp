@@ -113,8 +113,8 @@ struct recompressing
         run(on, read_tokens<T, S>{
                     {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
                     there, keys, values, window_keys, window_values});
-        run(on,
-            stored_channels<T, U, B>{there, {queries, as_input(keys), channels}, {as_input(values), value_means}}, coded);
+        run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}, {as_input(values), value_means}},
+            coded);
         allocation chosen = everything_kept();
         bool const fits   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;
         if (!real || !fits) { chosen = choose(chosen.limit); }
@@ -133,8 +133,8 @@ struct recompressing
             to = made.view();
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to, {}, {}, {},
-            as_input(carried), there.cache.heads);
+            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
+            {}, {}, {}, as_input(carried), there.cache.heads);
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{})});
         if (!real) { return result; }

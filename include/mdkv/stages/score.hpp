@@ -15,8 +15,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N keys replaced
 /// by k'; ||x|| is the norm of x over the Q queries of the G query heads (`options.norm`):
 ///
-///     dropped                 2 ||P|| d: d = |v| or, with a rung of codes of whole vectors in the set, the larger of |v| and
-///                             |v - u|, u the mean of up to 128 of the head's values
+///     dropped                 2 ||P|| d: d = |v| or, with a rung of codes of whole vectors in the set, |v - c|, c the mean of the
+///                             head's values weighted by ||P||
 ///     projected               ||P' - P|| d + ||P|| |v - v'|: the paper's bound. k' has the rung's coordinates, unrounded;
 ///                             v' is the value as it is read back, also from codes
 ///     codes of whole vectors  ||P|| sqrt(|v - v'|^2 + c^2 e^x (e^x - 1) d^2): c = key_noise; x is the variance of a logit
@@ -40,8 +40,8 @@ namespace mdkv::inline MDKV_MACHINE
 /// \param[out] loss         [H, R, N]    >= 0, in units of |v|; exactly 0 at the full rung
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
 /// \cost   O(H*G*Q*N*(D + r)) multiply-adds twice (D once if lse is given), r the coordinates of the widest projected
-///         rung; keys read twice, values once; scratch O(H*G*Q*D + threads*R*D); G*Q*N only for heads whose logits
-///         take at most 1 MiB each (cpu)
+///         rung; keys read twice, values once (three times with codes of whole vectors); scratch O(H*G*Q*D + threads*R*D),
+///         O(H*R*N) more with such codes; G*Q*N only for heads whose logits take at most 1 MiB each (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps

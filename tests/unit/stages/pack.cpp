@@ -113,7 +113,7 @@ struct exact_coordinates
             auto const channel = static_cast<index_t>(c);
             at[c]              = of_values ? at[c] - support::value_mean<T>(cache.view(), h, channel)
                                            : (at[c] - support::key_mean<T>(cache.view(), h, channel))
-                                     / support::key_scale<T>(cache.view(), h, channel);
+                                    / support::key_scale<T>(cache.view(), h, channel);
         }
     }
 
@@ -838,7 +838,8 @@ TEST_CASE_TEMPLATE(
     "what all keys or values of a head have in common costs their codes nothing, beyond half's range, too", T, float,
     bfloat16)
 {
-    for (auto const& [stored, of_values] : {std::pair{full_int4, false}, {full_int8, false}, {full_int4, true}, {full_int8, true}})
+    for (auto const& [stored, of_values] :
+        {std::pair{full_int4, false}, {full_int8, false}, {full_int4, true}, {full_int8, true}})
     {
         CAPTURE(of_values);
         auto const error_of = [&](float common) {
@@ -869,6 +870,31 @@ TEST_CASE_TEMPLATE(
             CHECK(error_of(common) <= 1.02 * small);
         }
     }
+}
+
+TEST_CASE("a few huge values cost the codes of other tokens' values nothing")
+{
+    auto const error_of = [](float huge) { // of the tokens that are not
+        packed_layer<float> layer{{.heads = 1, .tokens = 100, .window = 0, .dims = {64, 64}, .rungs = {full_int4}}};
+        for (index_t const t : {0, 17, 99})
+        {
+            for (index_t d = 0; d < 64; d += 5) { layer.values.set(huge, 0, t, d); }
+        }
+        auto const tokens = support::stored_tokens(layer.packed().view(), 0);
+        double error      = 0;
+        for (std::size_t t = 18; t < 99; ++t)
+        {
+            for (index_t d = 0; d < 64; ++d)
+            {
+                error += std::pow(tokens[t].value_numbers[static_cast<std::size_t>(d)]
+                                      - static_cast<double>(layer.values.get(0, static_cast<index_t>(t), d)),
+                    2);
+            }
+        }
+        return error;
+    };
+    double const small = error_of(0.0F);
+    for (float const huge : {100.0F, -6e4F, 1e30F}) { CHECK(error_of(huge) <= 1.05 * small); }
 }
 
 TEST_CASE_TEMPLATE("a mean key that its type cannot hold is 0, and one that it can is that, up to its largest number", T,

@@ -437,7 +437,8 @@ TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximu
 TEST_CASE("queries whose attention is even count as rows of zeros, in every norm over rows")
 {
     constexpr index_t given = 3, even = 4; // queries
-    std::vector<rung> const rungs{drop, part(1, 4), full_int4, full_int8, full}; // rows of zeros change the noise of codes in a basis
+    std::vector<rung> const rungs{
+        drop, part(1, 4), full_int4, full_int8, full}; // rows of zeros change the noise of codes in a basis
     layer_sizes const sizes{.group = 2, .queries = given + even, .tokens = 75, .window = 6, .dim = 64, .value_dim = 40};
     auto x       = exact_layer<bfloat16>(sizes);
     auto const H = sizes.heads * sizes.group;

@@ -249,7 +249,7 @@ struct attend_job
                 if (factor != 1.0F)
                 {
                     multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums());
-                    if (sizes.rotated) { coded_weights[part * group + g] *= factor; }
+                    multiply_by(factor, coded_weights + part * group + g, sizes.rotated ? 1 : 0);
                 }
             }
             query_rows const weights{logits.x, logits.step};
@@ -326,13 +326,13 @@ struct attend_job
             for (index_t g = 0; centred && g < group; ++g)
             {
                 softmax[part * group + g].largest -= mine.with_mean[g];
-                coded_weights[part * group + g] -= softmax[part * group + g].sum;
+                combine(coded_weights + part * group + g, 1.0F, &softmax[part * group + g].sum, -1.0F, 1);
             }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);
             for (index_t g = 0; centred && g < group; ++g)
             {
                 softmax[part * group + g].largest += mine.with_mean[g];
-                coded_weights[part * group + g] += softmax[part * group + g].sum;
+                combine(coded_weights + part * group + g, 1.0F, &softmax[part * group + g].sum, 1.0F, 1);
             }
         }
     }
@@ -349,7 +349,7 @@ struct attend_job
         {
             auto const [by, other_by] = state[i % group].merge(state[i]);
             combine(all + i % group * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
-            if (sizes.rotated) { combine(weights + i % group, by, weights + i, other_by, 1); }
+            combine(weights + i % group, by, weights + i, other_by, sizes.rotated ? 1 : 0);
         }
         if (entry.value_columns > 0)
         {

@@ -213,8 +213,8 @@ struct score_block
             float const whole = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
             for (int r = 0; r < plan.count; ++r)
             {
-                score_rung const& u         = plan.rungs[r];
-                float const* const latents  = slot.latents + i * plan.key_columns();
+                score_rung const& u              = plan.rungs[r];
+                float const* const latents       = slot.latents + i * plan.key_columns();
                 slot.spread[r * tile::block + i] = !u.projected ? whole
                                                    : !u.quantised()
                                                        ? 0.0F
@@ -234,7 +234,7 @@ struct score_block
         {
             float const* const value = slot.rows + i * plan.value_dim;
             float* const x           = slot.rotated + i * plan.value_dim;
-            for (index_t d = 0; d < plan.value_dim; ++d) { x[d] = value[d] - head.centre[d]; }
+            for (index_t d = 0; d < plan.value_dim; ++d) { x[d] = value[d] - head.means[d]; }
             hadamard_row(x, plan.value_dim);
         }
         auto const total = [&](int softmax, index_t i) {
@@ -248,14 +248,14 @@ struct score_block
         };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
-        float length[tile::block];  // the larger of |v| and |v - centre|
+        float length[tile::block];  // |v|
         float kept[tile::block]{};  // part of |v|^2 in the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
             squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
-            float const* const x = slot.rotated + i * plan.value_dim;
-            length[i] = std::sqrt(plan.rotates ? (std::max)(squared[i], tile::dot(x, x, plan.value_dim)) : squared[i]);
+            length[i]  = std::sqrt(squared[i]);
+            if (plan.parts != nullptr) { plan.part(of, 0)[first + i] = mass[i]; }
             if (plan.dropped >= 0)
             {
                 loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], length[i]);
@@ -273,14 +273,14 @@ struct score_block
             {
                 float const* const x = from + i * step;
                 float missing        = roundings[i];
-                float& lost          = loss(of, u.index, first + i);
                 if (u.projected)
                 {
                     kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
-                    missing += squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
+                    missing +=
+                        squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
                 }
-                lost = mdkv::detail::stored_loss(u, plan.norm, u.projected ? total(u.softmax, i) : 0.0F, mass[i],
-                    length[i], missing, slot.spread[r * tile::block + i]);
+                mdkv::detail::write_loss(plan, r, loss, of, first + i, total(u.softmax, i), mass[i], length[i], missing,
+                    slot.spread[r * tile::block + i]);
             }
         }
     }

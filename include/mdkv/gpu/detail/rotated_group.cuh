@@ -57,13 +57,6 @@ struct rotated_group
     }
 
     [[nodiscard]] __device__ __forceinline__ float range() const { return largest - least; }
-    [[nodiscard]] __device__ __forceinline__ float squares() const
-    {
-        float sum = 0;
-        MDKV_UNROLL
-        for (int i = 0; i < size; ++i) { sum += x[i] * x[i]; }
-        return sum;
-    }
 
     /// Adds to `sum` the square of every coordinate's rounding error, if the group becomes codes.
     __device__ __forceinline__ void add_rounding(storage kind, float& sum) const
@@ -117,12 +110,6 @@ struct rotated_rest
     {
         mdkv::detail::column_bounds<1> const b{x, n, step};
         return b.most - b.least;
-    }
-    [[nodiscard]] __device__ float squares() const
-    {
-        float sum = 0;
-        for (int i = 0; i < n; ++i) { sum += x[i * step] * x[i * step]; }
-        return sum;
     }
     __device__ void add_rounding(storage kind, float& sum) const { detail::add_rounding(x, n, step, kind, sum); }
 };

@@ -102,7 +102,7 @@ struct score_thread_sums
     int rungs;
 
     MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : all{memory.take<float>(index_t{p.softmaxes + 2 + 4 * p.count} * parts)}
+        : all{memory.take<float>(index_t{p.softmaxes + 1 + 4 * p.count} * parts)}
         , tokens{t.tokens()}
         , softmaxes{p.softmaxes}
         , rungs{p.count}
@@ -112,10 +112,8 @@ struct score_thread_sums
 
     /// [parts]  |v|^2
     [[nodiscard]] MDKV_HD float* squares() const noexcept { return all; }
-    /// [parts]  |v - centre|^2, if some rung rotates
-    [[nodiscard]] MDKV_HD float* lengths() const noexcept { return all + parts; }
     /// [softmaxes, parts]  totals over rows of P, then of |P' - P|
-    [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + 2 * parts; }
+    [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + parts; }
     /// [rungs, parts]  |v - v'|^2 by rounding
     [[nodiscard]] MDKV_HD float* roundings() const noexcept { return probabilities() + softmaxes * parts; }
     /// [rungs, parts]  squares of the coordinates from kept_from on

@@ -309,9 +309,7 @@ private:
             sums.kept()[r * threads + device::thread()] =
                 squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
         }
-        float length   = 0;
         auto const add = [&](auto const& x) {
-            length += x.squares();
             for (int r = 0; r < plan.count; ++r)
             {
                 if (!plan.rungs[r].projected)
@@ -324,11 +322,10 @@ private:
         {
             int const n              = plan.value_dim - c;
             float const* const from  = value + c * step;
-            float const* const means = block.operands.centre + c;
+            float const* const means = block.operands.means + c;
             if (n >= group) { add(detail::rotated_group{from, step, means}); }
             else { add(detail::rotated_rest{from, n, step, tile.rotated + tiling.token(), means}); }
         }
-        sums.lengths()[device::thread()] = length;
     }
 
     /// Finds, if squares nearly cancel, this thread's part of the squared difference between its token's value and the
@@ -361,25 +358,24 @@ private:
     {
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares(), 0, token);
-        float const centred = plan.rotates ? sums.joined(sums.lengths(), 0, token) : squared;
-        float const length  = sqrtf(centred > squared ? centred : squared);
+        float const length  = sqrtf(squared);
         auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
+        if (plan.parts != nullptr) { plan.part(head, 0)[at] = mass; }
         if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, length); }
         if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
             float missing               = sums.joined(sums.roundings(), r, token);
-            float& lost                 = loss(head, u.index, at);
             if (u.projected)
             {
                 kept = u.kept(kept, sums.joined(sums.kept(), r, token));
                 missing += mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token)
                                                                           : squared - kept;
             }
-            lost = mdkv::detail::stored_loss(u, plan.norm, u.projected ? total(u.softmax) : 0.0F, mass, length, missing,
+            mdkv::detail::write_loss(plan, r, loss, head, at, total(u.softmax), mass, length, missing,
                 sums.joined(sums.spread(), r, token));
         }
     }
