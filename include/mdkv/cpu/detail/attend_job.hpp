@@ -320,8 +320,8 @@ struct attend_job
             if (begin == end) { continue; }
             std::byte const* const behind =
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
-            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run. What
-            // the run adds to the sum of weights is that of its tokens.
+            // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run. The
+            // weights of its tokens are what it adds to the sum.
             bool const centred = run.basis == run_basis::rotated;
             for (index_t g = 0; centred && g < group; ++g)
             {
