@@ -23,7 +23,7 @@ class _Recorder:
     [B, H, m, D] are what that got."""
 
     def __init__(self, cache):
-        self._cache = cache
+        self._cache, self.query = cache, None
 
     def __getattr__(self, name):
         return getattr(self._cache, name)
@@ -34,6 +34,8 @@ class _Recorder:
         return self.keys, values
 
     def attend(self, module, query, *_):
+        if self.query is not None:
+            raise NotImplementedError("mdkv: not served: a layer that attends to the keys of another one")
         self.query = query
         raise _Seen
 
@@ -107,6 +109,8 @@ def _rows(value, new, places):
     """The rows at some places of tensors with `new` rows: numbers [..., new, D], indices [..., new]; other values as they are."""
     if isinstance(value, (tuple, list)):
         return type(value)(_rows(one, new, places) for one in value)
+    if isinstance(value, dict):  # a copy, in which an attention may leave keys for others
+        return {name: _rows(one, new, places) for name, one in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     place = value.ndim - (2 if value.is_floating_point() or value.is_complex() else 1)
