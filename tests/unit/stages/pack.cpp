@@ -894,7 +894,7 @@ TEST_CASE("a few huge values cost the codes of other tokens' values nothing")
         return error;
     };
     double const small = error_of(0.0F);
-    for (float const huge : {100.0F, -6e4F, 1e30F}) { CHECK(error_of(huge) <= 1.05 * small); }
+    for (float const huge : {100.0F, -6e4F, 1e6F}) { CHECK(error_of(huge) <= 1.05 * small); }
 }
 
 TEST_CASE_TEMPLATE("a mean key that its type cannot hold is 0, and one that it can is that, up to its largest number", T,
