@@ -246,6 +246,9 @@ private:
         }
     }
 
+    // Noise and means of values lie beside the channels and are found from there: a thread has no registers for an address of
+    // their own.
+
     /// Finds this thread's parts of the variance of its token's logit, from keys rotated the way pack rotates them, or from
     /// their coordinates in the basis.
     __device__ void add_noise(detail::score_block const& block, detail::score_thread_sums const& sums) const
@@ -255,6 +258,7 @@ private:
         float const* const mean   = block.operands.channels;
         float const* const factor = mean + plan.dim;
         float const* const weight = factor + 2 * plan.dim;
+        float const* const noise  = mean - plan.count * plan.groups();
         float spread              = 0;
         for (int c = tiling.share() * group; plan.rotates && c < plan.dim; c += tiling.shares() * group)
         {
@@ -274,7 +278,7 @@ private:
             {
                 int const n = u.keys - c < group ? u.keys - c : group;
                 mdkv::detail::column_bounds<1> const b{block.tile.latents + c * step + tiling.token(), n, step};
-                sum += (b.most - b.least) * (b.most - b.least) * block.operands.noise[r * plan.groups() + c / group];
+                sum += (b.most - b.least) * (b.most - b.least) * noise[r * plan.groups() + c / group];
             }
             sums.spread()[r * threads + device::thread()] = sum;
         }
@@ -322,7 +326,7 @@ private:
         {
             int const n              = plan.value_dim - c;
             float const* const from  = value + c * step;
-            float const* const means = block.operands.means + c;
+            float const* const means = block.operands.channels + 3 * plan.dim + plan.groups() + c;
             if (n >= group) { add(detail::rotated_group{from, step, means}); }
             else { add(detail::rotated_rest{from, n, step, tile.rotated + tiling.token(), means}); }
         }
