@@ -436,11 +436,11 @@ TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
         CHECK(cache.resident_bytes() <= 2 * model.shape().kv_heads * 40 * 24 * 2);
         return cache.reports()[0].chosen.tokens[1];
     };
-    // 24 coordinates are 48 bytes as halves, and 12 and two groups' 8 as codes: beyond the window, and the channels of eight
-    // coordinates, 48 / 20 times as many.
+    // 24 coordinates are 48 bytes as halves, and 12 and two groups' 8 as codes: beyond the window, and the channels (two numbers
+    // of each key coordinate, one of each value coordinate), 48 / 20 times as many.
     std::int64_t const plain = model.shape().kv_heads * (40 - window);
     CHECK(kept("snapkv") == plain);
-    CHECK(kept("snapkv[storage=int4]") == model.shape().kv_heads * (((40 - window) * 48 - 2 * 8 * 2) / 20));
+    CHECK(kept("snapkv[storage=int4]") == model.shape().kv_heads * (((40 - window) * 48 - (2 * 8 + 16) * 2) / 20));
 }
 
 TEST_CASE("heads cached per query head repeat the KV heads: with room for all of them nothing is lost")

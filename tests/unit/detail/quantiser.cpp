@@ -183,9 +183,14 @@ TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do
             for (support::side const side : {support::side::value, support::side::key})
             {
                 auto group = groups[t];
-                for (index_t c = 0; side == support::side::key && c < g; ++c)
+                for (index_t c = 0; c < g; ++c)
                 {
                     float& x = group[static_cast<std::size_t>(c)];
+                    if (side == support::side::value)
+                    {
+                        x -= static_cast<float>(support::value_mean<float>(cache.view(), 0, c));
+                        continue;
+                    }
                     x -= static_cast<float>(support::key_mean<float>(cache.view(), 0, c));
                     x *= 1.0F / static_cast<float>(support::key_scale<float>(cache.view(), 0, c));
                 }
