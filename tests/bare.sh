@@ -39,7 +39,7 @@ for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_DEFAULT_TIMEOUT http_proxy htt
 done
 if [[ -n ${CCACHE_DIR:-} ]]; then
     cp -r "$CCACHE_DIR" "$root/root/ccache"
-    environment+=(CCACHE_DIR=/root/ccache CCACHE_COMPILERCHECK=content)
+    environment+=(CCACHE_DIR=/root/ccache CCACHE_COMPILERCHECK=content CCACHE_SLOPPINESS=locale)
 fi
 
 number=0 status=0
@@ -47,8 +47,9 @@ for command in "$@"; do
     number=$((number + 1))
     say "bare: $command (log: $folder/$number.log)"
     code=0
-    unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env -i "${environment[@]}" \
-        bash -c "cd '$mdkv_root' && $command" </dev/null >"$folder/$number.log" 2>&1 || code=$?
+    # shellcheck disable=SC2016 # sh reads its own arguments
+    unshare --mount --pid --fork --mount-proc="$root/proc" sh -c 'mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"' "$root" \
+        env -i "${environment[@]}" bash -c "cd '$mdkv_root' && $command" </dev/null >"$folder/$number.log" 2>&1 || code=$?
     if ((code != 0)); then
         tail -n 40 "$folder/$number.log"
         say "bare: failed with status $code: $command"

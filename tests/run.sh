@@ -361,11 +361,11 @@ else
     fi
     had_ccache=$(command -v ccache || true)
     if ((EUID == 0)) && (setup_packages "${mdkv_bare_packages[@]}"); then
-        export CCACHE_DIR=$build/ccache CCACHE_COMPILERCHECK=content
+        export CCACHE_DIR=$build/ccache CCACHE_COMPILERCHECK=content CCACHE_SLOPPINESS=locale # as in the root
     fi
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
     bare
-    unset CCACHE_DIR CCACHE_COMPILERCHECK
+    unset CCACHE_DIR CCACHE_COMPILERCHECK CCACHE_SLOPPINESS
     [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice
     python_crosschecks
     metrics_crosscheck
