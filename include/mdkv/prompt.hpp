@@ -278,7 +278,8 @@ public:
     }
 
     /// Bytes of a layer's arena, stand-ins included: `allocate` has found them. A dry run returns 0.
-    /// \cost   nothing is computed, and no device waited for
+    /// \cost   nothing is computed
+    /// \sync   returns when done; no device is waited for
     /// \throws invalid_argument   no rungs were chosen
     [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
     {
