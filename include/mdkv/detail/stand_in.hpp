@@ -336,7 +336,11 @@ struct place_stand_in
         for (index_t d = 0; d < dim; ++d) { squares += mine.sums[d] * mine.sums[d]; }
         for (index_t r = 0; r < count; ++r) { bends += double{share[r]} * double{lacks[r]} * double{lacks[r]}; }
         double step = bends > 0 ? squares / bends : 0.0;
-        for (index_t r = 0; r < count; ++r) { step = longest[r] < step ? longest[r] : step; }
+        for (index_t r = 0; r < count; ++r)
+        {
+            double const most = double{longest[r]};
+            step              = most < step ? most : step;
+        }
         for (index_t d = t.rank(); d < dim; d += t.size())
         {
             key[d] = static_cast<float>(double{key[d]} + step * mine.sums[d]);
