@@ -110,7 +110,7 @@ private:
         if (descriptor_ < 0 || ::fcntl(descriptor_, F_SETFL, 0) != 0) { fails("cannot be opened"); }
     }
 
-    std::string path_; // of the file at the end of links
+    std::string path_; // the file at the end of links
     std::string temporary_;
     std::size_t written_ = 0;
     int descriptor_      = -1;

@@ -122,9 +122,8 @@ struct score_plan
         while (add_softmax()) {}
     }
 
-    /// Numbers that sweep two leaves in the place of losses if they are centred, beside |v - v'|^2, which it writes as the loss
-    /// of each rung: ||P|| of every token of a head (number 0), then for every rung the total of |P' - P| and the variance by its
-    /// codes. [N] each.
+    /// [N]  Numbers that sweep two leaves of a head's tokens if losses are centred: number 0 is ||P||, 1 + 2 r is the norm of
+    /// |P' - P| at rung r, and 2 + 2 r the variance by the codes of rung r. In the place of the loss it leaves |v - v'|^2.
     [[nodiscard]] MDKV_HD float* part(index_t head, int number) const noexcept
     {
         return parts + (head * parts_of_head() + number) * past;

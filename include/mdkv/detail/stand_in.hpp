@@ -273,8 +273,8 @@ template <backend B>
 struct place_stand_in
 {
     static constexpr char const* name  = "stand_in";
-    static constexpr double most_taken = 3; ///< log2 of a row's attention over the group's share
-    static constexpr int threads      = 128;
+    static constexpr int threads       = 128;
+    static constexpr double most_taken = 3; ///< log2 of the most attention that a row pays a stand-in, over its group's
 
     in_view<index_t, 2, B> places; // from choose_seeds
     in_view<float, 4, B> shares;
@@ -300,7 +300,7 @@ struct place_stand_in
         index_t const dim   = stand_in_keys.extent(2);
         index_t const count = rows.extent(3);
         float* const key    = stand_in_keys.row(h, j);
-        float* const share  = rows.row(h, j, 0);
+        float* const share   = rows.row(h, j, 0);
         float* const lacks   = rows.row(h, j, 1); // the differences that logits lack, then products
         float* const longest = rows.row(h, j, 2);
         if (places(h, j) < 0) { return; }
