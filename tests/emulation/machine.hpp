@@ -15,8 +15,10 @@
 
 // What is an error on a GPU, or undefined there, is an exception here: a barrier that some threads of the block never
 // reach, a warp function without all its lanes, two different ones at once, shared memory beyond what a block may have,
-// copies nobody waited for. Shared memory is on the heap and holds NaNs at first, so that a sanitizer and a test see what
-// is read before it is written. What depends on the order of threads shows when the same work is done in several orders.
+// copies nobody waited for, vectors at addresses that are no multiples of their size. Shared memory is on the heap and holds
+// NaNs at first, so that a sanitizer and a test see what is read before it is written. Asynchronous copies arrive when they are
+// waited for (ascending order; NaNs are in their place before), at once (descending), or either (shuffled). What depends on
+// the order of threads shows when the same work is done in several orders.
 
 namespace emulation
 {

@@ -9,6 +9,7 @@
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/launch.cuh>
 
+#include "gpu/support/attended.hpp"
 #include "gpu/support/device.hpp"
 #include "gpu/support/device_cache.hpp"
 #include "support/added_error.hpp"
@@ -31,106 +32,17 @@ namespace
 
 using namespace mdkv;
 using mdkv::half; // CUDA has a type of that name in the global namespace
+using support::attended;
 using support::device_cache;
 using support::device_tensor;
+using support::expects_same;
 using support::index_t;
+using support::on_cpu;
+using support::on_gpu;
 using support::packed_layer;
 using support::packed_sizes;
 using support::random_queries;
 using support::tensor;
-
-template <class U>
-struct result
-{
-    tensor<U, 2> output;
-    tensor<float, 1> lse;
-};
-
-template <class T, class U>
-result<U> on_gpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
-{
-    device_cache<T> const stored{cache.view()};
-    device_tensor<U, 2> const q{queries};
-    device_tensor<U, 2> output{{queries.extent(0), cache.layout().dims.values}, {.slack = 2}};
-    device_tensor<float, 1> lse{{queries.extent(0)}};
-    support::run_on_device(
-        [&](gpu::backend const& on) { attend(on, q.in(), stored.view(), options, output.out(), lse.out()); });
-    return {output.host(), lse.host()};
-}
-
-template <class T, class U>
-result<U> on_cpu(cpu::cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {})
-{
-    result<U> got{tensor<U, 2>{{queries.extent(0), cache.layout().dims.values}}, tensor<float, 1>{{queries.extent(0)}}};
-    support::run([&](cpu::backend const& on) {
-        attend(on, queries.in(), cache.view(), options, got.output.out(), got.lse.out());
-    });
-    return got;
-}
-
-/// Queries [rows, n, D] of the last n tokens; the result's rows are [rows * n].
-template <class T, class U>
-result<U> on_gpu(cpu::cache<T> const& cache, tensor<U, 3> const& queries)
-{
-    device_cache<T> const stored{cache.view()};
-    device_tensor<U, 3> const q{queries};
-    device_tensor<U, 3> output{{queries.extent(0), queries.extent(1), cache.layout().dims.values}, {.slack = 2}};
-    device_tensor<float, 2> lse{{queries.extent(0), queries.extent(1)}};
-    support::run_on_device(
-        [&](gpu::backend const& on) { attend(on, q.in(), stored.view(), {}, output.out(), lse.out()); });
-    result<U> got{tensor<U, 2>{{queries.extent(0) * queries.extent(1), cache.layout().dims.values}},
-        tensor<float, 1>{{queries.extent(0) * queries.extent(1)}}};
-    got.output.assign(output.host().elements());
-    got.lse.assign(lse.host().elements());
-    return got;
-}
-
-template <class T, class U>
-result<U> on_cpu(cpu::cache<T> const& cache, tensor<U, 3> const& queries)
-{
-    tensor<U, 3> output{{queries.extent(0), queries.extent(1), cache.layout().dims.values}};
-    tensor<float, 2> lse{{queries.extent(0), queries.extent(1)}};
-    support::run([&](cpu::backend const& on) { attend(on, queries.in(), cache.view(), {}, output.out(), lse.out()); });
-    result<U> got{tensor<U, 2>{{queries.extent(0) * queries.extent(1), cache.layout().dims.values}},
-        tensor<float, 1>{{queries.extent(0) * queries.extent(1)}}};
-    got.output.assign(output.elements());
-    got.lse.assign(lse.elements());
-    return got;
-}
-
-/// Sums run in float over some hundred tokens and dimensions on both sides, in different orders; the output is rounded to U
-/// on top.
-template <class T, class U, class Queries, class... Options>
-void expects_same(cpu::cache<T> const& cache, Queries const& queries, Options... options)
-{
-    result<U> const got   = on_gpu(cache, queries, options...);
-    result<U> const want  = on_cpu(cache, queries, options...);
-    double const rounding = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, half> ? 0x1p-11 : 0x1p-8;
-    support::worst_error output;
-    support::worst_error lse;
-    for (index_t i = 0; i < want.lse.extent(0); ++i)
-    {
-        double size = 1e-3;
-        for (index_t c = 0; c < cache.layout().dims.values; ++c)
-        {
-            size = std::max(size, std::fabs(static_cast<double>(widen(want.output.get(i, c)))));
-        }
-        for (index_t c = 0; c < cache.layout().dims.values; ++c)
-        {
-            output.add(static_cast<double>(widen(got.output.get(i, c))),
-                static_cast<double>(widen(want.output.get(i, c))), size, i);
-        }
-        float const expected = want.lse.get(i);
-        if (std::isinf(expected)) { CHECK(got.lse.get(i) == expected); }
-        else { lse.add(got.lse.get(i), expected, std::max(1.0F, std::fabs(expected)), i); }
-    }
-    CAPTURE(cache.layout().dims.keys);
-    CAPTURE(cache.layout().dims.values);
-    CAPTURE(want.lse.extent(0));
-    double const integers = support::integer_rounding(cache.layout());
-    if (output.compared() > 0) { CHECK_MESSAGE(output.within(2e-5 + 2 * rounding + integers), output); }
-    if (lse.compared() > 0) { CHECK_MESSAGE(lse.within(4e-6 + integers), lse); }
-}
 
 template <class T, class U>
 void check(packed_sizes const& sizes, index_t group, int every_rung = -1)
@@ -328,8 +240,8 @@ TEST_CASE("a cache of many slices is attended on the GPU, and twice with the sam
     REQUIRE(cache.arena_bytes() / 2 > 2 * 32 * 1024);
     auto const q = random_queries<float>(4, 64);
     expects_same<half, float>(cache, q);
-    result<float> const once  = on_gpu(cache, q);
-    result<float> const twice = on_gpu(cache, q);
+    attended<float> const once  = on_gpu(cache, q);
+    attended<float> const twice = on_gpu(cache, q);
     CHECK(support::same_bits(once.output.elements(), twice.output.elements()));
     CHECK(support::same_bits(once.lse.elements(), twice.lse.elements()));
 }

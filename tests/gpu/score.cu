@@ -369,10 +369,10 @@ TEST_CASE("score on the GPU needs scratch that stops growing with the number of 
 TEST_CASE("score on the GPU has nothing to do without heads or tokens, and refuses elements at odd addresses and head "
           "dimensions too large")
 {
-    layer<half> const large{{.heads = 1, .queries = 3, .tokens = 10, .dim = 2048, .value_dim = 64}};
+    layer<half> const large{{.heads = 1, .queries = 3, .tokens = 10, .dim = 8192, .value_dim = 64}};
     CHECK(support::error_text<invalid_argument>([&] {
         static_cast<void>(on_gpu(large, {drop, full}));
-    }).starts_with("score: head dimensions 2048 and 64 take "));
+    }).starts_with("score: head dimensions 8192 and 64 take "));
     CHECK(on_gpu(layer<float>{{.tokens = 0, .window = 8}}, paper_rungs).empty());
     CHECK(on_gpu(layer<float>{{.heads = 0}}, paper_rungs).empty());
     CHECK(support::error_text<invalid_argument>([] {

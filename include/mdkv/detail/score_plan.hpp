@@ -155,10 +155,11 @@ struct score_plan
     {
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
-    [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? index_t{count} * groups() : 0; }
+    /// Each part of a head's operands has whole pieces of 16 bytes, which GPUs load at once.
+    [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? round_up(count * groups(), 4) : 0; }
     [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept
     {
-        return rotates ? 3 * dim + groups() + 2 * value_dim : 0;
+        return rotates ? round_up(3 * dim + groups() + 2 * value_dim, 4) : 0;
     }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {

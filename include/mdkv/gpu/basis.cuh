@@ -161,8 +161,8 @@ private:
     {
         for (int k = 0; k < 2; ++k)
         {
-            auto const low  = *reinterpret_cast<uint2 const*>(from + (8 * k) * pitch);
-            auto const high = *reinterpret_cast<uint2 const*>(from + (8 * k + 1) * pitch);
+            auto const low  = device::load<uint2>(from + (8 * k) * pitch);
+            auto const high = device::load<uint2>(from + (8 * k + 1) * pitch);
             to[0][k]        = (low.x & 0xffffU) | (high.x << 16);
             to[1][k]        = (low.x >> 16) | (high.x & 0xffff0000U);
             to[2][k]        = (low.y & 0xffffU) | (high.y << 16);
@@ -196,9 +196,9 @@ private:
         {
             for (int t = 0; t < samples_there; ++t)
             {
-                auto const x      = *reinterpret_cast<float4 const*>(a + t * pitch + row(0, 0));
-                auto const y      = *reinterpret_cast<float4 const*>(b + t * pitch + column(0, 0));
-                auto const z      = *reinterpret_cast<float4 const*>(b + t * pitch + column(1, 0));
+                auto const x      = device::load<float4>(a + t * pitch + row(0, 0));
+                auto const y      = device::load<float4>(b + t * pitch + column(0, 0));
+                auto const z      = device::load<float4>(b + t * pitch + column(1, 0));
                 float const xs[4] = {x.x, x.y, x.z, x.w};
                 float const ys[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
                 for (int k = 0; k < 8; ++k)

@@ -116,6 +116,21 @@ __device__ __forceinline__ void fence()
     return reinterpret_cast<std::byte*>(mdkv_shared_memory);
 }
 
+/// The V at an address that is a multiple of sizeof(V), in one load. Kernels load and store vectors by these two functions
+/// alone, so that the emulated GPU sees every address.
+template <class V>
+[[nodiscard]] __device__ __forceinline__ V load(void const* from)
+{
+    static_assert(alignof(V) == sizeof(V), "load: one load takes its own size in alignment");
+    return *static_cast<V const*>(from);
+}
+template <class V>
+__device__ __forceinline__ void store(void* to, V const& value)
+{
+    static_assert(alignof(V) == sizeof(V), "store: one store takes its own size in alignment");
+    *static_cast<V*>(to) = value;
+}
+
 /// Begins to copy `Bytes` bytes, 4, 8 or 16, from global to shared memory, both aligned to as many; `copy_async_wait` waits
 /// for the copy's end.
 template <int Bytes>

@@ -21,7 +21,7 @@ __device__ inline void copy_by_warp(int lane, std::byte const* from, int bytes, 
     int const words     = together % 4 == 0 ? bytes / 4 : 0;
     for (int i = lane; i < words; i += device::warp_size)
     {
-        reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<std::uint32_t const*>(from)[i];
+        device::store(to + 4 * i, device::load<std::uint32_t>(from + 4 * i));
     }
     MDKV_ROLLED
     for (int i = 4 * words + lane; i < bytes; i += device::warp_size) { to[i] = from[i]; }
@@ -88,7 +88,7 @@ struct attend_numbers
                 for (int j = 0; j < rows::element_parts; ++j)
                 {
                     part const rounded                                   = narrow<part>(x);
-                    *reinterpret_cast<part*>(to + j * rows::image_bytes) = rounded;
+                    device::store(to + j * rows::image_bytes, rounded);
                     x -= widen(rounded);
                 }
             }
@@ -101,7 +101,7 @@ struct attend_numbers
                 mdkv::detail::coded_group const codes{n, k, width, values, Kind};
                 int const begin   = k * rows::group_bytes;
                 auto const number = [&](int offset, std::uint16_t bits) {
-                    *reinterpret_cast<std::uint16_t*>(ring + rows::place(values, begin + offset)) = bits;
+                    device::store(ring + rows::place(values, begin + offset), bits);
                 };
                 {
                     int const t          = lane % rows::sixteen;

@@ -175,8 +175,7 @@ struct attend_rows
     [[nodiscard]] __device__ static std::uint32_t pair(int lane, std::byte const* tile, int k, int which, bool values)
     {
         int const begin = place(values, k * group_bytes + which * sixteen * int{sizeof(half)});
-        return *reinterpret_cast<std::uint32_t const*>(
-            tile + begin + lane / 4 * 4); // no part of 32 bytes ends inside them
+        return device::load<std::uint32_t>(tile + begin + lane / 4 * 4); // no part of 32 bytes ends inside them
     }
 
     /// Clears bytes [begin, end) of plain numbers in a slot: what is there may be no number, and is multiplied by 0.
@@ -189,7 +188,7 @@ struct attend_rows
             MDKV_UNROLL
             for (int k = 0; k < element_parts; ++k)
             {
-                *reinterpret_cast<std::uint16_t*>(slot + k * image_bytes + i) = 0;
+                device::store(slot + k * image_bytes + i, std::uint16_t{0});
             }
         }
         device::sync_warp();
@@ -241,13 +240,12 @@ struct attend_rows
                     MDKV_UNROLL
                     for (int t = 0; t < Tiles; ++t) // a step's words are two rows: what `place` changes stays the same
                     {
-                        uint2 const word = *reinterpret_cast<uint2 const*>(slot + t * tile_bytes + from + i * 2 * row);
+                        auto const word = device::load<uint2>(slot + t * tile_bytes + from + i * 2 * row);
                         multiply_codes(word.x, word.y, q, sum[t]);
                     }
                 }
                 queries += all * device::warp_size;
-                float2 const of_queries =
-                    *reinterpret_cast<float2 const*>(query_sums + k * attend_queries + lane % 4 * 2);
+                auto const of_queries = device::load<float2>(query_sums + k * attend_queries + lane % 4 * 2);
                 MDKV_UNROLL
                 for (int t = 0; t < Tiles; ++t)
                 {
@@ -335,7 +333,7 @@ struct attend_rows
             MDKV_UNROLL
             for (int h = 0; h < (Kind == storage::int8 ? 2 : 1); ++h)
             {
-                uint4 const q = *reinterpret_cast<uint4 const*>(tile + value_words(l, k, in_row, h * half));
+                auto const q = device::load<uint4>(tile + value_words(l, k, in_row, h * half));
                 multiply_values(q.x, q.y, w, sums + 2 * h);
                 multiply_values(q.z, q.w, w, sums + 2 * h + 1);
             }

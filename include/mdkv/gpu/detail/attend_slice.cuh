@@ -147,7 +147,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         int const warp        = thread / device::warp_size;
         int tile              = at.first / sixteen + at.rounds * attend_pairs_stride + warp;
         std::byte* const ring = mine.ring + warp * attend_ring;
-        float2 const factor   = *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2);
+        auto const factor     = device::load<float2>(mine.factor + lane % 4 * 2);
         attend_units<T, Kind> arriving{lane, at.run, at.copies, at.part * Columns, ring, tile, at.whole};
         if (!rows::coded && at.usual)
         {
@@ -197,7 +197,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             q += rows::steps(rows::unit) * device::warp_size;
             query_sums += groups * attend_queries;
         }
-        all.soften(x, *reinterpret_cast<float2 const*>(mine.factor + lane % 4 * 2));
+        all.soften(x, device::load<float2>(mine.factor + lane % 4 * 2));
         MDKV_UNROLL
         for (int u = 0; u < pairs::units; ++u)
         {

@@ -14,8 +14,8 @@
 namespace mdkv::inline MDKV_MACHINE::gpu::kernels
 {
 
-/// Begins to copy n bytes, or all `Size` of a tile's if there are more, `Bytes` bytes at a time, in rows of 128 bytes to their
-/// places. If `step` is not 0, they are the first bytes of each of 16 rows that are so far apart, and Size is 128.
+/// Begins to copy n bytes, at most `Size`, or exactly as many if `Whole`, `Bytes` at a time, in rows of 128 bytes to their
+/// places. If `step` is not 0, they are the first n bytes of each of 16 rows that are `step` bytes apart, and Size is 128.
 template <class Rows, bool Values, int Bytes, int Size, bool Whole>
 __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
 {
@@ -52,9 +52,10 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
 template <class Rows, bool Values, int Size>
 __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* from, int step, int n, std::byte* to)
 {
-    if (align >= 16 && n >= Size) { copy_rows<Rows, Values, 16, Size, true>(lane, from, step, n, to); }
-    else if (align >= 8) { copy_rows<Rows, Values, 8, Size, false>(lane, from, step, n, to); }
-    else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, n, to); }
+    int const size = n < Size ? n : Size;
+    if (align >= 16 && n >= Size) { copy_rows<Rows, Values, 16, Size, true>(lane, from, step, size, to); }
+    else if (align >= 8) { copy_rows<Rows, Values, 8, Size, false>(lane, from, step, size, to); }
+    else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, size, to); }
 }
 
 /// A warp's units in its shared memory: `Slots` places that are filled and read in turn.

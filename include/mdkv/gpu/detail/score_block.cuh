@@ -57,7 +57,7 @@ struct score_block
             T x[width];
             if (from.wide && t < count && d + width <= dim)
             {
-                auto const piece = *reinterpret_cast<uint4 const*>(at + d);
+                auto const piece = device::load<uint4>(at + d);
                 std::memcpy(static_cast<void*>(x), &piece, sizeof x);
             }
             else
@@ -90,8 +90,8 @@ struct score_block
             for (int j = 0; j < 4; ++j)
             {
                 if (c + j >= count) { continue; }
-                *reinterpret_cast<float4*>(tile.latents + (c + j) * step + token) =
-                    float4{products[0][j], products[1][j], products[2][j], products[3][j]};
+                device::store(tile.latents + (c + j) * step + token,
+                    float4{products[0][j], products[1][j], products[2][j], products[3][j]});
             }
         }
         device::sync();
@@ -112,9 +112,9 @@ struct score_block
         {
             if (tiling.tensor && i == 0)
             {
-                index_t const fragments = index_t{panel} * (plan.dim / score_depth) * device::warp_size;
+                index_t const fragments = index_t{panel} * (plan.dim / score_depth) * device::warp_size * 4;
                 multiply_exact<T>(logits, tile.pairs + token * (plan.dim / 2 + 1),
-                    reinterpret_cast<uint4 const*>(operands.more) + fragments, plan.dim, plan.to_log2);
+                    operands.more + fragments, plan.dim, plan.to_log2);
                 return;
             }
         }

@@ -154,11 +154,6 @@ inline score_tiling::score_tiling(score_plan const& p, bool half_width)
 /// [token][row]: a lane's part of a product.
 using score_products = float[4][4];
 
-[[nodiscard]] __device__ __forceinline__ float4 load4(float const* from)
-{
-    return *reinterpret_cast<float4 const*>(from);
-}
-
 __device__ __forceinline__ void clear(score_products& products)
 {
     for (int k = 0; k < 16; ++k) { products[k / 4][k % 4] = 0; }
@@ -170,8 +165,8 @@ __device__ __forceinline__ void multiply_add(
 {
     for (int k = 0; k < depth; ++k)
     {
-        float4 const t = load4(tokens);
-        float4 const r = load4(rows);
+        auto const t = device::load<float4>(tokens);
+        auto const r = device::load<float4>(rows);
         float const a[4]{t.x, t.y, t.z, t.w};
         float const b[4]{r.x, r.y, r.z, r.w};
         for (int i = 0; i < 4; ++i)
@@ -189,14 +184,14 @@ __device__ __forceinline__ void multiply_add(
 /// products of two numbers of 16 bits are exact in float and summed in float, though cut instead of rounded.
 template <element T>
 __device__ __forceinline__ void multiply_exact(
-    score_products& products, std::uint32_t const* tokens, uint4 const* fragments, int dim, float to_log2)
+    score_products& products, std::uint32_t const* tokens, float const* fragments, int dim, float to_log2)
 {
     int const p      = device::lane() % 4;
     float d[2][2][4] = {};
     auto const pair  = [&](int token, int coordinate) { return tokens[token * (dim / 2 + 1) + coordinate / 2 + p]; };
     for (int k = 0; k < dim; k += score_depth)
     {
-        uint4 const f = fragments[k / score_depth * device::warp_size + device::lane()];
+        auto const f = device::load<uint4>(fragments + (k / score_depth * device::warp_size + device::lane()) * 4);
         std::uint32_t const b[2][2]{{f.x, f.y}, {f.z, f.w}};
         for (int i = 0; i < 2; ++i)
         {
@@ -266,17 +261,17 @@ struct score_panels
         if constexpr (sizeof(U) == 2)
         {
             int const fragments = plan.dim / detail::score_depth * device::warp_size; // fragments of a panel
-            uint4* const to     = reinterpret_cast<uint4*>(h.more) + index_t{at} * fragments;
+            float* const to     = h.more + index_t{at} * fragments * 4;
             for (int i = device::thread(); tensor && i < fragments; i += threads)
             {
-                write_fragment(head, at * panel, i, to + i);
+                write_fragment(head, at * panel, i, to + i * 4);
             }
         }
     }
 
 private:
     /// Writes unscaled queries in the order in which tensor cores take them (see multiply_exact).
-    __device__ void write_fragment(index_t head, int first_row, int i, uint4* to) const
+    __device__ void write_fragment(index_t head, int first_row, int i, float* to) const
     {
         int const lane = i % device::warp_size;
         U pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
@@ -289,7 +284,10 @@ private:
                     ? narrow<U>(0.0F)
                     : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
         }
-        std::memcpy(to, pairs, sizeof pairs);
+        uint4 piece;
+        static_assert(sizeof piece == sizeof pairs);
+        std::memcpy(&piece, pairs, sizeof piece);
+        device::store(to, piece);
     }
 };
 

@@ -55,7 +55,7 @@ namespace mdkv::inline MDKV_MACHINE::gpu::detail
 /// warp reads only what it has written itself.
 __device__ inline void add_to_state(float* largest, int step, score_products const& logits, unsigned hidden)
 {
-    float4 const before = load4(largest);
+    auto const before = device::load<float4>(largest);
     float top[4]{before.x, before.y, before.z, before.w};
     // Eight lanes have the same four rows. Lane bits 16 and 8 choose the row whose sum a lane keeps, if its bit 4 is
     // unset.
@@ -234,7 +234,7 @@ private:
             for (int softmax = 0; softmax < plan.softmaxes; ++softmax)
             {
                 block.template multiply<T>(logits, softmax, p);
-                float4 const of_rows = detail::load4(block.operands.lse + index_t{softmax} * plan.rows + row);
+                auto const of_rows = device::load<float4>(block.operands.lse + index_t{softmax} * plan.rows + row);
                 float const lse[4]{of_rows.x, of_rows.y, of_rows.z, of_rows.w};
                 float totals[4] = {};
                 mdkv::detail::with_norm(plan.norm, [&](auto norm) {
@@ -258,7 +258,7 @@ private:
         float const* const mean   = block.operands.channels;
         float const* const factor = mean + plan.dim;
         float const* const weight = factor + 2 * plan.dim;
-        float const* const noise  = mean - plan.count * plan.groups();
+        float const* const noise  = mean - plan.noise_floats();
         float spread              = 0;
         for (int c = tiling.share() * group; plan.rotates && c < plan.dim; c += tiling.shares() * group)
         {

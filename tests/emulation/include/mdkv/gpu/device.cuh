@@ -96,6 +96,23 @@ inline void fence()
     return emulation::current().block->shared;
 }
 
+template <class V>
+[[nodiscard]] V load(void const* from)
+{
+    static_assert(alignof(V) == sizeof(V), "load: one load takes its own size in alignment");
+    emulation::expect_aligned(from, sizeof(V), "load");
+    V value;
+    std::memcpy(static_cast<void*>(&value), from, sizeof value);
+    return value;
+}
+template <class V>
+void store(void* to, V const& value)
+{
+    static_assert(alignof(V) == sizeof(V), "store: one store takes its own size in alignment");
+    emulation::expect_aligned(to, sizeof(V), "store");
+    std::memcpy(to, static_cast<void const*>(&value), sizeof value);
+}
+
 template <int Bytes>
 void copy_async(void* to_shared, void const* from_global)
 {
