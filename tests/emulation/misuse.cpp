@@ -7,8 +7,11 @@
 #include "support/host.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+
+#include <vector_types.h>
 
 #include <doctest/doctest.h>
 
@@ -79,6 +82,35 @@ TEST_CASE("a copy that nobody waited for and an address it cannot have are told 
     CHECK(has(told_of([] { device::copy_async<16>(device::shared_memory() + 16 * device::thread(), numbers); }, 1024),
         "ended without waiting for a copy"));
     CHECK(has(told_of([] { device::copy_async<16>(device::shared_memory() + 4, numbers); }, 1024), "multiple of 16"));
+}
+
+TEST_CASE("a vector at an address that is no multiple of its size is told of")
+{
+    CHECK(has(told_of([] { static_cast<void>(device::load<uint4>(device::shared_memory() + 8)); }, 1024), "load: an address"));
+    CHECK(has(told_of([] { device::store(device::shared_memory() + 4, uint2{}); }, 1024), "store: an address"));
+}
+
+TEST_CASE("a copy is there when it is waited for, and may be there before or not")
+{
+    alignas(16) static std::uint32_t const number[4]{1, 2, 3, 4};
+    for (auto const which : {emulation::order::ascending, emulation::order::descending})
+    {
+        emulation::use(which);
+        std::uint32_t before = 0;
+        std::uint32_t after  = 0;
+        auto copy            = [&] {
+            auto* const to = device::shared_memory() + 16 * device::thread();
+            device::copy_async<16>(to, number);
+            device::copy_async_commit();
+            before = device::load<std::uint32_t>(to);
+            device::copy_async_wait<0>();
+            after = device::load<std::uint32_t>(to);
+        };
+        mdkv::gpu::launch(mdkv::gpu::backend{}, kernel<decltype(copy)>{copy, 1024}, 1);
+        CHECK((before == 1) == (which == emulation::order::descending));
+        CHECK(after == 1);
+    }
+    emulation::use(emulation::order::ascending);
 }
 
 TEST_CASE("shared memory is not a number until it is written, and what a thread throws reaches the caller")

@@ -53,12 +53,12 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const per_slot  = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
     mdkv::detail::score_states states{nullptr, parts + 1, plan.softmaxes, plan.rows};
 
+    plan.past = tokens;
     workspace::frame frame{*on.scratch, "score"};
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
-    plan.past              = tokens;
-    plan.parts = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.parts_of_head() * tokens)) : nullptr;
+    plan.parts = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
@@ -137,9 +137,11 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             here.write_losses(value_basis, head, loss);
         }
     });
-    run(on, mdkv::detail::score_centre<T, backend>{values, plan}, plan.parts != nullptr ? heads : 0);
+    index_t const centred_heads = plan.parts != nullptr ? heads : 0;
+    run(on, mdkv::detail::score_value_sums<T, backend>{values, plan}, centred_heads * plan.value_pieces());
+    run(on, mdkv::detail::score_centre{plan}, centred_heads);
     mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};
-    run(on, centred, plan.parts != nullptr ? heads * centred.per_head() : 0);
+    run(on, centred, centred_heads * centred.per_head());
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::cpu

@@ -126,9 +126,20 @@ struct score_plan
     /// |P' - P| at rung r, and 2 + 2 r the variance by the codes of rung r. In the place of the loss it leaves |v - v'|^2.
     [[nodiscard]] MDKV_HD float* part(index_t head, int number) const noexcept
     {
-        return parts + (head * parts_of_head() + number) * past;
+        return parts + head * part_floats() + number * past;
     }
-    [[nodiscard]] MDKV_HD int parts_of_head() const noexcept { return rotates ? 1 + 2 * count : 0; }
+    /// [value_dim + 1]  Sums that score_value_sums leaves of a piece of a head's tokens.
+    [[nodiscard]] MDKV_HD float* value_sums(index_t head, index_t piece) const noexcept
+    {
+        return part(head, 1 + 2 * count) + piece * (value_dim + 1);
+    }
+    static constexpr index_t value_piece = 512; ///< tokens of a piece
+    [[nodiscard]] MDKV_HD index_t value_pieces() const noexcept { return (past + value_piece - 1) / value_piece; }
+    /// Floats of a head's parts and sums of values.
+    [[nodiscard]] MDKV_HD index_t part_floats() const noexcept
+    {
+        return rotates ? (1 + 2 * count) * past + value_pieces() * (value_dim + 1) : 0;
+    }
 
     [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
     [[nodiscard]] MDKV_HD int key_columns() const noexcept { return padded(latent); }

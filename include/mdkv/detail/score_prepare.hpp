@@ -182,30 +182,34 @@ struct score_noise
     }
 };
 
-/// Finds every head's mean of values by ||P||, which is near the rows' outputs. Values that are not finite count as 0. An item
-/// is a head.
+/// Sums of values by ||P||, and of ||P||. Values that are not finite count as 0. An item is a piece of a head's tokens.
 template <element T, backend B>
-struct score_centre
+struct score_value_sums
 {
-    static constexpr char const* name = "score_centre";
+    static constexpr char const* name = "score_value_sums";
     static constexpr int threads      = 128;
 
     in_view<T, 3, B> values;
     score_plan plan;
 
     template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(Team const& t, index_t item) const
     {
         constexpr int lanes    = Team::register_lanes;
         using floats           = lane_floats<lanes>;
+        index_t const h        = item / plan.value_pieces();
+        index_t const piece    = item % plan.value_pieces();
+        index_t const begin    = piece * plan.value_piece;
+        index_t const end      = begin + plan.value_piece < plan.past ? begin + plan.value_piece : plan.past;
         float const* const all = plan.part(h, 0);
+        float* const to        = plan.value_sums(h, piece);
         for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
         {
             auto const n = static_cast<int>(plan.value_dim - d < lanes ? plan.value_dim - d : lanes);
             float line[std::size_t{lanes}]{};
             floats sum{};
             float mass = 0;
-            for (index_t i = 0; i < plan.past; ++i)
+            for (index_t i = begin; i < end; ++i)
             {
                 T const* const from = values.row(h, i) + d;
                 if (n == lanes) { widen_lanes(t, from, line); }
@@ -214,8 +218,35 @@ struct score_centre
                 sum += (x * 0.0F == 0.0F ? x : floats{}) * all[i];
                 mass += all[i];
             }
-            store_lanes(line, mass > 0.0F ? sum / mass : floats{});
-            for (int l = 0; l < n; ++l) { plan.head(h).centre[d + l] = line[l]; }
+            store_lanes(line, sum);
+            for (int l = 0; l < n; ++l) { to[d + l] = line[l]; }
+            if (d == 0) { to[plan.value_dim] = mass; }
+        }
+    }
+};
+
+/// Finds every head's mean of values by ||P||, which is near the rows' outputs. An item is a head.
+struct score_centre
+{
+    static constexpr char const* name = "score_centre";
+    static constexpr int threads      = 128;
+
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        for (int d = member(t); d < plan.value_dim; d += members(t))
+        {
+            float sum  = 0;
+            float mass = 0;
+            for (index_t piece = 0; piece < plan.value_pieces(); ++piece)
+            {
+                float const* const of_piece = plan.value_sums(h, piece);
+                sum += of_piece[d];
+                mass += of_piece[plan.value_dim];
+            }
+            plan.head(h).centre[d] = mass > 0.0F ? sum / mass : 0.0F;
         }
     }
 };
@@ -261,6 +292,19 @@ private:
         using floats        = lane_floats<lanes>;
         floats sum{};
         index_t d = 0;
+        if constexpr (lanes == 1) // eight numbers are loaded at once
+        {
+            for (; d + 8 <= plan.value_dim; d += 8)
+            {
+                T line[8];
+                load_all(value + d, line);
+                for (int i = 0; i < 8; ++i)
+                {
+                    float const x = widen(line[i]) - centre[d + i];
+                    sum += x * x;
+                }
+            }
+        }
         for (; d + lanes <= plan.value_dim; d += lanes)
         {
             float line[std::size_t{lanes}];

@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
 
 } // namespace kernels
 
-/// Makes the stream's device the thread's current one as long as it lives: CUDA starts kernels on the current device alone.
+/// Makes the stream's device the thread's current one as long as it lives: CUDA starts kernels on the current device alone. A
+/// stream that is being captured must be of the current device: it does not tell its own, and to ask would end the capture.
 class device_of
 {
 public:
@@ -43,7 +44,12 @@ public:
         check(cudaGetDevice(&before_), "device_of");
         number_ = before_;
 #if CUDART_VERSION >= 12080 // older ones cannot tell: the stream must be of the current device
-        if (stream != nullptr) { check(cudaStreamGetDevice(stream, &number_), "device_of"); }
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+        if (stream != nullptr) { check(cudaStreamIsCapturing(stream, &status), "device_of"); }
+        if (stream != nullptr && status == cudaStreamCaptureStatusNone)
+        {
+            check(cudaStreamGetDevice(stream, &number_), "device_of");
+        }
 #endif
         if (number_ != before_) { check(cudaSetDevice(number_), "device_of"); }
     }

@@ -51,11 +51,11 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const parts = std::clamp<index_t>(tiles / 4, 1, (detail::score_parts + heads - 1) / heads);
     detail::score_states states{nullptr, (parts + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
 
+    plan.past = tokens;
     workspace::frame frame{*on.scratch, "score"};
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
-    plan.past  = tokens;
-    plan.parts  = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.parts_of_head() * tokens)) : nullptr;
+    plan.parts = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
     index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
@@ -92,9 +92,11 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     launch(on,
         kernels::score_losses<T>{key_rows, detail::token_rows<T>{values}, value_basis, loss, plan, tiling, tiles},
         checked_multiply(heads, tiles));
-    run(on, mdkv::detail::score_centre<T, backend>{values, plan}, plan.parts != nullptr ? heads : 0);
+    index_t const centred_heads = plan.parts != nullptr ? heads : 0;
+    run(on, mdkv::detail::score_value_sums<T, backend>{values, plan}, centred_heads * plan.value_pieces());
+    run(on, mdkv::detail::score_centre{plan}, centred_heads);
     mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};
-    run(on, centred, plan.parts != nullptr ? heads * centred.per_head() : 0);
+    run(on, centred, centred_heads * centred.per_head());
 }
 
 } // namespace mdkv::inline MDKV_MACHINE::gpu

@@ -31,20 +31,24 @@ __device__ inline void rotate_by_warp(float* x, int group)
 {
     while (group > 0)
     {
-        int const n = static_cast<int>(mdkv::detail::hadamard_block(group));
-        for (int step = 1; step < n; step *= 2)
+        int const n        = static_cast<int>(mdkv::detail::hadamard_block(group));
+        int const lane     = device::lane();
+        bool const both    = n > device::warp_size; // a lane has two numbers
+        float const factor = mdkv::detail::hadamard_factor(n);
+        float low          = lane < n ? x[lane] : 0.0F;
+        float high         = both ? x[lane + device::warp_size] : 0.0F;
+        MDKV_ROLLED
+        for (int step = 1; step < n && step < device::warp_size; step *= 2)
         {
-            float const factor = 2 * step == n ? mdkv::detail::hadamard_factor(n) : 1.0F;
-            for (int i = device::lane(); i < n / 2; i += device::warp_size)
-            {
-                int const low = i / step * 2 * step + i % step;
-                float const a = x[low];
-                float const b = x[low + step];
-                x[low]        = (a + b) * factor;
-                x[low + step] = (a - b) * factor;
-            }
-            device::sync_warp();
+            bool const second   = (lane & step) != 0;
+            float const other   = device::shuffle_xor(low, step);
+            float const another = device::shuffle_xor(high, step);
+            low                 = second ? other - low : low + other;
+            high                = second ? another - high : high + another;
         }
+        if (lane < n) { x[lane] = (both ? low + high : low) * factor; }
+        if (both) { x[lane + device::warp_size] = (low - high) * factor; }
+        device::sync_warp();
         x += n;
         group -= n;
     }
@@ -55,6 +59,21 @@ __device__ inline void rotate_by_warp(float* x, int group)
 {
     for (int step = device::warp_size / 2; step > 0; step /= 2) { x += device::shuffle_xor(x, step); }
     return x;
+}
+
+/// Calls body(element) with a function that gives element i of a head's matrix at `begin`, by one load if elements lie at whole
+/// addresses. A loop that loads several before it uses the first waits for memory once.
+template <element T, class Body>
+__device__ __forceinline__ void with_matrix(std::byte const* begin, Body const& body)
+{
+    if (reinterpret_cast<std::uintptr_t>(begin) % sizeof(T) == 0)
+    {
+        body([begin](int i) { return widen(device::load<T>(begin + index_t{i} * int{sizeof(T)})); });
+    }
+    else
+    {
+        body([begin](int i) { return widen(mdkv::detail::load_bytes<T>(begin + index_t{i} * int{sizeof(T)})); });
+    }
 }
 
 /// All of attend_slice but the loop over tokens.
@@ -77,7 +96,6 @@ struct attend_block
         attend_sequence const* sequence;
         index_t head;
         index_t block;
-        index_t total; ///< bytes of the head
         int slice;
         int slices;
         int first_query; ///< the block's first row of the head
@@ -87,11 +105,16 @@ struct attend_block
         bool last; ///< the block is the last one of its item, and merges all of them
 
         mdkv::array<stored_run, max_rungs + 2> runs;
-        std::size_t next;  ///< number of the run after this one
-        index_t run_begin; ///< its first byte, counted from the head's
+        mdkv::array<index_t, max_rungs + 2> bytes; ///< of each run
+        mdkv::array<int, max_rungs + 2> firsts;    ///< first token of each run in the slice
+        mdkv::array<int, max_rungs + 2> ends;      ///< first token behind them
+        int next;                                  ///< number of the run after this one
         stored_run run;
         int first; ///< tokens [first, end) of the run
         int end;
+        std::byte const* key_projection; ///< the head's
+        std::byte const* channels;
+        int key_columns;
         bool masked; ///< queries of several tokens may not see all of the run, the tail
         attend_copies copies;
         int tiles; ///< the run's tiles: the first `whole` of them are copied as they are
@@ -116,6 +139,7 @@ struct attend_block
         float* totals;    // [warps, most_queries]
         float* factor;    // [most_queries]: of products, for logits in base 2
         float* with_mean; // [most_queries]: products with the mean key, for heads with rotated tokens
+        float* joins;     // [most_queries, 2]: factors of sums of the runs before, and of a run
         work* at;
         fragments* to_tensors; // [steps * places, 32]: the queries of a run for tensor cores
         float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
@@ -131,7 +155,8 @@ struct attend_block
         constexpr int places = attend_rows<T, storage::plain>::places;
         scratch mine{memory.take<std::byte>(attend_warps * attend_ring),
             memory.take<float>(attend_warps * most_queries), memory.take<float>(attend_warps * most_queries),
-            memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<work>(1),
+            memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(2 * most_queries),
+            memory.take<work>(1),
             memory.take<fragments>(index_t{groups()} * 4 * places * device::warp_size),
             memory.take<float>(groups() * most_queries), nullptr};
         index_t const floats = index_t{most_queries} * row() * (states.sizes.key_latents > 0 ? 2 : 1);
@@ -167,33 +192,66 @@ struct attend_block
         at.first_query             = before;
         at.queries                 = own.group - before < most_queries ? own.group - before : most_queries;
         at.next                    = 0;
-        at.run_begin               = 0;
+        head_entry const& entry    = own.heads[at.head];
+        at.key_projection          = own.arena + entry.key_projection;
+        at.channels                = own.arena + entry.channels;
+        at.key_columns             = static_cast<int>(entry.key_columns);
         for (bool& visited : at.visited) { visited = false; }
     }
-    /// Cuts the head's bytes, whose runs are known, into slices.
+    /// Finds the head's runs, and cuts its bytes into slices: a lane for each run. For one warp.
     __device__ void cut(work& at) const
     {
-        at.total = 0;
-        for (std::size_t i = 0; i < mdkv::detail::most_runs(batch.layout); ++i)
+        static_assert(max_rungs + 2 <= std::size_t{device::warp_size});
+        int const lane  = device::lane();
+        auto const runs = static_cast<int>(mdkv::detail::most_runs(batch.layout));
+        auto const own  = static_cast<std::size_t>(lane);
+        if (lane < runs)
         {
-            at.total += at.runs[i].tokens * at.runs[i].token_bytes();
+            at.runs[own]  = mdkv::detail::run_of_head<T>(batch.layout, *at.sequence, at.head, own);
+            at.bytes[own] = at.runs[own].tokens * at.runs[own].token_bytes();
         }
-        at.slices = at.sequence->slices_of(at.total);
+        device::sync_warp();
+        index_t begin = 0;
+        index_t total = 0;
+        for (int i = 0; i < runs; ++i)
+        {
+            begin += i < lane ? at.bytes[static_cast<std::size_t>(i)] : 0;
+            total += at.bytes[static_cast<std::size_t>(i)];
+        }
+        int const slices = at.sequence->slices_of(total);
+        if (lane < runs)
+        {
+            stored_run const& run = at.runs[own];
+            auto const cut        = [&](int slice) {
+                return run.tokens == 0 ? 0 : static_cast<int>(cut_run(run, begin, total * slice / slices));
+            };
+            at.firsts[own] = cut(at.slice);
+            at.ends[own]   = cut(at.slice + 1);
+        }
+        if (lane == 0) { at.slices = slices; }
     }
 
-    /// Goes on to the next run with tokens in the slice, or to none.
+    /// Goes on to the next run with tokens in the slice, or to none. For one warp.
     __device__ void next_run(work& at) const
     {
-        at.first = 0;
-        at.end   = 0;
-        while (at.first == at.end && at.next < mdkv::detail::most_runs(batch.layout))
+        auto const runs = static_cast<int>(mdkv::detail::most_runs(batch.layout));
+        int i           = at.next;
+        while (i < runs && at.firsts[static_cast<std::size_t>(i)] == at.ends[static_cast<std::size_t>(i)]) { ++i; }
+        device::sync_warp(); // all lanes have read what the first one writes
+        bool const there = i < runs;
+        auto const own   = static_cast<std::size_t>(there ? i : 0);
+        auto const* from = reinterpret_cast<std::byte const*>(&at.runs[own]);
+        auto* const to   = reinterpret_cast<std::byte*>(&at.run);
+        for (int word = device::lane(); there && word < int{sizeof(stored_run)} / 4; word += device::warp_size)
         {
-            at.run    = at.runs[at.next];
-            at.masked = ++at.next == mdkv::detail::most_runs(batch.layout) && at.sequence->tokens > 1;
-            if (at.run.tokens == 0) { continue; }
-            at.first = static_cast<int>(cut_run(at.run, at.run_begin, at.total * at.slice / at.slices));
-            at.end   = static_cast<int>(cut_run(at.run, at.run_begin, at.total * (at.slice + 1) / at.slices));
-            at.run_begin += at.run.tokens * at.run.token_bytes();
+            device::store(to + 4 * word, device::load<std::uint32_t>(from + 4 * word));
+        }
+        if (device::lane() == 0)
+        {
+            at.first  = there ? at.firsts[own] : 0;
+            at.end    = there ? at.ends[own] : 0;
+            at.next   = i + 1;
+            at.masked = at.next == runs && at.sequence->tokens > 1;
         }
     }
 
@@ -207,10 +265,10 @@ struct attend_block
         work const& at            = *mine.at;
         run_basis const basis     = at.run.basis;
         attend_sizes const& sizes = states.sizes;
-        head_entry const& entry   = at.sequence->heads[at.head];
-        std::byte const* arena    = at.sequence->arena;
         bool const projected      = basis == run_basis::projected;
-        auto const columns        = static_cast<int>(entry.key_columns);
+        int const columns         = at.key_columns;
+        constexpr int at_once     = 4; // numbers of a lane whose loads are under way together
+        constexpr int step        = at_once * device::warp_size;
         device::sync(); // the sums of the run before have been read
         float* const original = projected ? mine.q + most_queries * row() : mine.q;
         for (int g = warp; g < most_queries; g += attend_warps)
@@ -219,33 +277,81 @@ struct attend_block
             index_t const token = at.sequence->first_token + own % at.sequence->tokens;
             bool const there    = g < at.queries;
             U const* const from = there ? queries.row(own / at.sequence->tokens, token) : nullptr;
-            for (int d = lane; d < sizes.keys; d += device::warp_size)
+            for (int d = lane; d < sizes.keys; d += step)
             {
-                original[g * row() + d] = there ? widen(from[d]) * scale : 0.0F;
+                float x[at_once];
+                MDKV_UNROLL
+                for (int j = 0; j < at_once; ++j)
+                {
+                    int const c = d + j * device::warp_size;
+                    x[j]        = there && c < sizes.keys ? widen(from[c]) * scale : 0.0F;
+                }
+                MDKV_UNROLL
+                for (int j = 0; j < at_once; ++j)
+                {
+                    int const c = d + j * device::warp_size;
+                    if (c < sizes.keys) { original[g * row() + c] = x[j]; }
+                }
             }
         }
         device::sync();
-        for (int i = thread; projected && i < most_queries * columns; i += threads)
+        if (projected)
         {
-            int const g = i / columns;
-            int const c = i % columns;
-            float x     = 0.0F;
-            for (int d = 0; d < sizes.keys; ++d)
-            {
-                x += original[g * row() + d] * mdkv::detail::matrix_at<T>(arena, entry.key_projection, d * columns + c);
-            }
-            mine.q[g * row() + c] = x;
+            with_matrix<T>(at.key_projection, [&](auto const& element) {
+                constexpr int rows = 16; // of the matrix, whose loads are under way together
+                MDKV_ROLLED
+                for (int i = thread; i < most_queries * columns; i += threads)
+                {
+                    int const g = i / columns;
+                    int const c = i % columns;
+                    float x     = 0.0F;
+                    MDKV_ROLLED
+                    for (int d = 0; d < sizes.keys; d += rows)
+                    {
+                        float m[rows];
+                        MDKV_UNROLL
+                        for (int j = 0; j < rows; ++j)
+                        {
+                            m[j] = d + j < sizes.keys ? element((d + j) * columns + c) : 0.0F;
+                        }
+                        MDKV_UNROLL
+                        for (int j = 0; j < rows; ++j)
+                        {
+                            if (d + j < sizes.keys) { x += original[g * row() + d + j] * m[j]; }
+                        }
+                    }
+                    mine.q[g * row() + c] = x;
+                }
+            });
         }
         if (basis != run_basis::rotated) { return; }
         for (int g = warp; g < at.queries; g += attend_warps)
         {
             float* const q = mine.q + g * row();
             float sum      = 0.0F;
-            for (int d = lane; d < sizes.keys; d += device::warp_size)
-            {
-                sum += q[d] * mdkv::detail::matrix_at<T>(arena, entry.channels, d);
-                q[d] *= mdkv::detail::matrix_at<T>(arena, entry.channels, sizes.keys + d);
-            }
+            with_matrix<T>(at.channels, [&](auto const& element) {
+                MDKV_ROLLED
+                for (int d = lane; d < sizes.keys; d += step)
+                {
+                    float mean[at_once];
+                    float factor[at_once];
+                    MDKV_UNROLL
+                    for (int j = 0; j < at_once; ++j)
+                    {
+                        int const c = d + j * device::warp_size;
+                        mean[j]     = c < sizes.keys ? element(c) : 0.0F;
+                        factor[j]   = c < sizes.keys ? element(sizes.keys + c) : 0.0F;
+                    }
+                    MDKV_UNROLL
+                    for (int j = 0; j < at_once; ++j)
+                    {
+                        int const c = d + j * device::warp_size;
+                        if (c >= sizes.keys) { break; }
+                        sum += q[c] * mean[j];
+                        q[c] *= factor[j];
+                    }
+                }
+            });
             sum = sum_of_lanes(sum);
             if (lane == 0) { mine.with_mean[g] = sum; }
             device::sync_warp();

@@ -175,15 +175,25 @@ template <element T, element U>
             columns[j] = c + j * size < values ? c + j * size : c;
             sum[j]     = sums[columns[j]];
         }
-        for (int i = 0; i < entry.value_columns; ++i)
-        {
-            MDKV_UNROLL
-            for (int j = 0; j < each; ++j)
+        auto const rows = static_cast<int>(entry.value_columns);
+        with_matrix<T>(own.arena + entry.value_projection, [&](auto const& element) {
+            MDKV_ROLLED
+            for (int i = 0; i < rows; i += at_once)
             {
-                sum[j] += projected[i]
-                          * mdkv::detail::matrix_at<T>(own.arena, entry.value_projection, i * values + columns[j]);
+                float m[at_once][each];
+                MDKV_UNROLL
+                for (int k = 0; k < at_once * each; ++k)
+                {
+                    bool const there      = i + k / each < rows;
+                    m[k / each][k % each] = there ? element((i + k / each) * values + columns[k % each]) : 0.0F;
+                }
+                MDKV_UNROLL
+                for (int k = 0; k < at_once * each; ++k)
+                {
+                    if (i + k / each < rows) { sum[k % each] += projected[i + k / each] * m[k / each][k % each]; }
+                }
             }
-        }
+        });
         MDKV_UNROLL
         for (int j = 0; j < each; ++j)
         {

@@ -68,18 +68,12 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         work& at = *shared().at;
         if (device::thread() == 0) { this->begin(at); }
         device::sync();
-        for (auto i = static_cast<std::size_t>(device::thread()); i < mdkv::detail::most_runs(batch.layout);
-             i += threads)
-        {
-            at.runs[i] = mdkv::detail::run_of_head<T>(batch.layout, *at.sequence, at.head, i);
-        }
-        device::sync();
-        if (device::thread() == 0) { this->cut(at); }
+        if (device::thread_again() < device::warp_size) { this->cut(at); }
         device::sync();
         if (at.slice >= at.slices) { return; } // the merge knows
         while (true)
         {
-            if (device::thread() == 0) { this->next_run(at); }
+            if (device::thread_again() < device::warp_size) { this->next_run(at); }
             device::sync();
             if (at.first == at.end) { break; }
             this->load_queries();
@@ -119,10 +113,9 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         scratch const mine = shared();
         work& at           = *mine.at;
         using rows         = attend_rows<T, Kind>;
-        if (device::thread() == 0) { at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns()); }
-        this->template write_fragments<Kind>();
         if (device::thread() == 0)
         {
+            at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns());
             // Whole tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
             int const stored = static_cast<int>(at.run.keys.stored) / sixteen;
             int const some   = (at.end + sixteen - 1) / sixteen;
@@ -137,7 +130,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                 at.rounds = tiles / attend_pairs_stride;
             }
         }
-        device::sync();
+        this->template write_fragments<Kind>(); // all threads meet before and after
         if constexpr (rows::coded)
         {
             if (at.rounds > 0) { attend_rounds<Kind>(all); }
@@ -348,32 +341,28 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             if (at.run.basis == run_basis::rotated) { now.largest += mine.with_mean[g]; } // keys are centred
             return now;
         };
-        auto const before = [&](float const* state) {
-            return at.visited[number] ? mdkv::detail::softmax_state{state[0], state[1]} : mdkv::detail::softmax_state{};
-        };
-        for (int i = thread; i < at.queries * Columns; i += threads)
-        {
-            int const g        = i / Columns;
-            float* const state = states.state(at.block, number, g);
-            float* const sum   = state + 2 + i % Columns;
-            auto all_of_basis  = before(state);
-            auto const by      = all_of_basis.merge(softmax(g));
-            float now          = 0.0F;
-            for (int w = 0; w < attend_warps; ++w) { now += joined[w * most_queries * Columns + i]; }
-            *sum = (at.visited[number] ? *sum * by.first : 0.0F) + now * by.second;
-        }
-        device::sync(); // all threads have read the states before
         if (thread < at.queries)
         {
             float* const state = states.state(at.block, number, thread);
-            auto all_of_basis  = before(state);
-            static_cast<void>(all_of_basis.merge(softmax(thread)));
-            state[0] = all_of_basis.largest;
-            state[1] = all_of_basis.sum;
+            auto all_of_basis =
+                at.visited[number] ? mdkv::detail::softmax_state{state[0], state[1]} : mdkv::detail::softmax_state{};
+            auto const by              = all_of_basis.merge(softmax(thread));
+            mine.joins[2 * thread]     = by.first;
+            mine.joins[2 * thread + 1] = by.second;
+            state[0]                   = all_of_basis.largest;
+            state[1]                   = all_of_basis.sum;
         }
         device::sync();
+        for (int i = thread; i < at.queries * Columns; i += threads)
+        {
+            int const g      = i / Columns;
+            float* const sum = states.state(at.block, number, g) + 2 + i % Columns;
+            float now        = 0.0F;
+            for (int w = 0; w < attend_warps; ++w) { now += joined[w * most_queries * Columns + i]; }
+            *sum = (at.visited[number] ? *sum * mine.joins[2 * g] : 0.0F) + now * mine.joins[2 * g + 1];
+        }
+        device::sync(); // all threads have read what the next run writes
         if (thread == 0) { at.visited[number] = true; }
-        device::sync();
     }
 
     [[nodiscard]] __device__ static float largest_of(float const* tops, int g)
