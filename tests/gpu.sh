@@ -64,19 +64,24 @@ status() {
     fi
 }
 
-# run NAME COMMAND...: runs it and says how it went; one that `timeout` ends was cut short, which is no failure
+# ended NAME CODE: says how it went; what `timeout` ended was cut short, which is no failure
+ended() {
+    case $2 in
+        0) status "$1" passed ;;
+        124) status "$1" "cut short" ;;
+        *)
+            status "$1" failed
+            tail -n 40 "$build/$1.log"
+            ;;
+    esac
+}
+
+# run NAME COMMAND...: runs it and says how it went
 run() {
     local name=$1 code=0
     shift
     "$@" >"$build/$name.log" 2>&1 || code=$?
-    case $code in
-        0) status "$name" passed ;;
-        124) status "$name" "cut short" ;;
-        *)
-            status "$name" failed
-            tail -n 40 "$build/$name.log"
-            ;;
-    esac
+    ended "$name" "$code"
 }
 
 write_record() {
@@ -109,19 +114,31 @@ else
 fi
 write_record
 
-# They slow kernels down a hundred times: of every stage a short test case or two.
+# They slow kernels down a hundred times: of every stage a short test case or two. They run side by side: nothing is timed.
 cases='*merge*,*pool on the GPU is*,*stream beside*,*packing again empties*,*tells every status*,*first offending row*'
 cases+=',*rows in pages*,*lists of tokens*,*twice with the same bits*,*preserves q . k*,*in two runs*,*turned coordinates*'
+cases+=',*of two kinds, one run behind*'
 sanitizer=$(PATH=$PATH:/usr/local/cuda/bin:/opt/cuda/bin command -v compute-sanitizer || true)
-for tool in memcheck racecheck initcheck synccheck; do
+tools=(memcheck racecheck initcheck synccheck)
+for tool in "${tools[@]}"; do
     if [[ -z $sanitizer ]]; then
         status "$tool" skipped
         continue
     fi
     # What a test fills in no tool can call uninitialised.
-    run "$tool" env MDKV_TEST_LEAVE_SCRATCH="$([[ $tool == initcheck ]] && echo 1)" \
-        timeout 60 "$sanitizer" --tool "$tool" --error-exitcode 1 "$program" --test-case="$cases"
-    write_record
+    (
+        code=0
+        MDKV_TEST_LEAVE_SCRATCH="$([[ $tool == initcheck ]] && echo 1)" timeout 120 "$sanitizer" --tool "$tool" \
+            --error-exitcode 1 "$program" --test-case="$cases" >"$build/$tool.log" 2>&1 || code=$?
+        echo "$code" >"$build/$tool.code"
+    ) &
 done
+wait
+for tool in "${tools[@]}"; do
+    if [[ -n $sanitizer ]]; then
+        ended "$tool" "$(cat "$build/$tool.code")"
+    fi
+done
+write_record
 say "gpu: $output"
 exit "$failed"

@@ -105,7 +105,7 @@ struct attend_block
         bool last; ///< the block is the last one of its item, and merges all of them
 
         mdkv::array<stored_run, max_rungs + 2> runs;
-        mdkv::array<index_t, max_rungs + 2> bytes; ///< of each run
+        mdkv::array<index_t, max_rungs + 2> bytes; ///< bytes of each run
         mdkv::array<int, max_rungs + 2> firsts;    ///< first token of each run in the slice
         mdkv::array<int, max_rungs + 2> ends;      ///< first token behind them
         int next;                                  ///< number of the run after this one
@@ -298,7 +298,7 @@ struct attend_block
         if (projected)
         {
             with_matrix<T>(at.key_projection, [&](auto const& element) {
-                constexpr int rows = 16; // of the matrix, whose loads are under way together
+                constexpr int rows = 16; // rows whose loads are under way together
                 MDKV_ROLLED
                 for (int i = thread; i < most_queries * columns; i += threads)
                 {

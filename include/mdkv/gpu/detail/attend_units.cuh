@@ -33,15 +33,14 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
     for (int j = 0; j < rows; j += at_once)
     {
         auto const before = [](int i) { return apart == 1 ? i : i / 8 * 8 + i / 4 % 2; }; // the first lane's row
-        // If one row is left, four lanes copy the same bytes, which costs less than a branch.
-        bool const last = Whole && j + at_once > rows;
+        bool const last = Whole && j + at_once > rows; // one row is left, for eight lanes
         int const row   = last ? j : first + before(j);
-        if (last) { from -= first * between; }
         MDKV_UNROLL
         for (int i = 0; i < copied_row; i += lanes * Bytes)
         {
-            bool const there = Whole ? !last || Size % copied_row == 0 || at + i < Size % copied_row
-                                     : (step == 0 ? row * copied_row : 0) + at + i < n;
+            bool const there = !Whole ? (step == 0 ? row * copied_row : 0) + at + i < n
+                               : last ? first == 0 && (Size % copied_row == 0 || at + i < Size % copied_row)
+                                      : true;
             if (there) { device::copy_async<Bytes>(to + Rows::place(Values, row, at + i), from + i); }
         }
         from += (before(j + at_once) - before(j)) * between;
