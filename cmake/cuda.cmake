@@ -40,8 +40,8 @@ set(mdkv_nvcc_code "")
 foreach(architecture IN LISTS MDKV_CUDA_PROGRAM_ARCHITECTURES)
     list(APPEND mdkv_nvcc_code "-gencode=arch=compute_${architecture},code=sm_${architecture}")
 endforeach()
-if(NOT mdkv_nvcc_code)
-    set(mdkv_nvcc_code "-gencode=arch=compute_90,code=compute_90")
+if(NOT mdkv_nvcc_code) # as text with the sources' lines, which the executor of PTX reads
+    set(mdkv_nvcc_code "-gencode=arch=compute_90,code=compute_90" --no-compress -lineinfo)
 endif()
 
 # mdkv_compile_kernels(OUTPUTS SOURCE NAME ARCHITECTURE): device code alone, which takes a second or two

@@ -78,9 +78,10 @@ struct move_tail
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        // An item that reads the count before it falls finds the same minimum as one that reads it after.
+        // race: an item that reads the count before it falls finds the same minimum as one that reads it after
         index_t const appended = *from.appended;
         index_t const tokens   = appended < from.tail_capacity ? appended : from.tail_capacity;
+        // race: so does one that reads it in between
         if (item == 0 && t.rank() == 0 && tokens != appended) { *from.appended = tokens; }
         index_t const h = item % from.layout.heads;
         index_t const i = item / from.layout.heads;

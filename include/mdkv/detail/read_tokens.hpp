@@ -245,6 +245,7 @@ private:
             floats sum{};
             for (int c = 0; c < at.rows.coordinates; ++c)
             {
+                // unwritten: columns of tokens behind the tile's last, which are not written out
                 sum += load_lanes<floats>(mine.columns + c * tile + i % tile) * basis(at.h, c, d + i / tile);
             }
             store_lanes(mine.x + i, sum);

@@ -180,6 +180,7 @@ template <element T, class Cache>
             static_cast<int>(stored_bytes(kind, coordinates, unit)), unit, kind, of_values};
     };
     return {rows(run.keys, dims.keys, false), rows(run.values, dims.values, true),
+        // race: move_tail lets the count fall to run.tokens, which is the minimum before and after
         tail && *cache.appended < run.tokens ? *cache.appended : run.tokens,
         own && layout.projected(i) ? run_basis::projected
         : own && layout.rotated(i) ? run_basis::rotated

@@ -240,6 +240,7 @@ struct attend_rows
                     MDKV_UNROLL
                     for (int t = 0; t < Tiles; ++t) // a step's words are two rows: what `place` changes stays the same
                     {
+                        // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
                         auto const word = device::load<uint2>(slot + t * tile_bytes + from + i * 2 * row);
                         multiply_codes(word.x, word.y, q, sum[t]);
                     }
@@ -318,6 +319,7 @@ struct attend_rows
             for (int k = 0; k < element_parts; ++k)
             {
                 std::uint32_t a[4];
+                // unwritten: coordinates from n on, whose sums nobody reads
                 device::load_transposed(a, slot + k * image_bytes + from + 32 * m);
                 MDKV_UNROLL
                 for (int i = 0; i + k < weight_parts; ++i) { device::multiply_tile<part>(sums[m], a, w[i]); }
@@ -333,6 +335,7 @@ struct attend_rows
             MDKV_UNROLL
             for (int h = 0; h < (Kind == storage::int8 ? 2 : 1); ++h)
             {
+                // unwritten: codes of tokens without weight are multiplied by 0, coordinates beyond `own` not used
                 auto const q = device::load<uint4>(tile + value_words(l, k, in_row, h * half));
                 multiply_values(q.x, q.y, w, sums + 2 * h);
                 multiply_values(q.z, q.w, w, sums + 2 * h + 1);

@@ -67,6 +67,7 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     {
         float const new_top = which == 0 ? top[0] : which == 1 ? top[1] : which == 2 ? top[2] : top[3];
         sum *= exp2f(largest[which] - new_top);
+        // race: the vote in raise() needs what every lane has read before
         largest[which] = new_top;
     }
     float sums[4] = {};
