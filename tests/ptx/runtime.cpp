@@ -157,6 +157,14 @@ cudaError_t forbidden_in_capture()
     return said(code);
 }
 
+/// Whether a call about a stream, which must not be captured, has spoilt its capture.
+bool spoils_capture(stream* one)
+{
+    if (one == nullptr || !one->capturing) { return false; }
+    one->spoilt = true;
+    return true;
+}
+
 // --- memory ----------------------------------------------------------------------------------------------------------------
 
 cudaError_t copy(void* to, void const* from, std::size_t bytes)
@@ -417,14 +425,23 @@ cudaError_t cudaStreamDestroy(cudaStream_t which)
     delete one;
     return cudaSuccess;
 }
+/// A driver (580.159) ends a capture when the stream is asked for its device, in every mode of capture.
 cudaError_t cudaStreamGetDevice(cudaStream_t which, int* device)
 {
     guard const held{all().lock};
-    if (which != nullptr && !all().streams.contains(reinterpret_cast<stream*>(which)))
-    {
-        return said(cudaErrorInvalidResourceHandle);
-    }
+    auto* const one = reinterpret_cast<stream*>(which);
+    if (one != nullptr && !all().streams.contains(one)) { return said(cudaErrorInvalidResourceHandle); }
+    if (spoils_capture(one)) { return said(cudaErrorStreamCaptureUnsupported); }
     *device = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t which, cudaStreamCaptureStatus* status)
+{
+    guard const held{all().lock};
+    auto* const one = reinterpret_cast<stream*>(which);
+    *status         = one == nullptr || !one->capturing ? cudaStreamCaptureStatusNone
+                      : one->spoilt                     ? cudaStreamCaptureStatusInvalidated
+                                                        : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t which)
@@ -432,12 +449,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t which)
     guard const held{all().lock};
     auto* const one = reinterpret_cast<stream*>(which);
     if (one == nullptr) { return cudaDeviceSynchronize(); }
-    if (one->capturing)
-    {
-        one->spoilt = true;
-        return said(cudaErrorStreamCaptureUnsupported);
-    }
-    return said(all().broken);
+    return said(spoils_capture(one) ? cudaErrorStreamCaptureUnsupported : all().broken);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t which, cudaStreamCaptureMode)
 {
