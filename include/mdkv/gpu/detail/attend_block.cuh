@@ -244,6 +244,7 @@ struct attend_block
         auto* const to   = reinterpret_cast<std::byte*>(&at.run);
         for (int word = device::lane(); there && word < int{sizeof(stored_run)} / 4; word += device::warp_size)
         {
+            // unwritten: padding between members, which nobody reads
             device::store(to + 4 * word, device::load<std::uint32_t>(from + 4 * word));
         }
         if (device::lane() == 0)
