@@ -86,7 +86,8 @@ TEST_CASE("a copy that nobody waited for and an address it cannot have are told 
 
 TEST_CASE("a vector at an address that is no multiple of its size is told of")
 {
-    CHECK(has(told_of([] { static_cast<void>(device::load<uint4>(device::shared_memory() + 8)); }, 1024), "load: an address"));
+    CHECK(has(told_of([] { static_cast<void>(device::load<uint4>(device::shared_memory() + 8)); }, 1024),
+        "load: an address"));
     CHECK(has(told_of([] { device::store(device::shared_memory() + 4, uint2{}); }, 1024), "store: an address"));
 }
 

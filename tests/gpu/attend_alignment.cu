@@ -35,8 +35,7 @@ void check_behind(index_t before, rung const& stored, head_dims dims, index_t to
 {
     rung const odd   = part(3, static_cast<int>(dims.keys));
     auto const rungs = stored.full() ? std::vector{odd, full} : std::vector{odd, stored, full};
-    packed_layer<T> layer{
-        {.heads = 1, .tokens = before + tokens, .window = 3, .dims = dims, .rungs = rungs}, 1};
+    packed_layer<T> layer{{.heads = 1, .tokens = before + tokens, .window = 3, .dims = dims, .rungs = rungs}, 1};
     for (index_t t = 0; t < before; ++t) { layer.rung.set(std::uint8_t{0}, 0, t); }
     auto const cache = layer.packed();
     CAPTURE(before);
@@ -44,8 +43,8 @@ void check_behind(index_t before, rung const& stored, head_dims dims, index_t to
     expects_same<T, float>(cache, random_queries<float>(2, dims.keys));
 }
 
-constexpr head_dims dimensions[]{{64, 64}, {72, 72}, {96, 80}, {128, 128}, {128, 64}, {136, 136}, {192, 192}, {192, 128},
-    {200, 120}, {256, 256}, {320, 256}, {576, 512}, {68, 68}, {35, 99}, {130, 190}};
+constexpr head_dims dimensions[]{{64, 64}, {72, 72}, {96, 80}, {128, 128}, {128, 64}, {136, 136}, {192, 192},
+    {192, 128}, {200, 120}, {256, 256}, {320, 256}, {576, 512}, {68, 68}, {35, 99}, {130, 190}};
 
 TEST_CASE("runs of codes are attended on the GPU wherever they begin, whatever their dimensions")
 {
@@ -55,7 +54,10 @@ TEST_CASE("runs of codes are attended on the GPU wherever they begin, whatever t
         for (rung const& stored : {full_int4, full_int8, part(1, 2).as(storage::int4), part(3, 4).as(storage::int8)})
         {
             odd = !odd;
-            for (index_t const before : {odd ? 1 : 2, odd ? 4 : 8}) { check_behind<half>(before, stored, dims, 152 + before); }
+            for (index_t const before : {odd ? 1 : 2, odd ? 4 : 8})
+            {
+                check_behind<half>(before, stored, dims, 152 + before);
+            }
         }
         odd = !odd; // the next dimensions get the other alignments
     }
@@ -87,7 +89,10 @@ TEST_CASE("runs of plain elements are attended on the GPU wherever they begin, w
                 check_behind<half>(before, stored, dims, 72 + before);
                 check_behind<bfloat16>(9 - before, stored, dims, 24 + before);
             }
-            if (dims.keys <= 320) { check_behind<float>(1, stored, dims, 37); } // wider ones exceed what small GPUs give a block
+            if (dims.keys <= 320)
+            {
+                check_behind<float>(1, stored, dims, 37);
+            } // wider ones exceed what small GPUs give a block
         }
     }
 }
@@ -119,7 +124,8 @@ TEST_CASE("keys and queries near the limits of half are attended on the GPU")
         auto q           = random_queries<half>(3, 128);
         for (index_t d = 0; d < 128; ++d)
         {
-            q.set(narrow<half>(widen(q.get(0, d)) * 1e4F), 0, d); // far above half's largest number if scales multiply it
+            q.set(
+                narrow<half>(widen(q.get(0, d)) * 1e4F), 0, d); // far above half's largest number if scales multiply it
             q.set(narrow<half>(widen(q.get(1, d)) * 1e-3F), 1, d);
         }
         expects_same<half, half>(cache, q, attend_options{.scale = 1e-9F});

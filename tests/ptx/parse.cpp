@@ -218,9 +218,7 @@ std::uint64_t mutated()
     return the_mutation() ? the_mutation()->made : 0;
 }
 
-module::module(std::string text)
-    : text_{std::move(text)}
-    , lines_(1)
+module::module(std::string text) :text_{std::move(text)}, lines_(1)
 {
     std::string_view const all{text_};
     for (std::size_t at = 0; at < all.size();)

@@ -58,7 +58,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
-    plan.parts = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
+    plan.parts             = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)

@@ -9,6 +9,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/attend.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_merge.cuh>

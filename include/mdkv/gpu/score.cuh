@@ -55,7 +55,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     workspace::frame frame{*on.scratch, "score"};
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
-    plan.parts = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
+    plan.parts    = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
     index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",

@@ -45,7 +45,8 @@ attended<U> on_gpu(mdkv::cpu::cache<T> const& cache, tensor<U, 2> const& queries
 template <class T, class U>
 attended<U> on_cpu(mdkv::cpu::cache<T> const& cache, tensor<U, 2> const& queries, mdkv::attend_options options = {})
 {
-    attended<U> got{tensor<U, 2>{{queries.extent(0), cache.layout().dims.values}}, tensor<float, 1>{{queries.extent(0)}}};
+    attended<U> got{
+        tensor<U, 2>{{queries.extent(0), cache.layout().dims.values}}, tensor<float, 1>{{queries.extent(0)}}};
     run([&](mdkv::cpu::backend const& on) {
         attend(on, queries.in(), cache.view(), options, got.output.out(), got.lse.out());
     });
@@ -89,7 +90,7 @@ void expects_same(mdkv::cpu::cache<T> const& cache, Queries const& queries, Opti
 {
     attended<U> const got  = on_gpu(cache, queries, options...);
     attended<U> const want = on_cpu(cache, queries, options...);
-    double const rounding = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, mdkv::half> ? 0x1p-11 : 0x1p-8;
+    double const rounding  = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, mdkv::half> ? 0x1p-11 : 0x1p-8;
     worst_error output;
     worst_error lse;
     for (index_t i = 0; i < want.lse.extent(0); ++i)

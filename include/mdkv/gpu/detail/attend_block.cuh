@@ -156,8 +156,7 @@ struct attend_block
         scratch mine{memory.take<std::byte>(attend_warps * attend_ring),
             memory.take<float>(attend_warps * most_queries), memory.take<float>(attend_warps * most_queries),
             memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(2 * most_queries),
-            memory.take<work>(1),
-            memory.take<fragments>(index_t{groups()} * 4 * places * device::warp_size),
+            memory.take<work>(1), memory.take<fragments>(index_t{groups()} * 4 * places * device::warp_size),
             memory.take<float>(groups() * most_queries), nullptr};
         index_t const floats = index_t{most_queries} * row() * (states.sizes.key_latents > 0 ? 2 : 1);
         bool const fits      = floats * index_t{sizeof(float)} <= attend_warps * attend_ring;

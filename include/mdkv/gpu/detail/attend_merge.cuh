@@ -153,14 +153,14 @@ template <element T, element U>
         rotate_by_warp(rotated + c, left < int{quantised_group} ? left : int{quantised_group});
     }
     mdkv::detail::softmax_state const softmax{largest, total};
-    float const weight     = softmax.empty() ? 0.0F : 1.0F / softmax.sum;
-    float coded            = 0.0F; // weights of rotated tokens, whose values are centred
+    float const weight = softmax.empty() ? 0.0F : 1.0F / softmax.sum;
+    float coded        = 0.0F; // weights of rotated tokens, whose values are centred
     for (int s = lane; turned > 0 && s < slices; s += size)
     {
         float const* const state = first + s * of_slice + (bases - 1) * of_basis;
         coded += state[1] * state[0];
     }
-    coded = sum_of_lanes(coded);
+    coded                  = sum_of_lanes(coded);
     head_entry const entry = own.heads[head];
     index_t const row      = head * (own.group / own.tokens) + number / own.tokens;
     index_t const token    = own.first_token + number % own.tokens;

@@ -87,7 +87,7 @@ struct attend_numbers
                 MDKV_UNROLL
                 for (int j = 0; j < rows::element_parts; ++j)
                 {
-                    part const rounded                                   = narrow<part>(x);
+                    part const rounded = narrow<part>(x);
                     device::store(to + j * rows::image_bytes, rounded);
                     x -= widen(rounded);
                 }

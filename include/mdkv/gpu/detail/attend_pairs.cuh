@@ -92,10 +92,7 @@ private:
         // The lane is read anew for rare alignments: their addresses shall take no registers in the loop.
         auto const lane_again = [] { return device::thread_again() % device::warp_size; };
         if (copies_.align >= 16) { all(std::integral_constant<int, 16>{}, lane_); }
-        else if (copies_.align >= 8)
-        {
-            all(std::integral_constant<int, 8>{}, lane_again());
-        }
+        else if (copies_.align >= 8) { all(std::integral_constant<int, 8>{}, lane_again()); }
         else { all(std::integral_constant<int, 4>{}, lane_again()); }
     }
 

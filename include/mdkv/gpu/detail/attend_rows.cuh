@@ -186,10 +186,7 @@ struct attend_rows
         for (int i = begin + 2 * lane; i < end; i += 2 * device::warp_size)
         {
             MDKV_UNROLL
-            for (int k = 0; k < element_parts; ++k)
-            {
-                device::store(slot + k * image_bytes + i, std::uint16_t{0});
-            }
+            for (int k = 0; k < element_parts; ++k) { device::store(slot + k * image_bytes + i, std::uint16_t{0}); }
         }
         device::sync_warp();
     }

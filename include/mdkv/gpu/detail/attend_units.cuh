@@ -33,8 +33,8 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
     for (int j = 0; j < rows; j += at_once)
     {
         auto const before = [](int i) { return apart == 1 ? i : i / 8 * 8 + i / 4 % 2; }; // the first lane's row
-        bool const last = Whole && j + at_once > rows; // one row is left, for eight lanes
-        int const row   = last ? j : first + before(j);
+        bool const last   = Whole && j + at_once > rows; // one row is left, for eight lanes
+        int const row     = last ? j : first + before(j);
         MDKV_UNROLL
         for (int i = 0; i < copied_row; i += lanes * Bytes)
         {

@@ -113,8 +113,8 @@ struct score_block
             if (tiling.tensor && i == 0)
             {
                 index_t const fragments = index_t{panel} * (plan.dim / score_depth) * device::warp_size * 4;
-                multiply_exact<T>(logits, tile.pairs + token * (plan.dim / 2 + 1),
-                    operands.more + fragments, plan.dim, plan.to_log2);
+                multiply_exact<T>(
+                    logits, tile.pairs + token * (plan.dim / 2 + 1), operands.more + fragments, plan.dim, plan.to_log2);
                 return;
             }
         }

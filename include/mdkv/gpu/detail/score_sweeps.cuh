@@ -275,7 +275,8 @@ private:
         {
             detail::score_rung const& u = plan.rungs[r];
             float sum                   = u.projected ? 0.0F : spread;
-            for (int c = tiling.share() * group; u.projected && u.quantised() && c < u.keys; c += tiling.shares() * group)
+            for (int c = tiling.share() * group; u.projected && u.quantised() && c < u.keys;
+                 c += tiling.shares() * group)
             {
                 int const n = u.keys - c < group ? u.keys - c : group;
                 mdkv::detail::column_bounds<1> const b{block.tile.latents + c * step + tiling.token(), n, step};
@@ -289,17 +290,17 @@ private:
     __device__ void square(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
         detail::score_tile const& tile = block.tile;
-        constexpr int group = static_cast<int>(quantised_group);
-        int const step      = tiling.tokens();
-        int const share     = tiling.share();
-        int const shares    = tiling.shares();
-        auto const squares  = [&](float const* x, int begin, int end) {
+        constexpr int group            = static_cast<int>(quantised_group);
+        int const step                 = tiling.tokens();
+        int const share                = tiling.share();
+        int const shares               = tiling.shares();
+        auto const squares             = [&](float const* x, int begin, int end) {
             float sum = 0;
             for (int c = begin + share; c < end; c += shares) { sum += x[c * step] * x[c * step]; }
             return sum;
         };
-        float const* const value       = tile.rows + tiling.token();
-        float const* const latents     = tile.latents + tiling.token();
+        float const* const value         = tile.rows + tiling.token();
+        float const* const latents       = tile.latents + tiling.token();
         sums.squares()[device::thread()] = squares(value, 0, plan.value_dim);
         for (int r = 0; r < plan.count; ++r)
         {
@@ -380,8 +381,8 @@ private:
                 missing += mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token)
                                                                           : squared - kept;
             }
-            mdkv::detail::write_loss(plan, r, loss, head, at, total(u.softmax), mass, length, missing,
-                sums.joined(sums.spread(), r, token));
+            mdkv::detail::write_loss(
+                plan, r, loss, head, at, total(u.softmax), mass, length, missing, sums.joined(sums.spread(), r, token));
         }
     }
 };
