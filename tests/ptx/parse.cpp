@@ -325,6 +325,12 @@ std::string module::place(instruction const& i) const
     return result;
 }
 
+std::string module::source(instruction const& i) const
+{
+    std::string const name = path(lines_[i.from].file);
+    return name.empty() ? "" : name.substr(name.rfind('/') + 1) + ":" + std::to_string(lines_[i.from].line);
+}
+
 bool module::explained(instruction const& i, std::string const& word) const
 {
     auto const says = [&](unsigned file, unsigned number_of) {

@@ -119,6 +119,8 @@ public:
     [[nodiscard]] kernel* find(std::string const& name);
     /// "PTX line 12 `add.s32 ...`, file.cuh:34, called at other.cuh:56"
     [[nodiscard]] std::string place(instruction const& i) const;
+    /// "file.cuh:34", or nothing.
+    [[nodiscard]] std::string source(instruction const& i) const;
     /// Whether a comment at one of those lines, or right above, says so: "// unwritten: ..." for the word unwritten.
     [[nodiscard]] bool explained(instruction const& i, std::string const& word) const;
     [[nodiscard]] std::map<std::string, kernel> const& kernels() const { return functions_; }

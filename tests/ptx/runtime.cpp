@@ -81,7 +81,10 @@ struct figures
 void finish()
 {
     std::map<std::string, figures> kernels; // several sources may have the same
+    std::map<std::string, bool> lines;      // of C++: whether some instantiation came by
     std::uint64_t launches = 0, executed = 0, reached = 0, instructions = 0;
+    char const* const path = std::getenv("MDKV_PTX_STATS");
+    std::FILE* const table = path != nullptr && *path != '\0' ? std::fopen(path, "w") : nullptr;
     for (image const& one : all().images)
     {
         if (!one.code) { continue; }
@@ -95,11 +98,10 @@ void finish()
             {
                 f.executed += k.hits[i];
                 f.reached[i] = f.reached[i] || k.hits[i] != 0;
+                if (table != nullptr) { lines[one.code->source(k.code[i])] |= k.hits[i] != 0; }
             }
         }
     }
-    char const* const path = std::getenv("MDKV_PTX_STATS");
-    std::FILE* const table = path != nullptr && *path != '\0' ? std::fopen(path, "w") : nullptr;
     if (table != nullptr) { std::fprintf(table, "launches\texecuted\treached\tinstructions\tkernel\n"); }
     for (auto const& [name, f] : kernels)
     {
@@ -112,6 +114,10 @@ void finish()
         std::fprintf(table, "%llu\t%llu\t%llu\t%zu\t%s\n", static_cast<unsigned long long>(f.launches),
             static_cast<unsigned long long>(f.executed), static_cast<unsigned long long>(here), f.reached.size(),
             name.c_str());
+    }
+    for (auto const& [line, came_by] : lines)
+    {
+        std::fprintf(table, "%s\t%s\n", came_by ? "line" : "no way to", line.c_str());
     }
     if (table != nullptr) { std::fclose(table); }
     std::printf(
