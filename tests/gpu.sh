@@ -114,7 +114,7 @@ else
 fi
 write_record
 
-# They slow kernels down a hundred times: of every stage a short test case or two. They run side by side: nothing is timed.
+# They slow kernels down a hundred times: a few short test cases of several stages. They run side by side: nothing is timed.
 cases='*merge*,*pool on the GPU is*,*stream beside*,*packing again empties*,*tells every status*,*first offending row*'
 cases+=',*rows in pages*,*lists of tokens*,*twice with the same bits*,*preserves q . k*,*in two runs*,*turned coordinates*'
 cases+=',*of two kinds, one run behind*'

@@ -116,8 +116,8 @@ __device__ __forceinline__ void fence()
     return reinterpret_cast<std::byte*>(mdkv_shared_memory);
 }
 
-/// The V at an address that is a multiple of sizeof(V), in one load. Kernels load and store vectors by these two functions
-/// alone, so that the emulated GPU sees every address.
+/// The V at an address that is a multiple of sizeof(V), in one load. Kernels written by hand load and store vectors by these two
+/// functions alone, so that the emulated GPU sees every address; jobs do by load_all, store_all and copy_bytes, which look at it.
 template <class V>
 [[nodiscard]] __device__ __forceinline__ V load(void const* from)
 {
