@@ -111,4 +111,57 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
     });
 }
 
+/// The same for heads with different numbers of tokens, whose losses follow one another without padding.
+///
+/// \param on            backend: threads, scratch, ranks
+/// \param[in]  loss     [R, M]   M tokens, head after head
+/// \param[in]  first    [H + 1]  where each head's tokens begin: 0, ascending, M
+/// \param      longest  tokens of the longest head, on all ranks
+/// \param[in]  costs    bytes of each rung; the cheapest rung takes none
+/// \param[in]  limit    [1]
+/// \param[in]  options  leftover and charge
+/// \param[out] rung     [M]
+/// \param[out] report   [1]
+/// \pre    no head has more tokens than `longest`
+/// \cost   the same
+/// \sync   the same
+/// \order  the same; bit for bit the choice for heads that are padded to one length with tokens that lose nothing
+/// \throws invalid_argument   a shape disagrees, or the cheapest rung takes bytes; and the other errors
+/// \see    tests/unit/stages/allocate.cpp
+template <backend B>
+void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> first, index_t longest,
+    rung_costs const& costs, in_view<index_t, 1, B> limit, allocate_options options, out_view<std::uint8_t, 1, B> rung,
+    out_view<allocation, 1, B> report)
+{
+    detail::agreement agreed{on};
+    costs.expects_valid("allocate");
+    index_t const heads  = first.extent(0) - 1;
+    index_t const tokens = loss.extent(1);
+    expects(heads >= 0, "allocate: first [H + 1] is empty");
+    expects(longest >= 0, "allocate: longest is ", longest, "; it must not be negative");
+    expects(costs.bytes[0] == 0, "allocate: the cheapest rung takes ", costs.bytes[0],
+        " bytes a token; heads with different numbers of tokens need one that takes none");
+    detail::check{on, "allocate"}
+        .in("loss", loss, {static_cast<index_t>(costs.size()), tokens}, "R,M")
+        .in("first", first, {heads + 1}, "H+1")
+        .in("limit", limit, {1}, "1")
+        .out("rung", rung, {tokens}, "M")
+        .out("report", report, {1}, "1");
+    detail::staged(on, "allocate", [&](B const& with) {
+        if (agreed.open() && !detail::dry_run(with))
+        {
+            index_t bytes = 0;
+            fetch(with, limit.data_handle(), &bytes, 1);
+            agreed.settle("allocate", array<detail::shared_number, 6>{{{"longest", longest},
+                                          detail::shared_number::hash("costs", detail::hash_of(costs)),
+                                          {"options.layers (0 or more)", options.layers > 0},
+                                          {"options.spend_leftover", options.spend_leftover},
+                                          {"options.charge", options.charge}, {"limit", bytes}}});
+        }
+        detail::dual::allocate_stage<B>(with,
+            {loss.data_handle(), {heads, loss.extent(0), longest}, {0, loss.stride(0), 1}}, costs, limit, options,
+            {rung.data_handle(), {heads, longest}, {0, 1}}, report, first.data_handle());
+    });
+}
+
 } // namespace mdkv::inline MDKV_MACHINE

@@ -617,6 +617,90 @@ TEST_CASE("allocate names what is wrong with its arguments and changes nothing")
           == "backend: it has no workspace; give it one (an empty one only counts)");
 }
 
+TEST_CASE("heads with different numbers of tokens get the rungs that they get if padded to one length")
+{
+    source random{"ragged heads"};
+    mdkv::cpu::thread_pool pool{3};
+    for (index_t const heads : {1, 2, 5})
+    {
+        for (index_t const longest : {0, 1, 100, 9000})
+        {
+            layer in{heads, longest, {0, 72, 136, 256}};
+            std::vector<index_t> first{0};
+            std::vector<float> ragged; // [M, R], then [R, M]
+            for (index_t h = 0; h < heads; ++h)
+            {
+                // the longest head is any of them, and some may have no token
+                index_t const n = h == heads / 2 ? longest : random.below(longest + 1);
+                first.push_back(first.back() + n);
+                for (index_t i = 0; i < longest; ++i)
+                {
+                    double const size = std::exp(4 * random.normal());
+                    for (index_t r = 0; r < in.rungs(); ++r)
+                    {
+                        float const x = i >= n ? 0.0F : static_cast<float>(size * std::pow(0.1, static_cast<double>(r)));
+                        in.loss[at((h * in.rungs() + r) * longest + i)] = r + 1 == in.rungs() ? 0.0F : x;
+                    }
+                }
+            }
+            index_t const all = first.back();
+            ragged.resize(at(in.rungs() * all));
+            for (index_t h = 0; h < heads; ++h)
+            {
+                for (index_t r = 0; r < in.rungs(); ++r)
+                {
+                    std::copy_n(in.loss.begin() + (h * in.rungs() + r) * longest, first[at(h) + 1] - first[at(h)],
+                        ragged.begin() + r * all + first[at(h)]);
+                }
+            }
+            for (index_t const share : {0, 3, 20, 60, 200})
+            {
+                CAPTURE(heads);
+                CAPTURE(longest);
+                CAPTURE(share);
+                std::vector<index_t> const limits{all * 256 * share / 100};
+                outcome const want = solve(in, limits);
+                std::vector<std::uint8_t> rung(at(all), 0xAA);
+                allocation report;
+                support::run(
+                    [&](mdkv::cpu::backend const& on) {
+                        mdkv::allocate(on, mdkv::in(on, ragged.data(), in.rungs(), all),
+                            mdkv::in(on, first.data(), heads + 1), longest, in.costs(),
+                            mdkv::in(on, limits.data(), 1), {}, mdkv::out(on, rung.data(), all),
+                            mdkv::out(on, &report, 1));
+                    },
+                    pool);
+                std::vector<std::uint8_t> wanted;
+                for (index_t h = 0; h < heads; ++h)
+                {
+                    auto const row = want.rung.begin() + h * longest;
+                    wanted.insert(wanted.end(), row, row + first[at(h) + 1] - first[at(h)]);
+                }
+                CHECK(rung == wanted);
+                CHECK(report.loss == want.report[0].loss);
+                CHECK(report.token_bytes == want.report[0].token_bytes);
+                CHECK(report.tokens[0] == want.report[0].tokens[0] - (heads * longest - all));
+            }
+        }
+    }
+}
+
+TEST_CASE("heads with different numbers of tokens need a rung that takes no bytes")
+{
+    layer const in{2, 10, {1, 64}};
+    std::vector<index_t> const first{0, 10, 20};
+    index_t const limit = 100;
+    std::vector<std::uint8_t> rung(20);
+    allocation report;
+    CHECK(error_text<mdkv::invalid_argument>([&] {
+        support::run([&](mdkv::cpu::backend const& on) {
+            mdkv::allocate(on, mdkv::in(on, in.loss.data(), 2, 20), mdkv::in(on, first.data(), 3), 10, in.costs(),
+                mdkv::in(on, &limit, 1), {}, mdkv::out(on, rung.data(), 20), mdkv::out(on, &report, 1));
+        });
+    }) == "allocate: the cheapest rung takes 1 bytes a token; heads with different numbers of tokens need one that "
+          "takes none");
+}
+
 TEST_CASE("a dry run touches nothing")
 {
     mdkv::workspace counting;

@@ -98,10 +98,12 @@ void solve(B const& on, work const& w, index_t words)
 }
 
 /// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
+/// \param first_token  [H + 1]  where each head's tokens begin, if heads have different numbers of tokens; or null
 /// \throws invalid_argument   over ranks: the ranks' heads are not all heads, each once
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
-    allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
+    allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report,
+    index_t const* first_token = nullptr)
 {
     auto const heads     = number_heads(on, "allocate", loss.extent(0), options.layers);
     index_t const all    = heads.all;
@@ -127,6 +129,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.loss         = loss.data_handle();
     w.loss_of_head = loss.stride(0);
     w.loss_of_rung = loss.stride(1);
+    w.first_token  = first_token;
     w.limit_values = limits.data_handle();
     w.rung         = rung.data_handle();
     w.rung_of_head = rung.stride(0);

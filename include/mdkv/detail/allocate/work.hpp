@@ -122,9 +122,10 @@ struct work
     bool spend_leftover;
     int dropped_bits; ///< dropped of a threshold's last coarse_bits: no sum of bytes times the others leaves 64 bits
 
-    float const* loss; // [H, R, N]
+    float const* loss; // [H, R, N], or [R, M]: see first_token
     index_t loss_of_head;
     index_t loss_of_rung;
+    index_t const* first_token;  // [own + 1]  where each head's tokens begin among the M of all heads; null: every head has N
     index_t const* limit_values; // [limits]
     std::uint8_t* rung;          // [H, N]
     index_t rung_of_head;
@@ -136,7 +137,7 @@ struct work
     index_t own_in_layer;  ///< this rank's heads of one layer; their numbers follow each other
     index_t head_of_layer; ///< distance of two layers' numbers of heads
     index_t first_head;    ///< number of this rank's first head
-    index_t tokens;
+    index_t tokens; ///< of a head, the longest one
     index_t pieces_per_head;
     index_t stretches_per_head;
 
@@ -221,8 +222,14 @@ struct work
     {
         index_t const first = piece % pieces_per_head * piece_tokens;
         index_t const head  = piece / pieces_per_head;
-        return {number, number / candidates, piece, head, own_head(head), first,
-            tokens - first < piece_tokens ? tokens - first : piece_tokens};
+        index_t const here  = own_head(head);
+        return {number, number / candidates, piece, head, here, first, tokens_from(here, first, piece_tokens)};
+    }
+    /// Tokens of a head of this rank from one on, at most `size`.
+    [[nodiscard]] MDKV_HD index_t tokens_from(index_t head, index_t first, index_t size) const noexcept
+    {
+        index_t const all = first_token == nullptr ? tokens : head < 0 ? 0 : first_token[head + 1] - first_token[head];
+        return all - first < 0 ? 0 : all - first < size ? all - first : size;
     }
     /// Number `item` of this rank's pieces of all problems.
     [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
@@ -240,17 +247,20 @@ struct work
         index_t const piece = item % per_head;
         index_t const first = piece * size;
         index_t const head  = first_head + here / own_in_layer * head_of_layer + here % own_in_layer;
-        return {owner, owner / candidates, head * per_head + piece, head, here, first,
-            tokens - first < size ? tokens - first : size};
+        return {
+            owner, owner / candidates, head * per_head + piece, head, here, first, tokens_from(here, first, size)};
     }
     [[nodiscard]] MDKV_HD float const* losses_of(part const& p) const noexcept
     {
-        return loss + (p.limit * own + p.own) * loss_of_head + p.first;
+        return loss + (first_token == nullptr ? (p.limit * own + p.own) * loss_of_head : first_token[p.own]) + p.first;
     }
     [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
     {
         index_t const c = p.problem % candidates;
-        if (c == 0) { return rung + (p.limit * own + p.own) * rung_of_head + p.first; }
+        if (c == 0)
+        {
+            return rung + (first_token == nullptr ? (p.limit * own + p.own) * rung_of_head : first_token[p.own]) + p.first;
+        }
         return codes + ((p.limit * (candidates - 1) + c - 1) * own + p.own) * tokens + p.first;
     }
 };
