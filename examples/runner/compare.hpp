@@ -202,7 +202,10 @@ template <mdkv::element T>
             run.model(), std::span{tokens}.first(static_cast<std::size_t>(options.context)), queries, run.executor(),
             [&](layer_kv<T> const& kv) {
                 auto const begun = now();
-                for (auto& one : all) { one.cache.compress_layer(kv, run.executor(), scratch); }
+                for (auto& one : all)
+                {
+                    if (!one.cache.chosen().while_reading) { one.cache.compress_layer(kv, run.executor(), scratch); }
+                }
                 compressing += seconds(now() - begun);
             },
             [&](std::int64_t done, std::int64_t whole) {
@@ -212,11 +215,26 @@ template <mdkv::element T>
             },
             [&](layer_chunk<T> const& chunk) {
                 auto const begun = now();
-                for (auto& one : all) { one.cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); }
+                for (auto& one : all)
+                {
+                    if (one.cache.chosen().while_reading) { continue; }
+                    one.cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch);
+                }
                 compressing += seconds(now() - begun);
             }));
     }
     result.prefill_seconds = seconds(now() - start) - compressing;
+    for (auto& one : all)
+    {
+        if (!one.cache.chosen().while_reading) { continue; }
+        progress_bar bar{"reading " + std::to_string(options.context) + " tokens while compressing"};
+        static_cast<void>(one.cache.read(std::span{tokens}.first(static_cast<std::size_t>(options.context)), run.executor(),
+            [&](std::int64_t done, std::int64_t) {
+                bar.show(done, options.context);
+                if (interrupt_requested()) { throw interrupted{}; }
+                return true;
+            }));
+    }
 
     auto const batch      = all.size();
     auto const vocabulary = static_cast<std::size_t>(shape.vocabulary);

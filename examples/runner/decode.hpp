@@ -72,24 +72,33 @@ inline void expect_step(language_model const& model, std::span<std::int32_t cons
     expect_tokens(model, tokens, "decode_step");
 }
 
+/// body(i) for i in [0, count), some rows per piece of work.
+template <class Body>
+void for_rows(mdkv::cpu::executor_ref executor, std::int64_t count, Body const& body)
+{
+    constexpr std::int64_t rows = 32;
+    executor.parallel_for((count + rows - 1) / rows, [&](std::int64_t piece) {
+        for (std::int64_t i = piece * rows; i < std::min(count, (piece + 1) * rows); ++i) { body(i); }
+    });
+}
+
 /// The attention half of a layer, up to and including the residual.
+/// \param attention   void(layer): reads `query`, `key` and `value` of `space`, and writes `attended`
 template <class Attention>
-void decode_attention(language_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor,
-    Attention&& attention, decode_workspace& space)
+void attention_half(language_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor,
+    Attention const& attention, decode_workspace& space)
 {
     model_shape const& shape     = model.shape();
     layer_weights const& weights = model.layer(layer);
     std::int64_t const batch     = space.hidden.rows();
-    for (std::int64_t b = 0; b < batch; ++b)
-    {
+    for_rows(executor, batch, [&](std::int64_t b) {
         rms_norm(space.hidden.row(b).data(), weights.attention_norm.data(), shape.embedding, shape.rms_epsilon,
             space.normed.row(b).data());
-    }
+    });
     multiply(executor,
         {{&weights.query, space.query.data()}, {&weights.key, space.key.data()}, {&weights.value, space.value.data()}},
         space.normed.data(), batch);
-    for (std::int64_t b = 0; b < batch; ++b)
-    {
+    for_rows(executor, batch, [&](std::int64_t b) {
         add_bias(weights.query_bias, space.query.row(b).data());
         add_bias(weights.key_bias, space.key.row(b).data());
         add_bias(weights.value_bias, space.value.row(b).data());
@@ -102,32 +111,63 @@ void decode_attention(language_model const& model, std::int64_t layer, mdkv::cpu
         {
             model.rotation().turn(space.key.row(b).data() + h * shape.key_dim, angles);
         }
-    }
-    executor.parallel_for(batch, [&](std::int64_t b) {
-        attention(layer, b, static_cast<float const*>(space.query.row(b).data()),
-            static_cast<float const*>(space.key.row(b).data()), static_cast<float const*>(space.value.row(b).data()),
-            space.attended.row(b).data());
     });
+    attention(layer);
     multiply(executor, weights.attention_output, space.attended.data(), batch, space.normed.data());
-    space.hidden += space.normed;
+    for_rows(executor, batch, [&](std::int64_t b) { space.hidden.row(b) += space.normed.row(b); });
 }
 
-inline void decode_feed_forward(
+inline void feed_forward_half(
     language_model const& model, std::int64_t layer, mdkv::cpu::executor_ref executor, decode_workspace& space)
 {
     model_shape const& shape     = model.shape();
     layer_weights const& weights = model.layer(layer);
     std::int64_t const batch     = space.hidden.rows();
-    for (std::int64_t b = 0; b < batch; ++b)
-    {
+    for_rows(executor, batch, [&](std::int64_t b) {
         rms_norm(space.hidden.row(b).data(), weights.feed_forward_norm.data(), shape.embedding, shape.rms_epsilon,
             space.normed.row(b).data());
-    }
+    });
     multiply(
         executor, {{&weights.gate, space.gate.data()}, {&weights.up, space.up.data()}}, space.normed.data(), batch);
-    gated_silu(space.gate.data(), space.up.data(), space.gate.size());
+    for_rows(executor, batch,
+        [&](std::int64_t b) { gated_silu(space.gate.row(b).data(), space.up.row(b).data(), shape.feed_forward); });
     multiply(executor, weights.down, space.gate.data(), batch, space.normed.data());
-    space.hidden += space.normed;
+    for_rows(executor, batch, [&](std::int64_t b) { space.hidden.row(b) += space.normed.row(b); });
+}
+
+/// Token ids [B] at positions [B] through all layers: their last hidden states are `space.hidden`.
+/// \param attention   see attention_half
+template <class Attention>
+void run_layers(language_model const& model, std::span<std::int32_t const> tokens,
+    std::span<std::int64_t const> positions, mdkv::cpu::executor_ref executor, Attention const& attention,
+    decode_workspace& space)
+{
+    space.fit(model.shape(), std::ssize(tokens), model.rotation().table_size());
+    for (std::size_t b = 0; b < tokens.size(); ++b)
+    {
+        auto const row = static_cast<std::int64_t>(b);
+        model.embedding().dequantise_rows(tokens[b], 1, space.hidden.row(row).data());
+        model.rotation().angles(positions[b], space.angles.row(row).data());
+    }
+    for (std::int64_t layer = 0; layer < model.shape().layers; ++layer)
+    {
+        attention_half(model, layer, executor, attention, space);
+        feed_forward_half(model, layer, executor, space);
+    }
+}
+
+/// Logits [B, vocabulary] of the last B rows of `space.hidden`.
+inline void find_logits(language_model const& model, std::int64_t batch, mdkv::cpu::executor_ref executor,
+    std::span<float> logits, decode_workspace& space)
+{
+    model_shape const& shape = model.shape();
+    std::int64_t const first = space.hidden.rows() - batch;
+    for (std::int64_t b = 0; b < batch; ++b)
+    {
+        rms_norm(space.hidden.row(first + b).data(), model.output_norm().data(), shape.embedding, shape.rms_epsilon,
+            space.normed.row(b).data());
+    }
+    multiply(executor, model.output(), space.normed.data(), batch, logits.data());
 }
 
 } // namespace detail
@@ -147,26 +187,16 @@ void decode_step(language_model const& model, std::span<std::int32_t const> toke
     std::span<float> logits, decode_workspace& space)
 {
     detail::expect_step(model, tokens, positions, logits);
-    model_shape const& shape = model.shape();
     std::int64_t const batch = std::ssize(tokens);
-    space.fit(shape, batch, model.rotation().table_size());
-    for (std::int64_t b = 0; b < batch; ++b)
-    {
-        auto const i = static_cast<std::size_t>(b);
-        model.embedding().dequantise_rows(tokens[i], 1, space.hidden.row(b).data());
-        model.rotation().angles(positions[i], space.angles.row(b).data());
-    }
-    for (std::int64_t layer = 0; layer < shape.layers; ++layer)
-    {
-        detail::decode_attention(model, layer, executor, attention, space);
-        detail::decode_feed_forward(model, layer, executor, space);
-    }
-    for (std::int64_t b = 0; b < batch; ++b)
-    {
-        rms_norm(space.hidden.row(b).data(), model.output_norm().data(), shape.embedding, shape.rms_epsilon,
-            space.normed.row(b).data());
-    }
-    multiply(executor, model.output(), space.normed.data(), batch, logits.data());
+    auto const of_layer      = [&](std::int64_t layer) {
+        executor.parallel_for(batch, [&](std::int64_t b) {
+            attention(layer, b, static_cast<float const*>(space.query.row(b).data()),
+                static_cast<float const*>(space.key.row(b).data()),
+                static_cast<float const*>(space.value.row(b).data()), space.attended.row(b).data());
+        });
+    };
+    detail::run_layers(model, tokens, positions, executor, of_layer, space);
+    detail::find_logits(model, batch, executor, logits, space);
 }
 
 } // namespace runner

@@ -110,6 +110,8 @@ struct policy
     double depth                   = 0;     // e^depth is the weight of the last layer in one budget
     double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
+    bool while_reading             = false; // compressed chunk by chunk, in memory that does not grow with the prompt
+    double slack                   = 0;     // share of the limit that may be held beside it while reading
     std::int64_t head_shares       = 1;     // equal shares of a layer's heads that have equal shares of its budget
     std::int64_t layer_shares      = 1;     // equal shares of the layers that have equal shares of one budget
     mdkv::storage stored           = mdkv::storage::plain; // storage of kept or selected tokens
@@ -253,7 +255,7 @@ inline void take(policy& p, mdkv::preset const& from)
             p.parameters.insert(
                 p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries",
                                           "early", "even", "rows", "over", "chunk", "ahead", "join", "own", "budget",
-                                          "depth", "odd", "stand_ins", "head_shares", "layer_shares"});
+                                          "depth", "odd", "stand_ins", "while_reading", "slack", "head_shares", "layer_shares"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -382,6 +384,8 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (p.ahead < 0 || p.ahead > 1'000'000) { refuse("must be between 0 and 1000000"); }
     }
     else if (parameter == "own") { p.own = either("yes", "no"); }
+    else if (parameter == "while_reading") { p.while_reading = either("yes", "no"); }
+    else if (parameter == "slack") { p.slack = number(0, 100, "between 0 and 100"); }
     else if (parameter == "budget")
     {
         if (p.share == sharing::head_scores) { refuse("heads share by their scores"); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "policies/make_cache.hpp"
+#include "read_in_chunks.hpp"
 #include "policies/packed_cache.hpp"
 #include "policies/shared_cache.hpp"
 #include "policies/stored_cache.hpp"
@@ -41,6 +42,7 @@ sequence_cache<T>::sequence_cache(
     language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens)
     : model_{&model}
     , policy_{std::move(chosen)}
+    , limit_{limit}
     , window_{window}
     , tail_tokens_{tail_tokens}
     , layers_(static_cast<std::size_t>(model.shape().layers))
@@ -63,6 +65,7 @@ sequence_cache<T>::sequence_cache(
     language_model const& model, policy chosen, fold_plan const& plan, std::int64_t window)
     : model_{&model}
     , policy_{std::move(chosen)}
+    , limit_{mdkv::budget::bytes(plan.arena)}
     , ledger_{std::make_unique<fold_ledger>()}
     , window_{window}
     , tail_tokens_{plan.every}
@@ -222,6 +225,28 @@ void sequence_cache<T>::compress_layer(
         layers_[reports_.size()] = std::move(one.cache);
         reports_.push_back(one.report);
     }
+}
+
+template <mdkv::element T>
+std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
+    std::function<bool(std::int64_t, std::int64_t)> const& progress)
+{
+    model_shape const& own = model_->shape();
+    auto const kept        = std::min(window(), std::ssize(tokens));
+    auto const question    = std::min(window_, std::ssize(tokens));
+    mdkv::preset preset    = preset_of(policy_, kept, question);
+    auto done = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
+        {.limit = limit_, .chunk = policy_.chunk, .slack = static_cast<float>(policy_.slack)}, executor, scratch_, progress);
+    for (std::size_t i = 0; i < layers_.size(); ++i)
+    {
+        layers_[i] = std::make_unique<packed_cache<T>>(std::move(done.caches[i]), own.query_heads / own.kv_heads, tail_tokens_);
+        mdkv::compress_report report;
+        if (i == 0) { report.chosen = done.report.chosen; }
+        reports_.push_back(report);
+    }
+    most_bytes_ = done.most_bytes;
+    full_bytes_ = own.layers * own.kv_heads * std::ssize(tokens) * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
+    return std::move(done.logits);
 }
 
 template <mdkv::element T>

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "language_model.hpp"
@@ -63,6 +65,12 @@ public:
     void compress_layer(layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch,
         std::uint8_t* rungs = nullptr);
 
+    /// Reads a prompt chunk by chunk instead of taking layers from prefill, for policies that compress while reading.
+    /// \param progress   see read_in_chunks
+    /// \return logits [vocabulary] of the last token
+    [[nodiscard]] std::vector<float> read(std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
+        std::function<bool(std::int64_t, std::int64_t)> const& progress);
+
     /// Takes all layers out of a file instead, whose bytes must outlive the cache.
     /// \param full_bytes   of the model's cache, uncompressed
     void load(mdkv::stored_caches<T> const& file, std::int64_t full_bytes);
@@ -84,6 +92,8 @@ public:
     [[nodiscard]] fold_ledger const* folds() const noexcept { return ledger_.get(); }
     [[nodiscard]] std::int64_t full_bytes() const noexcept { return full_bytes_; } // of the model's cache, uncompressed
     [[nodiscard]] double compress_seconds() const noexcept { return compress_seconds_; }
+    /// The most bytes that caches and losses took at any time while the prompt was read; 0 if it was not read in chunks.
+    [[nodiscard]] std::int64_t most_bytes() const noexcept { return most_bytes_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
 
@@ -99,6 +109,7 @@ private:
 
     language_model const* model_;
     policy policy_;
+    mdkv::budget limit_;
     std::unique_ptr<fold_ledger> ledger_; // the memory of layers that fold: made before them, gone after them
     std::vector<cache_maker<T>> makers_;  // [layer_shares * head_shares]
     std::int64_t window_;
@@ -109,6 +120,7 @@ private:
     std::vector<float> repeated_;                     // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
     std::int64_t full_bytes_ = 0;
+    std::int64_t most_bytes_ = 0;
     double compress_seconds_ = 0;
     double attend_seconds_   = 0;
 };

@@ -295,6 +295,13 @@ template <class V, std::size_t Rank, space S>
     return {after(all.data_handle(), i * all.stride(0)), extents, strides};
 }
 
+/// A view [H, N] as [1, H, N].
+template <class T, space S>
+[[nodiscard]] constexpr view<T, 3, S> of_one_layer(view<T, 2, S> const& x) noexcept
+{
+    return {x.data_handle(), {1, x.extent(0), x.extent(1)}, {0, x.stride(0), 1}};
+}
+
 /// A view [H, D] as [H, 1, D].
 template <class T, space S>
 [[nodiscard]] constexpr view<T, 3, S> of_one(view<T, 2, S> const& x) noexcept

@@ -92,10 +92,13 @@ struct stored_slots
         return tokens_of_head(cache, h) - layout.window;
     }
     /// Tokens of run i of head h before its new window. Tokens that leave the present window count with the tail, because
-    /// they are neighbours in the text.
+    /// they are neighbours in the text. The new window may be longer than the present one, if the tail holds its tokens.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h, std::size_t i) const noexcept
     {
-        return slots_of_head(cache, h, i).tokens - (i == cache.layout.rungs ? layout.window : 0);
+        index_t const left = i == cache.layout.rungs       ? -cache.layout.window
+                             : i == cache.layout.rungs + 1 ? cache.layout.window - layout.window
+                                                           : 0;
+        return slots_of_head(cache, h, i).tokens + left;
     }
 
     /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r. Padding can take none.
@@ -226,6 +229,7 @@ struct carry_over
     view<index_t const, 2, S> first;          // [H, R+1]
     view<std::uint8_t const, 2, S> carried;   // [H, M]    by old slot
     view<std::int32_t, 2, S> sources;         // [H, S]    the old slot of every new slot, or -1; or empty
+    index_t const* dropped = nullptr;         // [H]       tokens that went into new stand-ins; or null
 
     [[nodiscard]] MDKV_HD index_t each() const
     {
@@ -239,7 +243,8 @@ struct carry_over
     {
         index_t const h    = item / each();
         index_t const slot = item % each();
-        for (index_t i = slot; i < to.heads[h].stand_ins; i += each()) { copy_stand_in(t, h, i); }
+        bool const anew = dropped != nullptr && dropped[h] > 0;
+        for (index_t i = slot; i < to.heads[h].stand_ins && !anew; i += each()) { copy_stand_in(t, h, i); }
         cache_layout const& layout = slots.layout;
         stored_token const target  = token_at(to, h, slot);
         std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;

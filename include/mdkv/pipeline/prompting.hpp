@@ -81,6 +81,13 @@ struct prompt_progress
         expects(of(layer) >= tokens, stage, ": of layer ", layer, " only ", of(layer), " tokens were read, not all ",
             tokens, " before the window (read_chunk)");
     }
+    MDKV_OUTLINE void expects_alike(char const* stage, index_t layers) const
+    {
+        for (index_t l = 1; l < layers; ++l)
+        {
+            expects(of(l) == of(0), stage, ": layer ", l, " has ", of(l), " tokens of the chunk, layer 0 has ", of(0));
+        }
+    }
     MDKV_OUTLINE void expects_all_finished(char const* stage, index_t layers) const
     {
         for (index_t l = 0; l < layers && finished < layers; ++l)
@@ -146,6 +153,32 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects_not_negative("prompt", "preset.replayed.join", how.join);
     expects_not_negative("prompt", "preset.shared.odd", p.odd());
     expects_not_negative("prompt", "preset.scale", p.scale);
+}
+
+/// Keeps the keys of the prompt's first tokens: `rows` are those of tokens from `first` on.
+template <backend B, element T, element U>
+void keep_sinks(B const& on, prompt_rows<B, T, U> const& rows, index_t first, out_view<T, 3, B> sinks)
+{
+    index_t const kept = (std::min)(sinks.extent(1) - first, rows.keys.extent(1));
+    if (kept > 0) { run(on, copy_rows<B, T>{slice<1>(rows.keys, 0, kept), slice<1>(sinks, first, kept)}); }
+}
+
+/// Finds the losses of the first n tokens of `rows`, which begin at token `first`, by their own queries, in the preset's chunks.
+/// \param loss  [H, R, n]
+template <backend B, element T, element U>
+void replay_chunks(B const& on, preset const& p, rotary_encoding<B> const& encoding, prompt_rows<B, T, U> const& rows,
+    index_t first, index_t n, in_view<T, 3, B> sinks, out_view<float, 3, B> loss)
+{
+    index_t const chunk = p.replayed->chunk;
+    for (index_t at = 0; at < n; at += chunk)
+    {
+        index_t const count = (std::min)(chunk, n - at);
+        auto options        = p.replay(encoding);
+        if (rows.lse_elsewhere) { options.lse_elsewhere = slice<1>(*rows.lse_elsewhere, at, count); }
+        mdkv::replay(on, slice<1>(rows.queries, at, count), slice<1>(rows.keys, at, count),
+            slice<1>(rows.values, at, count), slice<1>(sinks, 0, (std::min)(first + at, sinks.extent(1))), p.ratios,
+            options, slice<2>(loss, at, count));
+    }
 }
 
 /// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
@@ -223,21 +256,12 @@ struct prompt_work
 
     void score_part(B const& on, index_t l, index_t first, rows_of_layer const& rows) const
     {
-        replay_part const how = *settings.replayed;
-        index_t const count   = rows.keys.extent(1);
-        index_t const end     = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
-        index_t const kept    = (std::min)(how.sinks - first, count);                // sinks among the part's tokens
-        auto const first_keys = item_of(sinks, l);
-        if (kept > 0) { run(on, copy_rows<B, T>{slice<1>(rows.keys, 0, kept), slice<1>(first_keys, first, kept)}); }
-        for (index_t at = 0; at < end; at += how.chunk)
-        {
-            index_t const n = (std::min)(how.chunk, end - at);
-            auto options    = settings.replay(shape.encoding);
-            if (rows.lse_elsewhere) { options.lse_elsewhere = slice<1>(*rows.lse_elsewhere, at, n); }
-            mdkv::replay(on, slice<1>(rows.queries, at, n), slice<1>(rows.keys, at, n), slice<1>(rows.values, at, n),
-                as_input(slice<1>(first_keys, 0, (std::min)(first + at, how.sinks))), settings.ratios, options,
-                slice<2>(item_of(losses, l), first + at, n));
-        }
+        index_t const count = rows.keys.extent(1);
+        index_t const end   = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
+        keep_sinks(on, rows, first, item_of(sinks, l));
+        if (end <= 0) { return; }
+        replay_chunks(on, settings, shape.encoding, rows, first, end, as_input(item_of(sinks, l)),
+            slice<2>(item_of(losses, l), first, end));
     }
 
     void take_losses(B const& on, index_t l, in_view<float, 3, B> const& given) const

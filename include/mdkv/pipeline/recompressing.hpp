@@ -18,6 +18,7 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
@@ -59,6 +60,55 @@ struct wait_at_end
     }
 };
 
+/// Marks what new stand-ins are to take the place of, tokens dropped now and present stand-ins, which it reads to the rows
+/// behind the slots. An item is a head.
+template <element T, space S>
+struct gather_dropped
+{
+    static constexpr char const* name = "recompress_gather_dropped";
+    static constexpr int threads      = 128;
+
+    stored_slots<T, S> slots;
+    view<std::uint8_t const, 2, S> rung; // [H, M]
+    view<T, 3, S> keys;                  // [H, M + most stand-ins, D]
+    view<T, 3, S> values;                // [H, M + most stand-ins, Dv]
+    view<std::uint8_t, 2, S> marks;      // [H, M + most stand-ins]  0 for these rows, 1 for others
+    index_t* dropped;                    // [H]  tokens
+    head_entry* entries;                 // [H]  receive the number of new stand-ins
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const M      = slots.most;
+        index_t const most   = marks.extent(1) - M;
+        stored_run const run = run_of_head(slots.cache, h, slots.cache.layout.rungs);
+        index_t const old    = slots.cache.heads[h].stand_ins;
+        index_t gone         = 0;
+        for (index_t i = t.rank(); i < M + most; i += t.size())
+        {
+            bool const goes = i < M ? i < slots.tokens(h) && rung(h, i) == 0 : i - M < old;
+            gone += goes && i < M ? 1 : 0;
+            marks(h, i) = goes ? 0 : 1;
+        }
+        gone = t.sum(gone);
+        for (index_t j = 0; j < old && j < most; ++j)
+        {
+            index_t const token = run.tokens - old + j;
+            for (index_t d = t.rank(); d < keys.extent(2); d += t.size())
+            {
+                keys(h, M + j, d) = load_at<T>(run.keys.begin + run.keys.coordinate(token, static_cast<int>(d)));
+            }
+            for (index_t d = t.rank(); d < values.extent(2); d += t.size())
+            {
+                values(h, M + j, d) = load_at<T>(run.values.begin + run.values.coordinate(token, static_cast<int>(d)));
+            }
+        }
+        if (t.rank() > 0) { return; }
+        dropped[h]           = gone;
+        entries[h].stand_ins = old + gone < most ? old + gone : most;
+    }
+};
+
 /// One call of recompress. A dry run only counts memory.
 template <backend B, element T, element U>
 struct recompressing
@@ -74,6 +124,10 @@ struct recompressing
     index_t limit_bytes;                // on all ranks
     stored_slots<T, space::host> slots; // slots by the host's copy of the directory
     stored_slots<T, S> there;           // slots by the cache's own directory
+    bool chooses = true;                // false: rungs are `given`, or tokens keep theirs
+    index_t most_made = 0; // most stand-ins that take the place of dropped tokens and present stand-ins; 0: the latter stay
+    in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
+    in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
 
     index_t H     = shape.heads;
     index_t M     = shape.tokens;
@@ -85,8 +139,16 @@ struct recompressing
     index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
 
     workspace::frame frame{*on.scratch, "recompress"};
-    out_view<T, 3, B> keys              = scratch_view<T>(on, frame, H, M, D);
-    out_view<T, 3, B> values            = scratch_view<T>(on, frame, H, M, Dv);
+    index_t makers                      = most_made > 0 ? H : 0; ///< heads that make stand-ins
+    out_view<T, 3, B> all_keys          = scratch_view<T>(on, frame, H, M + most_made, D); ///< present stand-ins last
+    out_view<T, 3, B> all_values        = scratch_view<T>(on, frame, H, M + most_made, Dv);
+    out_view<T, 3, B> keys              = slice<1>(all_keys, 0, M);
+    out_view<T, 3, B> values            = slice<1>(all_values, 0, M);
+    out_view<float, 3, B> made_keys     = scratch_view<float>(on, frame, makers, most_made, D);
+    out_view<float, 3, B> made_values   = scratch_view<float>(on, frame, makers, most_made, Dv);
+    out_view<std::uint8_t, 2, B> marks  = scratch_view<std::uint8_t>(on, frame, makers, M + most_made);
+    out_view<index_t, 1, B> dropped     = scratch_view<index_t>(on, frame, makers);
+    out_view<head_entry, 1, B> entries  = scratch_view<head_entry>(on, frame, makers);
     out_view<T, 3, B> window_keys       = scratch_view<T>(on, frame, H, W, D);
     out_view<T, 3, B> window_values     = scratch_view<T>(on, frame, H, W, Dv);
     out_view<float, 3, B> key_basis     = scratch_view<float>(on, frame, bases, D, D);
@@ -109,17 +171,15 @@ struct recompressing
     recompress_report operator()(Cache& cache, agreement<S>& agreed)
     {
         if (real && agreed.open()) { agreed.settle("recompress", call_numbers()); }
-        run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
-        run(on, read_tokens<T, S>{
-                    {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
-                    there, keys, values, window_keys, window_values});
-        run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}, {as_input(values), value_means}},
-            coded);
+        read();
         allocation chosen = everything_kept();
-        bool const fits   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;
-        if (!real || !fits) { chosen = choose(chosen.limit); }
+        bool const fits =
+            chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
+        if (chooses && (!real || !fits)) { chosen = choose(chosen.limit); }
+        if (!chooses && !fits) { run(on, copy_rows<B, std::uint8_t>{of_one_layer(given), of_one_layer(rung)}); }
         run(on, settle_rungs<T, S>{there, rung, carried, fits, counts}, H);
         run(on, sort_slots<B>{as_input(rung), listed, first}, H);
+        make_stand_ins();
         recompress_report const result = report(chosen);
 
         Cache made;
@@ -134,13 +194,43 @@ struct recompressing
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
             as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
-            {}, {}, {}, as_input(carried), there.cache.heads);
+            {}, as_input(made_keys), as_input(made_values), as_input(carried),
+            makers > 0 ? entries.data_handle() : there.cache.heads);
         run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
-                    options.sources.value_or(out_view<std::int32_t, 2, B>{})});
+                    options.sources.value_or(out_view<std::int32_t, 2, B>{}),
+                    makers > 0 ? dropped.data_handle() : nullptr});
         if (!real) { return result; }
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
         return result;
+    }
+
+    /// Reads the tokens back as vectors, and their channels, which heads without codes get anew.
+    void read() const
+    {
+        run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
+        run(on, read_tokens<T, S>{
+                    {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
+                    there, keys, values, window_keys, window_values});
+        run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}, {as_input(values), value_means}},
+            coded);
+    }
+
+    /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
+    void make_stand_ins() const
+    {
+        if (makers == 0) { return; }
+        run(on, gather_dropped<T, S>{there, as_input(rung), all_keys, all_values, marks, dropped.data_handle(), entries.data_handle()}, H);
+        index_t const all = M + most_made;
+        mdkv::stand_in(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)), as_input(all_keys),
+            as_input(all_values), as_input(marks), lse, all, {.scale = slots.layout.scale, .first_query = all}, made_keys, made_values);
+    }
+
+    /// Stand-ins of a head that has dropped so many tokens.
+    [[nodiscard]] index_t stand_ins_of(index_t h, index_t gone) const
+    {
+        index_t const old = slots.cache.heads[h].stand_ins;
+        return most_made > 0 ? (std::min)(most_made, old + gone) : old;
     }
 
     /// The numbers that the call has on every rank.
@@ -162,9 +252,7 @@ struct recompressing
     {
         agreement agreed{on};
         workspace::frame losses{*on.scratch, "recompress"};
-        auto const loss = scratch_view<float>(on, losses, H, rungs, M);
-        auto const raw =
-            scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
+        auto const loss    = scratch_view<float>(on, losses, H, rungs, M);
         auto const limit   = scratch_view<index_t>(on, losses, 1);
         auto const reports = scratch_view<allocation>(on, losses, 1);
         static_cast<void>(losses.ready());
@@ -172,8 +260,7 @@ struct recompressing
         expects_finite(on, "recompress: keys by slot", as_input(keys));
         expects_finite(on, "recompress: values by slot", as_input(values));
         expects_finite(on, "recompress: window keys", as_input(window_keys));
-        for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
-        run(on, mask_losses<T, S>{there, loss}, H);
+        score_slots(loss);
         run(on, fill<index_t>{limit.data_handle(), bytes, 1});
         agreed.leave();
         allocate(on, as_input(loss), rung_costs{ratios, shape.dims, shape.element_bytes}, as_input(limit),
@@ -184,6 +271,17 @@ struct recompressing
             "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
             options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
         return chosen;
+    }
+
+    /// Finds the losses of all slots by the queries, once the tokens were read.
+    void score_slots(out_view<float, 3, B> loss) const
+    {
+        workspace::frame losses{*on.scratch, "recompress"};
+        auto const raw =
+            scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
+        static_cast<void>(losses.ready());
+        for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
+        run(on, mask_losses<T, S>{there, loss}, H);
     }
 
     /// Scores one head: heads have different numbers of tokens. Losses are pooled within a run.
@@ -289,7 +387,7 @@ struct recompressing
             }
             head_entry entry;
             result.resident_bytes =
-                lay_out_head<T>(slots.layout, tokens, result.resident_bytes, entry, slots.cache.heads[h].stand_ins);
+                lay_out_head<T>(slots.layout, tokens, result.resident_bytes, entry, stand_ins_of(h, tokens[0]));
             result.kept += begin[rungs + 1];
         }
         result.dropped = tokens_at[0];

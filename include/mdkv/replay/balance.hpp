@@ -49,7 +49,8 @@ struct weigh_surroundings
     static constexpr index_t piece    = 1024;
 
     in_view<float, 1, B> leverages;
-    sum_pieces<B> of_all;
+    sum_pieces<B> of_all; // sums of the leverages of `tokens`, these and perhaps others
+    index_t tokens;
     index_t reach;
     double power;
     double largest;  // largest factor
@@ -65,7 +66,7 @@ struct weigh_surroundings
         index_t const end   = n - begin < piece ? n : begin + piece;
         double const total  = of_all.total(t, 0);
         // 0 * total makes every factor NaN if a leverage is NaN or infinite.
-        double const unit = total == 0 ? 0.0 : static_cast<double>(n) / total + 0 * total;
+        double const unit = total == 0 ? 0.0 : static_cast<double>(tokens) / total + 0 * total;
         for (index_t i = begin + t.rank(); i < end; i += t.size())
         {
             index_t const first = i < reach ? 0 : i - reach;
@@ -209,7 +210,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         run(on, detail::widen_leverages<B>{leverages, widened});
         run(on, of_leverages);
         run(on, detail::weigh_surroundings<B>{
-                    {widened, {tokens}, {1}}, of_leverages, options.reach, double{options.odd}, largest, factors});
+                    {widened, {tokens}, {1}}, of_leverages, tokens, options.reach, double{options.odd}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_all, numbers.place.first_layer, factors, double{options.depth}},

@@ -1,0 +1,710 @@
+/// \file reading.hpp: a reader's state: the losses that stay beside stored tokens, and the stages' calls on all layers (arXiv 2603.20616, sections 4, 5).
+#pragma once
+
+#include <mdkv/reader.hpp>
+
+#include <mdkv/append.hpp>
+#include <mdkv/attend.hpp>
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/leverage.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/cache_owner.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
+#include <mdkv/detail/read_tokens.hpp>
+#include <mdkv/detail/stored_slots.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/engine/finite.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/prompt.hpp>
+#include <mdkv/recompress.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/leverage.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/pool.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace mdkv::inline MDKV_MACHINE::detail
+{
+
+/// The number of losses that a stored token keeps: one a rung, but none at the full rung, which loses nothing.
+[[nodiscard]] MDKV_HD constexpr index_t kept_losses(cache_layout const& layout) noexcept
+{
+    return static_cast<index_t>(layout.rungs) - (layout.full_rung + 1 == layout.rungs ? 1 : 0);
+}
+
+/// The losses of a layer's stored tokens in 16 bits: head by head [kept_losses, slots], slots as in `cache` without its tail.
+template <element T, space S>
+struct slot_losses
+{
+    cache_view<T, S> cache;
+    bfloat16* losses;
+
+    /// Stored tokens of head h.
+    [[nodiscard]] MDKV_HD index_t stored(index_t h) const noexcept
+    {
+        return tokens_of_head(cache, h) - run_of_head(cache, h, most_runs(cache.layout) - 1).tokens;
+    }
+    /// [stored(h)]  losses of head h at a rung.
+    [[nodiscard]] MDKV_HD bfloat16* row(index_t h, index_t r) const noexcept
+    {
+        index_t before = 0;
+        for (index_t i = 0; i < h; ++i) { before += stored(i); }
+        return losses + before * kept_losses(cache.layout) + r * stored(h);
+    }
+};
+
+/// The losses of a chunk's tokens in a layer, before they are stored.
+template <backend B>
+struct chunk_losses
+{
+    in_view<float, 3, B> losses; // [H, R, n]
+    double const* factors;       // [n]  of each token, in all layers; or null
+
+    [[nodiscard]] MDKV_HD float at(index_t h, index_t r, index_t i) const
+    {
+        return static_cast<float>(double{losses(h, r, i)} * (factors == nullptr ? 1.0 : factors[i]));
+    }
+};
+
+/// Counts each head's tokens before its new window. One item for each head, and one that adds them up.
+template <element T, backend B>
+struct count_slots
+{
+    static constexpr char const* name = "reader_count_slots";
+    static constexpr int threads      = 32;
+
+    stored_slots<T, B::memory_space> slots;
+    index_t* counts; // [H]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        if (t.rank() == 0) { counts[h] = slots.tokens(h); }
+    }
+};
+
+/// Makes of n counts the places where their parts begin, and of the last one the end. One item.
+struct begin_heads
+{
+    static constexpr char const* name = "reader_begin_heads";
+    static constexpr int threads      = 32;
+
+    index_t* counts; // [n + 1]
+    index_t n;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t) const
+    {
+        if (t.rank() != 0) { return; }
+        index_t begin = 0;
+        for (index_t i = 0; i <= n; ++i)
+        {
+            index_t const count = i < n ? counts[i] : 0;
+            counts[i]           = begin;
+            begin += count;
+        }
+    }
+};
+
+/// Adds each layer's losses of a chunk at rung 0 to those of the tokens before. An item is a layer.
+template <backend B>
+struct add_chunk_totals
+{
+    static constexpr char const* name = "reader_add_totals";
+
+    sum_pieces<B> chunk; // [L, H, n]
+    double const* before; // [L]  or null
+    double* after;        // [L]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t l) const
+    {
+        double const total = chunk.total(t, l);
+        if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
+    }
+};
+
+/// Losses of a layer in units of its mean, and of its depth.
+struct layer_unit
+{
+    double const* total; // sum at rung 0 over the layer's heads and all tokens read
+    double count;        // number of summands
+    double late;         // weight of the layer
+
+    [[nodiscard]] MDKV_HD double value() const { return *total == 0 ? 0.0 : late * count / *total; }
+};
+
+/// Writes the losses of a layer's tokens before its new window to their places among all heads'. A rung above a token's own
+/// saves nothing. An item is a head.
+template <element T, backend B>
+struct spread_losses
+{
+    static constexpr char const* name = "reader_spread_losses";
+
+    static constexpr space S = B::memory_space;
+
+    stored_slots<T, S> slots;
+    slot_losses<T, S> kept;
+    chunk_losses<B> chunk;
+    layer_unit unit;
+    in_view<index_t, 1, B> first; // [H]
+    out_view<float, 2, B> loss;   // [R, M]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        double const factor  = unit.value();
+        index_t const stored = kept.stored(h);
+        index_t const rungs  = loss.extent(0);
+        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+            if (can.kept == max_rungs && can.reachable == 0) { return; } // padding
+            for (index_t r = 0; r < rungs; ++r)
+            {
+                index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
+                bool const free           = own >= kept_losses(slots.layout);
+                bfloat16 const* const old = free ? nullptr : kept.row(h, own);
+                float* const to           = loss.data_handle() + r * loss.stride(0) + first(h);
+                for (index_t i = begin + t.rank(); i < end; i += t.size())
+                {
+                    float const x = free ? 0.0F : i < stored ? widen(old[i]) : chunk.at(h, own, i - stored);
+                    to[i]         = static_cast<float>(double{x} * factor);
+                }
+            }
+        });
+    }
+};
+
+/// Adds the losses of a layer's slots by the last queries. An item is a head.
+template <backend B>
+struct join_spread
+{
+    static constexpr char const* name = "reader_join";
+
+    in_view<float, 3, B> scored; // [H, R, M of the layer]
+    layer_unit unit;
+    in_view<index_t, 1, B> first; // [H + 1]
+    out_view<float, 2, B> loss;   // [R, M]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        double const factor = unit.value();
+        index_t const n     = first(h + 1) - first(h);
+        for (index_t r = 0; r < loss.extent(0); ++r)
+        {
+            float* const to = loss.data_handle() + r * loss.stride(0) + first(h);
+            for (index_t i = t.rank(); i < n; i += t.size())
+            {
+                to[i] = static_cast<float>(double{to[i]} + double{scored(h, r, i)} * factor);
+            }
+        }
+    }
+};
+
+/// Copies a layer's rungs to rows of one length; padding has rung 0. An item is a head.
+template <backend B>
+struct pad_rungs
+{
+    static constexpr char const* name = "reader_pad_rungs";
+
+    in_view<std::uint8_t, 1, B> rung; // [M]
+    in_view<index_t, 1, B> first;     // [H + 1]
+    out_view<std::uint8_t, 2, B> to;  // [H, M of the layer]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const n = first(h + 1) - first(h);
+        for (index_t i = t.rank(); i < to.extent(1); i += t.size())
+        {
+            to(h, i) = i < n ? rung(first(h) + i) : std::uint8_t{0};
+        }
+    }
+};
+
+/// Moves losses to their tokens' slots in a new cache. An item is a head.
+template <element T, backend B>
+struct keep_losses
+{
+    static constexpr char const* name = "reader_keep_losses";
+
+    static constexpr space S = B::memory_space;
+
+    slot_losses<T, S> from;
+    chunk_losses<B> chunk;
+    in_view<std::int32_t, 2, B> sources; // [H, S]  the old slot of each new one
+    slot_losses<T, S> to;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const stored = from.stored(h);
+        index_t const n      = to.stored(h);
+        for (index_t r = 0; r < kept_losses(to.cache.layout); ++r)
+        {
+            bfloat16 const* const old = from.row(h, r);
+            bfloat16* const row       = to.row(h, r);
+            for (index_t i = t.rank(); i < n; i += t.size())
+            {
+                index_t const slot = sources(h, i);
+                row[i]             = slot < stored ? old[slot] : narrow<bfloat16>(chunk.at(h, r, slot - stored));
+            }
+        }
+    }
+};
+
+/// Adds the sum of the leverages of all rows of each head's Gram matrix G: the trace of G (G + lambda I)^-1, which is
+/// D - lambda |W|^2 with the whitener W. An item is a head.
+template <backend B>
+struct add_leverage_mass
+{
+    static constexpr char const* name = "reader_leverage_mass";
+    static constexpr int threads      = 128;
+
+    in_view<double, 3, B> gram;    // [H, D, D]
+    in_view<float, 3, B> whitener; // [H, D, D]
+    double* mass;                  // [H]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const dim = gram.extent(1);
+        double energy     = 0;
+        double squares    = 0;
+        for (index_t i = t.rank(); i < dim; i += t.size())
+        {
+            energy += gram(h, i, i);
+            for (index_t j = 0; j < dim; ++j) { squares += double{whitener(h, i, j)} * double{whitener(h, i, j)}; }
+        }
+        double const lambda = 1e-3 * t.sum(energy) / static_cast<double>(dim);
+        squares             = t.sum(squares);
+        if (t.rank() == 0) { mass[h] = lambda == 0 ? 0.0 : static_cast<double>(dim) - lambda * squares; }
+    }
+};
+
+/// The state of a reader and the stages' calls on it.
+template <backend B, class Cache, element U>
+struct reader_work
+{
+    static constexpr space S = B::memory_space;
+
+    using T             = typename decltype(std::declval<Cache&>().view())::element_type;
+    using rows_of_layer = prompt_rows<B, T, U>;
+    using cache_memory  = std::remove_cvref_t<decltype(std::declval<Cache const&>().memory())>;
+    using bytes         = owned_bytes<cache_memory>;
+
+    preset settings;
+    prompt_shape<B> shape;
+    reader_options options;
+    std::span<Cache> caches;
+    rung_costs costs{settings.ratios, shape.dims, index_t{sizeof(T)}};
+    index_t limit_bytes = 0; ///< of an average layer
+    index_t stand_ins   = 0; ///< most stand-ins of a head
+    index_t L           = shape.layers;
+    index_t H           = shape.heads;
+    index_t R           = static_cast<index_t>(settings.ratios.size());
+
+    prompt_progress progress{};  ///< tokens of the chunk, by layer
+    index_t read         = 0;    ///< tokens before the chunk
+    index_t recent_count = 0;    ///< rows of `recent`
+    bool finished        = false;
+    std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
+
+    out_view<T, 4, B> sinks{};             ///< [L, H, replay_part::sinks, D]
+    out_view<U, 4, B> recent{};            ///< [L, H*G, Q, D]  the chunk's last queries
+    out_view<float, 3, B> recent_lse{};    ///< [L, H*G, stand_in_queries]  of the last queries
+    out_view<float, 4, B> losses{};        ///< [L, H, R, chunk]  of the chunk's tokens, pooled
+    out_view<double, 4, B> grams{};        ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
+    out_view<double, 1, B> totals{};       ///< [L]  losses at rung 0 of all tokens before the chunk
+    out_view<head_entry, 1, B> no_tokens{}; ///< [H]  a directory of nothing
+
+    reader_work(preset const& chosen, prompt_shape<B> const& shape_, reader_options const& options_,
+        std::span<Cache> caches_)
+        : settings{chosen}
+        , shape{shape_}
+        , options{options_}
+        , caches{caches_}
+    {}
+
+    [[nodiscard]] layer_shape layer(index_t tokens) const
+    {
+        index_t const window = (std::min)(settings.window, tokens);
+        return {H, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
+    }
+    [[nodiscard]] cache_layout layout(index_t window) const
+    {
+        return {settings.ratios, H, window, shape.dims, settings.scale};
+    }
+    [[nodiscard]] Cache& cache(index_t l) const { return caches[static_cast<std::size_t>(l)]; }
+    [[nodiscard]] slot_losses<T, S> kept_of(index_t l) const
+    {
+        return {cache(l).view(), reinterpret_cast<bfloat16*>(kept[static_cast<std::size_t>(l)].data())};
+    }
+    [[nodiscard]] bool weighs() const { return settings.odd() > 0; }
+
+    void take_state(B const& on, workspace::frame& memory)
+    {
+        expects_prompt_preset(settings);
+        expects(settings.replayed.has_value(), "reader: preset \"", settings.name,
+            "\" does not replay; its losses are not known before the last queries");
+        expects(settings.ratios.can_drop(), "reader: the ratio set has no rung that drops a token");
+        expects(L >= 1 && L <= prompt_progress::most_layers, "reader: layers is ", L, "; it must be from 1 to ",
+            prompt_progress::most_layers);
+        expects(static_cast<index_t>(caches.size()) == L, "reader: there are ", static_cast<index_t>(caches.size()),
+            " caches for ", L, " layers");
+        expects(options.chunk >= 1, "reader: reader_options::chunk is ", options.chunk, "; it must be at least 1");
+        expects_not_negative("reader", "reader_options::slack", options.slack);
+        expects(ranks_of(on) == nullptr, "reader: a prompt is read by one rank; the backend has several");
+        layer_shape const whole = layer(shape.tokens);
+        whole.expects_valid("reader");
+        rotated_coordinates("reader", shape.encoding, shape.dims.keys);
+        limit_bytes         = options.limit.in_bytes(whole);
+        index_t const least = whole.window_bytes() + H * costs.channels;
+        expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
+            whole.window, " tokens and the channels; at least ", least, " bytes are needed");
+        stand_ins             = stand_ins_within(settings.stand_ins, limit_bytes, whole);
+        stand_ins             = whole.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
+        auto const [D, Dv]    = shape.dims;
+        index_t const queries = (std::min)(settings.queries, options.chunk);
+        sinks                 = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
+        recent                = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
+        recent_lse            = scratch_view<float>(on, memory, L, H * shape.group, (std::min)(queries, stand_in_queries));
+        losses                = scratch_view<float>(on, memory, L, H, R, options.chunk);
+        grams                 = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
+        totals                = scratch_view<double>(on, memory, L);
+        no_tokens             = scratch_view<head_entry>(on, memory, H);
+        if (!memory.ready()) { return; }
+        run(on, fill<double>{grams.data_handle(), 0, grams.extent(0) * H * D * D});
+        run(on, fill<double>{totals.data_handle(), 0, L});
+        run(on, fill<head_entry>{no_tokens.data_handle(), {}, H});
+        kept.resize(static_cast<std::size_t>(L));
+        for (index_t l = 0; l < L; ++l) { cache(l) = cache(l).like(layout(0), 0, options.chunk); }
+    }
+
+    /// A part of a chunk in one layer, whose tokens are number `before` of the chunk and the next ones.
+    void attend_part(B const& on, index_t l, index_t before, rows_of_layer const& rows, out_view<U, 3, B> output,
+        out_view<float, 2, B> lse)
+    {
+        index_t const n = rows.keys.extent(1);
+        if (shape.on_non_finite == non_finite::error)
+        {
+            expects_finite(on, "queries", rows.queries, l);
+            expects_finite(on, "keys", rows.keys, l);
+            expects_finite(on, "values", rows.values, l);
+        }
+        index_t const place = read + before;
+        keep_sinks(on, rows, place, item_of(sinks, l));
+        auto const found = slice<2>(item_of(losses, l), before, n);
+        {
+            workspace::frame frame{*on.scratch, "reader::attend"};
+            auto const raw = scratch_view<float>(on, frame, settings.pooling.copies() ? 0 : H, R, n);
+            static_cast<void>(frame.ready());
+            replay_chunks(on, settings, shape.encoding, rows, place, n, as_input(item_of(sinks, l)),
+                raw.empty() ? found : raw);
+            if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
+        }
+        index_t const asked = (std::min)(n, recent.extent(2));
+        run(on, copy_rows<B, U>{last<1>(rows.queries, asked), slice<1>(item_of(recent, l), 0, asked)});
+        auto const view = cache(l).view();
+        append(on, rows.keys, rows.values, view);
+        mdkv::attend(on, rows.queries, view, {.scale = settings.scale}, output, lse);
+        index_t const logged = (std::min)(n, recent_lse.extent(2));
+        run(on, copy_rows<B, float>{of_one_layer(as_input(last<1>(lse, logged))), of_one_layer(slice<1>(item_of(recent_lse, l), 0, logged))});
+        if (!dry_run(on)) { recent_count = asked; }
+    }
+
+    /// The last queries of a layer.
+    [[nodiscard]] in_view<U, 3, B> last_queries(index_t l) const
+    {
+        return as_input(slice<1>(item_of(recent, l), 0, recent_count));
+    }
+
+    /// The factors of the n tokens of the chunk by their leverages among all keys, in `factors` [n], and the new Gram matrices.
+    void weigh_leverages(B const& on, index_t n, out_view<double, 4, B> next, double* factors) const
+    {
+        auto const [D, Dv] = shape.dims;
+        workspace::frame frame{*on.scratch, "reader leverages"};
+        auto const keys      = scratch_view<T>(on, frame, H, n, D);
+        auto const values    = scratch_view<T>(on, frame, H, n, Dv);
+        auto const gram      = scratch_view<double>(on, frame, H, D, D);
+        auto const whitener  = scratch_view<float>(on, frame, H, D, D);
+        auto const mass      = scratch_view<double>(on, frame, L, H);
+        auto const leverages = scratch_view<leverage_sum>(on, frame, n);
+        auto const widened   = scratch_view<float>(on, frame, n);
+        static_cast<void>(frame.ready());
+        run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
+        for (index_t l = 0; l < L; ++l)
+        {
+            cache_view<T, S> tail = cache(l).view(); // nothing but the tail
+            tail.heads            = no_tokens.data_handle();
+            tail.layout.window    = 0;
+            run(on, read_tokens<T, S>{{tail, {}, {}, most_runs(tail.layout), n}, {tail, tail.layout, n}, keys, values, {}, {}});
+            auto const all = item_of(next, l);
+            run(on, copy_rows<B, double>{as_input(item_of(grams, l)), all});
+            accumulate_gram(on, as_input(keys), all);
+            run(on, copy_rows<B, double>{as_input(all), gram});
+            run(on, whiten<B>{gram, whitener}, H);
+            run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), after(mass.data_handle(), l * H)}, H);
+            run(on, add_squares<B, T>{as_input(keys), as_input(whitener), leverages});
+        }
+        // The factor's limit is that of `balance` for the whole prompt.
+        double const most = 0x1p127
+                            / (static_cast<double>(L * H) * static_cast<double>(shape.tokens)
+                                * std::exp(std::fmax(double{settings.shared->depth}, 0.0)));
+        sum_pieces<B> of_all{{nullptr, {1, L * H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
+        run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
+        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n, balance_options<B>{}.reach,
+                    double{odd_power(settings.odd(), shape.tokens)}, most, factors});
+    }
+
+    /// One call of end_chunk or finish.
+    reader_report bring_within(B const& on, char const* stage, bool last)
+    {
+        float_environment const standard;
+        index_t const n   = progress.of(0);
+        index_t const all = read + n;
+        index_t const W   = layer(all).window;
+        bool const joins  = last && settings.last_queries_score() && recent_count > 0;
+        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
+        if (!last)
+        {
+            report.limit_bytes +=
+                static_cast<index_t>(static_cast<double>(options.slack) * static_cast<double>(report.limit_bytes));
+        }
+        if (all == 0 || (n == 0 && !last)) { return measured(report); }
+        auto const begin   = begins(on, W);
+        bool const chooses = !fits(report.limit_bytes, n);
+        index_t const D    = shape.dims.keys;
+        index_t const M    = chooses ? begin.back() : 0;
+        index_t most       = 0;
+        for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(begin, l)); }
+
+        workspace::frame frame{*on.scratch, stage};
+        auto const first   = scratch_view<index_t>(on, frame, L * H + 1);
+        auto const factors = scratch_view<double>(on, frame, weighs() ? n : 0);
+        auto const next    = scratch_view<double>(on, frame, weighs() && n > 0 ? L : 0, H, D, D);
+        auto const sums    = scratch_view<double>(on, frame, L);
+        auto const loss    = scratch_view<float>(on, frame, R, M);
+        auto const rung    = scratch_view<std::uint8_t>(on, frame, M);
+        sum_pieces<B> of_chunk{{losses.data_handle(), {L, H, n}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
+        of_chunk.sums   = frame.template take<double>(of_chunk.items());
+        bool const real = frame.ready();
+
+        run(on, of_chunk);
+        run(on, add_chunk_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
+        if (!next.empty()) { weigh_leverages(on, n, next, factors.data_handle()); }
+        auto const chunk_of = [&](index_t l) {
+            return chunk_losses<B>{as_input(slice<2>(item_of(losses, l), 0, n)), factors.empty() ? nullptr : factors.data_handle()};
+        };
+        for (index_t l = 0; l < L; ++l)
+        {
+            run(on, count_slots<T, B>{slots_of(l, W, most), after(first.data_handle(), l * H)}, H);
+        }
+        run(on, begin_heads{first.data_handle(), L * H}, 1);
+        if (chooses)
+        {
+            for (index_t l = 0; l < L; ++l)
+            {
+                run(on, spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l),
+                            unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss}, H);
+                if (joins) { join_layer(on, l, W, all, begin, as_input(first), loss); }
+            }
+            report.chosen = choose(on, stage, report.limit_bytes - L * (layer(all).window_bytes() + layer(all).bytes_of(stand_ins)), as_input(loss), as_input(first), most, rung);
+        }
+        else { report.chosen.status = allocation_status::everything_kept; }
+        for (index_t l = 0; l < L; ++l)
+        {
+            pack_layer(on, l, W, last, begin, as_input(first), as_input(rung), chunk_of(l));
+        }
+        if (!real) { return report; }
+        auto const rows = [](auto const& x, index_t count, index_t size) {
+            return view<double, 3, S>{x.data_handle(), {1, count, size}, {0, size, 1}};
+        };
+        run(on, copy_rows<B, double>{rows(sums, 1, L), rows(totals, 1, L)});
+        if (!next.empty()) { run(on, copy_rows<B, double>{rows(next, L * H, D * D), rows(grams, L * H, D * D)}); }
+        wait(on);
+        read = all;
+        for (index_t l = 0; l < L; ++l) { progress.of(l) = 0; }
+        if (last) { kept.clear(); }
+        return measured(report);
+    }
+
+    [[nodiscard]] reader_report measured(reader_report report) const
+    {
+        for (Cache const& one : caches) { report.held_bytes += one.arena_bytes(); }
+        for (bytes const& one : kept) { report.losses_bytes += one.size(); }
+        return report;
+    }
+
+    /// Whether all tokens keep their rungs within the bytes of all layers, of which each has its part unless they share.
+    [[nodiscard]] bool fits(index_t bytes_of_all, index_t n) const
+    {
+        index_t sum = 0;
+        for (index_t l = 0; l < L; ++l)
+        {
+            index_t const own = cache(l).arena_bytes() + layer(n).bytes_of(n);
+            if (!settings.shared && own > bytes_of_all / L) { return false; }
+            sum += own;
+        }
+        return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
+    }
+
+    /// The places where heads' tokens begin among those of all heads, [L*H + 1], windows left out. Directories are read in a
+    /// dry run, too.
+    [[nodiscard]] std::vector<index_t> begins(B const& on, index_t W) const
+    {
+        std::vector<index_t> begin{0};
+        for (index_t l = 0; l < L; ++l)
+        {
+            host_directory<T> const directory{on, cache(l).view()};
+            stored_slots<T, space::host> const slots{directory.view, layout(W)};
+            for (index_t h = 0; h < H; ++h) { begin.push_back(begin.back() + slots.tokens(h)); }
+        }
+        return begin;
+    }
+
+    [[nodiscard]] stored_slots<T, S> slots_of(index_t l, index_t W, index_t most) const
+    {
+        return {cache(l).view(), layout(W), most};
+    }
+
+    /// Tokens of the longest head of a layer.
+    [[nodiscard]] index_t longest(std::vector<index_t> const& begin, index_t l) const
+    {
+        index_t most = 0;
+        for (auto i = static_cast<std::size_t>(l * H); i < static_cast<std::size_t>((l + 1) * H); ++i)
+        {
+            most = (std::max)(most, begin[i + 1] - begin[i]);
+        }
+        return most;
+    }
+
+    [[nodiscard]] layer_unit unit_of(index_t l, double const* total, index_t tokens, double weight) const
+    {
+        double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
+        return {total, static_cast<double>(H * tokens), weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(L))};
+    }
+
+    /// One call of recompress's job, for a layer whose rungs are chosen here.
+    [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t most, head_numbers const& numbers,
+        recompress_options<B> const& how, host_directory<T> const& directory, bool chooses, in_view<std::uint8_t, 2, B> given) const
+    {
+        layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
+        index_t const logged = (std::min)(recent_count, recent_lse.extent(2));
+        return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
+            stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
+            chooses ? 0 : stand_ins, given, as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
+    }
+
+    /// Adds the losses of a layer's tokens by the last queries.
+    void join_layer(B const& on, index_t l, index_t W, index_t tokens, std::vector<index_t> const& begin,
+        in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
+    {
+        index_t const most  = longest(begin, l);
+        index_t const early = (std::max<index_t>)(recent_count - settings.question, 0);
+        if (most == 0) { return; }
+        host_directory<T> const directory{on, cache(l).view()};
+        workspace::frame frame{*on.scratch, "reader"};
+        auto const weights = scratch_view<float>(on, frame, recent_count);
+        auto const scored  = scratch_view<float>(on, frame, H, R, most);
+        auto* const total  = frame.template take<double>(1);
+        sum_pieces<B> sums{{scored.data_handle(), {1, H, most}, {0, scored.stride(0), 1}}, nullptr};
+        sums.sums = frame.template take<double>(sums.items());
+        static_cast<void>(frame.ready());
+        run(on, fill<float>{weights.data_handle(), settings.early_weight, early});
+        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, recent_count - early});
+        auto const numbers = number_heads(alone(on), "reader", H, 0);
+        recompress_options<B> const how{.pooling = settings.pooling,
+            .scale                               = settings.scale,
+            .query_weights                       = as_input(weights),
+            .even_queries                        = settings.even_queries(recent_count)};
+        {
+            auto const job = job_of(on, l, W, most, numbers, how, directory, true, {});
+            job.read();
+            job.score_slots(scored);
+        }
+        run(on, sums);
+        run(on, add_chunk_totals<B>{sums, nullptr, total}, 1);
+        run(on, join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
+                    slice<0>(first, l * H, H + 1), loss}, H);
+    }
+
+    /// Chooses rungs for all layers at once or, unless they share the limit, for each.
+    [[nodiscard]] allocation choose(B const& on, char const* stage, index_t spend, in_view<float, 2, B> loss,
+        in_view<index_t, 1, B> first, index_t most, out_view<std::uint8_t, 1, B> rung) const
+    {
+        workspace::frame frame{*on.scratch, stage};
+        auto const limit  = scratch_view<index_t>(on, frame, 1);
+        auto const report = scratch_view<allocation>(on, frame, 1);
+        static_cast<void>(frame.ready());
+        index_t const parts = settings.shared ? 1 : L;
+        array<allocation, 2> sum{};
+        for (index_t i = 0; i < parts; ++i)
+        {
+            run(on, fill<index_t>{limit.data_handle(), spend / parts, 1});
+            mdkv::allocate(on, loss, slice<0>(first, i * H, L * H / parts + 1), most, costs, as_input(limit),
+                {.charge = settings.charge, .layers = settings.shared ? L : 0}, rung, report);
+            fetch(on, report.data_handle(), &sum[1], 1);
+            sum[0] = i == 0 ? sum[1] : sum_of(view<allocation const, 1, space::host>{sum.data(), {2}, {1}});
+        }
+        expects<non_finite_input>(sum[0].status != allocation_status::non_finite_loss, stage,
+            ": a loss is NaN or infinite; queries, keys or values are not finite, or too large to multiply");
+        return sum[0];
+    }
+
+    /// Packs a layer at its new rungs, and moves its losses.
+    /// \param rung  [M]  of all layers; empty: tokens keep theirs
+    void pack_layer(B const& on, index_t l, index_t W, bool last, std::vector<index_t> const& begin,
+        in_view<index_t, 1, B> first, in_view<std::uint8_t, 1, B> rung, chunk_losses<B> const& chunk)
+    {
+        index_t const most = longest(begin, l);
+        host_directory<T> const directory{on, cache(l).view()};
+        workspace::frame frame{*on.scratch, "reader"};
+        bool const lowers  = rung.extent(0) > 0; // otherwise all tokens keep their rungs
+        auto const given   = lowers ? scratch_view<std::uint8_t>(on, frame, H, most) : out_view<std::uint8_t, 2, B>{};
+        auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
+        bool const real    = frame.ready();
+        run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
+        auto const numbers = number_heads(alone(on), "reader", H, 0);
+        recompress_options<B> const how{.scale = settings.scale, .sources = sources};
+        Cache to;
+        if (real) { to = cache(l).like(layout(W), 0, last ? 0 : options.chunk); }
+        agreement<S> none{alone(on)};
+        {
+            auto job = job_of(on, l, W, most, numbers, how, directory, false, as_input(given));
+            static_cast<void>(job(to, none));
+        }
+        if (!real || last)
+        {
+            if (real) { cache(l) = std::move(to); }
+            return;
+        }
+        index_t slots = 0;
+        host_directory<T> const made{on, to.view()};
+        for (index_t h = 0; h < H; ++h) { slots += tokens_of_head(made.view, h); }
+        bytes moved{slots * kept_losses(to.layout()) * index_t{sizeof(bfloat16)}, to.memory()};
+        to.wait();
+        run(on, keep_losses<T, B>{kept_of(l), chunk, as_input(sources),
+                    {to.view(), reinterpret_cast<bfloat16*>(moved.data())}}, H);
+        wait(on);
+        cache(l)                             = std::move(to);
+        kept[static_cast<std::size_t>(l)]    = std::move(moved);
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::detail

@@ -1,0 +1,216 @@
+/// \file reader.hpp: reader: a prompt that is compressed while it is read, in memory that does not grow with its length (arXiv 2603.20616, sections 4, 5).
+#pragma once
+
+#include <mdkv/append.hpp>
+#include <mdkv/attend.hpp>
+#include <mdkv/core/allocation.hpp>
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/prompt.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace mdkv::inline MDKV_MACHINE
+{
+
+struct reader_options
+{
+    /// Limit of an average layer's arena, for the window and all tokens. A fraction is one of `prompt_shape::tokens`.
+    budget limit = budget::kv_size(1024);
+
+    /// The most tokens of a chunk, which are held uncompressed beside the limit. The presets were measured with chunks of
+    /// `replay_part::chunk` tokens; shorter ones see fewer of their neighbours.
+    index_t chunk = 256;
+
+    /// Share of the limit that stored tokens may take beside it before the prompt's end: end_chunk lowers fewer tokens, and
+    /// `finish` has more to choose from.
+    float slack = 0.0F;
+};
+
+/// What `end_chunk` and `finish` have left.
+struct reader_report
+{
+    index_t tokens       = 0; ///< tokens read so far
+    index_t limit_bytes  = 0; ///< bytes that the arenas of all layers may take now
+    index_t held_bytes   = 0; ///< bytes that they take
+    index_t losses_bytes = 0; ///< bytes of the losses beside them, which `finish` gives back
+    allocation chosen;        ///< everything_kept: no token was lowered
+};
+
+namespace detail
+{
+
+template <backend B, class Cache, element U>
+struct reader_work; // state and stages of a reader: pipeline/reading.hpp
+
+} // namespace detail
+
+/// A prompt of L layers that hands in its tokens chunk by chunk, gets their attention back, and is stored within one limit
+/// from its first chunk on:
+///
+///     reader<B, cpu::cache<T>> r{on, presets::any_question, shape, {.limit = budget::bytes(n)}, caches};
+///     for (each chunk of at most 256 tokens)
+///     {
+///         for (each layer) r.attend(on, layer, {q, k, v}, output, lse);  // over the chunk, and what is kept of the past
+///         r.end_chunk(on);                                               // all layers are brought within the limit
+///     }
+///     r.finish(on);                                                      // caches as `prompt::pack` leaves them
+///
+/// The limit holds from the first token on, so a token that is lowered now would have been lowered at the prompt's end, too:
+/// with more tokens under the same limit rungs can only fall. A token's losses are found while its chunk is read, by the
+/// chunk's own queries (`replay`), and stay beside it; they are weighed against the mean over all tokens read, dropped ones
+/// included. Tokens keep their rung or take one of fewer bytes, from the stored values. A prompt whose bytes fit is stored
+/// uncompressed, bit for bit.
+///
+/// Memory: caches and losses take theirs from the caches' memory resource; the constructor takes the rest of the state from
+/// the workspace of its backend, and every call takes scratch from the workspace of its own. A dry run of a call asks for what
+/// the call needs now: stored tokens count.
+///
+/// \tparam Cache  the backend's owner: `cpu::cache<T>` or `gpu::cache<T, Resource>`
+/// \see    tests/unit/reader.cpp, docs/integrate.md
+template <backend B, class Cache, element U = typename decltype(std::declval<Cache&>().view())::element_type>
+class reader
+{
+public:
+    using element_type  = typename decltype(std::declval<Cache&>().view())::element_type;
+    using rows_of_layer = prompt_rows<B, element_type, U>;
+
+    /// \param on       backend: its workspace holds the state, and outlives the reader
+    /// \param chosen   preset that replays; copied. It makes no stand-ins, which need the tokens that were dropped
+    /// \param shape    sizes and position encoding; `tokens` is the largest possible number
+    /// \param options  limit, chunk, slack
+    /// \param caches   [L]  owners, which outlive the reader and are its own until `finish`. They become empty caches, out of
+    ///                 the same memory resource, with room for a chunk
+    /// \cost   state: L*H*R*chunk floats, sinks, the last queries of each layer, and if the preset weighs leverages
+    ///         L*H*D*D doubles
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
+    /// \throws invalid_argument        a size or a member of the preset is out of its range, the preset does not replay or
+    ///                                 cannot drop, there are not L caches, or the limit is below windows and channels
+    /// \throws insufficient_workspace  naming the size needed
+    /// \throws std::bad_alloc          (or an exception of the caches' resource)
+    reader(B const& on, preset const& chosen, prompt_shape<B> const& shape, reader_options const& options,
+        std::span<Cache> caches)
+        : work_{chosen, shape, options, caches}
+        , dry_{detail::dry_run(on)}
+        , memory_{*on.scratch, "reader"}
+    {
+        work_.take_state(on, memory_);
+    }
+
+    reader(reader const&)            = delete;
+    reader& operator=(reader const&) = delete;
+    ~reader()                        = default;
+
+    /// Attention of a chunk's tokens in one layer: causal over the chunk, and over what is kept of the tokens before it. The
+    /// tokens become the cache's, uncompressed until the chunk's end, and get their losses. A chunk may come in several calls
+    /// a layer.
+    ///
+    /// \param on      backend: threads, scratch
+    /// \param layer   0 to L - 1
+    /// \param rows    Q = N: the chunk's tokens, after position encoding; `lse` is not read
+    /// \param[out] output  [H*G, N, Dv]
+    /// \param[out] lse     [H*G, N]  see mdkv::attend
+    /// \cost   append, attend, replay and pool
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu), but the search for NaNs and infinities waits
+    /// \order  bitwise reproducible for equal inputs and equal chunks, for any number of threads
+    /// \throws invalid_argument        a shape disagrees, or the chunk or the prompt gets too long
+    /// \throws non_finite_input        naming layer, head and row of the call, unless `on_non_finite` is unchecked
+    /// \throws insufficient_workspace  naming the size needed; nothing was changed in any of these cases
+    void attend(
+        B const& on, index_t layer, rows_of_layer const& rows, out_view<U, 3, B> output, out_view<float, 2, B> lse)
+    {
+        constexpr char const* stage = "reader::attend";
+        auto const& shape           = work_.shape;
+        detail::prompt_progress::expects_layer(stage, layer, shape.layers);
+        index_t const count = rows.keys.extent(1);
+        index_t const heads = checked_multiply(shape.heads, shape.group);
+        detail::check{on, stage}
+            .rows("keys", rows.keys, {shape.heads, count, shape.dims.keys}, "H,N,D")
+            .rows("values", rows.values, {shape.heads, count, shape.dims.values}, "H,N,Dv")
+            .rows("queries", rows.queries, {heads, count, shape.dims.keys}, "H*G,N,D")
+            .in("lse_elsewhere", rows.lse_elsewhere, {{heads, count}}, "H*G,N")
+            .out("output", output, {heads, count, shape.dims.values}, "H*G,N,Dv")
+            .out("lse", lse, {heads, count}, "H*G,N");
+        index_t const before = work_.progress.of(layer); // tokens of the chunk
+        expects(!work_.finished, stage, ": the prompt is finished");
+        expects(count >= 1 && before + count <= work_.options.chunk, stage, ": layer ", layer, " has ", before,
+            " tokens of the chunk, and ", count, " more; from 1 to reader_options::chunk = ", work_.options.chunk,
+            " make a chunk");
+        expects(work_.read + before + count <= shape.tokens, stage, ": the prompt gets longer than the ", shape.tokens,
+            " tokens of prompt_shape::tokens");
+        expects(!dry_ || detail::dry_run(on), stage, ": the reader was made on a workspace that only counts");
+        detail::staged(
+            on, stage, [&](B const& stages) { work_.attend_part(stages, layer, before, rows, output, lse); });
+        if (detail::dry_run(on) == dry_) { work_.progress.of(layer) = before + count; }
+    }
+
+    /// Takes the tokens of the present chunk back from all layers, e.g. after an error in one of them.
+    void forget_chunk(B const& on)
+    {
+        for (index_t l = 0; l < work_.shape.layers; ++l)
+        {
+            if (!detail::dry_run(on)) { truncate_tail(on, 0, work_.caches[static_cast<std::size_t>(l)].view()); }
+            work_.progress.of(l) = 0;
+        }
+        work_.recent_count = 0;
+    }
+
+    /// Ends the chunk: finds new rungs for all tokens of all layers within the limit and the slack, none above a token's
+    /// present one, and packs them. Does nothing without tokens.
+    ///
+    /// \param on   backend: threads, scratch
+    /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one
+    /// \sync   returns when done, on a GPU too: it waits for the device once, and some times for each layer
+    /// \order  bitwise reproducible for equal inputs, for any number of threads
+    /// \throws invalid_argument        layers have different numbers of tokens
+    /// \throws non_finite_input        a loss is NaN or infinite; nothing was changed
+    /// \throws insufficient_workspace  naming the size needed; nothing was changed
+    /// \throws std::bad_alloc          (or an exception of the caches' resource). Each layer is as it was or as it is to be, and
+    ///                                 the call may be made again
+    reader_report end_chunk(B const& on) { return bring_within(on, "reader::end_chunk", false); }
+
+    /// Ends the prompt: as `end_chunk`, but within the limit, and if the preset joins, by the last chunk's queries, too.
+    /// Afterwards the caches are as those of `prompt::pack`: the last tokens are the window, and the tail is empty and has no room.
+    ///
+    /// \param on   backend: threads, scratch
+    /// \cost   as end_chunk; if the preset joins, also score of all stored tokens
+    /// \sync   as end_chunk
+    /// \order  as end_chunk
+    /// \throws as end_chunk
+    reader_report finish(B const& on) { return bring_within(on, "reader::finish", true); }
+
+    /// Tokens read and stored; those of the present chunk do not count.
+    [[nodiscard]] index_t tokens() const noexcept { return work_.read; }
+
+private:
+    reader_report bring_within(B const& on, char const* stage, bool last)
+    {
+        expects(!work_.finished, stage, ": the prompt is finished");
+        expects(!dry_ || detail::dry_run(on), stage, ": the reader was made on a workspace that only counts");
+        work_.progress.expects_alike(stage, work_.shape.layers);
+        reader_report const report =
+            detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last); });
+        if (detail::dry_run(on) == dry_) { work_.finished = last; }
+        return report;
+    }
+
+    detail::reader_work<B, Cache, U> work_;
+    bool dry_;                // made on a workspace that only counts
+    workspace::frame memory_; // memory of the state
+};
+
+} // namespace mdkv::inline MDKV_MACHINE
+
+#include <mdkv/pipeline/reading.hpp>
