@@ -47,6 +47,13 @@ struct scale_queries
     }
 };
 
+/// How many of a head's seeds are among the last rows.
+struct seed_shares
+{
+    index_t first         = 0;       ///< the first of these rows
+    index_t const* behind = nullptr; ///< [H]  seeds among them; null: there are no such rows
+};
+
 /// Chooses the keys around which a head's groups form: of its n dropped tokens the m = min(M, n) different ones with numbers
 /// floor((j + 1/2) n / m). An item is a head.
 template <backend B, element T>
@@ -56,6 +63,7 @@ struct choose_seeds
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
+    seed_shares shares;
     out_view<index_t, 2, B> places; // [H, M]  -1 beyond the last group
     out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last group
 
@@ -65,23 +73,12 @@ struct choose_seeds
         index_t const tokens = rungs.extent(1);
         index_t const most   = places.extent(1);
         index_t const dim    = keys.extent(2);
-        index_t const each   = (tokens + t.size() - 1) / t.size();
-        index_t const begin  = t.rank() * each < tokens ? t.rank() * each : tokens;
-        index_t const end    = tokens - begin < each ? tokens : begin + each;
-        index_t dropped      = 0;
-        for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
-        auto const all       = t.prefix(dropped);
-        index_t const groups = all.total < most ? all.total : most;
+        index_t const behind = shares.behind == nullptr ? 0 : shares.behind[h];
+        index_t const split  = shares.behind == nullptr ? tokens : shares.first;
+        index_t const groups = choose(t, h, 0, split, 0, most - behind);
         for (index_t j = groups + t.rank(); j < most; j += t.size()) { places(h, j) = -1; }
-        index_t number = all.before;
-        index_t j      = 0;
-        for (index_t i = begin; i < end; ++i)
-        {
-            if (rungs(h, i) != 0) { continue; }
-            while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
-            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j) { places(h, j) = i; }
-            ++number;
-        }
+        t.sync();
+        choose(t, h, split, tokens, groups, behind);
         t.sync();
         for (index_t g = t.rank(); g < most; g += t.size())
         {
@@ -95,6 +92,31 @@ struct choose_seeds
             }
             seeds(h, g, dim) = square / 2;
         }
+    }
+
+private:
+    /// Chooses at most `most` seeds among rows [from, to), as groups `first` and the next ones; returns how many.
+    template <team Team>
+    MDKV_HD index_t choose(Team const& t, index_t h, index_t from, index_t to, index_t first, index_t most) const
+    {
+        index_t const each  = (to - from + t.size() - 1) / t.size();
+        index_t const left  = to - from - t.rank() * each;
+        index_t const begin = left > 0 ? from + t.rank() * each : to;
+        index_t const end   = to - begin < each ? to : begin + each;
+        index_t dropped     = 0;
+        for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
+        auto const all       = t.prefix(dropped);
+        index_t const groups = all.total < most ? all.total : most;
+        index_t number       = all.before;
+        index_t j            = 0;
+        for (index_t i = begin; i < end; ++i)
+        {
+            if (rungs(h, i) != 0) { continue; }
+            while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
+            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j) { places(h, first + j) = i; }
+            ++number;
+        }
+        return groups;
     }
 };
 

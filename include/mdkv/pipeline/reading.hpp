@@ -412,7 +412,8 @@ struct reader_work
         auto const found = slice<2>(item_of(losses, l), before, n);
         {
             workspace::frame frame{*on.scratch, "reader::attend"};
-            auto const raw = scratch_view<float>(on, frame, settings.pooling.copies() ? 0 : H, R, n);
+            bool const pools = !settings.last_queries_score() && !settings.pooling.copies(); // as prompt's losses
+            auto const raw   = scratch_view<float>(on, frame, pools ? H : 0, R, n);
             static_cast<void>(frame.ready());
             replay_chunks(on, settings, shape.encoding, rows, place, n, as_input(item_of(sinks, l)),
                 raw.empty() ? found : raw);
@@ -479,7 +480,7 @@ struct reader_work
         index_t const n   = progress.of(0);
         index_t const all = read + n;
         index_t const W   = layer(all).window;
-        bool const joins  = last && settings.last_queries_score() && recent_count > 0;
+        bool const joins  = settings.last_queries_score() && recent_count > 0;
         reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
         if (!last)
         {
@@ -608,7 +609,7 @@ struct reader_work
         index_t const logged = (std::min)(recent_count, recent_lse.extent(2));
         return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
             stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
-            chooses ? 0 : stand_ins, given, as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
+            chooses ? 0 : stand_ins, read + progress.of(0), given, as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
     }
 
     /// Adds the losses of a layer's tokens by the last queries.

@@ -74,6 +74,8 @@ struct gather_dropped
     view<T, 3, S> values;                // [H, M + most stand-ins, Dv]
     view<std::uint8_t, 2, S> marks;      // [H, M + most stand-ins]  0 for these rows, 1 for others
     index_t* dropped;                    // [H]  tokens
+    index_t* old_seeds;                  // [H]  groups of the new stand-ins that form around present ones
+    index_t read;                        // tokens for which the slots and the present stand-ins stand
     head_entry* entries;                 // [H]  receive the number of new stand-ins
 
     template <team Team>
@@ -104,8 +106,13 @@ struct gather_dropped
             }
         }
         if (t.rank() > 0) { return; }
+        index_t const groups = old + gone < most ? old + gone : most;
+        index_t const before = read - tokens_of_head(slots.cache, h); // tokens that were dropped before
+        index_t const share  = before + gone > 0 ? (2 * groups * before + before + gone) / (2 * (before + gone)) : 0;
+        index_t const least  = groups - gone > 0 ? groups - gone : 0;
         dropped[h]           = gone;
-        entries[h].stand_ins = old + gone < most ? old + gone : most;
+        old_seeds[h]         = share < least ? least : share < old ? share : old;
+        entries[h].stand_ins = groups;
     }
 };
 
@@ -126,6 +133,7 @@ struct recompressing
     stored_slots<T, S> there;           // slots by the cache's own directory
     bool chooses = true;                // false: rungs are `given`, or tokens keep theirs
     index_t most_made = 0; // most stand-ins that take the place of dropped tokens and present stand-ins; 0: the latter stay
+    index_t tokens_read = 0; // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
 
@@ -148,6 +156,7 @@ struct recompressing
     out_view<float, 3, B> made_values   = scratch_view<float>(on, frame, makers, most_made, Dv);
     out_view<std::uint8_t, 2, B> marks  = scratch_view<std::uint8_t>(on, frame, makers, M + most_made);
     out_view<index_t, 1, B> dropped     = scratch_view<index_t>(on, frame, makers);
+    out_view<index_t, 1, B> old_seeds   = scratch_view<index_t>(on, frame, makers);
     out_view<head_entry, 1, B> entries  = scratch_view<head_entry>(on, frame, makers);
     out_view<T, 3, B> window_keys       = scratch_view<T>(on, frame, H, W, D);
     out_view<T, 3, B> window_values     = scratch_view<T>(on, frame, H, W, Dv);
@@ -220,10 +229,10 @@ struct recompressing
     void make_stand_ins() const
     {
         if (makers == 0) { return; }
-        run(on, gather_dropped<T, S>{there, as_input(rung), all_keys, all_values, marks, dropped.data_handle(), entries.data_handle()}, H);
+        run(on, gather_dropped<T, S>{there, as_input(rung), all_keys, all_values, marks, dropped.data_handle(), old_seeds.data_handle(), tokens_read, entries.data_handle()}, H);
         index_t const all = M + most_made;
         mdkv::stand_in(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)), as_input(all_keys),
-            as_input(all_values), as_input(marks), lse, all, {.scale = slots.layout.scale, .first_query = all}, made_keys, made_values);
+            as_input(all_values), as_input(marks), lse, all, {.scale = slots.layout.scale, .first_query = all}, made_keys, made_values, {M, old_seeds.data_handle()});
     }
 
     /// Stand-ins of a head that has dropped so many tokens.

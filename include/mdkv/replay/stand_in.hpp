@@ -58,7 +58,7 @@ struct stand_in_options
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,
-    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values)
+    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values, detail::seed_shares shares_of_seeds = {})
 {
     index_t const heads       = keys.extent(0);
     index_t const past        = keys.extent(1);
@@ -101,7 +101,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
         auto const lacking = detail::scratch_view<float>(with, frame, heads, groups, 3, rows);
         static_cast<void>(frame.ready());
         run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
-        run(with, detail::choose_seeds<B, T>{keys, rungs, places, seeds}, heads);
+        run(with, detail::choose_seeds<B, T>{keys, rungs, shares_of_seeds, places, seeds}, heads);
         run(with, work{keys, rungs, as_input(places), as_input(seeds), as_input(scaled),
                       options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
         run(with, detail::mean_of_group<B, T>{keys, values, as_input(places), as_input(group), as_input(weights),
