@@ -144,21 +144,30 @@ public:
             .out("output", output, {heads, count, shape.dims.values}, "H*G,N,Dv")
             .out("lse", lse, {heads, count}, "H*G,N");
         index_t const before = work_.progress.of(layer); // tokens of the chunk
-        expects(!work_.finished, stage, ": the prompt is finished");
+        expects_open(stage);
+        expects(work_.pending == 0, stage, ": the chunk before has not ended, because memory ran out");
         expects(count >= 1 && before + count <= work_.options.chunk, stage, ": layer ", layer, " has ", before,
             " tokens of the chunk, and ", count, " more; from 1 to reader_options::chunk = ", work_.options.chunk,
             " make a chunk");
         expects(work_.read + before + count <= shape.tokens, stage, ": the prompt gets longer than the ", shape.tokens,
             " tokens of prompt_shape::tokens");
-        expects(!dry_ || detail::dry_run(on), stage, ": the reader was made on a workspace that only counts");
+        expects_same(on, stage);
         detail::staged(
             on, stage, [&](B const& stages) { work_.attend_part(stages, layer, before, rows, output, lse); });
         if (detail::dry_run(on) == dry_) { work_.progress.of(layer) = before + count; }
     }
 
     /// Takes the tokens of the present chunk back from all layers, e.g. after an error in one of them.
+    ///
+    /// \param on   backend
+    /// \cost   constant for each layer
+    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
+    /// \throws invalid_argument   the prompt is finished, or end_chunk has stored some layers' tokens already
     void forget_chunk(B const& on)
     {
+        constexpr char const* stage = "reader::forget_chunk";
+        expects_open(stage);
+        expects(work_.pending == 0, stage, ": layers have stored the chunk's tokens; end_chunk can be called again");
         for (index_t l = 0; l < work_.shape.layers; ++l)
         {
             if (!detail::dry_run(on)) { truncate_tail(on, 0, work_.caches[static_cast<std::size_t>(l)].view()); }
@@ -195,11 +204,17 @@ public:
     [[nodiscard]] index_t tokens() const noexcept { return work_.read; }
 
 private:
+    void expects_open(char const* stage) const { expects(!work_.finished, stage, ": the prompt is finished"); }
+    void expects_same(B const& on, char const* stage) const
+    {
+        expects(!dry_ || detail::dry_run(on), stage, ": the reader was made on a workspace that only counts");
+    }
+
     reader_report bring_within(B const& on, char const* stage, bool last)
     {
-        expects(!work_.finished, stage, ": the prompt is finished");
-        expects(!dry_ || detail::dry_run(on), stage, ": the reader was made on a workspace that only counts");
-        work_.progress.expects_alike(stage, work_.shape.layers);
+        expects_open(stage);
+        expects_same(on, stage);
+        if (work_.pending == 0) { work_.progress.expects_alike(stage, work_.shape.layers); }
         reader_report const report =
             detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last); });
         if (detail::dry_run(on) == dry_) { work_.finished = last; }

@@ -123,7 +123,7 @@ struct begin_heads
 
 /// Adds each layer's losses of a chunk at rung 0 to those of the tokens before. An item is a layer.
 template <backend B>
-struct add_chunk_totals
+struct add_totals
 {
     static constexpr char const* name = "reader_add_totals";
 
@@ -321,6 +321,7 @@ struct reader_work
 
     prompt_progress progress{};  ///< tokens of the chunk, by layer
     index_t read         = 0;    ///< tokens before the chunk
+    index_t pending      = 0;    ///< tokens of a chunk that some layers have stored already, after an error in another one
     index_t recent_count = 0;    ///< rows of `recent`
     bool finished        = false;
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
@@ -330,6 +331,7 @@ struct reader_work
     out_view<float, 3, B> recent_lse{};    ///< [L, H*G, stand_in_queries]  of the last queries
     out_view<float, 4, B> losses{};        ///< [L, H, R, chunk]  of the chunk's tokens, pooled
     out_view<double, 4, B> grams{};        ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
+    out_view<double, 1, B> factors{};      ///< [chunk]  of the chunk's tokens, if leverages weigh
     out_view<double, 1, B> totals{};       ///< [L]  losses at rung 0 of all tokens before the chunk
     out_view<head_entry, 1, B> no_tokens{}; ///< [H]  a directory of nothing
 
@@ -386,6 +388,7 @@ struct reader_work
         recent_lse            = scratch_view<float>(on, memory, L, H * shape.group, (std::min)(queries, stand_in_queries));
         losses                = scratch_view<float>(on, memory, L, H, R, options.chunk);
         grams                 = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
+        factors               = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
         totals                = scratch_view<double>(on, memory, L);
         no_tokens             = scratch_view<head_entry>(on, memory, H);
         if (!memory.ready()) { return; }
@@ -435,8 +438,8 @@ struct reader_work
         return as_input(slice<1>(item_of(recent, l), 0, recent_count));
     }
 
-    /// The factors of the n tokens of the chunk by their leverages among all keys, in `factors` [n], and the new Gram matrices.
-    void weigh_leverages(B const& on, index_t n, out_view<double, 4, B> next, double* factors) const
+    /// Finds the factors of the chunk's n tokens by their leverages among all keys, and the new Gram matrices.
+    void weigh_leverages(B const& on, index_t n, out_view<double, 4, B> next) const
     {
         auto const [D, Dv] = shape.dims;
         workspace::frame frame{*on.scratch, "reader leverages"};
@@ -470,14 +473,14 @@ struct reader_work
         sum_pieces<B> of_all{{nullptr, {1, L * H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
         run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n, balance_options<B>{}.reach,
-                    double{odd_power(settings.odd(), shape.tokens)}, most, factors});
+                    double{odd_power(settings.odd(), shape.tokens)}, most, factors.data_handle()});
     }
 
     /// One call of end_chunk or finish.
     reader_report bring_within(B const& on, char const* stage, bool last)
     {
         float_environment const standard;
-        index_t const n   = progress.of(0);
+        index_t const n   = pending > 0 ? pending : progress.of(0);
         index_t const all = read + n;
         index_t const W   = layer(all).window;
         bool const joins  = settings.last_queries_score() && recent_count > 0;
@@ -489,60 +492,73 @@ struct reader_work
         }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         auto const begin   = begins(on, W);
-        bool const chooses = !fits(report.limit_bytes, n);
+        bool const chooses = !fits(report.limit_bytes);
+        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
         index_t const D    = shape.dims.keys;
         index_t const M    = chooses ? begin.back() : 0;
         index_t most       = 0;
         for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(begin, l)); }
 
         workspace::frame frame{*on.scratch, stage};
-        auto const first   = scratch_view<index_t>(on, frame, L * H + 1);
-        auto const factors = scratch_view<double>(on, frame, weighs() ? n : 0);
-        auto const next    = scratch_view<double>(on, frame, weighs() && n > 0 ? L : 0, H, D, D);
-        auto const sums    = scratch_view<double>(on, frame, L);
-        auto const loss    = scratch_view<float>(on, frame, R, M);
-        auto const rung    = scratch_view<std::uint8_t>(on, frame, M);
-        sum_pieces<B> of_chunk{{losses.data_handle(), {L, H, n}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
+        auto const first = scratch_view<index_t>(on, frame, L * H + 1);
+        auto const next  = scratch_view<double>(on, frame, weighs() && counts ? L : 0, H, D, D);
+        auto const sums  = scratch_view<double>(on, frame, L);
+        auto const loss  = scratch_view<float>(on, frame, R, M);
+        auto const rung  = scratch_view<std::uint8_t>(on, frame, M);
+        sum_pieces<B> of_chunk{
+            {losses.data_handle(), {L, H, counts ? n : 0}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
         of_chunk.sums   = frame.template take<double>(of_chunk.items());
         bool const real = frame.ready();
 
         run(on, of_chunk);
-        run(on, add_chunk_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
-        if (!next.empty()) { weigh_leverages(on, n, next, factors.data_handle()); }
-        auto const chunk_of = [&](index_t l) {
-            return chunk_losses<B>{as_input(slice<2>(item_of(losses, l), 0, n)), factors.empty() ? nullptr : factors.data_handle()};
-        };
+        run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
+        if (!next.empty()) { weigh_leverages(on, n, next); }
         for (index_t l = 0; l < L; ++l)
         {
             run(on, count_slots<T, B>{slots_of(l, W, most), after(first.data_handle(), l * H)}, H);
         }
         run(on, begin_heads{first.data_handle(), L * H}, 1);
+        report.chosen.status = allocation_status::everything_kept;
         if (chooses)
         {
             for (index_t l = 0; l < L; ++l)
             {
-                run(on, spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l),
-                            unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss}, H);
+                run(on,
+                    spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
+                        unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss},
+                    H);
                 if (joins) { join_layer(on, l, W, all, begin, as_input(first), loss); }
             }
-            report.chosen = choose(on, stage, report.limit_bytes - L * (layer(all).window_bytes() + layer(all).bytes_of(stand_ins)), as_input(loss), as_input(first), most, rung);
+            index_t const fixed = layer(all).window_bytes() + layer(all).bytes_of(stand_ins);
+            report.chosen =
+                choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
         }
-        else { report.chosen.status = allocation_status::everything_kept; }
-        for (index_t l = 0; l < L; ++l)
-        {
-            pack_layer(on, l, W, last, begin, as_input(first), as_input(rung), chunk_of(l));
-        }
-        if (!real) { return report; }
         auto const rows = [](auto const& x, index_t count, index_t size) {
             return view<double, 3, S>{x.data_handle(), {1, count, size}, {0, size, 1}};
         };
         run(on, copy_rows<B, double>{rows(sums, 1, L), rows(totals, 1, L)});
         if (!next.empty()) { run(on, copy_rows<B, double>{rows(next, L * H, D * D), rows(grams, L * H, D * D)}); }
-        wait(on);
-        read = all;
-        for (index_t l = 0; l < L; ++l) { progress.of(l) = 0; }
+        if (real)
+        {
+            wait(on);
+            pending = n;
+        }
+        for (index_t l = 0; l < L; ++l)
+        {
+            pack_layer(on, l, W, all, last, begin, as_input(first), as_input(rung), chunk_of(l, n));
+            if (real) { progress.of(l) = 0; }
+        }
+        if (!real) { return report; }
+        pending = 0;
+        read    = all;
         if (last) { kept.clear(); }
         return measured(report);
+    }
+
+    /// The losses of the chunk's n tokens in a layer.
+    [[nodiscard]] chunk_losses<B> chunk_of(index_t l, index_t n) const
+    {
+        return {as_input(slice<2>(item_of(losses, l), 0, n)), weighs() ? factors.data_handle() : nullptr};
     }
 
     [[nodiscard]] reader_report measured(reader_report report) const
@@ -553,12 +569,12 @@ struct reader_work
     }
 
     /// Whether all tokens keep their rungs within the bytes of all layers, of which each has its part unless they share.
-    [[nodiscard]] bool fits(index_t bytes_of_all, index_t n) const
+    [[nodiscard]] bool fits(index_t bytes_of_all) const
     {
         index_t sum = 0;
         for (index_t l = 0; l < L; ++l)
         {
-            index_t const own = cache(l).arena_bytes() + layer(n).bytes_of(n);
+            index_t const own = cache(l).arena_bytes() + layer(0).bytes_of(progress.of(l));
             if (!settings.shared && own > bytes_of_all / L) { return false; }
             sum += own;
         }
@@ -602,14 +618,15 @@ struct reader_work
     }
 
     /// One call of recompress's job, for a layer whose rungs are chosen here.
-    [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t most, head_numbers const& numbers,
+    [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t tokens, index_t most, head_numbers const& numbers,
         recompress_options<B> const& how, host_directory<T> const& directory, bool chooses, in_view<std::uint8_t, 2, B> given) const
     {
         layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
         index_t const logged = (std::min)(recent_count, recent_lse.extent(2));
         return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
             stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
-            chooses ? 0 : stand_ins, read + progress.of(0), given, as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
+            chooses ? 0 : stand_ins,
+            directory.appended == 0, tokens, given, as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
     }
 
     /// Adds the losses of a layer's tokens by the last queries.
@@ -635,12 +652,12 @@ struct reader_work
             .query_weights                       = as_input(weights),
             .even_queries                        = settings.even_queries(recent_count)};
         {
-            auto const job = job_of(on, l, W, most, numbers, how, directory, true, {});
+            auto const job = job_of(on, l, W, tokens, most, numbers, how, directory, true, {});
             job.read();
             job.score_slots(scored);
         }
         run(on, sums);
-        run(on, add_chunk_totals<B>{sums, nullptr, total}, 1);
+        run(on, add_totals<B>{sums, nullptr, total}, 1);
         run(on, join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
                     slice<0>(first, l * H, H + 1), loss}, H);
     }
@@ -670,7 +687,7 @@ struct reader_work
 
     /// Packs a layer at its new rungs, and moves its losses.
     /// \param rung  [M]  of all layers; empty: tokens keep theirs
-    void pack_layer(B const& on, index_t l, index_t W, bool last, std::vector<index_t> const& begin,
+    void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, std::vector<index_t> const& begin,
         in_view<index_t, 1, B> first, in_view<std::uint8_t, 1, B> rung, chunk_losses<B> const& chunk)
     {
         index_t const most = longest(begin, l);
@@ -687,7 +704,7 @@ struct reader_work
         if (real) { to = cache(l).like(layout(W), 0, last ? 0 : options.chunk); }
         agreement<S> none{alone(on)};
         {
-            auto job = job_of(on, l, W, most, numbers, how, directory, false, as_input(given));
+            auto job = job_of(on, l, W, tokens, most, numbers, how, directory, false, as_input(given));
             static_cast<void>(job(to, none));
         }
         if (!real || last)

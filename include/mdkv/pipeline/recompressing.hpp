@@ -133,6 +133,7 @@ struct recompressing
     stored_slots<T, S> there;           // slots by the cache's own directory
     bool chooses = true;                // false: rungs are `given`, or tokens keep theirs
     index_t most_made = 0; // most stand-ins that take the place of dropped tokens and present stand-ins; 0: the latter stay
+    bool from_behind    = false; // the queries are later than all tokens
     index_t tokens_read = 0; // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
@@ -308,6 +309,7 @@ struct recompressing
         score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
             .query_weights             = options.query_weights,
             .even_queries              = options.even_queries};
+        if (from_behind) { choice.first_query = n + W; }
         if (coded > 0) { choice.channels = head(channels); }
         if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }
         score(on, slice<0>(queries, h * group, group), slice<1>(head(keys), 0, n), slice<1>(head(values), 0, n),
