@@ -202,10 +202,7 @@ template <mdkv::element T>
             run.model(), std::span{tokens}.first(static_cast<std::size_t>(options.context)), queries, run.executor(),
             [&](layer_kv<T> const& kv) {
                 auto const begun = now();
-                for (auto& one : all)
-                {
-                    if (!one.cache.chosen().while_reading) { one.cache.compress_layer(kv, run.executor(), scratch); }
-                }
+                for (auto& one : all) { one.cache.compress_layer(kv, run.executor(), scratch); }
                 compressing += seconds(now() - begun);
             },
             [&](std::int64_t done, std::int64_t whole) {
@@ -215,11 +212,7 @@ template <mdkv::element T>
             },
             [&](layer_chunk<T> const& chunk) {
                 auto const begun = now();
-                for (auto& one : all)
-                {
-                    if (one.cache.chosen().while_reading) { continue; }
-                    one.cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch);
-                }
+                for (auto& one : all) { one.cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); }
                 compressing += seconds(now() - begun);
             }));
     }
@@ -227,13 +220,8 @@ template <mdkv::element T>
     for (auto& one : all)
     {
         if (!one.cache.chosen().while_reading) { continue; }
-        progress_bar bar{"reading " + std::to_string(options.context) + " tokens while compressing"};
-        static_cast<void>(one.cache.read(std::span{tokens}.first(static_cast<std::size_t>(options.context)), run.executor(),
-            [&](std::int64_t done, std::int64_t) {
-                bar.show(done, options.context);
-                if (interrupt_requested()) { throw interrupted{}; }
-                return true;
-            }));
+        read_showing_progress(
+            one.cache, std::span{tokens}.first(static_cast<std::size_t>(options.context)), run.executor());
     }
 
     auto const batch      = all.size();

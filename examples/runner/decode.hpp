@@ -191,8 +191,8 @@ void decode_step(language_model const& model, std::span<std::int32_t const> toke
     auto const of_layer      = [&](std::int64_t layer) {
         executor.parallel_for(batch, [&](std::int64_t b) {
             attention(layer, b, static_cast<float const*>(space.query.row(b).data()),
-                static_cast<float const*>(space.key.row(b).data()),
-                static_cast<float const*>(space.value.row(b).data()), space.attended.row(b).data());
+                     static_cast<float const*>(space.key.row(b).data()),
+                     static_cast<float const*>(space.value.row(b).data()), space.attended.row(b).data());
         });
     };
     detail::run_layers(model, tokens, positions, executor, of_layer, space);

@@ -42,6 +42,7 @@ struct generate_options
     double temperature      = 0;
     std::uint64_t seed      = 0;
     bool raw                = false; // no chat form around the prompt
+    bool while_reading      = false; // compressed while it is read
     std::string save_path{};         // file for the prompt's caches
     std::string load_path{};         // file with caches of a prompt that this one begins with
 };
@@ -101,6 +102,15 @@ private:
     return tokens;
 }
 
+[[nodiscard]] inline policy policy_of(generate_options const& options, common_options const& common)
+{
+    if (!options.while_reading) { return chosen_policy(options.policy_name, common); }
+    std::string const& name = options.policy_name;
+    std::string const more  = "while_reading=yes]";
+    return chosen_policy(
+        name.ends_with(']') ? name.substr(0, name.size() - 1) + "+" + more : name + "[" + more, common);
+}
+
 template <mdkv::element T>
 [[nodiscard]] sequence_cache<T> make_cache(
     language_model const& model, policy const& chosen, std::int64_t window, generate_options const& options)
@@ -155,7 +165,7 @@ int run_generate(session& run, common_options const& common, generate_options co
         saved.emplace(options.load_path, run.fingerprint(), shape);
         saved->expect_beginning_of(options.prompt_path, prompt);
     }
-    policy const chosen = saved ? saved->shown_policy(shape) : chosen_policy(options.policy_name, common);
+    policy const chosen = saved ? saved->shown_policy(shape) : detail::policy_of(options, common);
     std::optional<file_replacement> save_to; // made now, because a prompt may take minutes
     if (!options.save_path.empty())
     {
@@ -184,6 +194,7 @@ int run_generate(session& run, common_options const& common, generate_options co
             step(prompt[static_cast<std::size_t>(i)], i);
         }
     }
+    else if (chosen.while_reading) { logits = read_showing_progress(cache, prompt, run.executor()); }
     else
     {
         progress_bar bar{"reading " + std::to_string(prompt.size()) + " tokens"};

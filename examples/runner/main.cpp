@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "common_options.hpp"
+#include "compare.hpp"
+#include "compiled_for.hpp"
+#include "device_layers.hpp"
 #include "evaluation/run_head_scores.hpp"
 #include "evaluation/run_longbench.hpp"
 #include "evaluation/run_needle.hpp"
 #include "evaluation/run_profile.hpp"
 #include "evaluation/run_ruler.hpp"
-#include "common_options.hpp"
-#include "compare.hpp"
-#include "compiled_for.hpp"
-#include "device_layers.hpp"
 #include "generate.hpp"
 #include "map.hpp"
 #include "policies.hpp"
@@ -31,7 +31,8 @@ namespace
 
 void add_common(CLI::App& command, runner::common_options& common)
 {
-    command.add_option("--model", common.model_path, "GGUF file of a model of the llama or qwen2 architecture")->required();
+    command.add_option("--model", common.model_path, "GGUF file of a model of the llama or qwen2 architecture")
+        ->required();
     command.add_flag("--mmap", common.map_file, "map the file instead of reading it into memory");
     command.add_option("--threads", common.threads, "threads to use; 0: as many as the machine has")
         ->check(CLI::Range(0, 1024));
@@ -116,6 +117,11 @@ int run(int argc, char** argv)
     generate_command.add_option("--temperature", generate.temperature, "0 takes the likeliest token")
         ->capture_default_str();
     generate_command.add_option("--seed", generate.seed, "of the random choice")->capture_default_str();
+    generate_command
+        .add_flag("--while-reading", generate.while_reading,
+            "compress the prompt while it is read, in memory that does not grow with it (policies that replay: best, "
+            "any_question)")
+        ->excludes(most);
     generate_command.add_flag("--raw", generate.raw, "the prompt as it is, without the model's chat form");
     generate_command.add_option(
         "--save", generate.save_path, "file for the compressed prompt, which takes an older one's place at once");
@@ -124,6 +130,7 @@ int run(int argc, char** argv)
             "file of --save, mapped: the prompt begins with the saved one, whose policy and budget stay")
         ->excludes("--save")
         ->excludes("--policy")
+        ->excludes("--while-reading")
         ->excludes(size)
         ->excludes(share)
         ->excludes(most);

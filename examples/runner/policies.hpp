@@ -147,7 +147,7 @@ struct policy
     /// those whose rungs are chosen on the CPU for all layers.
     [[nodiscard]] bool runs_on_device() const noexcept
     {
-        return shares() == 1
+        return shares() == 1 && !while_reading
                && (one_budget()
                    || (((kind == cache_kind::mixed && rows == scoring_rows::window) || whole())
                        && share == sharing::uniform));
@@ -252,10 +252,10 @@ inline void take(policy& p, mdkv::preset const& from)
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(
-                p.parameters.begin(), {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries",
-                                          "early", "even", "rows", "over", "chunk", "ahead", "join", "own", "budget",
-                                          "depth", "odd", "stand_ins", "while_reading", "slack", "head_shares", "layer_shares"});
+            p.parameters.insert(p.parameters.begin(),
+                {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
+                    "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins", "while_reading",
+                    "slack", "head_shares", "layer_shares"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -460,6 +460,12 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         throw mdkv::invalid_argument{"policy \"" + std::string{text}
                                      + "\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out"};
+    }
+    if (p.while_reading && (!p.replays() || p.shares() > 1))
+    {
+        throw mdkv::invalid_argument{"policy \"" + std::string{text}
+                                     + "\": while_reading is for policies with rows=replay or rows=both and one share: "
+                                       "others know no losses before the prompt's end"};
     }
     if (p.shares() > 1 && (p.share == sharing::head_scores || p.per_query_head))
     {

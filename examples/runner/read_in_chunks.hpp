@@ -17,6 +17,7 @@
 #include <mdkv/reader.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -38,11 +39,12 @@ struct read_prompt
     std::vector<mdkv::cpu::cache<T>> caches; // [layers]
     std::vector<float> logits;
     mdkv::reader_report report;
+    double compress_seconds = 0; // of ends of chunks
     std::int64_t most_bytes = 0; // that caches with their tails and losses took at any time, without scratch
 };
 
 /// Reads a prompt within the limit. Keys and values are rounded to T as they are stored.
-/// \param progress   bool(tokens read, bytes held) after each chunk; false cancels
+/// \param progress   void(tokens read, bytes held) after each chunk; what it throws ends the reading
 /// \throws mdkv::error, and what the library throws
 template <mdkv::element T, class Progress>
 [[nodiscard]] read_prompt<T> read_in_chunks(language_model const& model, std::span<std::int32_t const> tokens,
@@ -95,8 +97,7 @@ template <mdkv::element T, class Progress>
                     {in(on, static_cast<float const*>(space.query.data()), {rows, n, D}, {D, rows * D, 1}),
                         in(on, static_cast<T const*>(keys.data()), {H, n, D}, {D, H * D, 1}),
                         in(on, static_cast<T const*>(values.data()), {H, n, Dv}, {Dv, H * Dv, 1})},
-                    out(on, space.attended.data(), {rows, n, Dv}, {Dv, rows * Dv, 1}),
-                    out(on, lse.data(), rows, n));
+                    out(on, space.attended.data(), {rows, n, Dv}, {Dv, rows * Dv, 1}), out(on, lse.data(), rows, n));
                 return 0;
             });
         };
@@ -106,8 +107,10 @@ template <mdkv::element T, class Progress>
         for (auto const& cache : result.caches) { held += cache.arena_bytes() + cache.tail_bytes(); }
         result.most_bytes = std::max(result.most_bytes, held + result.report.losses_bytes);
         bool const last   = first + n == std::ssize(tokens);
-        result.report     = scratch.run(executor, [&](host const& on) { return last ? r.finish(on) : r.end_chunk(on); });
-        if (!progress(first + n, result.report.held_bytes)) { break; }
+        auto const begun  = std::chrono::steady_clock::now();
+        result.report = scratch.run(executor, [&](host const& on) { return last ? r.finish(on) : r.end_chunk(on); });
+        result.compress_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+        progress(first + n, result.report.held_bytes);
     }
     result.logits.resize(static_cast<std::size_t>(shape.vocabulary));
     detail::find_logits(model, 1, executor, result.logits, space);

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "policies/make_cache.hpp"
-#include "read_in_chunks.hpp"
 #include "policies/packed_cache.hpp"
 #include "policies/shared_cache.hpp"
 #include "policies/stored_cache.hpp"
+#include "read_in_chunks.hpp"
 
 namespace runner
 {
@@ -161,7 +161,7 @@ template <mdkv::element T>
 void sequence_cache<T>::score_chunk(
     layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
 {
-    if (!policy_.replays()) { return; }
+    if (!policy_.replays() || policy_.while_reading) { return; }
     auto const start = std::chrono::steady_clock::now();
     layer_kv<T> unread{};
     unread.layer  = chunk.layer;
@@ -204,6 +204,7 @@ template <mdkv::element T>
 void sequence_cache<T>::compress_layer(
     layer_kv<T> const& kv, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
+    if (policy_.while_reading) { return; }
     auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
     layer_memory memory;
@@ -229,23 +230,29 @@ void sequence_cache<T>::compress_layer(
 
 template <mdkv::element T>
 std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
-    std::function<bool(std::int64_t, std::int64_t)> const& progress)
+    std::function<void(std::int64_t, std::int64_t)> const& progress)
 {
+    auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
     auto const kept        = std::min(window(), std::ssize(tokens));
     auto const question    = std::min(window_, std::ssize(tokens));
     mdkv::preset preset    = preset_of(policy_, kept, question);
-    auto done = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
-        {.limit = limit_, .chunk = policy_.chunk, .slack = static_cast<float>(policy_.slack)}, executor, scratch_, progress);
+    auto done              = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
+        {.limit = limit_, .chunk = policy_.chunk, .slack = static_cast<float>(policy_.slack)}, executor, scratch_,
+        progress);
     for (std::size_t i = 0; i < layers_.size(); ++i)
     {
-        layers_[i] = std::make_unique<packed_cache<T>>(std::move(done.caches[i]), own.query_heads / own.kv_heads, tail_tokens_);
+        layers_[i] =
+            std::make_unique<packed_cache<T>>(std::move(done.caches[i]), own.query_heads / own.kv_heads, tail_tokens_);
         mdkv::compress_report report;
         if (i == 0) { report.chosen = done.report.chosen; }
         reports_.push_back(report);
     }
-    most_bytes_ = done.most_bytes;
-    full_bytes_ = own.layers * own.kv_heads * std::ssize(tokens) * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
+    most_bytes_       = done.most_bytes;
+    compress_seconds_ = done.compress_seconds;
+    read_seconds_     = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    full_bytes_ =
+        own.layers * own.kv_heads * std::ssize(tokens) * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
     return std::move(done.logits);
 }
 
@@ -281,7 +288,9 @@ void sequence_cache<T>::attend(std::int64_t layer, float const* query, float con
 {
     auto const start         = std::chrono::steady_clock::now();
     model_shape const& shape = model_->shape();
-    auto const group         = shape.query_heads / shape.kv_heads;
+    mdkv::expects(layers_[static_cast<std::size_t>(layer)] != nullptr, "policy ", policy_.label, ": layer ", layer,
+        " holds no prompt; this command cannot compress while reading");
+    auto const group = shape.query_heads / shape.kv_heads;
     if (policy_.per_query_head && group > 1)
     {
         auto const keys = shape.query_heads * shape.key_dim;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "language_model.hpp"
@@ -22,6 +23,7 @@
 #include "policies/replayed_losses.hpp"
 #include "prefill.hpp"
 #include "scratch_memory.hpp"
+#include "terminal.hpp"
 
 namespace runner
 {
@@ -48,7 +50,8 @@ public:
     sequence_cache(sequence_cache&&) noexcept;
     sequence_cache& operator=(sequence_cache&&) = delete; // layers must go before their memory's count
 
-    /// Takes one chunk of a layer from prefill, before the layer itself, for policies that replay.
+    /// Takes one chunk of a layer from prefill, before the layer itself, for policies that replay. Policies that compress
+    /// while reading take nothing from prefill: `read`.
     /// \param tokens   of the prompt that is compressed, the first ones of prefill's
     void score_chunk(
         layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
@@ -69,7 +72,7 @@ public:
     /// \param progress   see read_in_chunks
     /// \return logits [vocabulary] of the last token
     [[nodiscard]] std::vector<float> read(std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
-        std::function<bool(std::int64_t, std::int64_t)> const& progress);
+        std::function<void(std::int64_t, std::int64_t)> const& progress);
 
     /// Takes all layers out of a file instead, whose bytes must outlive the cache.
     /// \param full_bytes   of the model's cache, uncompressed
@@ -94,6 +97,7 @@ public:
     [[nodiscard]] double compress_seconds() const noexcept { return compress_seconds_; }
     /// The most bytes that caches and losses took at any time while the prompt was read; 0 if it was not read in chunks.
     [[nodiscard]] std::int64_t most_bytes() const noexcept { return most_bytes_; }
+    [[nodiscard]] double read_seconds() const noexcept { return read_seconds_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
 
@@ -121,9 +125,26 @@ private:
     scratch_memory scratch_;
     std::int64_t full_bytes_ = 0;
     std::int64_t most_bytes_ = 0;
+    double read_seconds_     = 0;
     double compress_seconds_ = 0;
     double attend_seconds_   = 0;
 };
+
+/// Reads a prompt into a cache that is compressed while it is read, with a line of progress.
+/// \return logits [vocabulary] of the last token
+/// \throws interrupted   after Ctrl-C
+template <mdkv::element T>
+std::vector<float> read_showing_progress(
+    sequence_cache<T>& cache, std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor)
+{
+    std::string const title = "reading " + std::to_string(tokens.size()) + " tokens while compressing them";
+    progress_bar bar{title};
+    return cache.read(tokens, executor, [&](std::int64_t done, std::int64_t held) {
+        bar.rename(title + ", " + size_text(held) + " held");
+        bar.show(done, std::ssize(tokens));
+        if (interrupt_requested()) { throw interrupted{}; }
+    });
+}
 
 /// Queries that prefill must hand over for these policies: those of the window, the last ones, or those of the whole prompt.
 [[nodiscard]] inline std::int64_t queries_to_keep(policy const& one, std::int64_t window, std::int64_t tokens) noexcept

@@ -30,6 +30,7 @@
 #include <mdkv/merge.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
+#include <mdkv/reader.hpp>
 #include <mdkv/recompress.hpp>
 #include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>

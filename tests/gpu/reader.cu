@@ -56,7 +56,7 @@ prompt_shape<B> shape()
 struct outcome
 {
     std::vector<reader_report> reports;
-    std::vector<float> outputs;          // of the last chunk, all layers
+    std::vector<float> outputs; // of the last chunk, all layers
     std::vector<cpu::cache<half>> caches;
 };
 
@@ -78,15 +78,19 @@ std::vector<support::layer<half>> text()
     return all;
 }
 
-reader_options options() { return {.limit = budget::fraction(1, 4), .chunk = chunk, .slack = 0.25F}; }
+reader_options options()
+{
+    return {.limit = budget::fraction(1, 4), .chunk = chunk, .slack = 0.25F};
+}
 
 outcome on_cpu(std::vector<support::layer<half>> const& x, preset const& p)
 {
     outcome made;
     made.caches.resize(layers);
     using reader_of_host = reader<host, cpu::cache<half>>;
-    support::scratch_memory memory{support::scratch_bytes(
-        [&](host const& on) { reader_of_host{on, p, shape<host>(), options(), std::span{made.caches}}; })};
+    support::scratch_memory memory{support::scratch_bytes([&](host const& on) {
+        reader_of_host{on, p, shape<host>(), options(), std::span{made.caches}};
+    })};
     workspace state{memory.span()};
     reader_of_host r{host{&state}, p, shape<host>(), options(), std::span{made.caches}};
     for (index_t first = 0; first < tokens; first += chunk)

@@ -116,11 +116,12 @@ struct read_text
         , threads{threads_}
     {
         for (index_t l = 0; l < x.layers(); ++l) { caches.emplace_back(cache_layout{}, 0, 0, resource); }
-        auto const bytes = support::scratch_bytes(
-            [&](host const& on) { reader{on, chosen, x.shape(), options, std::span{caches}}; });
-        memory = std::make_unique<support::scratch_memory>(bytes);
-        state  = std::make_unique<workspace>(memory->span());
-        r      = std::make_unique<reader>(host{&*state}, chosen, x.shape(), options, std::span{caches});
+        auto const bytes = support::scratch_bytes([&](host const& on) {
+            reader{on, chosen, x.shape(), options, std::span{caches}};
+        });
+        memory           = std::make_unique<support::scratch_memory>(bytes);
+        state            = std::make_unique<workspace>(memory->span());
+        r                = std::make_unique<reader>(host{&*state}, chosen, x.shape(), options, std::span{caches});
     }
 
     void attend(index_t l, index_t first, index_t n)
@@ -201,9 +202,9 @@ struct plain_reader
 
     void chunk(index_t n)
     {
-        std::size_t const L = x.all.size();
-        std::size_t const H = text::heads;
-        std::size_t const R = chosen.ratios.size();
+        std::size_t const L  = x.all.size();
+        std::size_t const H  = text::heads;
+        std::size_t const R  = chosen.ratios.size();
         index_t const window = std::min(chosen.window, read + n);
         heads.resize(L * H);
         totals.resize(L);
@@ -211,11 +212,11 @@ struct plain_reader
         {
             tensor<float, 3> raw{{text::heads, static_cast<index_t>(R), n}};
             tensor<float, 3> pooled{{text::heads, static_cast<index_t>(R), n}};
-            rows const part = x.part(static_cast<index_t>(l), read, n);
-            auto const sinks =
-                slice<1>(x.all[l].keys.in(), 0, std::min(read, chosen.replayed->sinks));
+            rows const part  = x.part(static_cast<index_t>(l), read, n);
+            auto const sinks = slice<1>(x.all[l].keys.in(), 0, std::min(read, chosen.replayed->sinks));
             support::run([&](host const& on) {
-                replay(on, part.queries, part.keys, part.values, sinks, chosen.ratios, chosen.replay<host>({}), raw.out());
+                replay(
+                    on, part.queries, part.keys, part.values, sinks, chosen.ratios, chosen.replay<host>({}), raw.out());
                 pool(on, raw.in(), chosen.pooling, pooled.out());
             });
             double sum = 0;
@@ -267,16 +268,18 @@ struct plain_reader
         for (std::size_t g = 0; g < heads.size(); ++g)
         {
             std::size_t const l = g / text::heads;
-            double const late   = std::exp(double{chosen.shared->depth} * static_cast<double>(l) / static_cast<double>(x.layers()));
-            double const unit   = late * static_cast<double>(text::heads * read) / totals[l];
+            double const late =
+                std::exp(double{chosen.shared->depth} * static_cast<double>(l) / static_cast<double>(x.layers()));
+            double const unit = late * static_cast<double>(text::heads * read) / totals[l];
             for (index_t i = 0; i < longest; ++i)
             {
                 for (std::size_t r = 0; r < R; ++r)
                 {
-                    bool const padding = i >= std::ssize(heads[g]) - window;
+                    bool const padding             = i >= std::ssize(heads[g]) - window;
                     known_token const* const token = padding ? nullptr : &heads[g][static_cast<std::size_t>(i)];
-                    float const loss = padding ? 0.0F : token->losses[std::min(r, token->rung)];
-                    losses.set(static_cast<float>(double{loss} * unit), static_cast<index_t>(g), static_cast<index_t>(r), i);
+                    float const loss               = padding ? 0.0F : token->losses[std::min(r, token->rung)];
+                    losses.set(
+                        static_cast<float>(double{loss} * unit), static_cast<index_t>(g), static_cast<index_t>(r), i);
                 }
             }
         }
@@ -284,8 +287,8 @@ struct plain_reader
         index_t const spend = x.layers() * (limit - own);
         allocation report;
         support::run([&](host const& on) {
-            allocate(on, losses.in(), costs, in(on, &spend, 1), {.charge = chosen.charge, .layers = x.layers()}, rung.out(),
-                out(on, &report, 1));
+            allocate(on, losses.in(), costs, in(on, &spend, 1), {.charge = chosen.charge, .layers = x.layers()},
+                rung.out(), out(on, &report, 1));
         });
         for (std::size_t g = 0; g < heads.size(); ++g)
         {
@@ -343,7 +346,8 @@ TEST_CASE("a prompt that fits is stored uncompressed, bit for bit, whatever its 
         tensor<index_t, 1> kept{{text::heads}};
         for (std::size_t l = 0; l < 2; ++l)
         {
-            support::run([&](host const& on) { unpack(on, parts.caches[l].view(), keys.out(), values.out(), kept.out()); });
+            support::run(
+                [&](host const& on) { unpack(on, parts.caches[l].view(), keys.out(), values.out(), kept.out()); });
             CHECK(keys.elements() == x.all[l].keys.elements());
             CHECK(values.elements() == x.all[l].values.elements());
             CHECK(parts.caches[l].layout().window == presets::best.window);
@@ -361,7 +365,8 @@ TEST_CASE("a prompt that fits is stored uncompressed, bit for bit, whatever its 
                 double logit = 0;
                 for (index_t d = 0; d < text::dim; ++d)
                 {
-                    logit += double{widen(x.all[1].queries.get(q, 149, d))} * double{widen(x.all[1].keys.get(q / text::group, t, d))};
+                    logit += double{widen(x.all[1].queries.get(q, 149, d))}
+                             * double{widen(x.all[1].keys.get(q / text::group, t, d))};
                 }
                 sum += std::exp(logit * x.all[1].scale());
             }
@@ -411,7 +416,8 @@ TEST_CASE("rungs are those of a straightforward reader, and never rise; the limi
     }
 }
 
-TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depend on threads or on a prompt's greatest length")
+TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depend on threads or on a prompt's "
+          "greatest length")
 {
     text const x{3, 640};
     cpu::thread_pool pool{3};
@@ -447,8 +453,10 @@ TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depe
         {
             for (index_t h = 0; h < text::heads; ++h) { stand_ins += c.view().heads[h].stand_ins; }
         }
-        CHECK(stand_ins == 3 * text::heads * stand_ins_within(p.stand_ins, x.layer_bytes() / 8,
-                               {text::heads, text::group, 640, 0, {text::dim, text::value_dim}, 2}));
+        CHECK(stand_ins
+              == 3 * text::heads
+                     * stand_ins_within(p.stand_ins, x.layer_bytes() / 8,
+                         {text::heads, text::group, 640, 0, {text::dim, text::value_dim}, 2}));
         CHECK(stand_ins > 0);
     }
 }
@@ -538,7 +546,8 @@ TEST_CASE("a reader names what is wrong before anything is changed")
     projected.ratios = paper_ratios;
     CHECK(made(projected, options, x.shape()).starts_with("prompt: preset.ratios has a projected rung"));
     CHECK(made(presets::best, {.limit = budget::bytes(100), .chunk = 64}, x.shape())
-          == "reader: a limit of 100 bytes a layer cannot hold the window of 8 tokens and the channels; at least 4000 bytes are "
+          == "reader: a limit of 100 bytes a layer cannot hold the window of 8 tokens and the channels; at least 4000 "
+             "bytes are "
              "needed");
     CHECK(made(presets::best, {.limit = budget::bytes(20000), .chunk = 0}, x.shape())
           == "reader: reader_options::chunk is 0; it must be at least 1");
@@ -550,7 +559,8 @@ TEST_CASE("a reader names what is wrong before anything is changed")
 
     read_text r{x, presets::best, options};
     CHECK(error_text<invalid_argument>([&] { r.attend(0, 0, 65); })
-          == "reader::attend: layer 0 has 0 tokens of the chunk, and 65 more; from 1 to reader_options::chunk = 64 make a chunk");
+          == "reader::attend: layer 0 has 0 tokens of the chunk, and 65 more; from 1 to reader_options::chunk = 64 "
+             "make a chunk");
     r.attend(0, 0, 64);
     CHECK(error_text<invalid_argument>([&] { r.end_chunk(); })
           == "reader::end_chunk: layer 1 has 0 tokens of the chunk, layer 0 has 64");

@@ -17,6 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "answer_lane.hpp"
+#include "answer_log.hpp"
+#include "layer_prefix.hpp"
 #include "runner/chat.hpp"
 #include "runner/decode.hpp"
 #include "runner/language_model.hpp"
@@ -28,9 +31,6 @@
 #include "runner/sequence_cache.hpp"
 #include "runner/terminal.hpp"
 #include "runner/tokenizer.hpp"
-#include "answer_lane.hpp"
-#include "answer_log.hpp"
-#include "layer_prefix.hpp"
 #include "sample.hpp"
 
 namespace runner
@@ -152,7 +152,15 @@ public:
             });
         for (lane<T>& at : lanes_)
         {
-            if (at.reading.empty()) { take(at, logits); }
+            std::vector<float> own; // logits of a prompt that was compressed while it was read
+            if (at.who->chosen.while_reading)
+            {
+                auto const seen = std::span{tokens_}.first(static_cast<std::size_t>(at.position));
+                own             = at.cache.read(seen, setting_.executor, [](std::int64_t, std::int64_t) {
+                    if (interrupt_requested()) { throw interrupted{}; }
+                });
+            }
+            if (at.reading.empty()) { take(at, own.empty() ? logits : own); }
         }
         auto const answers = next_.empty() ? 1 : 2;
         auto const steps =

@@ -24,6 +24,10 @@
 #include <utility>
 #include <vector>
 
+#include "process_memory.hpp"
+#include "profile_log.hpp"
+#include "profile_record.hpp"
+#include "profile_tables.hpp"
 #include "runner/common_options.hpp"
 #include "runner/decode.hpp"
 #include "runner/language_model.hpp"
@@ -34,10 +38,6 @@
 #include "runner/sequence_cache.hpp"
 #include "runner/session.hpp"
 #include "runner/terminal.hpp"
-#include "process_memory.hpp"
-#include "profile_log.hpp"
-#include "profile_record.hpp"
-#include "profile_tables.hpp"
 
 namespace runner
 {
@@ -188,6 +188,12 @@ template <mdkv::element T>
     progress_bar bar{title, std::chrono::seconds{30}};
     double compressing = 0;
     auto const start   = now();
+    if (chosen.while_reading)
+    {
+        static_cast<void>(read_showing_progress(cache, tokens.first(context), executor));
+        compressing = cache.compress_seconds();
+    }
+    else
     {
         scratch_memory scratch;
         static_cast<void>(prefill<T>(

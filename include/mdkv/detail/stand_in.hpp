@@ -190,7 +190,8 @@ private:
         t.sync();
         for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; }
         t.sync();
-        widen_columns(t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
+        widen_columns(
+            t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
         t.sync();
         bool any = false;
         for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
@@ -317,11 +318,11 @@ struct place_stand_in
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h     = item / stand_in_keys.extent(1);
-        index_t const j     = item % stand_in_keys.extent(1);
-        index_t const dim   = stand_in_keys.extent(2);
-        index_t const count = rows.extent(3);
-        float* const key    = stand_in_keys.row(h, j);
+        index_t const h      = item / stand_in_keys.extent(1);
+        index_t const j      = item % stand_in_keys.extent(1);
+        index_t const dim    = stand_in_keys.extent(2);
+        index_t const count  = rows.extent(3);
+        float* const key     = stand_in_keys.row(h, j);
         float* const share   = rows.row(h, j, 0);
         float* const lacks   = rows.row(h, j, 1); // the differences that logits lack, then products
         float* const longest = rows.row(h, j, 2);

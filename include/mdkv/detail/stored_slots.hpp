@@ -243,7 +243,7 @@ struct carry_over
     {
         index_t const h    = item / each();
         index_t const slot = item % each();
-        bool const anew = dropped != nullptr && dropped[h] > 0;
+        bool const anew    = dropped != nullptr && dropped[h] > 0;
         for (index_t i = slot; i < to.heads[h].stand_ins && !anew; i += each()) { copy_stand_in(t, h, i); }
         cache_layout const& layout = slots.layout;
         stored_token const target  = token_at(to, h, slot);

@@ -17,6 +17,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/read_tokens.hpp>
+#include <mdkv/detail/slot_losses.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
@@ -41,262 +42,6 @@
 namespace mdkv::inline MDKV_MACHINE::detail
 {
 
-/// The number of losses that a stored token keeps: one a rung, but none at the full rung, which loses nothing.
-[[nodiscard]] MDKV_HD constexpr index_t kept_losses(cache_layout const& layout) noexcept
-{
-    return static_cast<index_t>(layout.rungs) - (layout.full_rung + 1 == layout.rungs ? 1 : 0);
-}
-
-/// The losses of a layer's stored tokens in 16 bits: head by head [kept_losses, slots], slots as in `cache` without its tail.
-template <element T, space S>
-struct slot_losses
-{
-    cache_view<T, S> cache;
-    bfloat16* losses;
-
-    /// Stored tokens of head h.
-    [[nodiscard]] MDKV_HD index_t stored(index_t h) const noexcept
-    {
-        return tokens_of_head(cache, h) - run_of_head(cache, h, most_runs(cache.layout) - 1).tokens;
-    }
-    /// [stored(h)]  losses of head h at a rung.
-    [[nodiscard]] MDKV_HD bfloat16* row(index_t h, index_t r) const noexcept
-    {
-        index_t before = 0;
-        for (index_t i = 0; i < h; ++i) { before += stored(i); }
-        return losses + before * kept_losses(cache.layout) + r * stored(h);
-    }
-};
-
-/// The losses of a chunk's tokens in a layer, before they are stored.
-template <backend B>
-struct chunk_losses
-{
-    in_view<float, 3, B> losses; // [H, R, n]
-    double const* factors;       // [n]  of each token, in all layers; or null
-
-    [[nodiscard]] MDKV_HD float at(index_t h, index_t r, index_t i) const
-    {
-        return static_cast<float>(double{losses(h, r, i)} * (factors == nullptr ? 1.0 : factors[i]));
-    }
-};
-
-/// Counts each head's tokens before its new window. One item for each head, and one that adds them up.
-template <element T, backend B>
-struct count_slots
-{
-    static constexpr char const* name = "reader_count_slots";
-    static constexpr int threads      = 32;
-
-    stored_slots<T, B::memory_space> slots;
-    index_t* counts; // [H]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        if (t.rank() == 0) { counts[h] = slots.tokens(h); }
-    }
-};
-
-/// Makes of n counts the places where their parts begin, and of the last one the end. One item.
-struct begin_heads
-{
-    static constexpr char const* name = "reader_begin_heads";
-    static constexpr int threads      = 32;
-
-    index_t* counts; // [n + 1]
-    index_t n;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
-    {
-        if (t.rank() != 0) { return; }
-        index_t begin = 0;
-        for (index_t i = 0; i <= n; ++i)
-        {
-            index_t const count = i < n ? counts[i] : 0;
-            counts[i]           = begin;
-            begin += count;
-        }
-    }
-};
-
-/// Adds each layer's losses of a chunk at rung 0 to those of the tokens before. An item is a layer.
-template <backend B>
-struct add_totals
-{
-    static constexpr char const* name = "reader_add_totals";
-
-    sum_pieces<B> chunk; // [L, H, n]
-    double const* before; // [L]  or null
-    double* after;        // [L]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t l) const
-    {
-        double const total = chunk.total(t, l);
-        if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
-    }
-};
-
-/// Losses of a layer in units of its mean, and of its depth.
-struct layer_unit
-{
-    double const* total; // sum at rung 0 over the layer's heads and all tokens read
-    double count;        // number of summands
-    double late;         // weight of the layer
-
-    [[nodiscard]] MDKV_HD double value() const { return *total == 0 ? 0.0 : late * count / *total; }
-};
-
-/// Writes the losses of a layer's tokens before its new window to their places among all heads'. A rung above a token's own
-/// saves nothing. An item is a head.
-template <element T, backend B>
-struct spread_losses
-{
-    static constexpr char const* name = "reader_spread_losses";
-
-    static constexpr space S = B::memory_space;
-
-    stored_slots<T, S> slots;
-    slot_losses<T, S> kept;
-    chunk_losses<B> chunk;
-    layer_unit unit;
-    in_view<index_t, 1, B> first; // [H]
-    out_view<float, 2, B> loss;   // [R, M]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        double const factor  = unit.value();
-        index_t const stored = kept.stored(h);
-        index_t const rungs  = loss.extent(0);
-        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
-            if (can.kept == max_rungs && can.reachable == 0) { return; } // padding
-            for (index_t r = 0; r < rungs; ++r)
-            {
-                index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
-                bool const free           = own >= kept_losses(slots.layout);
-                bfloat16 const* const old = free ? nullptr : kept.row(h, own);
-                float* const to           = loss.data_handle() + r * loss.stride(0) + first(h);
-                for (index_t i = begin + t.rank(); i < end; i += t.size())
-                {
-                    float const x = free ? 0.0F : i < stored ? widen(old[i]) : chunk.at(h, own, i - stored);
-                    to[i]         = static_cast<float>(double{x} * factor);
-                }
-            }
-        });
-    }
-};
-
-/// Adds the losses of a layer's slots by the last queries. An item is a head.
-template <backend B>
-struct join_spread
-{
-    static constexpr char const* name = "reader_join";
-
-    in_view<float, 3, B> scored; // [H, R, M of the layer]
-    layer_unit unit;
-    in_view<index_t, 1, B> first; // [H + 1]
-    out_view<float, 2, B> loss;   // [R, M]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        double const factor = unit.value();
-        index_t const n     = first(h + 1) - first(h);
-        for (index_t r = 0; r < loss.extent(0); ++r)
-        {
-            float* const to = loss.data_handle() + r * loss.stride(0) + first(h);
-            for (index_t i = t.rank(); i < n; i += t.size())
-            {
-                to[i] = static_cast<float>(double{to[i]} + double{scored(h, r, i)} * factor);
-            }
-        }
-    }
-};
-
-/// Copies a layer's rungs to rows of one length; padding has rung 0. An item is a head.
-template <backend B>
-struct pad_rungs
-{
-    static constexpr char const* name = "reader_pad_rungs";
-
-    in_view<std::uint8_t, 1, B> rung; // [M]
-    in_view<index_t, 1, B> first;     // [H + 1]
-    out_view<std::uint8_t, 2, B> to;  // [H, M of the layer]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const n = first(h + 1) - first(h);
-        for (index_t i = t.rank(); i < to.extent(1); i += t.size())
-        {
-            to(h, i) = i < n ? rung(first(h) + i) : std::uint8_t{0};
-        }
-    }
-};
-
-/// Moves losses to their tokens' slots in a new cache. An item is a head.
-template <element T, backend B>
-struct keep_losses
-{
-    static constexpr char const* name = "reader_keep_losses";
-
-    static constexpr space S = B::memory_space;
-
-    slot_losses<T, S> from;
-    chunk_losses<B> chunk;
-    in_view<std::int32_t, 2, B> sources; // [H, S]  the old slot of each new one
-    slot_losses<T, S> to;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const stored = from.stored(h);
-        index_t const n      = to.stored(h);
-        for (index_t r = 0; r < kept_losses(to.cache.layout); ++r)
-        {
-            bfloat16 const* const old = from.row(h, r);
-            bfloat16* const row       = to.row(h, r);
-            for (index_t i = t.rank(); i < n; i += t.size())
-            {
-                index_t const slot = sources(h, i);
-                row[i]             = slot < stored ? old[slot] : narrow<bfloat16>(chunk.at(h, r, slot - stored));
-            }
-        }
-    }
-};
-
-/// Adds the sum of the leverages of all rows of each head's Gram matrix G: the trace of G (G + lambda I)^-1, which is
-/// D - lambda |W|^2 with the whitener W. An item is a head.
-template <backend B>
-struct add_leverage_mass
-{
-    static constexpr char const* name = "reader_leverage_mass";
-    static constexpr int threads      = 128;
-
-    in_view<double, 3, B> gram;    // [H, D, D]
-    in_view<float, 3, B> whitener; // [H, D, D]
-    double* mass;                  // [H]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const dim = gram.extent(1);
-        double energy     = 0;
-        double squares    = 0;
-        for (index_t i = t.rank(); i < dim; i += t.size())
-        {
-            energy += gram(h, i, i);
-            for (index_t j = 0; j < dim; ++j) { squares += double{whitener(h, i, j)} * double{whitener(h, i, j)}; }
-        }
-        double const lambda = 1e-3 * t.sum(energy) / static_cast<double>(dim);
-        squares             = t.sum(squares);
-        if (t.rank() == 0) { mass[h] = lambda == 0 ? 0.0 : static_cast<double>(dim) - lambda * squares; }
-    }
-};
-
 /// The state of a reader and the stages' calls on it.
 template <backend B, class Cache, element U>
 struct reader_work
@@ -319,24 +64,24 @@ struct reader_work
     index_t H           = shape.heads;
     index_t R           = static_cast<index_t>(settings.ratios.size());
 
-    prompt_progress progress{};  ///< tokens of the chunk, by layer
-    index_t read         = 0;    ///< tokens before the chunk
-    index_t pending      = 0;    ///< tokens of a chunk that some layers have stored already, after an error in another one
-    index_t recent_count = 0;    ///< rows of `recent`
+    prompt_progress progress{}; ///< tokens of the chunk, by layer
+    index_t read         = 0;   ///< tokens before the chunk
+    index_t pending      = 0; ///< tokens of a chunk that some layers have stored already, after an error in another one
+    index_t recent_count = 0; ///< rows of `recent`
     bool finished        = false;
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
 
-    out_view<T, 4, B> sinks{};             ///< [L, H, replay_part::sinks, D]
-    out_view<U, 4, B> recent{};            ///< [L, H*G, Q, D]  the chunk's last queries
-    out_view<float, 3, B> recent_lse{};    ///< [L, H*G, stand_in_queries]  of the last queries
-    out_view<float, 4, B> losses{};        ///< [L, H, R, chunk]  of the chunk's tokens, pooled
-    out_view<double, 4, B> grams{};        ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
-    out_view<double, 1, B> factors{};      ///< [chunk]  of the chunk's tokens, if leverages weigh
-    out_view<double, 1, B> totals{};       ///< [L]  losses at rung 0 of all tokens before the chunk
+    out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
+    out_view<U, 4, B> recent{};         ///< [L, H*G, Q, D]  the chunk's last queries
+    out_view<float, 3, B> recent_lse{}; ///< [L, H*G, stand_in_queries]  of the last queries
+    out_view<float, 4, B> losses{};     ///< [L, H, R, chunk]  of the chunk's tokens, pooled
+    out_view<double, 4, B> grams{};     ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
+    out_view<double, 1, B> factors{};   ///< [chunk]  of the chunk's tokens, if leverages weigh
+    out_view<double, 1, B> totals{};    ///< [L]  losses at rung 0 of all tokens before the chunk
     out_view<head_entry, 1, B> no_tokens{}; ///< [H]  a directory of nothing
 
-    reader_work(preset const& chosen, prompt_shape<B> const& shape_, reader_options const& options_,
-        std::span<Cache> caches_)
+    reader_work(
+        preset const& chosen, prompt_shape<B> const& shape_, reader_options const& options_, std::span<Cache> caches_)
         : settings{chosen}
         , shape{shape_}
         , options{options_}
@@ -385,12 +130,12 @@ struct reader_work
         index_t const queries = (std::min)(settings.queries, options.chunk);
         sinks                 = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
         recent                = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
-        recent_lse            = scratch_view<float>(on, memory, L, H * shape.group, (std::min)(queries, stand_in_queries));
-        losses                = scratch_view<float>(on, memory, L, H, R, options.chunk);
-        grams                 = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
-        factors               = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
-        totals                = scratch_view<double>(on, memory, L);
-        no_tokens             = scratch_view<head_entry>(on, memory, H);
+        recent_lse = scratch_view<float>(on, memory, L, H * shape.group, (std::min)(queries, stand_in_queries));
+        losses     = scratch_view<float>(on, memory, L, H, R, options.chunk);
+        grams      = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
+        factors    = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
+        totals     = scratch_view<double>(on, memory, L);
+        no_tokens  = scratch_view<head_entry>(on, memory, H);
         if (!memory.ready()) { return; }
         run(on, fill<double>{grams.data_handle(), 0, grams.extent(0) * H * D * D});
         run(on, fill<double>{totals.data_handle(), 0, L});
@@ -418,8 +163,8 @@ struct reader_work
             bool const pools = !settings.last_queries_score() && !settings.pooling.copies(); // as prompt's losses
             auto const raw   = scratch_view<float>(on, frame, pools ? H : 0, R, n);
             static_cast<void>(frame.ready());
-            replay_chunks(on, settings, shape.encoding, rows, place, n, as_input(item_of(sinks, l)),
-                raw.empty() ? found : raw);
+            replay_chunks(
+                on, settings, shape.encoding, rows, place, n, as_input(item_of(sinks, l)), raw.empty() ? found : raw);
             if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
         }
         index_t const asked = (std::min)(n, recent.extent(2));
@@ -428,7 +173,8 @@ struct reader_work
         append(on, rows.keys, rows.values, view);
         mdkv::attend(on, rows.queries, view, {.scale = settings.scale}, output, lse);
         index_t const logged = (std::min)(n, recent_lse.extent(2));
-        run(on, copy_rows<B, float>{of_one_layer(as_input(last<1>(lse, logged))), of_one_layer(slice<1>(item_of(recent_lse, l), 0, logged))});
+        run(on, copy_rows<B, float>{of_one_layer(as_input(last<1>(lse, logged))),
+                    of_one_layer(slice<1>(item_of(recent_lse, l), 0, logged))});
         if (!dry_run(on)) { recent_count = asked; }
     }
 
@@ -457,7 +203,8 @@ struct reader_work
             cache_view<T, S> tail = cache(l).view(); // nothing but the tail
             tail.heads            = no_tokens.data_handle();
             tail.layout.window    = 0;
-            run(on, read_tokens<T, S>{{tail, {}, {}, most_runs(tail.layout), n}, {tail, tail.layout, n}, keys, values, {}, {}});
+            run(on, read_tokens<T, S>{
+                        {tail, {}, {}, most_runs(tail.layout), n}, {tail, tail.layout, n}, keys, values, {}, {}});
             auto const all = item_of(next, l);
             run(on, copy_rows<B, double>{as_input(item_of(grams, l)), all});
             accumulate_gram(on, as_input(keys), all);
@@ -501,27 +248,27 @@ struct reader_work
 
         workspace::frame frame{*on.scratch, stage};
         auto const first = scratch_view<index_t>(on, frame, L * H + 1);
-        auto const next  = scratch_view<double>(on, frame, weighs() && counts ? L : 0, H, D, D);
-        auto const sums  = scratch_view<double>(on, frame, L);
-        auto const loss  = scratch_view<float>(on, frame, R, M);
         auto const rung  = scratch_view<std::uint8_t>(on, frame, M);
-        sum_pieces<B> of_chunk{
-            {losses.data_handle(), {L, H, counts ? n : 0}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
-        of_chunk.sums   = frame.template take<double>(of_chunk.items());
-        bool const real = frame.ready();
-
-        run(on, of_chunk);
-        run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
-        if (!next.empty()) { weigh_leverages(on, n, next); }
+        bool const real  = frame.ready();
         for (index_t l = 0; l < L; ++l)
         {
             run(on, count_slots<T, B>{slots_of(l, W, most), after(first.data_handle(), l * H)}, H);
         }
         run(on, begin_heads{first.data_handle(), L * H}, 1);
         report.chosen.status = allocation_status::everything_kept;
-        if (chooses)
         {
-            for (index_t l = 0; l < L; ++l)
+            workspace::frame choosing{*on.scratch, stage};
+            auto const next = scratch_view<double>(on, choosing, weighs() && counts ? L : 0, H, D, D);
+            auto const sums = scratch_view<double>(on, choosing, L);
+            auto const loss = scratch_view<float>(on, choosing, R, M);
+            sum_pieces<B> of_chunk{
+                {losses.data_handle(), {L, H, counts ? n : 0}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
+            of_chunk.sums = choosing.template take<double>(of_chunk.items());
+            static_cast<void>(choosing.ready());
+            run(on, of_chunk);
+            run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
+            if (!next.empty()) { weigh_leverages(on, n, next); }
+            for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
                     spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
@@ -530,18 +277,22 @@ struct reader_work
                 if (joins) { join_layer(on, l, W, all, begin, as_input(first), loss); }
             }
             index_t const fixed = layer(all).window_bytes() + layer(all).bytes_of(stand_ins);
-            report.chosen =
-                choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
-        }
-        auto const rows = [](auto const& x, index_t count, index_t size) {
-            return view<double, 3, S>{x.data_handle(), {1, count, size}, {0, size, 1}};
-        };
-        run(on, copy_rows<B, double>{rows(sums, 1, L), rows(totals, 1, L)});
-        if (!next.empty()) { run(on, copy_rows<B, double>{rows(next, L * H, D * D), rows(grams, L * H, D * D)}); }
-        if (real)
-        {
-            wait(on);
-            pending = n;
+            if (chooses)
+            {
+                report.chosen =
+                    choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
+            }
+            // Nothing has thrown: the means count the chunk.
+            auto const rows = [](auto const& x, index_t count, index_t size) {
+                return view<double, 3, S>{x.data_handle(), {1, count, size}, {0, size, 1}};
+            };
+            run(on, copy_rows<B, double>{rows(sums, 1, L), rows(totals, 1, L)});
+            if (!next.empty()) { run(on, copy_rows<B, double>{rows(next, L * H, D * D), rows(grams, L * H, D * D)}); }
+            if (real)
+            {
+                wait(on);
+                pending = n;
+            }
         }
         for (index_t l = 0; l < L; ++l)
         {
@@ -614,19 +365,21 @@ struct reader_work
     [[nodiscard]] layer_unit unit_of(index_t l, double const* total, index_t tokens, double weight) const
     {
         double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
-        return {total, static_cast<double>(H * tokens), weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(L))};
+        return {total, static_cast<double>(H * tokens),
+            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(L))};
     }
 
     /// One call of recompress's job, for a layer whose rungs are chosen here.
-    [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t tokens, index_t most, head_numbers const& numbers,
-        recompress_options<B> const& how, host_directory<T> const& directory, bool chooses, in_view<std::uint8_t, 2, B> given) const
+    [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t tokens, index_t most,
+        head_numbers const& numbers, recompress_options<B> const& how, host_directory<T> const& directory, bool chooses,
+        in_view<std::uint8_t, 2, B> given) const
     {
         layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
         index_t const logged = (std::min)(recent_count, recent_lse.extent(2));
         return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
             stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
-            chooses ? 0 : stand_ins,
-            directory.appended == 0, tokens, given, as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
+            chooses ? 0 : stand_ins, directory.appended == 0, tokens, given,
+            as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
     }
 
     /// Adds the losses of a layer's tokens by the last queries.
@@ -658,8 +411,10 @@ struct reader_work
         }
         run(on, sums);
         run(on, add_totals<B>{sums, nullptr, total}, 1);
-        run(on, join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
-                    slice<0>(first, l * H, H + 1), loss}, H);
+        run(on,
+            join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
+                slice<0>(first, l * H, H + 1), loss},
+            H);
     }
 
     /// Chooses rungs for all layers at once or, unless they share the limit, for each.
@@ -717,11 +472,13 @@ struct reader_work
         for (index_t h = 0; h < H; ++h) { slots += tokens_of_head(made.view, h); }
         bytes moved{slots * kept_losses(to.layout()) * index_t{sizeof(bfloat16)}, to.memory()};
         to.wait();
-        run(on, keep_losses<T, B>{kept_of(l), chunk, as_input(sources),
-                    {to.view(), reinterpret_cast<bfloat16*>(moved.data())}}, H);
+        run(on,
+            keep_losses<T, B>{
+                kept_of(l), chunk, as_input(sources), {to.view(), reinterpret_cast<bfloat16*>(moved.data())}},
+            H);
         wait(on);
-        cache(l)                             = std::move(to);
-        kept[static_cast<std::size_t>(l)]    = std::move(moved);
+        cache(l)                          = std::move(to);
+        kept[static_cast<std::size_t>(l)] = std::move(moved);
     }
 };
 

@@ -132,9 +132,10 @@ struct recompressing
     stored_slots<T, space::host> slots; // slots by the host's copy of the directory
     stored_slots<T, S> there;           // slots by the cache's own directory
     bool chooses = true;                // false: rungs are `given`, or tokens keep theirs
-    index_t most_made = 0; // most stand-ins that take the place of dropped tokens and present stand-ins; 0: the latter stay
-    bool from_behind    = false; // the queries are later than all tokens
-    index_t tokens_read = 0; // tokens for which slots and stand-ins stand
+    index_t most_made =
+        0; // most stand-ins that take the place of dropped tokens and present stand-ins; 0: the latter stay
+    bool from_behind    = false;         // the queries are later than all tokens
+    index_t tokens_read = 0;             // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
 
@@ -183,8 +184,7 @@ struct recompressing
         if (real && agreed.open()) { agreed.settle("recompress", call_numbers()); }
         read();
         allocation chosen = everything_kept();
-        bool const fits =
-            chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
+        bool const fits   = chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
         if (chooses && (!real || !fits)) { chosen = choose(chosen.limit); }
         if (!chooses && !fits) { run(on, copy_rows<B, std::uint8_t>{of_one_layer(given), of_one_layer(rung)}); }
         run(on, settle_rungs<T, S>{there, rung, carried, fits, counts}, H);
@@ -230,10 +230,14 @@ struct recompressing
     void make_stand_ins() const
     {
         if (makers == 0) { return; }
-        run(on, gather_dropped<T, S>{there, as_input(rung), all_keys, all_values, marks, dropped.data_handle(), old_seeds.data_handle(), tokens_read, entries.data_handle()}, H);
+        run(on,
+            gather_dropped<T, S>{there, as_input(rung), all_keys, all_values, marks, dropped.data_handle(),
+                old_seeds.data_handle(), tokens_read, entries.data_handle()},
+            H);
         index_t const all = M + most_made;
         mdkv::stand_in(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)), as_input(all_keys),
-            as_input(all_values), as_input(marks), lse, all, {.scale = slots.layout.scale, .first_query = all}, made_keys, made_values, {M, old_seeds.data_handle()});
+            as_input(all_values), as_input(marks), lse, all, {.scale = slots.layout.scale, .first_query = all},
+            made_keys, made_values, {M, old_seeds.data_handle()});
     }
 
     /// Stand-ins of a head that has dropped so many tokens.

@@ -209,8 +209,8 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         }
         run(on, detail::widen_leverages<B>{leverages, widened});
         run(on, of_leverages);
-        run(on, detail::weigh_surroundings<B>{
-                    {widened, {tokens}, {1}}, of_leverages, tokens, options.reach, double{options.odd}, largest, factors});
+        run(on, detail::weigh_surroundings<B>{{widened, {tokens}, {1}}, of_leverages, tokens, options.reach,
+                    double{options.odd}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_all, numbers.place.first_layer, factors, double{options.depth}},

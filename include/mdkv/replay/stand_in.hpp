@@ -58,7 +58,8 @@ struct stand_in_options
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,
-    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values, detail::seed_shares shares_of_seeds = {})
+    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values,
+    detail::seed_shares shares_of_seeds = {})
 {
     index_t const heads       = keys.extent(0);
     index_t const past        = keys.extent(1);

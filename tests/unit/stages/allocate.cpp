@@ -638,7 +638,8 @@ TEST_CASE("heads with different numbers of tokens get the rungs that they get if
                     double const size = std::exp(4 * random.normal());
                     for (index_t r = 0; r < in.rungs(); ++r)
                     {
-                        float const x = i >= n ? 0.0F : static_cast<float>(size * std::pow(0.1, static_cast<double>(r)));
+                        float const x =
+                            i >= n ? 0.0F : static_cast<float>(size * std::pow(0.1, static_cast<double>(r)));
                         in.loss[at((h * in.rungs() + r) * longest + i)] = r + 1 == in.rungs() ? 0.0F : x;
                     }
                 }
@@ -665,9 +666,8 @@ TEST_CASE("heads with different numbers of tokens get the rungs that they get if
                 support::run(
                     [&](mdkv::cpu::backend const& on) {
                         mdkv::allocate(on, mdkv::in(on, ragged.data(), in.rungs(), all),
-                            mdkv::in(on, first.data(), heads + 1), longest, in.costs(),
-                            mdkv::in(on, limits.data(), 1), {}, mdkv::out(on, rung.data(), all),
-                            mdkv::out(on, &report, 1));
+                            mdkv::in(on, first.data(), heads + 1), longest, in.costs(), mdkv::in(on, limits.data(), 1),
+                            {}, mdkv::out(on, rung.data(), all), mdkv::out(on, &report, 1));
                     },
                     pool);
                 std::vector<std::uint8_t> wanted;
@@ -697,8 +697,9 @@ TEST_CASE("heads with different numbers of tokens need a rung that takes no byte
             mdkv::allocate(on, mdkv::in(on, in.loss.data(), 2, 20), mdkv::in(on, first.data(), 3), 10, in.costs(),
                 mdkv::in(on, &limit, 1), {}, mdkv::out(on, rung.data(), 20), mdkv::out(on, &report, 1));
         });
-    }) == "allocate: the cheapest rung takes 1 bytes a token; heads with different numbers of tokens need one that "
-          "takes none");
+    })
+          == "allocate: the cheapest rung takes 1 bytes a token; heads with different numbers of tokens need one that "
+             "takes none");
 }
 
 TEST_CASE("a dry run touches nothing")

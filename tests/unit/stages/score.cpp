@@ -162,9 +162,8 @@ TEST_CASE_TEMPLATE("queries of another element than the keys count as they are, 
         return error;
     };
     auto const got         = losses_of(x.queries, keys, values, window_keys);
-    worst_error const wide = apart(got,
-        losses_of(x.queries, support::converted<float>(keys), support::converted<float>(values),
-            support::converted<float>(window_keys)));
+    worst_error const wide = apart(got, losses_of(x.queries, support::converted<float>(keys),
+                                            support::converted<float>(values), support::converted<float>(window_keys)));
     CAPTURE(wide);
     CHECK(wide.within(2e-6));
     worst_error const rounded = apart(got, losses_of(support::converted<T>(x.queries), keys, values, window_keys));

@@ -125,7 +125,8 @@ struct work
     float const* loss; // [H, R, N], or [R, M]: see first_token
     index_t loss_of_head;
     index_t loss_of_rung;
-    index_t const* first_token;  // [own + 1]  where each head's tokens begin among the M of all heads; null: every head has N
+    index_t const*
+        first_token; // [own + 1]  where each head's tokens begin among the M of all heads; null: every head has N
     index_t const* limit_values; // [limits]
     std::uint8_t* rung;          // [H, N]
     index_t rung_of_head;
@@ -137,7 +138,7 @@ struct work
     index_t own_in_layer;  ///< this rank's heads of one layer; their numbers follow each other
     index_t head_of_layer; ///< distance of two layers' numbers of heads
     index_t first_head;    ///< number of this rank's first head
-    index_t tokens; ///< of a head, the longest one
+    index_t tokens;        ///< of a head, the longest one
     index_t pieces_per_head;
     index_t stretches_per_head;
 
@@ -247,8 +248,7 @@ struct work
         index_t const piece = item % per_head;
         index_t const first = piece * size;
         index_t const head  = first_head + here / own_in_layer * head_of_layer + here % own_in_layer;
-        return {
-            owner, owner / candidates, head * per_head + piece, head, here, first, tokens_from(here, first, size)};
+        return {owner, owner / candidates, head * per_head + piece, head, here, first, tokens_from(here, first, size)};
     }
     [[nodiscard]] MDKV_HD float const* losses_of(part const& p) const noexcept
     {
@@ -259,7 +259,8 @@ struct work
         index_t const c = p.problem % candidates;
         if (c == 0)
         {
-            return rung + (first_token == nullptr ? (p.limit * own + p.own) * rung_of_head : first_token[p.own]) + p.first;
+            return rung + (first_token == nullptr ? (p.limit * own + p.own) * rung_of_head : first_token[p.own])
+                   + p.first;
         }
         return codes + ((p.limit * (candidates - 1) + c - 1) * own + p.own) * tokens + p.first;
     }

@@ -1,0 +1,273 @@
+/// \file slot_losses.hpp: the losses that stay beside stored tokens while a prompt is read, and the reader's jobs on them (beyond arXiv 2603.20616).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/run_of_head.hpp>
+#include <mdkv/detail/stored_slots.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mdkv::inline MDKV_MACHINE::detail
+{
+
+/// The number of losses that a stored token keeps: one a rung, but none at the full rung, which loses nothing.
+[[nodiscard]] MDKV_HD constexpr index_t kept_losses(cache_layout const& layout) noexcept
+{
+    return static_cast<index_t>(layout.rungs) - (layout.full_rung + 1 == layout.rungs ? 1 : 0);
+}
+
+/// The losses of a layer's stored tokens in 16 bits: head by head [kept_losses, slots], slots as in `cache` without its tail.
+template <element T, space S>
+struct slot_losses
+{
+    cache_view<T, S> cache;
+    bfloat16* losses;
+
+    /// Stored tokens of head h.
+    [[nodiscard]] MDKV_HD index_t stored(index_t h) const noexcept
+    {
+        return tokens_of_head(cache, h) - run_of_head(cache, h, most_runs(cache.layout) - 1).tokens;
+    }
+    /// [stored(h)]  losses of head h at a rung.
+    [[nodiscard]] MDKV_HD bfloat16* row(index_t h, index_t r) const noexcept
+    {
+        index_t before = 0;
+        for (index_t i = 0; i < h; ++i) { before += stored(i); }
+        return losses + before * kept_losses(cache.layout) + r * stored(h);
+    }
+};
+
+/// The losses of a chunk's tokens in a layer, before they are stored.
+template <backend B>
+struct chunk_losses
+{
+    in_view<float, 3, B> losses; // [H, R, n]
+    double const* factors;       // [n]  of each token, in all layers; or null
+
+    [[nodiscard]] MDKV_HD float at(index_t h, index_t r, index_t i) const
+    {
+        return static_cast<float>(double{losses(h, r, i)} * (factors == nullptr ? 1.0 : factors[i]));
+    }
+};
+
+/// Counts each head's tokens before its new window. One item for each head, and one that adds them up.
+template <element T, backend B>
+struct count_slots
+{
+    static constexpr char const* name = "reader_count_slots";
+    static constexpr int threads      = 32;
+
+    stored_slots<T, B::memory_space> slots;
+    index_t* counts; // [H]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        if (t.rank() == 0) { counts[h] = slots.tokens(h); }
+    }
+};
+
+/// Makes of n counts the places where their parts begin, and of the last one the end. One item.
+struct begin_heads
+{
+    static constexpr char const* name = "reader_begin_heads";
+    static constexpr int threads      = 32;
+
+    index_t* counts; // [n + 1]
+    index_t n;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t) const
+    {
+        if (t.rank() != 0) { return; }
+        index_t begin = 0;
+        for (index_t i = 0; i <= n; ++i)
+        {
+            index_t const count = i < n ? counts[i] : 0;
+            counts[i]           = begin;
+            begin += count;
+        }
+    }
+};
+
+/// Adds each layer's losses of a chunk at rung 0 to those of the tokens before. An item is a layer.
+template <backend B>
+struct add_totals
+{
+    static constexpr char const* name = "reader_add_totals";
+
+    sum_pieces<B> chunk;  // [L, H, n]
+    double const* before; // [L]  or null
+    double* after;        // [L]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t l) const
+    {
+        double const total = chunk.total(t, l);
+        if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
+    }
+};
+
+/// Losses of a layer in units of its mean, and of its depth.
+struct layer_unit
+{
+    double const* total; // sum at rung 0 over the layer's heads and all tokens read
+    double count;        // number of summands
+    double late;         // weight of the layer
+
+    [[nodiscard]] MDKV_HD double value() const { return *total == 0 ? 0.0 : late * count / *total; }
+};
+
+/// Writes the losses of a layer's tokens before its new window to their places among all heads'. A rung above a token's own
+/// saves nothing. An item is a head.
+template <element T, backend B>
+struct spread_losses
+{
+    static constexpr char const* name = "reader_spread_losses";
+
+    static constexpr space S = B::memory_space;
+
+    stored_slots<T, S> slots;
+    slot_losses<T, S> kept;
+    chunk_losses<B> chunk;
+    layer_unit unit;
+    in_view<index_t, 1, B> first; // [H]
+    out_view<float, 2, B> loss;   // [R, M]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        double const factor  = unit.value();
+        index_t const stored = kept.stored(h);
+        index_t const rungs  = loss.extent(0);
+        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+            if (can.kept == max_rungs && can.reachable == 0) { return; } // padding
+            for (index_t r = 0; r < rungs; ++r)
+            {
+                index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
+                bool const free           = own >= kept_losses(slots.layout);
+                bfloat16 const* const old = free ? nullptr : kept.row(h, own);
+                float* const to           = loss.data_handle() + r * loss.stride(0) + first(h);
+                for (index_t i = begin + t.rank(); i < end; i += t.size())
+                {
+                    float const x = free ? 0.0F : i < stored ? widen(old[i]) : chunk.at(h, own, i - stored);
+                    to[i]         = static_cast<float>(double{x} * factor);
+                }
+            }
+        });
+    }
+};
+
+/// Adds the losses of a layer's slots by the last queries. An item is a head.
+template <backend B>
+struct join_spread
+{
+    static constexpr char const* name = "reader_join";
+
+    in_view<float, 3, B> scored; // [H, R, M of the layer]
+    layer_unit unit;
+    in_view<index_t, 1, B> first; // [H + 1]
+    out_view<float, 2, B> loss;   // [R, M]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        double const factor = unit.value();
+        index_t const n     = first(h + 1) - first(h);
+        for (index_t r = 0; r < loss.extent(0); ++r)
+        {
+            float* const to = loss.data_handle() + r * loss.stride(0) + first(h);
+            for (index_t i = t.rank(); i < n; i += t.size())
+            {
+                to[i] = static_cast<float>(double{to[i]} + double{scored(h, r, i)} * factor);
+            }
+        }
+    }
+};
+
+/// Copies a layer's rungs to rows of one length; padding has rung 0. An item is a head.
+template <backend B>
+struct pad_rungs
+{
+    static constexpr char const* name = "reader_pad_rungs";
+
+    in_view<std::uint8_t, 1, B> rung; // [M]
+    in_view<index_t, 1, B> first;     // [H + 1]
+    out_view<std::uint8_t, 2, B> to;  // [H, M of the layer]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const n = first(h + 1) - first(h);
+        for (index_t i = t.rank(); i < to.extent(1); i += t.size())
+        {
+            to(h, i) = i < n ? rung(first(h) + i) : std::uint8_t{0};
+        }
+    }
+};
+
+/// Moves losses to their tokens' slots in a new cache. An item is a head.
+template <element T, backend B>
+struct keep_losses
+{
+    static constexpr char const* name = "reader_keep_losses";
+
+    static constexpr space S = B::memory_space;
+
+    slot_losses<T, S> from;
+    chunk_losses<B> chunk;
+    in_view<std::int32_t, 2, B> sources; // [H, S]  the old slot of each new one
+    slot_losses<T, S> to;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const stored = from.stored(h);
+        index_t const n      = to.stored(h);
+        for (index_t r = 0; r < kept_losses(to.cache.layout); ++r)
+        {
+            bfloat16 const* const old = from.row(h, r);
+            bfloat16* const row       = to.row(h, r);
+            for (index_t i = t.rank(); i < n; i += t.size())
+            {
+                index_t const slot = sources(h, i);
+                row[i]             = slot < stored ? old[slot] : narrow<bfloat16>(chunk.at(h, r, slot - stored));
+            }
+        }
+    }
+};
+
+/// Adds the sum of the leverages of all rows of each head's Gram matrix G: the trace of G (G + lambda I)^-1, which is
+/// D - lambda |W|^2 with the whitener W. An item is a head.
+template <backend B>
+struct add_leverage_mass
+{
+    static constexpr char const* name = "reader_leverage_mass";
+    static constexpr int threads      = 128;
+
+    in_view<double, 3, B> gram;    // [H, D, D]
+    in_view<float, 3, B> whitener; // [H, D, D]
+    double* mass;                  // [H]
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const dim = gram.extent(1);
+        double energy     = 0;
+        double squares    = 0;
+        for (index_t i = t.rank(); i < dim; i += t.size())
+        {
+            energy += gram(h, i, i);
+            for (index_t j = 0; j < dim; ++j) { squares += double{whitener(h, i, j)} * double{whitener(h, i, j)}; }
+        }
+        double const lambda = 1e-3 * t.sum(energy) / static_cast<double>(dim);
+        squares             = t.sum(squares);
+        if (t.rank() == 0) { mass[h] = lambda == 0 ? 0.0 : static_cast<double>(dim) - lambda * squares; }
+    }
+};
+
+} // namespace mdkv::inline MDKV_MACHINE::detail
