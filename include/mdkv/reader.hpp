@@ -39,7 +39,7 @@ struct reader_options
     float slack = 0.0F;
 };
 
-/// What `end_chunk` and `finish` have left.
+/// The state after `end_chunk` or `finish`.
 struct reader_report
 {
     index_t tokens       = 0; ///< tokens read so far

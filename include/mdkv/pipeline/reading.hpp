@@ -58,7 +58,7 @@ struct reader_work
     reader_options options;
     std::span<Cache> caches;
     rung_costs costs{settings.ratios, shape.dims, index_t{sizeof(T)}};
-    index_t limit_bytes = 0; ///< of an average layer
+    index_t limit_bytes = 0; ///< limit of an average layer
     index_t stand_ins   = 0; ///< most stand-ins of a head
     index_t L           = shape.layers;
     index_t H           = shape.heads;
@@ -160,7 +160,7 @@ struct reader_work
         auto const found = slice<2>(item_of(losses, l), before, n);
         {
             workspace::frame frame{*on.scratch, "reader::attend"};
-            bool const pools = !settings.last_queries_score() && !settings.pooling.copies(); // as prompt's losses
+            bool const pools = !settings.last_queries_score() && !settings.pooling.copies(); // like prompt::finish_layer
             auto const raw   = scratch_view<float>(on, frame, pools ? H : 0, R, n);
             static_cast<void>(frame.ready());
             replay_chunks(

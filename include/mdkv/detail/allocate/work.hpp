@@ -138,7 +138,7 @@ struct work
     index_t own_in_layer;  ///< this rank's heads of one layer; their numbers follow each other
     index_t head_of_layer; ///< distance of two layers' numbers of heads
     index_t first_head;    ///< number of this rank's first head
-    index_t tokens;        ///< of a head, the longest one
+    index_t tokens;        ///< tokens of the longest head
     index_t pieces_per_head;
     index_t stretches_per_head;
 
