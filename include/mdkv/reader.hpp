@@ -172,8 +172,8 @@ public:
         {
             if (!detail::dry_run(on)) { truncate_tail(on, 0, work_.caches[static_cast<std::size_t>(l)].view()); }
             work_.progress.of(l) = 0;
+            work_.asked.of(l)    = 0;
         }
-        work_.recent_count = 0;
     }
 
     /// Ends the chunk: finds new rungs for all tokens of all layers within the limit and the slack, none above a token's

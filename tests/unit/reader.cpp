@@ -493,20 +493,25 @@ TEST_CASE("a chunk that was taken back leaves no trace")
     for (index_t l = 0; l < 2; ++l) { other.attend(l, 128 + l, 77); }
     support::run([&](host const& on) { other.r->forget_chunk(on); });
     other.read(128, 384, 128);
-    for (read_text* r : {&one, &other}) { r->finish(); }
+    read_text third{x, p, options}; // ended after a chunk was taken back
+    third.read(0, 128, 128);
+    for (index_t l = 0; l < 2; ++l) { third.attend(l, 128, 5); }
+    support::run([&](host const& on) { third.r->forget_chunk(on); });
+    for (read_text* r : {&one, &other, &third}) { r->finish(); }
     CHECK(one.bytes() == other.bytes());
+    CHECK(third.reports.back().held_bytes <= third.reports.back().limit_bytes);
 }
 
-TEST_CASE("a chunk may come in several calls of a layer")
+TEST_CASE("a chunk may come in several calls of a layer, cut differently in each")
 {
     text const x{2, 300};
-    read_text r{x, plain_question(), {.limit = budget::fraction(1, 6), .chunk = 150}};
+    read_text r{x, presets::best, {.limit = budget::fraction(1, 6), .chunk = 150}};
     for (index_t first = 0; first < 300; first += 150)
     {
         for (index_t l = 0; l < 2; ++l)
         {
-            r.attend(l, first, 100);
-            r.attend(l, first + 100, 50);
+            r.attend(l, first, 100 - 30 * l);
+            r.attend(l, first + 100 - 30 * l, 50 + 30 * l);
         }
         CHECK(r.end_chunk().tokens == first + 150);
     }

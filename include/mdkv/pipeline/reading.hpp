@@ -65,10 +65,10 @@ struct reader_work
     index_t R           = static_cast<index_t>(settings.ratios.size());
 
     prompt_progress progress{}; ///< tokens of the chunk, by layer
-    index_t read         = 0;   ///< tokens before the chunk
-    index_t pending      = 0; ///< tokens of a chunk that some layers have stored already, after an error in another one
-    index_t recent_count = 0; ///< rows of `recent`
-    bool finished        = false;
+    index_t read    = 0;        ///< tokens before the chunk
+    index_t pending = 0;     ///< tokens of a chunk that some layers have stored already, after an error in another one
+    prompt_progress asked{}; ///< rows of `recent`, by layer
+    bool finished = false;
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
 
     out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
@@ -160,28 +160,29 @@ struct reader_work
         auto const found = slice<2>(item_of(losses, l), before, n);
         {
             workspace::frame frame{*on.scratch, "reader::attend"};
-            bool const pools = !settings.last_queries_score() && !settings.pooling.copies(); // like prompt::finish_layer
-            auto const raw   = scratch_view<float>(on, frame, pools ? H : 0, R, n);
+            bool const pools =
+                !settings.last_queries_score() && !settings.pooling.copies(); // like prompt::finish_layer
+            auto const raw = scratch_view<float>(on, frame, pools ? H : 0, R, n);
             static_cast<void>(frame.ready());
             replay_chunks(
                 on, settings, shape.encoding, rows, place, n, as_input(item_of(sinks, l)), raw.empty() ? found : raw);
             if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
         }
-        index_t const asked = (std::min)(n, recent.extent(2));
-        run(on, copy_rows<B, U>{last<1>(rows.queries, asked), slice<1>(item_of(recent, l), 0, asked)});
+        index_t const count = (std::min)(n, recent.extent(2));
+        run(on, copy_rows<B, U>{last<1>(rows.queries, count), slice<1>(item_of(recent, l), 0, count)});
         auto const view = cache(l).view();
         append(on, rows.keys, rows.values, view);
         mdkv::attend(on, rows.queries, view, {.scale = settings.scale}, output, lse);
         index_t const logged = (std::min)(n, recent_lse.extent(2));
         run(on, copy_rows<B, float>{of_one_layer(as_input(last<1>(lse, logged))),
                     of_one_layer(slice<1>(item_of(recent_lse, l), 0, logged))});
-        if (!dry_run(on)) { recent_count = asked; }
+        if (!dry_run(on)) { asked.of(l) = count; }
     }
 
     /// The last queries of a layer.
     [[nodiscard]] in_view<U, 3, B> last_queries(index_t l) const
     {
-        return as_input(slice<1>(item_of(recent, l), 0, recent_count));
+        return as_input(slice<1>(item_of(recent, l), 0, asked.of(l)));
     }
 
     /// Finds the factors of the chunk's n tokens by their leverages among all keys, and the new Gram matrices.
@@ -230,7 +231,6 @@ struct reader_work
         index_t const n   = pending > 0 ? pending : progress.of(0);
         index_t const all = read + n;
         index_t const W   = layer(all).window;
-        bool const joins  = settings.last_queries_score() && recent_count > 0;
         reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
         if (!last)
         {
@@ -274,7 +274,7 @@ struct reader_work
                     spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
                         unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss},
                     H);
-                if (joins) { join_layer(on, l, W, all, begin, as_input(first), loss); }
+                if (settings.last_queries_score()) { join_layer(on, l, W, all, begin, as_input(first), loss); }
             }
             index_t const fixed = layer(all).window_bytes() + layer(all).bytes_of(stand_ins);
             if (chooses)
@@ -375,10 +375,10 @@ struct reader_work
         in_view<std::uint8_t, 2, B> given) const
     {
         layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
-        index_t const logged = (std::min)(recent_count, recent_lse.extent(2));
+        index_t const logged = (std::min)(asked.of(l), recent_lse.extent(2));
         return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
             stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
-            chooses ? 0 : stand_ins, directory.appended == 0, tokens, given,
+            chooses || logged == 0 ? 0 : stand_ins, directory.appended == 0, tokens, given,
             as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
     }
 
@@ -387,23 +387,24 @@ struct reader_work
         in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
     {
         index_t const most  = longest(begin, l);
-        index_t const early = (std::max<index_t>)(recent_count - settings.question, 0);
-        if (most == 0) { return; }
+        index_t const count = asked.of(l);
+        index_t const early = (std::max<index_t>)(count - settings.question, 0);
+        if (most == 0 || count == 0) { return; }
         host_directory<T> const directory{on, cache(l).view()};
         workspace::frame frame{*on.scratch, "reader"};
-        auto const weights = scratch_view<float>(on, frame, recent_count);
+        auto const weights = scratch_view<float>(on, frame, count);
         auto const scored  = scratch_view<float>(on, frame, H, R, most);
         auto* const total  = frame.template take<double>(1);
         sum_pieces<B> sums{{scored.data_handle(), {1, H, most}, {0, scored.stride(0), 1}}, nullptr};
         sums.sums = frame.template take<double>(sums.items());
         static_cast<void>(frame.ready());
         run(on, fill<float>{weights.data_handle(), settings.early_weight, early});
-        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, recent_count - early});
+        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, count - early});
         auto const numbers = number_heads(alone(on), "reader", H, 0);
         recompress_options<B> const how{.pooling = settings.pooling,
             .scale                               = settings.scale,
             .query_weights                       = as_input(weights),
-            .even_queries                        = settings.even_queries(recent_count)};
+            .even_queries                        = settings.even_queries(count)};
         {
             auto const job = job_of(on, l, W, tokens, most, numbers, how, directory, true, {});
             job.read();
@@ -456,7 +457,7 @@ struct reader_work
         auto const numbers = number_heads(alone(on), "reader", H, 0);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to;
-        if (real) { to = cache(l).like(layout(W), 0, last ? 0 : options.chunk); }
+        if (real) { to = cache(l).like(layout(W), 0, 0); }
         agreement<S> none{alone(on)};
         {
             auto job = job_of(on, l, W, tokens, most, numbers, how, directory, false, as_input(given));
@@ -467,6 +468,7 @@ struct reader_work
             if (real) { cache(l) = std::move(to); }
             return;
         }
+        to.reserve_tail(options.chunk);
         index_t slots = 0;
         host_directory<T> const made{on, to.view()};
         for (index_t h = 0; h < H; ++h) { slots += tokens_of_head(made.view, h); }
