@@ -464,7 +464,7 @@ TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depe
 TEST_CASE("stand-ins take over the attention of tokens dropped in any chunk")
 {
     text const x{1, 1024};
-    auto const error = [&](index_t stand_ins) {
+    auto const error_with = [&](index_t stand_ins) {
         preset p    = presets::any_question;
         p.stand_ins = stand_ins;
         read_text full{x, p, {.limit = budget::fraction(1, 1), .chunk = 256}};
@@ -478,7 +478,7 @@ TEST_CASE("stand-ins take over the attention of tokens dropped in any chunk")
         }
         return sum;
     };
-    CHECK(error(8) < 0.8 * error(0));
+    CHECK(error_with(8) < 0.8 * error_with(0));
 }
 
 TEST_CASE("a chunk that was taken back leaves no trace")
