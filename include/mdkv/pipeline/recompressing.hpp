@@ -189,7 +189,7 @@ struct recompressing
         if (!chooses && !fits) { run(on, copy_rows<B, std::uint8_t>{of_one_layer(given), of_one_layer(rung)}); }
         run(on, settle_rungs<T, S>{there, rung, carried, fits, counts}, H);
         run(on, sort_slots<B>{as_input(rung), listed, first}, H);
-        make_stand_ins();
+        replace_stand_ins();
         recompress_report const result = report(chosen);
 
         Cache made;
@@ -227,7 +227,7 @@ struct recompressing
     }
 
     /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
-    void make_stand_ins() const
+    void replace_stand_ins() const
     {
         if (makers == 0) { return; }
         run(on,
@@ -235,9 +235,9 @@ struct recompressing
                 old_seeds.data_handle(), tokens_read, entries.data_handle()},
             H);
         index_t const all = M + most_made;
-        mdkv::stand_in(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)), as_input(all_keys),
-            as_input(all_values), as_input(marks), lse, all, {.scale = slots.layout.scale, .first_query = all},
-            made_keys, made_values, {M, old_seeds.data_handle()});
+        mdkv::detail::make_stand_ins(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)),
+            as_input(all_keys), as_input(all_values), as_input(marks), lse, all,
+            {.scale = slots.layout.scale, .first_query = all}, {M, old_seeds.data_handle()}, made_keys, made_values);
     }
 
     /// Stand-ins of a head that has dropped so many tokens.

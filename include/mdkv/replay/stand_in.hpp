@@ -26,6 +26,69 @@ struct stand_in_options
     std::optional<index_t> first_query = std::nullopt;
 };
 
+namespace detail
+{
+
+/// The body of mdkv::stand_in, with its checks.
+/// \param seeds_of   how many of a head's seeds are among the last rows, if these are no tokens but present stand-ins
+template <backend B, element T, element U>
+void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+    in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,
+    seed_shares const& seeds_of, out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values)
+{
+    index_t const heads       = keys.extent(0);
+    index_t const past        = keys.extent(1);
+    index_t const dim         = keys.extent(2);
+    index_t const query_heads = queries.extent(0);
+    index_t const per_head    = queries.extent(1);
+    index_t const groups      = stand_in_keys.extent(1);
+    expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "stand_in: queries [H*G, Q, D] has ",
+        query_heads, " query heads, which ", heads, " KV heads do not divide");
+    expects(heads == 0 || (dim >= 1 && values.extent(2) >= 1), "stand_in: head dimensions are ", dim, " and ",
+        values.extent(2), "; they must be at least 1");
+    expects(heads == 0 || per_head >= 1, "stand_in: queries [H*G, Q, D] has Q = 0");
+    expects_not_negative("stand_in", "scale", options.scale);
+    expects(tokens >= past, "stand_in: tokens is ", tokens, ", below N = ", past);
+    expects(!options.first_query || *options.first_query >= 0, "stand_in: first_query is ",
+        options.first_query.value_or(0), "; it must not be negative");
+    expects(options.first_query || per_head <= tokens, "stand_in: ", per_head, " queries are more than the ", tokens,
+        " tokens; say where they start (first_query)");
+    check{on, "stand_in"}
+        .rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D")
+        .rows("keys", keys, {heads, past, dim}, "H,N,D")
+        .rows("values", values, {heads, past, values.extent(2)}, "H,N,Dv")
+        .in("rungs", rungs, {heads, past}, "H,N")
+        .in("lse", lse, {query_heads, per_head}, "H*G,Q")
+        .out("stand_in_keys", stand_in_keys, {heads, groups, dim}, "H,M,D")
+        .out("stand_in_values", stand_in_values, {heads, groups, values.extent(2)}, "H,M,Dv");
+    if (heads == 0 || groups == 0) { return; }
+    index_t const rows = query_heads / heads * per_head;
+    float const scale  = scale_or_default(options.scale, dim);
+    auto const body    = [&](B const& with) __attribute__((noinline)) // called twice
+    {
+        using work = attend_dropped<B, T>;
+        workspace::frame frame{*with.scratch, "stand_in"};
+        auto const scaled  = scratch_view<float>(with, frame, heads, rows, dim + 1);
+        auto const places  = scratch_view<index_t>(with, frame, heads, groups);
+        auto const seeds   = scratch_view<float>(with, frame, heads, groups, dim + 1);
+        auto const group   = scratch_view<std::int32_t>(with, frame, heads, past);
+        auto const weights = scratch_view<float>(with, frame, heads, past);
+        auto const shares  = scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
+        auto const lacking = scratch_view<float>(with, frame, heads, groups, 3, rows);
+        static_cast<void>(frame.ready());
+        run(with, scale_queries<B, U>{queries, lse, scale, scaled}, heads);
+        run(with, choose_seeds<B, T>{keys, rungs, seeds_of, places, seeds}, heads);
+        run(with, work{keys, rungs, as_input(places), as_input(seeds), as_input(scaled),
+                      options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
+        run(with, mean_of_group<B, T>{keys, values, as_input(places), as_input(group), as_input(weights), stand_in_keys,
+                      stand_in_values});
+        run(with, place_stand_in<B>{as_input(places), as_input(shares), as_input(scaled), lacking, stand_in_keys});
+    };
+    staged(on, "stand_in", body);
+}
+
+} // namespace detail
+
 /// Up to M extra tokens per head that approximate the joint attention of the dropped tokens (rung 0), which `attend`
 /// otherwise ignores; `pack` stores them with the head's window. A head that drops n tokens has min(M, n) stand-ins, because
 /// a token that stands for none would draw attention from kept tokens. The dropped tokens form as many groups, each around
@@ -58,59 +121,9 @@ struct stand_in_options
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
     in_view<std::uint8_t, 2, B> rungs, in_view<float, 2, B> lse, index_t tokens, stand_in_options const& options,
-    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values,
-    detail::seed_shares shares_of_seeds = {})
+    out_view<float, 3, B> stand_in_keys, out_view<float, 3, B> stand_in_values)
 {
-    index_t const heads       = keys.extent(0);
-    index_t const past        = keys.extent(1);
-    index_t const dim         = keys.extent(2);
-    index_t const query_heads = queries.extent(0);
-    index_t const per_head    = queries.extent(1);
-    index_t const groups      = stand_in_keys.extent(1);
-    expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "stand_in: queries [H*G, Q, D] has ",
-        query_heads, " query heads, which ", heads, " KV heads do not divide");
-    expects(heads == 0 || (dim >= 1 && values.extent(2) >= 1), "stand_in: head dimensions are ", dim, " and ",
-        values.extent(2), "; they must be at least 1");
-    expects(heads == 0 || per_head >= 1, "stand_in: queries [H*G, Q, D] has Q = 0");
-    detail::expects_not_negative("stand_in", "scale", options.scale);
-    expects(tokens >= past, "stand_in: tokens is ", tokens, ", below N = ", past);
-    expects(!options.first_query || *options.first_query >= 0, "stand_in: first_query is ",
-        options.first_query.value_or(0), "; it must not be negative");
-    expects(options.first_query || per_head <= tokens, "stand_in: ", per_head, " queries are more than the ", tokens,
-        " tokens; say where they start (first_query)");
-    detail::check{on, "stand_in"}
-        .rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D")
-        .rows("keys", keys, {heads, past, dim}, "H,N,D")
-        .rows("values", values, {heads, past, values.extent(2)}, "H,N,Dv")
-        .in("rungs", rungs, {heads, past}, "H,N")
-        .in("lse", lse, {query_heads, per_head}, "H*G,Q")
-        .out("stand_in_keys", stand_in_keys, {heads, groups, dim}, "H,M,D")
-        .out("stand_in_values", stand_in_values, {heads, groups, values.extent(2)}, "H,M,Dv");
-    if (heads == 0 || groups == 0) { return; }
-    index_t const rows = query_heads / heads * per_head;
-    float const scale  = detail::scale_or_default(options.scale, dim);
-    auto const body    = [&](B const& with) __attribute__((noinline)) // called twice
-    {
-        using work = detail::attend_dropped<B, T>;
-        workspace::frame frame{*with.scratch, "stand_in"};
-        auto const scaled  = detail::scratch_view<float>(with, frame, heads, rows, dim + 1);
-        auto const places  = detail::scratch_view<index_t>(with, frame, heads, groups);
-        auto const seeds   = detail::scratch_view<float>(with, frame, heads, groups, dim + 1);
-        auto const group   = detail::scratch_view<std::int32_t>(with, frame, heads, past);
-        auto const weights = detail::scratch_view<float>(with, frame, heads, past);
-        auto const shares  = detail::scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
-        auto const lacking = detail::scratch_view<float>(with, frame, heads, groups, 3, rows);
-        static_cast<void>(frame.ready());
-        run(with, detail::scale_queries<B, U>{queries, lse, scale, scaled}, heads);
-        run(with, detail::choose_seeds<B, T>{keys, rungs, shares_of_seeds, places, seeds}, heads);
-        run(with, work{keys, rungs, as_input(places), as_input(seeds), as_input(scaled),
-                      options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
-        run(with, detail::mean_of_group<B, T>{keys, values, as_input(places), as_input(group), as_input(weights),
-                      stand_in_keys, stand_in_values});
-        run(with,
-            detail::place_stand_in<B>{as_input(places), as_input(shares), as_input(scaled), lacking, stand_in_keys});
-    };
-    detail::staged(on, "stand_in", body);
+    detail::make_stand_ins(on, queries, keys, values, rungs, lse, tokens, options, {}, stand_in_keys, stand_in_values);
 }
 
 } // namespace mdkv::inline MDKV_MACHINE
