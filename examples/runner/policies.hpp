@@ -111,7 +111,7 @@ struct policy
     double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
     bool while_reading             = false; // compressed chunk by chunk, in memory that does not grow with the prompt
-    double slack                   = 0;     // share of the limit that may be held beside it while reading
+    double slack                   = 0.25;  // share of the limit that may be held beside it while reading
     std::int64_t head_shares       = 1;     // equal shares of a layer's heads that have equal shares of its budget
     std::int64_t layer_shares      = 1;     // equal shares of the layers that have equal shares of one budget
     mdkv::storage stored           = mdkv::storage::plain; // storage of kept or selected tokens

@@ -35,8 +35,8 @@ struct reader_options
     index_t chunk = 256;
 
     /// Share of the limit that stored tokens may take beside it before the prompt's end: end_chunk lowers fewer tokens, and
-    /// `finish` has more to choose from.
-    float slack = 0.0F;
+    /// `finish` has more to choose from (docs/long-prompts.md).
+    float slack = 0.25F;
 };
 
 /// The state after `end_chunk` or `finish`.

@@ -80,7 +80,7 @@ TEST_CASE("a prompt that is compressed while it is read stays within its limit, 
     auto const model  = runner::language_model::load(llama.writer().file());
     auto const prompt = text(300);
     runner::sequence_cache<mdkv::half> cache{
-        model, runner::parse_policy("best[while_reading=yes+chunk=32]"), mdkv::budget::fraction(1, 4), 8, 3};
+        model, runner::parse_policy("best[while_reading=yes+chunk=32+slack=0]"), mdkv::budget::fraction(1, 4), 8, 3};
     auto const logits = cache.read(prompt, {},
         [&](std::int64_t, std::int64_t held) { CHECK(held <= 300 * 3 * model.shape().kv_heads * (8 + 16) * 2 / 4); });
     CHECK(cache.resident_bytes() <= cache.full_bytes() / 4);
