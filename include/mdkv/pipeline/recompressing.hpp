@@ -131,11 +131,10 @@ struct recompressing
     index_t limit_bytes;                // on all ranks
     stored_slots<T, space::host> slots; // slots by the host's copy of the directory
     stored_slots<T, S> there;           // slots by the cache's own directory
-    bool chooses = true;                // false: rungs are `given`, or tokens keep theirs
-    index_t most_made =
-        0; // most stand-ins that take the place of dropped tokens and present stand-ins; 0: the latter stay
-    bool from_behind    = false;         // the queries are later than all tokens
-    index_t tokens_read = 0;             // tokens for which slots and stand-ins stand
+    bool chooses        = true;         // false: rungs are `given`, or tokens keep theirs
+    index_t most_made   = 0;     // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
+    bool from_behind    = false; // the queries are later than all tokens
+    index_t tokens_read = 0;     // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
 
