@@ -39,7 +39,7 @@ struct read_prompt
     std::vector<mdkv::cpu::cache<T>> caches; // [layers]
     std::vector<float> logits;
     mdkv::reader_report report;
-    double compress_seconds = 0; // of ends of chunks
+    double compress_seconds = 0; // seconds that ends of chunks took
     std::int64_t most_bytes = 0; // that caches with their tails and losses took at any time, without scratch
 };
 

@@ -68,15 +68,11 @@ struct reader_work; // state and stages of a reader: pipeline/reading.hpp
 ///     }
 ///     r.finish(on);                                                      // caches as `prompt::pack` leaves them
 ///
-/// The limit holds from the first token on, so a token that is lowered now would have been lowered at the prompt's end, too:
-/// with more tokens under the same limit rungs can only fall. A token's losses are found while its chunk is read, by the
-/// chunk's own queries (`replay`), and stay beside it; they are weighed against the mean over all tokens read, dropped ones
-/// included. Tokens keep their rung or take one of fewer bytes, from the stored values. A prompt whose bytes fit is stored
-/// uncompressed, bit for bit.
+/// A token's losses are found while its chunk is read, by the chunk's own queries (`replay`), and stay beside it. Tokens keep
+/// their rung or take one of fewer bytes, from the stored values (docs/long-prompts.md). A prompt that fits stays uncompressed.
 ///
 /// Memory: caches and losses take theirs from the caches' memory resource; the constructor takes the rest of the state from
-/// the workspace of its backend, and every call takes scratch from the workspace of its own. A dry run of a call asks for what
-/// the call needs now: stored tokens count.
+/// the workspace of its backend, and every call scratch from its own; a dry run of a call counts what it needs now.
 ///
 /// \tparam Cache  the backend's owner: `cpu::cache<T>` or `gpu::cache<T, Resource>`
 /// \see    tests/unit/reader.cpp, docs/integrate.md
