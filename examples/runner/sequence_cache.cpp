@@ -232,7 +232,6 @@ template <mdkv::element T>
 std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
     std::function<void(std::int64_t, std::int64_t)> const& progress)
 {
-    auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
     auto const kept        = std::min(window(), std::ssize(tokens));
     auto const question    = std::min(window_, std::ssize(tokens));
@@ -250,7 +249,6 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     }
     most_bytes_       = done.most_bytes;
     compress_seconds_ = done.compress_seconds;
-    read_seconds_     = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     full_bytes_ =
         own.layers * own.kv_heads * std::ssize(tokens) * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
     return std::move(done.logits);

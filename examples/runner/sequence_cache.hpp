@@ -97,7 +97,6 @@ public:
     [[nodiscard]] double compress_seconds() const noexcept { return compress_seconds_; }
     /// The most bytes that caches and losses took at any time while the prompt was read; 0 if it was not read in chunks.
     [[nodiscard]] std::int64_t most_bytes() const noexcept { return most_bytes_; }
-    [[nodiscard]] double read_seconds() const noexcept { return read_seconds_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
 
@@ -125,7 +124,6 @@ private:
     scratch_memory scratch_;
     std::int64_t full_bytes_ = 0;
     std::int64_t most_bytes_ = 0;
-    double read_seconds_     = 0;
     double compress_seconds_ = 0;
     double attend_seconds_   = 0;
 };

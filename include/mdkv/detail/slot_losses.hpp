@@ -54,7 +54,7 @@ struct chunk_losses
     }
 };
 
-/// Counts each head's tokens before its new window. One item for each head, and one that adds them up.
+/// Counts each head's tokens before its new window. An item is a head.
 template <element T, backend B>
 struct count_slots
 {

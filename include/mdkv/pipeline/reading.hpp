@@ -463,12 +463,8 @@ struct reader_work
             auto job = job_of(on, l, W, tokens, most, numbers, how, directory, false, as_input(given));
             static_cast<void>(job(to, none));
         }
-        if (!real || last)
-        {
-            if (real) { cache(l) = std::move(to); }
-            return;
-        }
-        to.reserve_tail(options.chunk);
+        if (!real) { return; }
+        if (!last) { to.reserve_tail(options.chunk); }
         index_t slots = 0;
         host_directory<T> const made{on, to.view()};
         for (index_t h = 0; h < H; ++h) { slots += tokens_of_head(made.view, h); }

@@ -115,7 +115,7 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
 ///
 /// \param on            backend: threads, scratch, ranks
 /// \param[in]  loss     [R, M]   M tokens, head after head
-/// \param[in]  first    [H + 1]  where each head's tokens begin: 0, ascending, M
+/// \param[in]  first    [H + 1]  where each head's tokens begin, ascending, and where the last one's end; at most M
 /// \param      longest  tokens of the longest head, on all ranks
 /// \param[in]  costs    bytes of each rung; the cheapest rung takes none
 /// \param[in]  limit    [1]
@@ -126,7 +126,8 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
 /// \cost   the same
 /// \sync   the same
 /// \order  the same; bit for bit the choice for heads that are padded to one length with tokens that lose nothing
-/// \throws invalid_argument   a shape disagrees, or the cheapest rung takes bytes; and the other errors
+/// \throws invalid_argument   a shape disagrees, the cheapest rung takes bytes, or (cpu) heads leave the tokens or `longest`; and
+///                            the other errors
 /// \see    tests/unit/stages/allocate.cpp
 template <backend B>
 void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> first, index_t longest,
@@ -147,6 +148,17 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
         .in("limit", limit, {1}, "1")
         .out("rung", rung, {tokens}, "M")
         .out("report", report, {1}, "1");
+    if constexpr (B::memory_space == space::host)
+    {
+        for (index_t h = 0; h < heads && !detail::dry_run(on); ++h)
+        {
+            index_t const n = first(h + 1) - first(h);
+            expects(first(h) >= 0 && n >= 0 && first(h + 1) <= tokens, "allocate: tokens of head ", h, " are ",
+                first(h), " to ", first(h + 1), "; they must be among the ", tokens,
+                " and follow those of the head before");
+            expects(n <= longest, "allocate: head ", h, " has ", n, " tokens, above longest = ", longest);
+        }
+    }
     detail::staged(on, "allocate", [&](B const& with) {
         if (agreed.open() && !detail::dry_run(with))
         {

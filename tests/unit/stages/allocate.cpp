@@ -702,6 +702,27 @@ TEST_CASE("heads with different numbers of tokens need a rung that takes no byte
              "takes none");
 }
 
+TEST_CASE("heads that leave the tokens, or are longer than said, are refused by name")
+{
+    layer const in{2, 10, {0, 64}};
+    index_t const limit = 100;
+    std::vector<std::uint8_t> rung(20);
+    allocation report;
+    auto const call = [&](std::vector<index_t> const& first, index_t longest) {
+        return error_text<mdkv::invalid_argument>([&] {
+            support::run([&](mdkv::cpu::backend const& on) {
+                mdkv::allocate(on, mdkv::in(on, in.loss.data(), 2, 20), mdkv::in(on, first.data(), 3), longest,
+                    in.costs(), mdkv::in(on, &limit, 1), {}, mdkv::out(on, rung.data(), 20), mdkv::out(on, &report, 1));
+            });
+        });
+    };
+    CHECK(call({0, 10, 21}, 20)
+          == "allocate: tokens of head 1 are 10 to 21; they must be among the 20 and follow those of the head before");
+    CHECK(call({0, 12, 10}, 20).starts_with("allocate: tokens of head 1 are 12 to 10;"));
+    CHECK(call({-1, 10, 20}, 20).starts_with("allocate: tokens of head 0 are -1 to 10;"));
+    CHECK(call({0, 5, 20}, 14) == "allocate: head 1 has 15 tokens, above longest = 14");
+}
+
 TEST_CASE("a dry run touches nothing")
 {
     mdkv::workspace counting;

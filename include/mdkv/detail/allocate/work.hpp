@@ -125,8 +125,7 @@ struct work
     float const* loss; // [H, R, N], or [R, M]: see first_token
     index_t loss_of_head;
     index_t loss_of_rung;
-    index_t const*
-        first_token; // [own + 1]  where each head's tokens begin among the M of all heads; null: every head has N
+    index_t const* first_token;  // [own + 1]  where heads' tokens begin among all M; null: each head has N
     index_t const* limit_values; // [limits]
     std::uint8_t* rung;          // [H, N]
     index_t rung_of_head;
