@@ -468,16 +468,16 @@ TEST_CASE("stand-ins take over the attention of tokens dropped in any chunk")
     auto const lacking = [&](index_t stand_ins) {
         preset p    = presets::any_question;
         p.stand_ins = stand_ins;
-        read_text full{x, p, {.limit = budget::fraction(1, 1), .chunk = 256}};
+        read_text held{x, p, {.limit = budget::fraction(1, 1), .chunk = 256}};
         read_text small{x, p, {.limit = budget::fraction(1, 10), .chunk = 256, .slack = 0}};
-        full.read(0, 1024, 256);
+        held.read(0, 1024, 256);
         small.read(0, 1024, 256);
         double sum          = 0;
         index_t const count = text::heads * text::group * 256;
-        for (auto i = static_cast<std::ptrdiff_t>(full.outputs.size()) - count; i < std::ssize(full.outputs); ++i)
+        for (auto i = static_cast<std::ptrdiff_t>(held.outputs.size()) - count; i < std::ssize(held.outputs); ++i)
         {
             auto const at = static_cast<std::size_t>(i);
-            sum += double{full.outputs[at]} - double{small.outputs[at]};
+            sum += double{held.outputs[at]} - double{small.outputs[at]};
         }
         return sum / static_cast<double>(count);
     };
