@@ -279,6 +279,23 @@ words() {
     if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
 }
 
+# tags: ctags, which reads no macros, finds what the headers declare, as editors do
+tags() {
+    local found name
+    if ! (setup_packages "${mdkv_tag_packages[@]}"); then
+        note SKIPPED "tags: packages are missing: ${mdkv_tag_packages[*]}"
+        return
+    fi
+    found=$(ctags -x --languages=C++ --langmap=C++:+.cuh -R "$mdkv_root/include")
+    for name in prompt reader preset attend allocate score_block; do
+        if ! grep -qE "^$name +(class|struct|function) " <<<"$found"; then
+            note FAILED "tags: ctags finds no $name"
+            return
+        fi
+    done
+    note PASSED tags
+}
+
 # reference: the pages of the public headers, made without a warning
 reference() {
     local log=$build/reference.log
@@ -426,6 +443,7 @@ else
     release_seconds=$((SECONDS - release_seconds))
     seconds+=("release $(minutes "$release_seconds")")
     part words 1 words
+    part tags 1 tags
     part bare 80 bare
     unset CCACHE_DIR CCACHE_COMPILERCHECK CCACHE_SLOPPINESS
     [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice

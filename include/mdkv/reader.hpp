@@ -22,7 +22,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 struct reader_options
@@ -229,6 +229,6 @@ private:
     workspace::frame memory_; // memory of the state
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/reading.hpp>

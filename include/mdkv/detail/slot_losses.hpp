@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The number of losses that a stored token keeps: one a rung, but none at the full rung, which loses nothing.
@@ -271,4 +271,4 @@ struct add_leverage_mass
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -35,7 +35,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The last n rows of a dimension.
@@ -491,4 +491,4 @@ struct prompt_work
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -39,7 +39,7 @@
 #include <utility>
 #include <vector>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The state of a reader and the stages' calls on it.
@@ -562,4 +562,4 @@ struct reader_work
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail
