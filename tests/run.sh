@@ -371,6 +371,15 @@ sanitizers() {
     fi
 }
 
+# gpu_programs: tests and benchmarks for a GPU through nvcc; the tests' PTX is executed without one
+gpu_programs() {
+    if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc && ! -x /opt/cuda/bin/nvcc ]]; then
+        return # it was said that there is none
+    fi
+    leg gpu 'mdkv_gpu_tests mdkv_gpu_bench mdkv_ptx_tests' '-R ^(ptx/|consumer/cuda$|gpu/gpu_)' -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF
+}
+
 # fuzz: a number of runs of each fuzz target
 fuzz() {
     if [[ -z $mdkv_clang ]]; then
@@ -421,7 +430,7 @@ if ! command -v mpiexec >/dev/null || ! command -v mpicxx >/dev/null; then
 fi
 
 release=(-DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON
-    -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_BUILD_BENCH="$all" -DMDKV_BUILD_GPU_PROGRAMS="$all")
+    -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_BUILD_BENCH="$all" -DMDKV_BUILD_GPU_PROGRAMS=OFF)
 if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then
     release+=(-DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP" -DMDKV_LLAMA_CPP_BUILD="${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}")
 else
@@ -446,18 +455,19 @@ else
     seconds+=("release $(minutes "$release_seconds")")
     part words 1 words
     part tags 1 tags
-    part bare 35 bare
+    part bare 40 bare
     unset CCACHE_DIR CCACHE_COMPILERCHECK CCACHE_SLOPPINESS
     [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice
-    part cross-checks 10 python_crosschecks
-    part metrics 4 metrics_crosscheck
     part python 30 python_package
+    part cross-checks 12 python_crosschecks
+    part metrics 4 metrics_crosscheck
     unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it
-    part sanitizers 80 sanitizers
+    part sanitizers 65 sanitizers
+    part gpu 55 gpu_programs
     part reference 4 reference
     part compilers 15 other_compilers
     part 'instruction counts' 12 instruction_counts
-    part aarch64 45 aarch64
+    part aarch64 40 aarch64
     part fuzz 15 fuzz
     say "minutes: $(joined "${seconds[@]}")"
 fi
