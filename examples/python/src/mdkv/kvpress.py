@@ -13,11 +13,12 @@ and then, in its folder: python evaluate.py --dataset ruler --data_dir 4096 --pr
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from kvpress import BasePress
 from transformers import cache_utils
 
 from mdkv.cache_layer import CacheLayer
-from mdkv.transformers import CACHE_ARGUMENT, Cache
+from mdkv.transformers import CACHE_ARGUMENT, CHUNK, Cache
 
 
 @dataclass
@@ -26,11 +27,14 @@ class MdkvPress(BasePress):
 
     compression_ratio  share of the bytes that is freed, 0 to 1
     preset             preset of mdkv; `any_question` is made for questions that come after the context, as in kvpress
+    while_reading      True: the press cuts the call into calls of 256 tokens, and the context is compressed while it is read
+                       (best, any_question), in memory that does not grow with it; the call returns the last part's output
     Later calls, outside of the press, go on with the same cache object. See `mdkv.transformers.Cache` for what is not served.
     """
 
     compression_ratio: float = 0.0
     preset: str = "any_question"
+    while_reading: bool = False
 
     @contextmanager
     def __call__(self, model):
@@ -39,11 +43,17 @@ class MdkvPress(BasePress):
             cache = kwargs.get(CACHE_ARGUMENT)
             if cache is None or cache.get_seq_length() > 0:
                 raise ValueError("mdkv: the press compresses the model's first call with an empty cache")
-            self.cache = Cache(model.config, budget=1 - self.compression_ratio, preset=self.preset)
+            self.cache = Cache(model.config, budget=1 - self.compression_ratio, preset=self.preset, while_reading=self.while_reading)
             # kvpress' pipeline slices sliding layers like all others, which only layers that keep everything survive
             cache.layers = [cache_utils.DynamicLayer() if type(one) is cache_utils.DynamicSlidingWindowLayer else one
                             for one in self.cache.layers]
             cache.layer_class_to_replicate = None
+            if self.while_reading:
+                *before, last = kwargs["input_ids"].split(CHUNK, dim=1)
+                self.cache.prompt_tokens = kwargs["input_ids"].shape[1]
+                for ids in before:
+                    module.forward(*args, **{**kwargs, "input_ids": ids})
+                return args, {**kwargs, "input_ids": last}
 
         decoder = getattr(model.model, "language_model", model.model)
         hook = decoder.register_forward_pre_hook(replace_layers, with_kwargs=True)
