@@ -2,9 +2,8 @@
 
     python long_prompt.py                                # the reference model, 4,000 tokens, an eighth of the bytes
 
-All caches read the prompt by calls of --chunk tokens, each in a process of its own. The peak is that of resident memory above the
-state before the prompt, activations and scratch memory included (Linux).
-"""
+All caches read the prompt by calls of --chunk tokens, each in a process of its own. The peak is resident memory's above the state
+before the prompt, with activations and scratch memory (Linux)."""
 import argparse
 import multiprocessing
 
@@ -16,28 +15,30 @@ import mdkv.transformers
 import texts
 from three_questions import ask, keep_memory_apart, prompt_of, read
 
+NAMES = ("DynamicCache", "held", "while reading")
+
 
 def measure(chosen, name):
-    """A line of the table."""
+    """A line of the table, in a process of its own."""
     torch.set_num_threads(chosen.threads)
     keep_memory_apart()
     model, tokenizer = gguf_folder.load(chosen.model)
-    ids, after = prompt_of(tokenizer, chosen.tokens)
+    return line(chosen, name, model, tokenizer, *prompt_of(tokenizer, chosen.tokens))
+
+
+def line(chosen, name, model, tokenizer, ids, after):
     mdkv.transformers.read(model, ids[:, : chosen.chunk], DynamicCache(config=model.config))  # memory that is taken once is taken now
-    if name == "DynamicCache":
-        cache = DynamicCache(config=model.config)
-    else:
-        cache = mdkv.transformers.Cache(model.config, chosen.budget, chosen.preset, prompt_tokens=ids.shape[1],
-                                        while_reading=name == "while reading")
-    found = read(model, ids, cache, chosen.chunk)
     whole = name == "DynamicCache"
-    held = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers) if whole else cache.report()["bytes"]
-    each = (held if whole else cache.report()["uncompressed_bytes"]) / ids.shape[1]
-    sizes = [size / 2**20 for size in (held, 1.5 * held + chosen.chunk * each, found["peak"], 0 if whole else cache.backend.scratch_bytes)]
+    cache = DynamicCache(config=model.config) if whole else mdkv.transformers.Cache(
+        model.config, chosen.budget, chosen.preset, while_reading=name == "while reading")
+    found = read(model, ids, cache, chosen.chunk)
+    report = {} if whole else cache.report()
+    full = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers) if whole else report["uncompressed_bytes"]
+    held = report.get("bytes", full)
+    sizes = (held, 1.5 * held + chosen.chunk * full / ids.shape[1], found["peak"], report.get("scratch_bytes", 0))
     answers = [ask(model, tokenizer, ids, after, cache, fact[1])[0] for fact in texts.FACTS]
     right = sum(fact[2] in answer for fact, answer in zip(texts.FACTS, answers))
-    return (f"{name:<16}{sizes[0]:>10.1f}{sizes[1]:>24.1f}{sizes[2]:>10.1f}{sizes[3]:>13.1f}{found['read']:>8.1f}{right:>7} of "
-            f"{len(answers)}")
+    return f"{name:<14}" + "".join(f"{size / 2**20:>15.1f}" for size in sizes) + f"{found['read']:>10.1f}{right:>5} of {len(answers)}"
 
 
 def main():
@@ -49,8 +50,8 @@ def main():
     parser.add_argument("--preset", default="any_question")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
-    print(f"{'cache':<16}{'cache MiB':>10}{'1.5 of it and a chunk':>24}{'peak MiB':>10}{'scratch MiB':>13}{'read s':>8}{'answers':>12}")
-    for name in ("DynamicCache", "held", "while reading"):
+    print(f"{'MiB':<14}" + "".join(f"{name:>15}" for name in ("cache", "1.5 + a chunk", "peak", "scratch")) + f"{'read s':>10}{'right':>10}")
+    for name in NAMES:
         with multiprocessing.get_context("spawn").Pool(1) as process:
             print(process.apply(measure, (chosen, name)), flush=True)
 

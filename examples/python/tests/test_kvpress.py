@@ -76,6 +76,8 @@ def test_a_context_that_is_compressed_while_it_is_read():
     pipe(context, press=press, cache=cache, **options)
     assert cache.get_seq_length() == len(context) > 2 * 256 and all(layer.packed for layer in cache.layers)
     assert press.cache.report()["arena_bytes"] <= 0.25 * len(context) * 2 * 2 * 16 * 4 * 3
+    with torch.no_grad(), press(pipe.model), pytest.raises(ValueError, match="input_ids, which the call must give by its name"):
+        pipe.model.model(pipe.tokenizer.encode(context), **{CACHE_ARGUMENT: transformers.DynamicCache()})
 
 
 def test_a_peer_after_the_press_is_itself():

@@ -13,7 +13,6 @@ and then, in its folder: python evaluate.py --dataset ruler --data_dir 4096 --pr
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from kvpress import BasePress
 from transformers import cache_utils
 
@@ -49,11 +48,7 @@ class MdkvPress(BasePress):
                             for one in self.cache.layers]
             cache.layer_class_to_replicate = None
             if self.while_reading:
-                *before, last = kwargs["input_ids"].split(CHUNK, dim=1)
-                self.cache.prompt_tokens = kwargs["input_ids"].shape[1]
-                for ids in before:
-                    module.forward(*args, **{**kwargs, "input_ids": ids})
-                return args, {**kwargs, "input_ids": last}
+                return (), _read_but_last(module, self.cache, args, kwargs)
 
         decoder = getattr(model.model, "language_model", model.model)
         hook = decoder.register_forward_pre_hook(replace_layers, with_kwargs=True)
@@ -61,6 +56,20 @@ class MdkvPress(BasePress):
             yield
         finally:
             hook.remove()
+
+
+def _read_but_last(module, cache, args, kwargs):
+    """Cuts a decoder's call into calls of CHUNK tokens, makes all of them but the last, and returns the arguments for that."""
+    ids, mask, end = kwargs.get("input_ids"), kwargs.get("attention_mask"), 0
+    if ids is None or args:
+        raise ValueError("mdkv: with while_reading the press cuts input_ids, which the call must give by its name")
+    cache.prompt_tokens = ids.shape[1]
+    for part in ids.split(CHUNK, dim=1):
+        end += part.shape[1]
+        kwargs = {**kwargs, "input_ids": part, **({} if mask is None else {"attention_mask": mask[:, :end]})}
+        if end < ids.shape[1]:
+            module.forward(**kwargs)
+    return kwargs
 
 
 def presses():

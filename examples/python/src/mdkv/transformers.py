@@ -285,7 +285,7 @@ def _expects_readable(while_reading, preset, group, keep_rungs):
         raise ValueError(f"mdkv: while_reading: the preset \"{preset.name}\" knows no losses before the prompt's last queries; those "
                          "that replay can be read so: \"best\" and \"any_question\"")
     if group is not None:
-        raise NotImplementedError("mdkv: while_reading with group is not served: a prompt is read by one process")
+        raise NotImplementedError("mdkv: while_reading with group is not served: an mdkv.Reader takes no ranks")
     if keep_rungs:
         raise NotImplementedError("mdkv: while_reading with keep_rungs is not served: tokens that are dropped early are not followed")
     return CHUNK if while_reading is True else int(while_reading)
