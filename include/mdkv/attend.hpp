@@ -12,7 +12,7 @@
 #include <span>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 struct attend_options
@@ -171,4 +171,4 @@ void attend(B const& on, in_view<U, 3, B> queries, std::span<Sequence> sequences
     detail::attend_sequences(on, queries, std::span<Sequence const>{sequences}, options, output, lse);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

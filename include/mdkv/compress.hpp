@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// One layer of one sequence after prefill. The N tokens come first, the W window tokens follow them.
@@ -172,6 +172,6 @@ compress_report compress(B const& on, layer_view<B, T, U> const& layer, ratio_se
     });
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/compressing.hpp>

@@ -7,7 +7,7 @@
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -103,4 +103,4 @@ void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B
     run(on, job, (rows + job.rows_each() - 1) / job.rows_each());
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -14,7 +14,7 @@
 
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// balance_options::odd for a prompt of `tokens`: `largest` from 2,048 tokens on, and less in proportion below, because
@@ -178,4 +178,4 @@ inline constexpr preset any_question{.name = "any_question",
 
 } // namespace presets
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

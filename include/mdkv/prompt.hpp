@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Sizes of a prompt and of the model that reads it; all layers are alike.
@@ -365,6 +365,6 @@ private:
     bool balanced_  = false;  // whether the losses of all layers are balanced
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/prompting.hpp>

@@ -22,7 +22,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 struct reader_options
@@ -43,9 +43,9 @@ struct reader_options
 struct reader_report
 {
     index_t tokens       = 0; ///< tokens read so far
-    index_t limit_bytes  = 0; ///< bytes that the arenas of all layers may take now
-    index_t held_bytes   = 0; ///< bytes that they take
-    index_t losses_bytes = 0; ///< bytes of the losses beside them, which `finish` gives back
+    index_t limit_bytes  = 0; ///< bytes that the arenas of all layers, on all ranks, may take now
+    index_t held_bytes   = 0; ///< bytes that this rank's take
+    index_t losses_bytes = 0; ///< bytes of this rank's losses beside them, which `finish` gives back
     allocation chosen;        ///< everything_kept: no token was lowered
 };
 
@@ -73,6 +73,9 @@ struct reader_work; // state and stages of a reader: pipeline/reading.hpp
 ///
 /// Memory: caches and losses take theirs from the caches' memory resource; the constructor takes the rest of the state from
 /// the workspace of its backend, and every call scratch from its own; a dry run of a call counts what it needs now.
+///
+/// Over ranks (`mdkv::ranks`) layers and heads are this rank's, limit and choice those of all ranks. Every rank gives its
+/// constructor and calls a backend with the same ranks, and ends each chunk with the others.
 ///
 /// \tparam Cache  the backend's owner: `cpu::cache<T>` or `gpu::cache<T, Resource>`
 /// \see    tests/unit/reader.cpp, docs/integrate.md
@@ -176,14 +179,17 @@ public:
     /// present one, and packs them. Does nothing without tokens.
     ///
     /// \param on   backend: threads, scratch
-    /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one
+    /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one. Over ranks
+    ///         exchanges of allocate, of 8 bytes for 4,096 tokens of each head, of 8 bytes a token and head if the preset weighs
+    ///         leverages, and for each layer of 8 bytes a head if the last queries score
     /// \sync   returns when done, on a GPU too: it waits for the device once, and some times for each layer
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        layers have different numbers of tokens
+    /// \throws invalid_argument        layers have different numbers of tokens; over ranks one of them refuses its arguments, on
+    ///                                 every rank
     /// \throws non_finite_input        a loss is NaN or infinite; nothing was changed
     /// \throws insufficient_workspace  naming the size needed; nothing was changed
     /// \throws std::bad_alloc          (or an exception of the caches' resource). Each layer is as it was or as it is to be, and
-    ///                                 the call may be made again
+    ///                                 the call may be made again; over ranks the prompt must be read again
     reader_report end_chunk(B const& on) { return bring_within(on, "reader::end_chunk", false); }
 
     /// Ends the prompt: as `end_chunk`, but within the limit, and if the preset joins, by the last chunk's queries, too.
@@ -208,11 +214,12 @@ private:
 
     reader_report bring_within(B const& on, char const* stage, bool last)
     {
+        detail::agreement agreed{on};
         expects_open(stage);
         expects_same(on, stage);
         if (work_.pending == 0) { work_.progress.expects_alike(stage, work_.shape.layers); }
         reader_report const report =
-            detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last); });
+            detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last, agreed); });
         if (detail::dry_run(on) == dry_) { work_.finished = last; }
         return report;
     }
@@ -222,6 +229,6 @@ private:
     workspace::frame memory_; // memory of the state
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/reading.hpp>

@@ -21,7 +21,7 @@
 #include <optional>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 template <backend B>
@@ -248,6 +248,6 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     });
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/recompressing.hpp>

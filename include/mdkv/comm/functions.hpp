@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// A communicator of functions that return 0, or another number that is thrown as an error. Numbers are in memory of space S, `agree`'s in
@@ -48,4 +48,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -10,7 +10,7 @@
 
 #include <mpi.h>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// A communicator: `mdkv::mpi_communicator{comm}` after MPI_Init. One thread of each rank calls it. MPI ends all ranks by default
@@ -54,4 +54,4 @@ private:
 };
 static_assert(communicator<mpi_communicator>);
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

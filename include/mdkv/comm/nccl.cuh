@@ -13,7 +13,7 @@
 #include <driver_types.h>
 #include <nccl.h>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// A communicator of the backend's stream. `sum` and `least` are enqueued; `agree` waits for the stream.
@@ -62,4 +62,4 @@ private:
 };
 static_assert(communicator<nccl_communicator>);
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Cost of each rung, in bytes per token and head, of a head's projections if that rung is its widest projected one
@@ -126,4 +126,4 @@ struct allocation
     [[nodiscard]] constexpr double gap() const noexcept { return loss - dual; }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

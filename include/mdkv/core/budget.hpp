@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// The sizes of one layer of one sequence.
@@ -107,4 +107,4 @@ private:
            * element_bytes;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

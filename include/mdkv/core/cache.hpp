@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 // One layer's cache is one block of bytes (the arena) and a small directory. There is no padding: the arena has exactly
@@ -254,4 +254,4 @@ template <element T>
     return offset;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -16,7 +16,7 @@
 #    include <cstdlib>
 #endif
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Base of the library's exceptions. (A failed allocation stays std::bad_alloc.)
@@ -198,4 +198,4 @@ constexpr void expects(bool condition, Pieces... pieces)
     return result;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

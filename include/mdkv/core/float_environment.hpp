@@ -3,7 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// While an object lives, its thread rounds to nearest, keeps subnormal numbers and traps no exception; afterwards the
@@ -48,4 +48,4 @@ private:
 #endif
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// A token's leverages, each from 0 to 1, summed over heads of any layers on any ranks, in units of 2^-36; 0: no leverage yet.
@@ -48,4 +48,4 @@ inline constexpr float nan_leverage = std::numeric_limits<float>::quiet_NaN();
     return finite ? a + b : non_finite_leverage;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -105,3 +105,6 @@
 #else
 #    define MDKV_MACHINE MDKV_DETAIL_JOIN(MDKV_DETAIL_MACHINE, _no_exceptions, , , , , , )
 #endif
+
+/// `namespace MDKV_NAMESPACE::detail` opens mdkv::detail, spelled so that tools which read no macros see a namespace, too.
+#define MDKV_NAMESPACE mdkv::inline MDKV_MACHINE

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// The caller's transport between ranks: MPI, NCCL, an engine's own. All ranks call the same functions in the same order with
@@ -113,4 +113,4 @@ private:
 template <communicator C>
 ranks(C const&, rank_heads const&) -> ranks<C::memory_space>;
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Format of a stored coordinate.
@@ -249,4 +249,4 @@ inline constexpr ratio_set evict_ratios{drop, full};
 /// Drop, or keep all coordinates in 4, 8 or all bits; needs no projections.
 inline constexpr ratio_set bit_ratios{drop, full_int4, full_int8, full};
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

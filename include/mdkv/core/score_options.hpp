@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Factor of the error by a key's codes (the spread of the token's weight) beside the error of its value. Less than 1:
@@ -60,4 +60,4 @@ struct score_options
     float even_queries = 0.0F;
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -26,7 +26,7 @@
 #    define MDKV_OUTLINE [[gnu::noinline, gnu::noclone]]
 #endif
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Extents, strides and byte counts. Signed, so that differences may be negative; 64 bits, so that a 128K-token cache
@@ -297,4 +297,4 @@ template <element T>
     else { return "bf16"; }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

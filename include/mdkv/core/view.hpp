@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Memory space. Part of every view's type, so that a host view does not convert for a device backend.
@@ -311,4 +311,4 @@ template <class T, space S>
 
 } // namespace detail
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -9,7 +9,7 @@
 #include <span>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// A bump allocator over the caller's memory. A default-constructed workspace has no memory and only counts: a call
@@ -133,4 +133,4 @@ private:
     bool counting_{true};
 };
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -17,7 +17,7 @@
 #include <new>
 #include <span>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// The backend's part of attend.
@@ -81,4 +81,4 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// Passed first to every stage. Serial and without scratch by default.
@@ -92,4 +92,4 @@ void fetch(backend const& on, V const* from, V* to, index_t n)
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V));
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 namespace gram_sums
@@ -115,4 +115,4 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

@@ -13,7 +13,7 @@
 #include <memory_resource>
 #include <span>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// Host memory out of a memory resource, aligned to a cache line, as a cache's owner takes it.
@@ -85,4 +85,4 @@ public:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

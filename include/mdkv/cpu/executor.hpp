@@ -6,7 +6,7 @@
 #include <concepts>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// A non-owning reference to the caller's threads. The library never creates a thread: a default-made reference runs
@@ -66,4 +66,4 @@ private:
     int threads_{1};
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

@@ -19,7 +19,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// The backend's part of score.
@@ -144,4 +144,4 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on, centred, centred_heads * centred.per_head());
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

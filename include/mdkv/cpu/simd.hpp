@@ -12,7 +12,7 @@
 // which are therefore written in assembly; products are volatile there, because g++ would otherwise move them apart until
 // registers run out.
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// Floats of a vector register.
@@ -24,9 +24,9 @@ inline constexpr int vector_lanes = 8;
 inline constexpr int vector_lanes = 4;
 #endif
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu
 
-namespace mdkv::inline MDKV_MACHINE::cpu::simd
+namespace MDKV_NAMESPACE::cpu::simd
 {
 
 // Vector types of the compilers (g++ and clang), never wider than the machine's registers, so that passing them by value
@@ -341,4 +341,4 @@ template <class Join>
     return tiny ? broadcast(0.0F) : p;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::simd
+} // namespace MDKV_NAMESPACE::cpu::simd

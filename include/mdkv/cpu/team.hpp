@@ -9,7 +9,7 @@
 #include <concepts>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// One thread. Its functions are MDKV_HD because jobs are; a GPU never runs a job with this team.
@@ -142,4 +142,4 @@ MDKV_HD inline void powers_of_two(team const&, float const (&x)[team::lanes], fl
 #endif
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

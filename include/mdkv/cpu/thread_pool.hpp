@@ -18,7 +18,7 @@
 #include <time.h> // <chrono> costs who includes this header 0.07 s of compile time
 #include <unistd.h>
 
-namespace mdkv::inline MDKV_MACHINE::cpu
+namespace MDKV_NAMESPACE::cpu
 {
 
 /// A fixed set of threads that share one loop at a time. The calling thread works too, so `thread_pool{2}` starts one. A loop
@@ -197,4 +197,4 @@ private:
     std::atomic<std::uint64_t> inside_{}; // high half: number of the loop; low half: threads that work on it
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu
+} // namespace MDKV_NAMESPACE::cpu

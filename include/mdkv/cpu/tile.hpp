@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::tile
+namespace MDKV_NAMESPACE::cpu::tile
 {
 
 /// Rows and vectors of one tile: twice as many accumulators as keep two multiply-add units busy, and few enough for the
@@ -104,4 +104,4 @@ MDKV_OUTLINE inline void read_block(
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::tile
+} // namespace MDKV_NAMESPACE::cpu::tile

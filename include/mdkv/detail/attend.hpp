@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Sizes in floats. A query is kept in every basis that a run of the layout may have, and so are the sums of values: first
@@ -88,4 +88,4 @@ inline constexpr int attend_piece = 64;
     return pieces * attend_piece < run.tokens ? pieces * attend_piece : run.tokens;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

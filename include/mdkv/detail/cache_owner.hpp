@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Bytes of a backend's memory, which has `allocate(bytes)` and `release(data, bytes)`. 0 bytes allocate nothing.
@@ -202,4 +202,4 @@ private:
     cache_view<T, S> view_; // arena, directory and tail
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

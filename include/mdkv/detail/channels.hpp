@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Rows of the channels [H, 3, D].
@@ -153,4 +153,4 @@ struct fit_value_means
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

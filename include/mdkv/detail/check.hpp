@@ -11,7 +11,7 @@
 #include <limits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// True when the call only asks for the size of its workspace: views may then have no data.
@@ -222,4 +222,4 @@ template <class V, backend B, class... Extents>
     #function ": no implementation for this backend is visible; include <mdkv/cpu/" #header                            \
               ".hpp> (or <mdkv/mdkv.hpp>), or write " #function "_impl in your backend's namespace"
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

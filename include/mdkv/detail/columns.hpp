@@ -9,7 +9,7 @@
 #include <cmath>
 #include <concepts>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
@@ -119,4 +119,4 @@ MDKV_HD void powers_of_two(Team const&, float const (&x)[std::size_t{Team::lanes
     for (int l = 0; l < Team::lanes; ++l) { to[l] = x[l] < -126.0F ? 0.0F : exp2f(x[l]); }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Eight tables of 256 entries: table k continues a checksum over a byte and k bytes of zeros.
@@ -143,4 +143,4 @@ private:
     std::uint64_t size_ = 0;
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

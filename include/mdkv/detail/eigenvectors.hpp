@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Eigenvectors of every Gram matrix as rows of `basis`, strongest first, and their energies. The matrix is scaled to unit,
@@ -224,4 +224,4 @@ struct eigenvectors
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -5,7 +5,7 @@
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Size of the next block of n > 0 coordinates: the largest power of two that is no larger. A group is rotated block by
@@ -112,4 +112,4 @@ MDKV_HD void hadamard_by_team(Team const& t, float* x, int n) noexcept
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

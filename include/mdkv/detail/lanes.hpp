@@ -17,7 +17,7 @@
 #    define MDKV_ROLLED _Pragma("GCC unroll 1")
 #endif
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 template <class V, int Lanes>
@@ -104,4 +104,4 @@ template <class V>
     return a < b ? a : b;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// How many stand-ins each head has.
@@ -188,4 +188,4 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
             window_keys, window_values, stand_in_keys, stand_in_values, as_input(positions), as_input(first), carried});
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The largest of two losses. A NaN wins from either side: it must reach allocate, which reports it.
@@ -229,4 +229,4 @@ struct pool_fading
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

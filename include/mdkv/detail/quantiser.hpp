@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Largest finite half.
@@ -125,4 +125,4 @@ struct column_bounds
     [[nodiscard]] MDKV_HD quantiser<Lanes> fitted(storage kind) const noexcept { return {least, most, kind}; }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

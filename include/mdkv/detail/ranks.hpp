@@ -15,7 +15,7 @@
 #include <iterator>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The ranks of a backend, or null if there is one.
@@ -325,4 +325,4 @@ template <backend B>
         " heads is on one rank; see rank_heads (another rank with the same heads is a replica)");
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -18,7 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// A head's stored projections as rows of bases, 0 beyond the stored columns; one item a head. They are orthonormal but for
@@ -261,4 +261,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Columns that a member works on at a time: a row that a thread reads is padded to whole blocks of them. (32 and not
@@ -222,4 +222,4 @@ private:
     float* q_;        // [2, padded]  A - u q' - q u' is the matrix reflected from both sides
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -11,7 +11,7 @@
 
 // The picture of cache.hpp in functions. Every reader or writer of an arena or a tail finds its bytes here.
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// One group of coordinates in one tile of codes. Offsets are bytes from the tile's beginning.
@@ -245,4 +245,4 @@ template <class Cache>
     return any;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

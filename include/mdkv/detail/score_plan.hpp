@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// A rung that is neither dropped nor full. If it is not projected, it holds codes of rotated coordinates.
@@ -344,4 +344,4 @@ MDKV_HD void write_loss(score_plan const& plan, int r, Losses const& loss, index
     return !(missing > 1e-3F * squared);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

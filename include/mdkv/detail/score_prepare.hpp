@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Starting maximum of a softmax: lower than any logit, and finite so that differences are numbers.
@@ -388,4 +388,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

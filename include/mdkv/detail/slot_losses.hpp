@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The number of losses that a stored token keeps: one a rung, but none at the full rung, which loses nothing.
@@ -100,14 +100,15 @@ struct add_totals
 {
     static constexpr char const* name = "reader_add_totals";
 
-    sum_pieces<B> chunk;  // [L, H, n]
-    double const* before; // [L]  or null
-    double* after;        // [L]
+    sum_pieces<B> chunk;  // [L, H, n]  of all ranks
+    double const* before; // [layers of this rank]  or null
+    double* after;        // [layers of this rank]
+    index_t first = 0;    // number of this rank's first layer
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t l) const
     {
-        double const total = chunk.total(t, l);
+        double const total = chunk.total(t, first + l);
         if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
     }
 };
@@ -270,4 +271,4 @@ struct add_leverage_mass
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

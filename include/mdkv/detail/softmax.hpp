@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 inline constexpr float ln_2   = 0.693147180559945309F;
@@ -79,4 +79,4 @@ struct lse_merge
     return {x / (x + y), y / (x + y), top + logf(x + y)};
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

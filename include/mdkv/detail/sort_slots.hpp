@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// An item is a head. Counting sort: each worker counts a contiguous piece of tokens; prefix sums of the counts give
@@ -93,4 +93,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

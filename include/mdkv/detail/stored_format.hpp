@@ -14,7 +14,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 // A file is a header and six sections. Numbers are little-endian, as the structs below lie in memory. Sections begin at
@@ -250,4 +250,4 @@ index_t expects_directory(cache_layout const& layout, head_entry const* heads, i
     return most;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

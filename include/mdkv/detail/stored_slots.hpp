@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// A copy of a cache's directory in host memory.
@@ -275,4 +275,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

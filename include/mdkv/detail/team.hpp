@@ -26,7 +26,7 @@
 //   for (index_t i = t.rank() * Team::lanes; i < n; i += t.size() * Team::lanes)
 //       for (int l = 0; l < Team::lanes; ++l) ... x[i + l] ...          // a fixed count, which compilers vectorise
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Sum over the members before this one, and over all of them.
@@ -258,4 +258,4 @@ struct sum_pieces
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

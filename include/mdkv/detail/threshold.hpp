@@ -20,7 +20,7 @@
 // theta_1 is then L_0 - L_1 itself, so that ordering tokens by it is ordering them by loss, to the last bit; and no
 // quotient is smaller than its difference of losses, so none underflows to zero.
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The rungs that the tokens of a head may take, cheapest first, and the factors that compare them.
@@ -69,4 +69,4 @@ template <class Floats>
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

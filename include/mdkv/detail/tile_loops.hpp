@@ -14,7 +14,7 @@
 
 // Offsets: see run_of_head.hpp.
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// How a team packs the tiles of a cache or, unless `Packs`, reads them: a tile has sixteen tokens of the keys, or of the
@@ -202,4 +202,4 @@ MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

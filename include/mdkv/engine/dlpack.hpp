@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// A struct with DLTensor's members.
@@ -77,4 +77,4 @@ template <class T, std::size_t Rank, backend B, dlpack_tensor V>
     return detail::view_of_dlpack<T, Rank, B::memory_space>(tensor);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -130,4 +130,4 @@ void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_
     expects<non_finite_input>(false, name, ": NaN or infinity in head ", place / count, ", row ", place % count);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

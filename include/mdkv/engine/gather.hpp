@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -76,4 +76,4 @@ void gather_pages(B const& on, in_view<T, 4, B> pages, in_view<std::int32_t, 1, 
     run(on, detail::gather_page_rows<B, T>{pages, table, to}, heads * dim == 0 ? 0 : tokens);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Sorts every head's positions by rung, ascending inside a rung: the order in which pack stores them.
@@ -54,4 +54,4 @@ void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// The model that a stored cache was made with. Each text is the caller's own, e.g. the hash of a file; two caches fit
@@ -246,7 +246,7 @@ template <backend B, element T>
     return to;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/loading.hpp>
 #include <mdkv/pipeline/storing.hpp>

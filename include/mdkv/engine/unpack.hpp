@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -126,4 +126,4 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     run(on, detail::unpack_stand_ins<E, S>{from, keys, values, kept}, H);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -24,7 +24,7 @@
 #include <cstdint>
 #include <span>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 namespace kernels
@@ -151,4 +151,4 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     else { attend_columns<T, U, 256>(on, queries, sequences, options, output, lse); }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

@@ -15,7 +15,7 @@
 
 #include <driver_types.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 /// Passed first to every stage. A stage enqueues its kernels on `stream` and returns: views and scratch, all of them device
@@ -95,6 +95,6 @@ void fetch(backend const& on, V const* from, V* to, index_t n)
     copy(on, from, to, n * index_t{sizeof(V)});
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu
 
 #include <mdkv/gpu/launch.cuh>

@@ -21,7 +21,7 @@
 // Nothing here reads the device's data on the host, so a non-finite Gram matrix is not refused: its head gets a basis of
 // unit vectors and energies that are NaN.
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// How a Gram matrix is cut: into tiles, of which only the upper ones, diagonal included, are summed, and its samples into
@@ -222,9 +222,9 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 /// The backend's part of accumulate_gram.
@@ -249,4 +249,4 @@ inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram,
     run(on, mdkv::detail::eigenvectors<space::device>{gram, basis, energy}, gram.extent(0));
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

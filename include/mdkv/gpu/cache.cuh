@@ -15,7 +15,7 @@
 #include <memory>
 #include <memory_resource>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 /// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
@@ -80,4 +80,4 @@ template <element T, class Resource>
     return made;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

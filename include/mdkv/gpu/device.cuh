@@ -11,7 +11,7 @@
 // Kernels use these functions and no CUDA built-in besides, so that a second file of this name can give each of them a
 // meaning on the host (the tests do that). Warp functions are for whole warps: all 32 lanes must reach them.
 
-namespace mdkv::inline MDKV_MACHINE::gpu::device
+namespace MDKV_NAMESPACE::gpu::device
 {
 
 inline constexpr int warp_size = 32;
@@ -238,4 +238,4 @@ template <element T>
     return static_cast<int>(number & 1023U);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::device
+} // namespace MDKV_NAMESPACE::gpu::device

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 /// A call into the CUDA runtime failed; the state of the stream's earlier work is unknown.
@@ -33,4 +33,4 @@ inline void check(cudaError_t code, char const* what)
     detail::raise(cuda_error{what, code});
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

@@ -9,7 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 namespace kernels
@@ -144,4 +144,4 @@ inline void copy(backend const& on, void const* from, void* to, index_t bytes)
     check(cudaStreamSynchronize(on.stream), "copy");
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

@@ -17,7 +17,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 /// Where device memory comes from: memory allocated on a stream may be used by work enqueued there later, and
@@ -89,4 +89,4 @@ struct stream_memory
 template <memory_resource Resource>
 using device_bytes = mdkv::detail::owned_bytes<stream_memory<Resource>>;
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

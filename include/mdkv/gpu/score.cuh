@@ -18,7 +18,7 @@
 #include <algorithm>
 #include <concepts>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 // How it works. A block takes a tile of tokens: it reads the tile once, finds coordinates in the basis, and
@@ -99,4 +99,4 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on, centred, centred_heads * centred.per_head());
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

@@ -12,7 +12,7 @@
 
 // A second file of this name gives each function a meaning on the host (the tests do that).
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 /// A block of `Threads` threads. The host compiles the bodies of jobs as well, and never runs them with this team: the
@@ -101,4 +101,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

@@ -27,7 +27,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The report of a layer that is stored uncompressed. An item is a limit.
@@ -243,4 +243,4 @@ compress_report compress_layer(B const& on, layer_view<B, T, U> const& layer, ra
     return report;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

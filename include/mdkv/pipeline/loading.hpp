@@ -15,7 +15,7 @@
 #include <span>
 #include <string_view>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The header and the place of a file all of whose records were checked.
@@ -159,4 +159,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -35,7 +35,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The last n rows of a dimension.
@@ -181,6 +181,32 @@ void replay_chunks(B const& on, preset const& p, rotary_encoding<B> const& encod
     }
 }
 
+/// The numbers that a prompt of `tokens` tokens has on every rank, if there are ranks to agree with.
+template <element T, element U, backend B>
+[[nodiscard]] prompt_numbers numbers_of_prompt(B const& on, preset const& p, prompt_shape<B> const& shape,
+    index_t tokens, agreement<B::memory_space> const& agreed)
+{
+    if (!agreed.open() || dry_run(on)) { return {}; }
+    replay_part const how = p.replayed.value_or(replay_part{});
+    sharing_part const of = p.shared.value_or(sharing_part{});
+    rotary_encoding<B> const none;
+    rotary_encoding<B> const& rotates = p.replayed ? shape.encoding : none;
+    return {{{"number of tokens", tokens}, {"dimension D of keys", shape.dims.keys},
+        {"dimension Dv of values", shape.dims.values}, {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
+        {"element type of queries (1 float, 2 half, 3 bfloat16)", element_code<U>},
+        {"preset.replayed", p.replayed.has_value()}, {"preset.shared", p.shared.has_value()},
+        {"preset.window", p.window}, {"preset.ratios: number R of rungs", static_cast<index_t>(p.ratios.size())},
+        shared_number::hash("preset.ratios", hash_of(p.ratios)), {"preset.pooling.width", p.pooling.width},
+        {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
+        {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.even", p.even},
+        {"preset.stand_ins", p.stand_ins}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
+        {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
+        {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
+        {"preset.shared.depth", of.depth}, {"preset.shared.odd", of.odd}, {"encoding.base", rotates.base},
+        {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
+        shared_number::hash("encoding.frequencies", rotates.frequencies ? hash_of(on, *rotates.frequencies) : 0)}};
+}
+
 /// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
 /// own. Only take_state changes members; the other functions change elements of the views.
 template <backend B, element T, element U>
@@ -321,30 +347,11 @@ struct prompt_work
             on, "prompt::finish_layer", agreed, &shared, as_input(found), as_input(pooled), p.replayed->join, found);
     }
 
-    /// The numbers that a prompt of `tokens` tokens has on every rank, if there are ranks to agree with.
+    /// See numbers_of_prompt.
     [[nodiscard]] prompt_numbers agreed_numbers(
         B const& on, index_t tokens, agreement<B::memory_space> const& agreed) const
     {
-        if (!agreed.open() || dry_run(on)) { return {}; }
-        preset const& p       = settings;
-        replay_part const how = p.replayed.value_or(replay_part{});
-        sharing_part const of = p.shared.value_or(sharing_part{});
-        auto const rotates    = p.replayed ? shape.encoding : rotary_encoding<B>{};
-        return {{{"number of tokens", tokens}, {"dimension D of keys", shape.dims.keys},
-            {"dimension Dv of values", shape.dims.values},
-            {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
-            {"element type of queries (1 float, 2 half, 3 bfloat16)", element_code<U>},
-            {"preset.replayed", p.replayed.has_value()}, {"preset.shared", p.shared.has_value()},
-            {"preset.window", p.window}, {"preset.ratios: number R of rungs", rung_count()},
-            shared_number::hash("preset.ratios", hash_of(p.ratios)), {"preset.pooling.width", p.pooling.width},
-            {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
-            {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.even", p.even},
-            {"preset.stand_ins", p.stand_ins}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
-            {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
-            {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
-            {"preset.shared.depth", of.depth}, {"preset.shared.odd", of.odd}, {"encoding.base", rotates.base},
-            {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
-            shared_number::hash("encoding.frequencies", rotates.frequencies ? hash_of(on, *rotates.frequencies) : 0)}};
+        return numbers_of_prompt<T, U>(on, settings, shape, tokens, agreed);
     }
 
     /// Whether losses of a layer are joined, over the ranks that have its heads.
@@ -484,4 +491,4 @@ struct prompt_work
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

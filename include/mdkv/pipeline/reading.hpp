@@ -39,7 +39,7 @@
 #include <utility>
 #include <vector>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// The state of a reader and the stages' calls on it.
@@ -93,6 +93,13 @@ struct reader_work
         index_t const window = (std::min)(settings.window, tokens);
         return {H, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
     }
+    /// The same with the heads of all ranks.
+    [[nodiscard]] layer_shape layer_of_all(index_t tokens, rank_heads const& place) const
+    {
+        layer_shape all = layer(tokens);
+        all.heads       = place.heads;
+        return all;
+    }
     [[nodiscard]] cache_layout layout(index_t window) const
     {
         return {settings.ratios, H, window, shape.dims, settings.scale};
@@ -116,12 +123,14 @@ struct reader_work
             " caches for ", L, " layers");
         expects(options.chunk >= 1, "reader: reader_options::chunk is ", options.chunk, "; it must be at least 1");
         expects_not_negative("reader", "reader_options::slack", options.slack);
-        expects(ranks_of(on) == nullptr, "reader: a prompt is read by one rank; the backend has several");
-        layer_shape const whole = layer(shape.tokens);
-        whole.expects_valid("reader");
+        expects(ranks_of(on) == nullptr || settings.shared, "reader: preset \"", settings.name,
+            "\" gives each layer its own limit, which is not served over ranks");
+        layer(shape.tokens).expects_valid("reader");
+        auto const place        = number_heads(on, "reader", L * H, L).place;
+        layer_shape const whole = layer_of_all(shape.tokens, place);
         rotated_coordinates("reader", shape.encoding, shape.dims.keys);
         limit_bytes         = options.limit.in_bytes(whole);
-        index_t const least = whole.window_bytes() + H * costs.channels;
+        index_t const least = whole.window_bytes() + place.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             whole.window, " tokens and the channels; at least ", least, " bytes are needed");
         stand_ins             = stand_ins_within(settings.stand_ins, limit_bytes, whole);
@@ -186,7 +195,7 @@ struct reader_work
     }
 
     /// Finds the factors of the chunk's n tokens by their leverages among all keys, and the new Gram matrices.
-    void weigh_leverages(B const& on, index_t n, out_view<double, 4, B> next) const
+    void weigh_leverages(B const& on, index_t n, head_numbers const& numbers, out_view<double, 4, B> next) const
     {
         auto const [D, Dv] = shape.dims;
         workspace::frame frame{*on.scratch, "reader leverages"};
@@ -195,6 +204,7 @@ struct reader_work
         auto const gram      = scratch_view<double>(on, frame, H, D, D);
         auto const whitener  = scratch_view<float>(on, frame, H, D, D);
         auto const mass      = scratch_view<double>(on, frame, L, H);
+        auto const of_ranks  = scratch_view<double>(on, frame, ranks_of(on) == nullptr ? 0 : numbers.all);
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
         static_cast<void>(frame.ready());
@@ -216,22 +226,53 @@ struct reader_work
         }
         // The factor's limit is that of `balance` for the whole prompt.
         double const most = 0x1p127
-                            / (static_cast<double>(L * H) * static_cast<double>(shape.tokens)
+                            / (static_cast<double>(numbers.all) * static_cast<double>(shape.tokens)
                                 * std::exp(std::fmax(double{settings.shared->depth}, 0.0)));
-        sum_pieces<B> of_all{{nullptr, {1, L * H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
+        sum_pieces<B> const own{{nullptr, {L, H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
+        sum_pieces<B> of_all{
+            {nullptr, {1, numbers.all, 1}, {0, 0, 1}}, all_sums(on, numbers, own, of_ranks.data_handle())};
+        sum_over_ranks(on, leverages.data_handle(), n);
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
         run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n, balance_options<B>{}.reach,
                     double{odd_power(settings.odd(), shape.tokens)}, most, factors.data_handle()});
     }
 
+    /// The sums of all ranks' heads.
+    /// \param memory  [numbers.all, pieces]; null on one rank, whose sums they are
+    [[nodiscard]] static double* all_sums(
+        B const& on, head_numbers const& numbers, sum_pieces<B> const& own, double* memory)
+    {
+        if (ranks_of(on) == nullptr) { return own.sums; }
+        if (!dry_run(on)) { place_sums(on, numbers, own, memory); }
+        sum_over_ranks(on, reinterpret_cast<std::int64_t*>(memory), numbers.all * own.pieces());
+        return memory;
+    }
+
     /// One call of end_chunk or finish.
-    reader_report bring_within(B const& on, char const* stage, bool last)
+    /// \param agreed  made before the call's arguments were checked
+    reader_report bring_within(B const& on, char const* stage, bool last, agreement<S>& agreed)
     {
         float_environment const standard;
-        index_t const n   = pending > 0 ? pending : progress.of(0);
-        index_t const all = read + n;
-        index_t const W   = layer(all).window;
-        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
+        bool const over          = ranks_of(on) != nullptr;
+        index_t const n          = pending > 0 ? pending : progress.of(0);
+        index_t const all        = read + n;
+        index_t const W          = layer(all).window;
+        auto const numbers       = number_heads(on, stage, L * H, L);
+        rank_heads const& place  = numbers.place;
+        layer_shape const of_all = layer_of_all(all, place);
+        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, place.layers), .chosen = {}};
+        expects(pending == 0 || !over, stage,
+            ": memory ran out on this rank in the call before; over ranks a prompt must be "
+            "read again then");
+        if (!dry_run(on))
+        {
+            prompt_numbers const shared = numbers_of_prompt<T, U>(on, settings, shape, all, agreed);
+            agreed.settle(stage,
+                array<shared_number, 4>{
+                    {{"reader_options::limit in bytes", limit_bytes}, {"reader_options::slack", options.slack},
+                        {"tokens of the chunk", n}, {"prompt_shape::tokens", shape.tokens}}},
+                &shared);
+        }
         if (!last)
         {
             report.limit_bytes +=
@@ -239,8 +280,8 @@ struct reader_work
         }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         auto const begin   = begins(on, W);
-        bool const chooses = !fits(report.limit_bytes);
-        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
+        bool const chooses = (over && dry_run(on)) || !fits(on, report.limit_bytes); // a dry run asks no other rank
+        bool const counts  = n > 0 && pending == 0;                                  // the chunk's tokens, into means
         index_t const D    = shape.dims.keys;
         index_t const M    = chooses ? begin.back() : 0;
         index_t most       = 0;
@@ -258,29 +299,40 @@ struct reader_work
         report.chosen.status = allocation_status::everything_kept;
         {
             workspace::frame choosing{*on.scratch, stage};
-            auto const next = scratch_view<double>(on, choosing, weighs() && counts ? L : 0, H, D, D);
-            auto const sums = scratch_view<double>(on, choosing, L);
-            auto const loss = scratch_view<float>(on, choosing, R, M);
+            auto const next       = scratch_view<double>(on, choosing, weighs() && counts ? L : 0, H, D, D);
+            auto const sums       = scratch_view<double>(on, choosing, L);
+            auto const loss       = scratch_view<float>(on, choosing, R, M);
+            index_t const counted = counts ? n : 0;
             sum_pieces<B> of_chunk{
-                {losses.data_handle(), {L, H, counts ? n : 0}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
-            of_chunk.sums = choosing.template take<double>(of_chunk.items());
+                {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
+            of_chunk.sums        = choosing.template take<double>(of_chunk.items());
+            auto* const of_ranks = choosing.template take<double>(over ? numbers.all * of_chunk.pieces() : 0);
             static_cast<void>(choosing.ready());
             run(on, of_chunk);
-            run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
-            if (!next.empty()) { weigh_leverages(on, n, next); }
+            run(on,
+                add_totals<B>{{{nullptr, {place.layers, place.heads, counted}, {0, 0, 1}},
+                                  all_sums(on, numbers, of_chunk, of_ranks)},
+                    totals.data_handle(), sums.data_handle(), place.first_layer},
+                L);
+            if (!next.empty()) { weigh_leverages(on, n, numbers, next); }
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
                     spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
-                        unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss},
+                        unit_of(place, place.first_layer + l, after(sums.data_handle(), l), all, 1.0),
+                        as_input(slice<0>(first, l * H, H)), loss},
                     H);
-                if (settings.last_queries_score()) { join_layer(on, l, W, all, begin, as_input(first), loss); }
             }
-            index_t const fixed = layer(all).window_bytes() + layer(all).bytes_of(stand_ins);
+            for (index_t i = 0; i < place.layers && chooses && settings.last_queries_score(); ++i)
+            {
+                join_layer(on, place, i, W, all, begin, as_input(first), loss);
+            }
+            index_t const fixed = of_all.window_bytes() + of_all.bytes_of(stand_ins);
             if (chooses)
             {
-                report.chosen =
-                    choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
+                // Over ranks the longest head's length is another one's matter; the text's tokens bound it.
+                report.chosen = choose(on, stage, report.limit_bytes - place.layers * fixed, as_input(loss),
+                    as_input(first), over ? of_all.tokens : most, rung);
             }
             // Nothing has thrown: the means count the chunk.
             auto const rows = [](auto const& x, index_t count, index_t size) {
@@ -320,14 +372,25 @@ struct reader_work
     }
 
     /// Whether all tokens keep their rungs within the bytes of all layers, of which each has its part unless they share.
-    [[nodiscard]] bool fits(index_t bytes_of_all) const
+    [[nodiscard]] bool fits(B const& on, index_t bytes_of_all) const
     {
-        index_t sum = 0;
+        std::int64_t sum = 0;
         for (index_t l = 0; l < L; ++l)
         {
             index_t const own = cache(l).arena_bytes() + layer(0).bytes_of(progress.of(l));
             if (!settings.shared && own > bytes_of_all / L) { return false; }
             sum += own;
+        }
+        if (ranks_of(on) != nullptr)
+        {
+            workspace::frame frame{*on.scratch, "reader"};
+            auto* const word = frame.template take<std::int64_t>(1);
+            if (frame.ready())
+            {
+                run(on, fill<std::int64_t>{word, sum, 1});
+                sum_over_ranks(on, word, 1);
+                fetch(on, word, &sum, 1);
+            }
         }
         return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
     }
@@ -362,11 +425,13 @@ struct reader_work
         return most;
     }
 
-    [[nodiscard]] layer_unit unit_of(index_t l, double const* total, index_t tokens, double weight) const
+    /// \param l  number of the layer among all ranks'
+    [[nodiscard]] layer_unit unit_of(
+        rank_heads const& place, index_t l, double const* total, index_t tokens, double weight) const
     {
         double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
-        return {total, static_cast<double>(H * tokens),
-            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(L))};
+        return {total, static_cast<double>(place.heads * tokens),
+            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(place.layers))};
     }
 
     /// One call of recompress's job, for a layer whose rungs are chosen here.
@@ -382,38 +447,54 @@ struct reader_work
             as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
     }
 
-    /// Adds the losses of a layer's tokens by the last queries.
-    void join_layer(B const& on, index_t l, index_t W, index_t tokens, std::vector<index_t> const& begin,
-        in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
+    /// Adds the losses of a layer's tokens by the last queries, in units of their mean over the heads of all ranks.
+    /// \param number  of the layer among all ranks'; a rank without it takes part in the exchange
+    void join_layer(B const& on, rank_heads const& place, index_t number, index_t W, index_t tokens,
+        std::vector<index_t> const& begin, in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
     {
-        index_t const most  = longest(begin, l);
-        index_t const count = asked.of(l);
+        index_t const l     = number - place.first_layer;
+        bool const here     = l >= 0 && l < L;
+        index_t const heads = here ? H : 0;
+        index_t const most  = here ? longest(begin, l) : 0;
+        index_t const count = here ? asked.of(l) : 0;
         index_t const early = (std::max<index_t>)(count - settings.question, 0);
-        if (most == 0 || count == 0) { return; }
-        host_directory<T> const directory{on, cache(l).view()};
+        bool const over     = ranks_of(on) != nullptr;
+        bool const scores   = most > 0 && count > 0;
+        if (!scores && !over) { return; }
+        B const own = alone(on);
         workspace::frame frame{*on.scratch, "reader"};
-        auto const weights = scratch_view<float>(on, frame, count);
-        auto const scored  = scratch_view<float>(on, frame, H, R, most);
-        auto* const total  = frame.template take<double>(1);
-        sum_pieces<B> sums{{scored.data_handle(), {1, H, most}, {0, scored.stride(0), 1}}, nullptr};
-        sums.sums = frame.template take<double>(sums.items());
+        auto const weights  = scratch_view<float>(on, frame, count);
+        auto const scored   = scratch_view<float>(on, frame, heads, R, most);
+        auto const of_heads = scratch_view<double>(on, frame, heads);
+        auto const of_ranks = scratch_view<double>(on, frame, over ? place.heads : 0);
+        auto* const total   = frame.template take<double>(1);
+        sum_pieces<B> pieces{{scored.data_handle(), {heads, 1, most}, {scored.stride(0), 0, 1}}, nullptr};
+        pieces.sums = frame.template take<double>(pieces.items());
         static_cast<void>(frame.ready());
-        run(on, fill<float>{weights.data_handle(), settings.early_weight, early});
-        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, count - early});
-        auto const numbers = number_heads(alone(on), "reader", H, 0);
-        recompress_options<B> const how{.pooling = settings.pooling,
-            .scale                               = settings.scale,
-            .query_weights                       = as_input(weights),
-            .even_queries                        = settings.even_queries(count)};
+        run(on, fill<double>{of_heads.data_handle(), 0, heads});
+        if (scores)
         {
-            auto const job = job_of(on, l, W, tokens, most, numbers, how, directory, true, {});
+            run(on, fill<float>{weights.data_handle(), settings.early_weight, early});
+            run(on, fill<float>{after(weights.data_handle(), early), 1.0F, count - early});
+            host_directory<T> const directory{on, cache(l).view()};
+            auto const numbers = number_heads(own, "reader", H, 0);
+            recompress_options<B> const how{.pooling = settings.pooling,
+                .scale                               = settings.scale,
+                .query_weights                       = as_input(weights),
+                .even_queries                        = settings.even_queries(count)};
+            auto const job = job_of(own, l, W, tokens, most, numbers, how, directory, true, {});
             job.read();
             job.score_slots(scored);
+            run(on, pieces);
+            run(on, add_totals<B>{pieces, nullptr, of_heads.data_handle()}, heads);
         }
-        run(on, sums);
-        run(on, add_totals<B>{sums, nullptr, total}, 1);
+        head_numbers const place_of_heads{place, heads, heads, place.heads, here ? place.first_head : 0};
+        sum_pieces<B> const own_heads{{nullptr, {1, heads, 1}, {0, 0, 1}}, of_heads.data_handle()};
+        double* const all = all_sums(on, place_of_heads, own_heads, of_ranks.data_handle());
+        if (!scores) { return; }
+        run(on, add_totals<B>{{{nullptr, {1, place.heads, 1}, {0, 0, 1}}, all}, nullptr, total}, 1);
         run(on,
-            join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
+            join_spread<B>{as_input(scored), unit_of(place, number, total, tokens, double{settings.replayed->join}),
                 slice<0>(first, l * H, H + 1), loss},
             H);
     }
@@ -454,13 +535,14 @@ struct reader_work
         auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
         bool const real    = frame.ready();
         run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
-        auto const numbers = number_heads(alone(on), "reader", H, 0);
+        B const own        = alone(on);
+        auto const numbers = number_heads(own, "reader", H, 0);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to;
         if (real) { to = cache(l).like(layout(W), 0, 0); }
-        agreement<S> none{alone(on)};
+        agreement<S> none{own};
         {
-            auto job = job_of(on, l, W, tokens, most, numbers, how, directory, false, as_input(given));
+            auto job = job_of(own, l, W, tokens, most, numbers, how, directory, false, as_input(given));
             static_cast<void>(job(to, none));
         }
         if (!real) { return; }
@@ -480,4 +562,4 @@ struct reader_work
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Waits for the stream of a GPU's backend.
@@ -410,4 +410,4 @@ struct recompressing
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

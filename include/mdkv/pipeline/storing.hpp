@@ -17,7 +17,7 @@
 #include <span>
 #include <string_view>
 
-namespace mdkv::inline MDKV_MACHINE::detail
+namespace MDKV_NAMESPACE::detail
 {
 
 /// Passes bytes on to a sink and counts them.
@@ -268,4 +268,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail
+} // namespace MDKV_NAMESPACE::detail

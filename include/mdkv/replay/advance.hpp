@@ -14,7 +14,7 @@
 #include <limits>
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// The coordinates that rotate together, of n rotating ones.
@@ -207,4 +207,4 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     run(on, job, shape[0] * job.blocks());
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -217,4 +217,4 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         shape[0] * shape[1] * shape[2]);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

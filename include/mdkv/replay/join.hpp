@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -136,4 +136,4 @@ void join(
     detail::join_losses(on, "join", agreed, nullptr, first, second, weight, joined);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

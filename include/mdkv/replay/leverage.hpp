@@ -14,7 +14,7 @@
 
 #include <cmath>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -205,4 +205,4 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, 
     detail::staged(on, "add_leverage", body);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 struct stand_in_options
@@ -126,4 +126,4 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     detail::make_stand_ins(on, queries, keys, values, rungs, lse, tokens, options, {}, stand_in_keys, stand_in_values);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

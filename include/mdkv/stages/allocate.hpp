@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -176,4 +176,4 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
     });
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -8,7 +8,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 namespace detail
@@ -135,4 +135,4 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     detail::staged(on, "fit_basis", body);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -8,7 +8,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Mean and scale of every channel of a head's keys, one of their D coordinates over all tokens. Codes of whole vectors
@@ -45,4 +45,4 @@ void fit_channels(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, 
     run(on, detail::fit_key_channels<T, U, B>{queries, keys, channels}, heads);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

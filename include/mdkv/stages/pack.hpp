@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
@@ -127,4 +127,4 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         needed, stand_in_keys, stand_in_values);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

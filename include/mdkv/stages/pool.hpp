@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Rule for a token's pooled loss. Adaptive: a higher peak reaches further; the width is the distance between the two
@@ -59,4 +59,4 @@ void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view
     run(on, detail::pool_windows<B>{loss, pooled, options.width, options.kind == pooling::mean});
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -8,7 +8,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 
-namespace mdkv::inline MDKV_MACHINE
+namespace MDKV_NAMESPACE
 {
 
 /// Loss of every token at every rung: how far the queries' attention output may move if all tokens were stored at that
@@ -98,4 +98,4 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE
+} // namespace MDKV_NAMESPACE

@@ -1,11 +1,11 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/replay/advance.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::advance_rows<backend, float>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::advance_rows<backend, half>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::advance_rows<backend, bfloat16>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,7 +1,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/stages/allocate.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 namespace dual = mdkv::detail::dual;
@@ -18,4 +18,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<dual::assign> cons
 template __global__ void entry(__grid_constant__ job_of_teams<dual::conclude> const);
 template __global__ void entry(__grid_constant__ job_of_teams<dual::copy_best> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,7 +1,7 @@
 #include <mdkv/append.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::append_token<backend, float, float>> const);
@@ -12,4 +12,4 @@ template __global__ void entry(
 template __global__ void entry(
     __grid_constant__ job_of_teams<mdkv::detail::append_token<backend, bfloat16, float>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,6 +1,6 @@
 #include <mdkv/gpu/attend.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ attend_slice<float, float, 128, 1> const);
@@ -18,4 +18,4 @@ template __global__ void entry(__grid_constant__ attend_slice<bfloat16, bfloat16
 template __global__ void entry(__grid_constant__ attend_merge<half, half, attend_most_sequences> const);
 template __global__ void entry(__grid_constant__ attend_merge<bfloat16, bfloat16, attend_most_sequences> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

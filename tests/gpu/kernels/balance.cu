@@ -1,7 +1,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/replay/balance.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_pieces<backend>> const);
@@ -9,4 +9,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::wide
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::weigh_surroundings<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::balance_rows<backend>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

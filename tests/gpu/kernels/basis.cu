@@ -1,6 +1,6 @@
 #include <mdkv/gpu/basis.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ gram_products<float> const);
@@ -10,4 +10,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::gram
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::eigenvectors<space::device>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::fill<double>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,6 +1,6 @@
 #include <mdkv/gpu/cache.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::fill<head_entry>> const);
@@ -8,4 +8,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<half, space::device>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::move_tail<bfloat16, space::device>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

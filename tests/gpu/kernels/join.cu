@@ -1,10 +1,10 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/replay/join.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::sum_pieces<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::add_losses<backend>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,7 +1,7 @@
 #include <mdkv/gpu/basis.cuh>
 #include <mdkv/replay/leverage.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::whiten<backend>> const);
@@ -9,4 +9,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::add_
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::add_squares<backend, half>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::add_squares<backend, bfloat16>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

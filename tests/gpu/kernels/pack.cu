@@ -3,7 +3,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::lay_out_heads<float, backend>> const);
@@ -16,4 +16,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<half, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<bfloat16, backend>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,10 +1,10 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/stages/pool.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_windows<backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pool_fading<backend>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

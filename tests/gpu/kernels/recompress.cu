@@ -1,7 +1,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/recompress.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 constexpr space there = space::device;
@@ -21,4 +21,4 @@ template __global__ void entry(
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mask_losses<half, there>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::settle_rungs<half, there>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

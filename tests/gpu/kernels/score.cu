@@ -1,6 +1,6 @@
 #include <mdkv/gpu/score.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template <class T>
@@ -22,4 +22,4 @@ template __global__ void entry(__grid_constant__ score_losses<float> const);
 template __global__ void entry(__grid_constant__ score_losses<half> const);
 template __global__ void entry(__grid_constant__ score_losses<bfloat16> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -1,7 +1,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/replay/stand_in.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::choose_seeds<backend, float>> const);
@@ -18,4 +18,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_group<backend, bfloat16>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -2,10 +2,10 @@
 
 #include "../../support/counting_job.hpp"
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<support::count_bytes> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::fill<std::uint8_t>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

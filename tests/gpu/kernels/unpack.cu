@@ -1,7 +1,7 @@
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/gpu/backend.cuh>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 // read_projections and read_tokens: recompress.cu
@@ -11,4 +11,4 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::unpa
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::unpack_stand_ins<half, there>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::unpack_stand_ins<bfloat16, there>> const);
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

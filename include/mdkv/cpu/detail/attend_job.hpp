@@ -23,7 +23,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 using mdkv::detail::attend_sizes;
@@ -392,4 +392,4 @@ struct attend_job
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

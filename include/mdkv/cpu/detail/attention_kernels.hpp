@@ -15,7 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 // There is one kernel for each storage kind, number of query heads and number of vectors side by side. Kernels are never
@@ -202,4 +202,4 @@ struct logit_kernels
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

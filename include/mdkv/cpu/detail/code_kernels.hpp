@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 // A coordinate is minimum + scale * code, with one minimum and one scale for a token's group. It is never formed: a logit
@@ -115,4 +115,4 @@ template <int Bits, bool Signed>
 #endif
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

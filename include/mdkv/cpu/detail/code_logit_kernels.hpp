@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 struct byte_range
@@ -168,4 +168,4 @@ template <int Bits>
 inline constexpr logit_kernels coded_logits_as{most_coded_logit_heads<Bits>,
     {coded_logits_of<Bits, 0>(), coded_logits_of<Bits, 1>(), coded_logits_of<Bits, 2>(), coded_logits_of<Bits, 3>()}};
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

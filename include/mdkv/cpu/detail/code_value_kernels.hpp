@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 /// A group's codes in neighbouring tiles of values.
@@ -214,4 +214,4 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

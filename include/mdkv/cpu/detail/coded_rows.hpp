@@ -12,7 +12,7 @@
 #include <array>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 /// The steps inside a vector from `Half` on: lanes i and i + Half become their sum and their difference.
@@ -156,4 +156,4 @@ MDKV_OUTLINE inline void find_roundings(
 #endif
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

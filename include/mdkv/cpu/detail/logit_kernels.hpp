@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 /// Writes the logits of neighbouring whole tiles of elements for G queries, `Tiles` at a time. Returns the number of tiles
@@ -153,4 +153,4 @@ inline constexpr logit_kernels logits_as{
     return factor;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

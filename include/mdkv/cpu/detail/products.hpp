@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::simd
+namespace MDKV_NAMESPACE::cpu::simd
 {
 
 // pair_sums add_products(pair_sums sum, ints a, ints b): sum + the products of 16-bit numbers, two by two: a lane grows by
@@ -203,4 +203,4 @@ inline constexpr bool byte_limbs   = false;
 inline constexpr bool base_of_high = false;
 #endif
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::simd
+} // namespace MDKV_NAMESPACE::cpu::simd

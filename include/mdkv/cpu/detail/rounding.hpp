@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 /// The middle of the codes of 4 or 8 bits.
@@ -192,4 +192,4 @@ MDKV_OUTLINE void round_weights(query_rows const& weights, std::byte const* scal
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

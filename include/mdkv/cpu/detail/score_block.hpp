@@ -23,7 +23,7 @@
 // tokens, whose exact logits sweep one leaves for sweep two. Logits are in units of log2; the scale is folded into the
 // queries, and a query's weight into its log-sum-exps.
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 using mdkv::detail::score_head;
@@ -353,4 +353,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::inline MDKV_MACHINE::cpu::detail
+namespace MDKV_NAMESPACE::cpu::detail
 {
 
 /// sums[g][c] += sum over n tokens of weights[g][t] * rows[t][c] for the first columns, `Vectors` vectors of elements.
@@ -174,4 +174,4 @@ MDKV_OUTLINE inline void block_values(value_kernels const& as, query_rows const&
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::cpu::detail
+} // namespace MDKV_NAMESPACE::cpu::detail

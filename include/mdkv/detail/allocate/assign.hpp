@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail::dual
+namespace MDKV_NAMESPACE::detail::dual
 {
 
 /// An upgrade that does not exist, see `assign::upgrade_of`.
@@ -339,4 +339,4 @@ struct copy_best
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail::dual
+} // namespace MDKV_NAMESPACE::detail::dual

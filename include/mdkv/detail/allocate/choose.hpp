@@ -18,7 +18,7 @@
 // Histograms of thresholds, weighted with s_j and with s_j theta_j, therefore give bytes and loss of every head with every
 // set at all edges between bins. Losses are summed from the small thresholds up: large ones do not drown them.
 
-namespace mdkv::inline MDKV_MACHINE::detail::dual
+namespace MDKV_NAMESPACE::detail::dual
 {
 
 /// Histograms of every head with every set that it can pay for, and the least losses.
@@ -335,4 +335,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail::dual
+} // namespace MDKV_NAMESPACE::detail::dual

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail::dual
+namespace MDKV_NAMESPACE::detail::dual
 {
 
 /// A team's memory for a piece: the rungs open to its head, its losses, and sums.
@@ -127,4 +127,4 @@ template <team Team, class X>
     return total;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail::dual
+} // namespace MDKV_NAMESPACE::detail::dual

@@ -21,7 +21,7 @@
 // thresholds are in it, and all others are only compared with its ends. At the multiplier itself `weigh_ties` and `find_tie`
 // do the same for the ties, by piece and then by token.
 
-namespace mdkv::inline MDKV_MACHINE::detail::dual
+namespace MDKV_NAMESPACE::detail::dual
 {
 
 /// The first of n numbers that makes the sum exceed `left`; the last one if none does.
@@ -294,4 +294,4 @@ struct find_tie
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::detail::dual
+} // namespace MDKV_NAMESPACE::detail::dual

@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::detail::dual
+namespace MDKV_NAMESPACE::detail::dual
 {
 
 /// Solves all limits. At most fifteen launches on a GPU, for any losses; one more over ranks, where each rank fills in its
@@ -169,4 +169,4 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     solve(on, w, words);
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::detail::dual
+} // namespace MDKV_NAMESPACE::detail::dual

@@ -13,7 +13,7 @@
 // the same for any number of threads, on every backend, and if heads are spread over ranks. Sums of losses are made in one
 // fixed shape (`tree_sum`).
 
-namespace mdkv::inline MDKV_MACHINE::detail::dual
+namespace MDKV_NAMESPACE::detail::dual
 {
 
 /// Tokens of one piece, an item of most jobs, all of one head.
@@ -266,4 +266,4 @@ struct work
 };
 static_assert(std::is_trivially_copyable_v<work>);
 
-} // namespace mdkv::inline MDKV_MACHINE::detail::dual
+} // namespace MDKV_NAMESPACE::detail::dual

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <span>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Sequences of one launch: their parameters fit its 4,096 bytes, with all that they share.
@@ -114,4 +114,4 @@ struct attend_batch
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

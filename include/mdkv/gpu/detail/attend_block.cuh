@@ -23,7 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// x := H x / sqrt(n) by the lanes of a warp, block by block: what detail/hadamard.hpp does.
@@ -411,4 +411,4 @@ struct attend_block
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

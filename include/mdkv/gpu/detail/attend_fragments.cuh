@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Two fragments of queries, or two of weights: the second has what the first leaves by rounding, or, beside keys of 4 bits,
@@ -60,4 +60,4 @@ __device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&
 /// Factor of codes in products.
 inline constexpr float code_unit = 0x1p-24F;
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

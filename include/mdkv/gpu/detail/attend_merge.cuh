@@ -18,7 +18,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Where attention is written.
@@ -209,4 +209,4 @@ template <element T, element U>
     if (lane == 0) { outputs.lse(row, token) = softmax.lse(); }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 inline constexpr int attend_pairs_stride = 2 * attend_warps; ///< tiles that the warps of a block take at once, in pairs
@@ -104,4 +104,4 @@ private:
     std::byte const* value_;
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -31,7 +31,7 @@
 // two codes two factors.
 // Scales and minima are applied to logits and weights.
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 using mdkv::detail::run_basis;
@@ -358,4 +358,4 @@ struct attend_rows
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

@@ -35,7 +35,7 @@
 // Nothing is projected or rotated back here. If there are counters, the last block of an item (up to eight rows of a head)
 // to end merges all slices of them at once (attend_merge.cuh), each row by a warp.
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template <element T, element U, int Columns, int Most>
@@ -377,4 +377,4 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

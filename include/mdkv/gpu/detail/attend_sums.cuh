@@ -17,7 +17,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 using mdkv::detail::attend_sizes;
@@ -239,4 +239,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

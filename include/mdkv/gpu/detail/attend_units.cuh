@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Begins to copy n bytes, at most `Size`, or exactly as many if `Whole`, `Bytes` at a time, in rows of 128 bytes to their
@@ -206,4 +206,4 @@ private:
     std::byte const* next_value_;
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

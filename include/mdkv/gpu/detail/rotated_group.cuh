@@ -7,7 +7,7 @@
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::detail
+namespace MDKV_NAMESPACE::gpu::detail
 {
 
 /// A whole group of coordinates, with the arithmetic of pack, to the bit. All loops are unrolled, because
@@ -114,4 +114,4 @@ struct rotated_rest
     __device__ void add_rounding(storage kind, float& sum) const { detail::add_rounding(x, n, step, kind, sum); }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::detail
+} // namespace MDKV_NAMESPACE::gpu::detail

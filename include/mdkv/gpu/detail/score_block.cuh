@@ -13,7 +13,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::detail
+namespace MDKV_NAMESPACE::gpu::detail
 {
 
 using kernels::token_rows;
@@ -144,4 +144,4 @@ struct score_block
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::detail
+} // namespace MDKV_NAMESPACE::gpu::detail

@@ -15,7 +15,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::detail
+namespace MDKV_NAMESPACE::gpu::detail
 {
 
 using mdkv::detail::score_head;
@@ -224,9 +224,9 @@ __device__ __forceinline__ void multiply_exact(
     return (hidden >> (4 * i + j) & 1U) != 0 ? -__builtin_huge_valf() : logit;
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::detail
+} // namespace MDKV_NAMESPACE::gpu::detail
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Queries in the key basis, and in the order of tensor cores. One block a head and panel of rows.
@@ -291,4 +291,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

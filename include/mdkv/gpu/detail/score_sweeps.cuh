@@ -19,7 +19,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::detail
+namespace MDKV_NAMESPACE::gpu::detail
 {
 
 /// Raises `top` to the rows' largest logits so far. Returns whether any has grown, which is rare once the first tiles are
@@ -98,9 +98,9 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
     }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::detail
+} // namespace MDKV_NAMESPACE::gpu::detail
 
-namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Sweep one: one block for each head and part of its tokens; the window is one more part.
@@ -387,4 +387,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::kernels

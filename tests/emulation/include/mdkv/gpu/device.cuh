@@ -12,7 +12,7 @@
 
 #include <vector_types.h>
 
-namespace mdkv::inline MDKV_MACHINE::gpu::device
+namespace MDKV_NAMESPACE::gpu::device
 {
 
 inline constexpr int warp_size = 32;
@@ -204,4 +204,4 @@ template <element T>
     return thread();
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu::device
+} // namespace MDKV_NAMESPACE::gpu::device

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 [[nodiscard]] inline index_t most_shared_memory(backend const& = {})
@@ -44,4 +44,4 @@ inline void copy(backend const&, void const* from, void* to, index_t bytes)
     if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
 }
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu

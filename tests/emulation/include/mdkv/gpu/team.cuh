@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace mdkv::inline MDKV_MACHINE::gpu
+namespace MDKV_NAMESPACE::gpu
 {
 
 template <int Threads>
@@ -108,4 +108,4 @@ private:
     }
 };
 
-} // namespace mdkv::inline MDKV_MACHINE::gpu
+} // namespace MDKV_NAMESPACE::gpu
