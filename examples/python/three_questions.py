@@ -58,15 +58,15 @@ def prompt_of(tokenizer, tokens):
 
 
 @torch.no_grad()
-def read(model, ids, cache):
-    """Reads a text, [1, N]; returns seconds, and bytes of resident and of peak memory above the state before."""
+def read(model, ids, cache, chunk=None):
+    """Reads a text, [1, N], in one call or by calls of `chunk` tokens; returns seconds, and bytes of resident and of peak memory above the state before."""
     try:
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
     except OSError:
         pass
     before, start = memory("RssAnon"), time.perf_counter()
     resident = memory("VmRSS")
-    model(ids, **{CACHE_ARGUMENT: cache}, logits_to_keep=1)
+    mdkv.transformers.read(model, ids, cache, chunk or ids.shape[1])
     seconds = time.perf_counter() - start
     return {"read": seconds, "peak": max(memory("VmHWM") - resident, 0), "resident": memory("RssAnon") - before}
 

@@ -67,6 +67,13 @@ public:
         return there;
     }
 
+    /// A cache without heads, of this stream and memory.
+    template <mdkv::element T>
+    [[nodiscard]] mdkv::gpu::cache<T> empty_cache()
+    {
+        return {mdkv::cache_layout{}, 0, 0, stream, pool};
+    }
+
     /// Packs a layer into a cache of its own.
     template <class Prompt, class Rows, mdkv::element T>
     mdkv::compress_report pack(Prompt& from, index_t layer, Rows const& rows, mdkv::gpu::cache<T>& to)

@@ -11,6 +11,7 @@
 #include "engine_of.hpp"
 #include "host.hpp"
 #include "mapped_cache.hpp"
+#include "reader_of.hpp"
 
 namespace mdkv_python
 {
@@ -19,6 +20,13 @@ template <mdkv::element T, class Place>
 std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
 {
     return std::make_unique<prompt_of<T, Place>>(std::move(on), chosen, sizes);
+}
+
+template <mdkv::element T, class Place>
+std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes,
+    mdkv::reader_options const& options)
+{
+    return std::make_unique<reader_of<T, Place>>(std::move(on), chosen, sizes, options);
 }
 
 template <mdkv::element T>
@@ -83,6 +91,8 @@ std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& k
 
 template std::unique_ptr<prompt> make_prompt<MDKV_PYTHON_ELEMENT, host>(
     std::shared_ptr<host>, mdkv::preset const&, prompt_sizes const&);
+template std::unique_ptr<reader> make_reader<MDKV_PYTHON_ELEMENT, host>(
+    std::shared_ptr<host>, mdkv::preset const&, prompt_sizes const&, mdkv::reader_options const&);
 template std::unique_ptr<layer> make_mapped_layer<MDKV_PYTHON_ELEMENT>(std::shared_ptr<host>,
     mdkv::cache_view<MDKV_PYTHON_ELEMENT const, mdkv::space::host> const&, mdkv::ratio_set const&, index_t);
 template std::vector<float> log_sum_exps<MDKV_PYTHON_ELEMENT>(host&, tensor const&, tensor const&, float);

@@ -8,6 +8,7 @@
 
 #include "device.cuh"
 #include "engine_of.hpp"
+#include "reader_of.hpp"
 
 namespace mdkv_python
 {
@@ -16,6 +17,13 @@ template <mdkv::element T, class Place>
 std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
 {
     return std::make_unique<prompt_of<T, Place>>(std::move(on), chosen, sizes);
+}
+
+template <mdkv::element T, class Place>
+std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes,
+    mdkv::reader_options const& options)
+{
+    return std::make_unique<reader_of<T, Place>>(std::move(on), chosen, sizes, options);
 }
 
 #if defined(MDKV_PYTHON_FIRST_ELEMENT)
@@ -27,5 +35,8 @@ std::shared_ptr<device> make_device(std::uintptr_t stream)
 
 template std::unique_ptr<prompt> make_prompt<MDKV_PYTHON_ELEMENT, device>(
     std::shared_ptr<device>, mdkv::preset const&, prompt_sizes const&);
+
+template std::unique_ptr<reader> make_reader<MDKV_PYTHON_ELEMENT, device>(
+    std::shared_ptr<device>, mdkv::preset const&, prompt_sizes const&, mdkv::reader_options const&);
 
 } // namespace mdkv_python

@@ -8,6 +8,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/reader.hpp>
 #include <mdkv/recompress.hpp>
 
 #include <array>
@@ -133,6 +134,14 @@ public:
 
 using packed_layer = std::pair<std::unique_ptr<layer>, mdkv::compress_report>;
 
+/// Bytes that a reader holds.
+struct reader_bytes
+{
+    index_t arena = 0, tail = 0, directory = 0; ///< of all layers
+    index_t losses = 0;                         ///< of stored tokens
+    index_t state  = 0;                         ///< the rest, of which a dry run of the constructor tells the size
+};
+
 /// All layers of one prompt.
 class prompt
 {
@@ -152,6 +161,25 @@ public:
     [[nodiscard]] virtual std::size_t state_bytes() const noexcept                = 0;
 };
 
+/// A prompt that is compressed while it is read.
+class reader
+{
+public:
+    reader()                         = default;
+    reader(reader const&)            = delete;
+    reader& operator=(reader const&) = delete;
+    virtual ~reader()                = default;
+
+    /// \param ahead  the rows are of tokens after those that were read, which the reader does not keep
+    virtual void attend(
+        index_t layer, rows const& x, tensor const& output, std::optional<tensor> const& lse, bool ahead) = 0;
+    virtual mdkv::reader_report end_chunk()                                                               = 0;
+    virtual void forget_chunk()                                                                           = 0;
+    [[nodiscard]] virtual std::pair<std::vector<std::unique_ptr<layer>>, mdkv::reader_report> finish()    = 0;
+    [[nodiscard]] virtual index_t tokens() const                                                          = 0;
+    [[nodiscard]] virtual reader_bytes bytes() const                                                      = 0;
+};
+
 class host;   // host.hpp
 class device; // device.cuh, in a build with CUDA
 
@@ -161,6 +189,11 @@ class device; // device.cuh, in a build with CUDA
 template <mdkv::element T, class Place>
 [[nodiscard]] std::unique_ptr<prompt> make_prompt(
     std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes);
+
+/// Likewise a reader.
+template <mdkv::element T, class Place>
+[[nodiscard]] std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen,
+    prompt_sizes const& sizes, mdkv::reader_options const& options);
 
 /// A layer whose arena lies in the bytes of a file, which must outlive it.
 /// \param read   tokens of the compressed part's text, dropped ones included

@@ -37,6 +37,34 @@ auto lend_over(Place& on, rank_group const* among, index_t layers, Call const& c
     return on.lend(call);
 }
 
+/// \param frequencies  where those of the encoding lie, in memory of the backend
+template <mdkv::backend B>
+[[nodiscard]] mdkv::prompt_shape<B> shape_of(prompt_sizes const& sizes, std::byte const* frequencies)
+{
+    rope const& r    = sizes.encoding;
+    auto const count = static_cast<index_t>(r.frequencies.size());
+    mdkv::prompt_shape<B> shape{.layers = sizes.layers,
+        .heads                          = sizes.heads,
+        .group                          = sizes.group,
+        .dims                           = sizes.dims,
+        .tokens                         = sizes.tokens,
+        .encoding                       = {.base = r.base, .rotating = r.rotating, .pairs = r.pairs},
+        .on_non_finite                  = sizes.check_finite ? mdkv::non_finite::error : mdkv::non_finite::unchecked};
+    if (count > 0) { shape.encoding.frequencies = mdkv::in(B{}, reinterpret_cast<double const*>(frequencies), count); }
+    return shape;
+}
+
+template <mdkv::element T, mdkv::backend B>
+[[nodiscard]] mdkv::prompt_rows<B, T> views_of(rows const& x)
+{
+    B const on{};
+    mdkv::prompt_rows<B, T> views{.queries = mdkv::in<T, 3>(on, x.queries),
+        .keys                              = mdkv::in<T, 3>(on, x.keys),
+        .values                            = mdkv::in<T, 3>(on, x.values)};
+    if (x.lse) { views.lse = mdkv::in<float, 2>(on, *x.lse); }
+    return views;
+}
+
 template <mdkv::element T, class Place, class Cache = typename place_types<Place>::template cache<T>>
 class layer_of final : public layer
 {
@@ -246,14 +274,14 @@ public:
 
     void read_chunk(index_t layer, index_t first, rows const& x) override
     {
-        auto const viewed = views(x);
+        auto const viewed = views_of<T, backend>(x);
         on_->lend([&](backend on) { prompt_.read_chunk(on, layer, first, viewed); });
     }
     void finish_layer(index_t layer, rows const& x) override
     {
         auto const turn               = on_->turn();
         rank_group const* const among = joins() ? sizes_.layer_ranks : nullptr;
-        auto const viewed             = before_exchange(among, [&] { return views(x); });
+        auto const viewed             = before_exchange(among, [&] { return views_of<T, backend>(x); });
         over(among, [&](backend on) { prompt_.finish_layer(on, layer, viewed); });
         tokens_                                    = viewed.keys.extent(1);
         finished_[static_cast<std::size_t>(layer)] = true;
@@ -269,7 +297,7 @@ public:
     {
         auto const turn   = on_->turn();
         auto packed       = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
-        auto const report = on_->pack(prompt_, layer, views(x), packed->cache());
+        auto const report = on_->pack(prompt_, layer, views_of<T, backend>(x), packed->cache());
         return {std::move(packed), report};
     }
 
@@ -302,24 +330,7 @@ private:
         return lend_over(*on_, among, sizes_.layers, call);
     }
 
-    [[nodiscard]] mdkv::prompt_shape<backend> shape() const
-    {
-        rope const& r    = sizes_.encoding;
-        auto const count = static_cast<index_t>(r.frequencies.size());
-        mdkv::prompt_shape<backend> shape{.layers = sizes_.layers,
-            .heads                                = sizes_.heads,
-            .group                                = sizes_.group,
-            .dims                                 = sizes_.dims,
-            .tokens                               = sizes_.tokens,
-            .encoding                             = {.base = r.base, .rotating = r.rotating, .pairs = r.pairs},
-            .on_non_finite = sizes_.check_finite ? mdkv::non_finite::error : mdkv::non_finite::unchecked};
-        if (!r.frequencies.empty())
-        {
-            shape.encoding.frequencies =
-                mdkv::in(backend{}, reinterpret_cast<double const*>(frequencies_.data()), count);
-        }
-        return shape;
-    }
+    [[nodiscard]] mdkv::prompt_shape<backend> shape() const { return shape_of<backend>(sizes_, frequencies_.data()); }
 
     /// A view's elements in host memory, without gaps.
     template <class View>
@@ -349,16 +360,6 @@ private:
         mdkv::workspace counting;
         static_cast<void>(type{on_->with(counting), chosen, shape});
         return counting.bytes();
-    }
-
-    [[nodiscard]] static mdkv::prompt_rows<backend, T> views(rows const& x)
-    {
-        backend const on{};
-        mdkv::prompt_rows<backend, T> views{.queries = mdkv::in<T, 3>(on, x.queries),
-            .keys                                    = mdkv::in<T, 3>(on, x.keys),
-            .values                                  = mdkv::in<T, 3>(on, x.values)};
-        if (x.lse) { views.lse = mdkv::in<float, 2>(on, *x.lse); }
-        return views;
     }
 
     std::shared_ptr<Place> on_;

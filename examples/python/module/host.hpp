@@ -146,6 +146,13 @@ public:
         return copy;
     }
 
+    /// A cache without heads.
+    template <mdkv::element T>
+    [[nodiscard]] static mdkv::cpu::cache<T> empty_cache()
+    {
+        return {};
+    }
+
     static void copy(std::byte const* from, std::byte* to, index_t bytes) noexcept
     {
         if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }

@@ -40,7 +40,9 @@ template <class Tokens>
     return dict;
 }
 
-[[nodiscard]] nb::dict report_of(mdkv::allocation const& x, mdkv::ratio_set const& ratios)
+} // namespace
+
+nb::dict choice_of(mdkv::allocation const& x, mdkv::ratio_set const& ratios)
 {
     nb::dict dict;
     dict["status"]        = name_in(x.status);
@@ -53,6 +55,9 @@ template <class Tokens>
     dict["tokens"]        = tokens_by_rung(ratios, x.tokens);
     return dict;
 }
+
+namespace
+{
 
 [[nodiscard]] nb::dict report_of(mdkv::compress_report const& x, mdkv::ratio_set const& ratios)
 {
@@ -79,15 +84,9 @@ template <class Tokens>
     dict["kept"]           = x.kept;
     dict["lowered"]        = x.lowered;
     dict["dropped"]        = x.dropped;
-    dict["chosen"]         = report_of(x.chosen, ratios);
+    dict["chosen"]         = choice_of(x.chosen, ratios);
     return dict;
 }
-
-/// mdkv.CudaBackend.
-struct device_object
-{
-    std::shared_ptr<device> of;
-};
 
 /// mdkv.Prompt.
 struct prompt_object
@@ -99,34 +98,8 @@ struct prompt_object
     nb::object ranks, layer_ranks; ///< mdkv.Ranks that the prompt refers to
 };
 
-/// A prompt on the backend that Python gives: mdkv.Backend, mdkv.CudaBackend, or none for one thread of the CPU.
-template <class T>
-[[nodiscard]] std::unique_ptr<prompt> prompt_on(
-    nb::handle backend, mdkv::preset const& chosen, prompt_sizes const& sizes)
-{
-#if defined(MDKV_PYTHON_CUDA)
-    if (nb::isinstance<device_object>(backend))
-    {
-        return make_prompt<T>(nb::cast<device_object&>(backend).of, chosen, sizes);
-    }
-#endif
-    if (!backend.is_none() && !nb::isinstance<host>(backend))
-    {
-        throw nb::type_error("Prompt: backend is no mdkv.Backend, nor mdkv.CudaBackend of a package with CUDA");
-    }
-    return make_prompt<T>(
-        backend.is_none() ? std::make_shared<host>(1) : nb::cast<std::shared_ptr<host>>(backend), chosen, sizes);
-}
-
 using released = nb::call_guard<nb::gil_scoped_release>;
 
-/// Calls call() while other threads of Python's run. A call over ranks has the turn at the backend and waits for the interpreter.
-template <class Call>
-auto unlocked(Call const& call)
-{
-    nb::gil_scoped_release const others;
-    return call();
-}
 [[nodiscard]] layer_facts facts_of(layer_object const& x)
 {
     return unlocked([&] { return x.of->facts(); });
@@ -307,8 +280,10 @@ void bind_prompt(nb::module_& m)
                     "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
                     encoding.value_or(rope{}), check_finite, ranks_of(ranks), ranks_of(layer_ranks)};
-                auto made =
-                    with_element(dtype, [&](auto type) { return prompt_on<decltype(type)>(on, chosen, sizes); });
+                auto made = on_place(on, "Prompt", [&](auto place) {
+                    return with_element(
+                        dtype, [&](auto type) { return make_prompt<decltype(type)>(place, chosen, sizes); });
+                });
                 new (self)
                     prompt_object{std::move(made), dtype, chosen, heads, std::move(ranks), std::move(layer_ranks)};
             },
@@ -349,7 +324,7 @@ void bind_prompt(nb::module_& m)
             "allocate",
             [](prompt_object& x, nb::handle limit) {
                 auto const bytes = before_exchange(ranks_of(x.ranks), [&] { return budget_of(limit); });
-                return report_of(unlocked([&] { return x.of->allocate(bytes); }), x.preset.ratios);
+                return choice_of(unlocked([&] { return x.of->allocate(bytes); }), x.preset.ratios);
             },
             nb::arg("limit"),
             "Chooses every token's rung within a limit, for all layers at once if the preset is shared. "
@@ -454,5 +429,6 @@ NB_MODULE(MDKV_PYTHON_MODULE, m)
 #endif
     mdkv_python::bind_layer(m);
     mdkv_python::bind_prompt(m);
+    mdkv_python::bind_reader(m);
     mdkv_python::bind_storing(m);
 }

@@ -1,4 +1,5 @@
-"""test_examples.py: three_questions.py, its notebook and saved_prompt.py, with a small random model and a made text."""
+"""test_examples.py: three_questions.py, its notebook, saved_prompt.py and long_prompt.py, with a small random model and a made text."""
+import argparse
 import json
 import pathlib
 import re
@@ -13,6 +14,7 @@ import mdkv.transformers
 
 FOLDER = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(FOLDER)]
+import long_prompt
 import saved_prompt
 import texts
 import three_questions
@@ -57,6 +59,16 @@ def test_saved_prompt(tmp_path, monkeypatch):
     there = saved_prompt.load(model, tokenizer, ids, after, path)
     assert here["answers"] == there["answers"] and here["file"] == path.stat().st_size < here["cache"]
     assert there["resident after the answers"]["Private_Dirty"] == 0 < there["resident after the answers"]["Rss"]
+
+
+def test_long_prompt(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "PROSE", tmp_path)  # the made text
+    model, tokenizer = small("llama"), Letters()
+    chosen = argparse.Namespace(chunk=128, budget=0.25, preset="any_question")
+    prompt = three_questions.prompt_of(tokenizer, 700)
+    lines = [long_prompt.line(chosen, name, model, tokenizer, *prompt).removeprefix(name).split() for name in long_prompt.NAMES]
+    full, held, reading = (float(one[0]) for one in lines)
+    assert full > held == reading > 0 and all(one[-3:] == ["0", "of", "4"] for one in lines)
 
 
 def test_the_notebook_is_whole():

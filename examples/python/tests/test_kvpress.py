@@ -66,6 +66,20 @@ def test_bytes_are_freed_where_peers_hide_keys():
     assert 0.2 < held["mdkv"] < 0.27 and held["snapkv"] == pytest.approx(0.25, abs=0.01)  # mdkv's with its directory
 
 
+def test_a_context_that_is_compressed_while_it_is_read():
+    pipe = pipeline_of(small("llama"))
+    context, options = CONTEXT * 2, dict(questions=QUESTIONS, max_new_tokens=6)
+    expected = pipe(context, **options)["answers"]
+    press = mdkv.kvpress.MdkvPress(0.0, while_reading=True)
+    assert pipe(context, press=press, **options)["answers"] == expected
+    press.compression_ratio, cache = 0.75, transformers.DynamicCache()
+    pipe(context, press=press, cache=cache, **options)
+    assert cache.get_seq_length() == len(context) > 2 * 256 and all(layer.packed for layer in cache.layers)
+    assert press.cache.report()["arena_bytes"] <= 0.25 * len(context) * 2 * 2 * 16 * 4 * 3
+    with torch.no_grad(), press(pipe.model), pytest.raises(ValueError, match="input_ids, which the call must give by its name"):
+        pipe.model.model(pipe.tokenizer.encode(context), **{CACHE_ARGUMENT: transformers.DynamicCache()})
+
+
 def test_a_peer_after_the_press_is_itself():
     model = small("llama")
     pipe = pipeline_of(model)

@@ -366,8 +366,10 @@ def test_objects_are_not_pickled(random):
     queries, keys, values = prompt_rows(random, tokens=100)
     layer, _ = mdkv.compress(queries, keys, values, 0.5)
     prompt = mdkv.Prompt(mdkv.presets.by_window, layers=1, heads=H, key_dim=D, tokens=9, dtype="float32")
+    reader = mdkv.Reader(mdkv.presets.best, layers=1, heads=H, key_dim=D, tokens=9, dtype="float32", rope=mdkv.Rope(),
+                         limit=mdkv.Budget.kv_size(16))
     stored = mdkv.read(mdkv.write([layer]))
-    for one, hint in ((layer, "mdkv.save writes layers to a file"), (prompt, "mdkv.save"), (stored, r"mdkv.load\(path\)"),
+    for one, hint in ((layer, "mdkv.save writes layers to a file"), (prompt, "mdkv.save"), (reader, "mdkv.save"), (stored, r"mdkv.load\(path\)"),
                       (mdkv.Backend(), r"Backend\(threads\)")):
         for call in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match=f"^mdkv: .*cannot be pickled; .*{hint}"):

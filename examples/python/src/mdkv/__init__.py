@@ -7,7 +7,8 @@ coordinate, such that the attention output changes least. Attention reads the co
     mdkv.save("prompt.mdkv", [layer], model="...")                # and in another process, from the file's own pages:
     layer = mdkv.load("prompt.mdkv", model="...").layer(0)
 
-`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes.
+`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes. `Reader` does so
+while the prompt is read, in memory that does not grow with its length.
 `mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with
 `__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any strides. Refused arguments are ValueErrors
 with the library's message, before anything has changed; arguments of another type are TypeErrors, files OSErrors.
@@ -57,6 +58,7 @@ Preset = _module.Preset
 Prompt = _module.Prompt
 Ranks = _module.Ranks
 RatioSet = _module.RatioSet
+Reader = _module.Reader
 Rope = _module.Rope
 CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
 Stored = _module.Stored

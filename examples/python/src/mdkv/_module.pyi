@@ -273,6 +273,60 @@ def log_sum_exps(queries: Tensor, keys: Tensor, scale: float = 0.0, backend: Bac
     [H*G, Q]  log-sum-exps of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one sees. scale: factor of q.k (0: 1/sqrt(D)).
     """
 
+class Reader:
+    """
+    A prompt that is compressed while it is read, in memory that does not grow with its length: attend for each layer and end_chunk for each chunk, then finish. For presets that replay. See include/mdkv/reader.hpp.
+    """
+
+    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, limit: object, chunk: int = 256, slack: float = 0.25) -> None:
+        """
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the most that the prompt may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's. check_finite: search for NaNs and infinities first. limit: of an average layer, for window and all tokens, see Budget; a share is one of `tokens`. chunk: the most tokens of a chunk, which are held uncompressed beside the limit. slack: share of the limit that stored tokens may take beside it before the prompt's end.
+        """
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor, lse: Tensor | None = None, *, ahead: bool = False) -> None:
+        """
+        Attention of the chunk's next n tokens in one layer, causal over the chunk and over what is kept of the tokens before it: queries [H*G, n, D], keys [H, n, D], values [H, n, Dv]. Writes output [H*G, n, Dv], of the queries' type, and lse [H*G, n] in float32, the log-sum-exps. ahead: the tokens come behind the chunk, e.g. drafts behind a prompt's end, and the reader does not keep them.
+        """
+
+    def end_chunk(self) -> dict:
+        """
+        Brings all layers, which have the chunk's tokens, within the limit and its slack. Returns a report: tokens (read so far), limit_bytes and held_bytes of all layers' arenas, losses_bytes beside them, chosen.
+        """
+
+    def forget_chunk(self) -> None:
+        """
+        Takes the tokens of the present chunk back from all layers, e.g. after an error in one of them.
+        """
+
+    def finish(self) -> tuple[list[Layer], dict]:
+        """
+        Ends the prompt: brings all layers within the limit. Returns the Layer of each, and a report as end_chunk's.
+        """
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and stored; those of the present chunk do not count."""
+
+    @property
+    def preset(self) -> Preset: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """
+        Bytes that the reader takes beside the caches and their losses, until it is deleted.
+        """
+
+    @property
+    def bytes(self) -> dict:
+        """
+        Bytes that the reader holds now: "arena" (compressed parts of all layers), "tail" (room for a chunk), "directory", "losses" (of stored tokens), "state", "total".
+        """
+
+    def __reduce__(self) -> object: ...
+
 class Stored:
     """
     Caches in the bytes of a file: checked once, and attended where they lie. The bytes must not change.

@@ -42,6 +42,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
         self.token_rungs = []                   # TokenRungs of each sequence, if Cache.keep_rungs and tail are given
         self.rope = None                        # encoding, if the preset replays: an mdkv.Rope, or its arguments
+        self.given = None                       # keys and values of this call, if the prompt is compressed while it is read
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
 
     def __deepcopy__(self, memo):
@@ -84,6 +85,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if self.packed:
             for layer, keys, values in zip(self.packed, *new):
                 layer.append(keys, values)
+        elif self.cache.while_reading:
+            self.given = new
         elif self.held is None:  # a slice, e.g. of a fused projection, would keep the larger tensor
             self.held = tuple(one if one.untyped_storage().nbytes() == one.nbytes else one.clone() for one in new)
         else:
@@ -215,8 +218,10 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if self.packed:
             return self._attend_packed(query)
         self.pads = pads
-        output, _ = _sdpa(module, query, *self.held, mask, dropout=dropout, scaling=scaling, **others)
         preset = self.cache.preset.replace(scale=scaling if scaling is not None else self.key_dim ** -0.5)
+        if self.cache.while_reading:
+            return self._attend_reading(module, query, preset)
+        output, _ = _sdpa(module, query, *self.held, mask, dropout=dropout, scaling=scaling, **others)
         self._read_prompt(module, query, preset)
         return output
 
@@ -255,6 +260,22 @@ class CacheLayer(cache_utils.CacheLayerMixin):
                 self._fold(preset)
         return output
 
+    def _attend_reading(self, module, query, preset):
+        """Attention of what one more call reads of the prompt, by the readers, which keep its tokens."""
+        rows, self.given = (query, *self.given), None
+        later = self.tokens - (self.cache.prompt_tokens or self.tokens)
+        self._find_rope(module, later >= 0)
+        output = query.new_zeros((self.batch, query.shape[2], query.shape[1], self.value_dim))
+        self.group.attend(self, preset, rows, later, output)
+        if later > 0:
+            self.later = [one[:, :, -later:].clone() for one in rows]
+            query = query[:, :, :-later]
+            self.tokens -= later
+        if self.cache.tail is not None:
+            self.queries = self._joined(query)[:, :, -preset.queries:].clone()
+        self.group.end_call(later >= 0)
+        return output
+
     def _fold(self, preset):
         """Folds the tails of all sequences, over all processes of the group."""
         ranks, all_rungs = self.cache._ranks(self.heads), self.token_rungs or [None] * self.batch
@@ -276,11 +297,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             self.later = [one[:, :, -later:].clone() for one in (query, *self.held)]
             query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
             self.tokens -= later
-        if preset.replayed and self.rope is None:
-            self.rope = self.cache.rope or self._measured_rope(module, later >= 0)
-            other = next((one for one in group.layers if one.rope is not None and one.rope != self.rope), None)
-            if other is not None:
-                raise NotImplementedError(f"mdkv: layers {other.index} and {self.index} have different rotary encodings" + rotary.HINT)
+        if preset.replayed:
+            self._find_rope(module, later >= 0)
         if not group.prompts:
             group.begin(preset, self.rope, query, *self.held, self.pads)
         self.replayed = self.replayed or [0] * self.batch
@@ -298,6 +316,15 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         if later >= 0:
             self.scale = preset.scale
             group.finish(self)
+
+    def _find_rope(self, module, last):
+        """Measures the encoding in the first call; all layers of a group have the same."""
+        if self.rope is not None:
+            return
+        self.rope = self.cache.rope or self._measured_rope(module, last)
+        other = next((one for one in self.group.layers if one.rope is not None and one.rope != self.rope), None)
+        if other is not None:
+            raise NotImplementedError(f"mdkv: layers {other.index} and {self.index} have different rotary encodings" + rotary.HINT)
 
     def _measured_rope(self, module, last):
         """Arguments of `mdkv.Rope`; `last`: this call reads the prompt's end. A single token has no other position."""
@@ -322,12 +349,13 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         for layer in packed if tail else []:
             layer.reserve(tail + 1)
         self.token_rungs = [TokenRungs(*one) for one in zip(packed, rungs)] if tail else []
+        self.later, self.queries = [], self.queries if tail else None
         if new:
             for layer, keys, values in zip(packed, *new):
                 layer.append(keys, values)
-            self.queries = self._joined(query)[:, :, -self.queries.shape[2]:].clone()
+            if tail:
+                self.queries = self._joined(query)[:, :, -self.queries.shape[2]:].clone()
             self.tokens += query.shape[2]
-        self.later, self.queries = [], self.queries if tail else None
 
 
 class _Rows(torch.Tensor):

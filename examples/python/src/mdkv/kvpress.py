@@ -17,7 +17,7 @@ from kvpress import BasePress
 from transformers import cache_utils
 
 from mdkv.cache_layer import CacheLayer
-from mdkv.transformers import CACHE_ARGUMENT, Cache
+from mdkv.transformers import CACHE_ARGUMENT, CHUNK, Cache
 
 
 @dataclass
@@ -26,11 +26,14 @@ class MdkvPress(BasePress):
 
     compression_ratio  share of the bytes that is freed, 0 to 1
     preset             preset of mdkv; `any_question` is made for questions that come after the context, as in kvpress
+    while_reading      True: the press cuts the call into calls of 256 tokens, and the context is compressed while it is read
+                       (best, any_question), in memory that does not grow with it; the call returns the last part's output
     Later calls, outside of the press, go on with the same cache object. See `mdkv.transformers.Cache` for what is not served.
     """
 
     compression_ratio: float = 0.0
     preset: str = "any_question"
+    while_reading: bool = False
 
     @contextmanager
     def __call__(self, model):
@@ -39,11 +42,13 @@ class MdkvPress(BasePress):
             cache = kwargs.get(CACHE_ARGUMENT)
             if cache is None or cache.get_seq_length() > 0:
                 raise ValueError("mdkv: the press compresses the model's first call with an empty cache")
-            self.cache = Cache(model.config, budget=1 - self.compression_ratio, preset=self.preset)
+            self.cache = Cache(model.config, budget=1 - self.compression_ratio, preset=self.preset, while_reading=self.while_reading)
             # kvpress' pipeline slices sliding layers like all others, which only layers that keep everything survive
             cache.layers = [cache_utils.DynamicLayer() if type(one) is cache_utils.DynamicSlidingWindowLayer else one
                             for one in self.cache.layers]
             cache.layer_class_to_replicate = None
+            if self.while_reading:
+                return (), _read_but_last(module, self.cache, args, kwargs)
 
         decoder = getattr(model.model, "language_model", model.model)
         hook = decoder.register_forward_pre_hook(replace_layers, with_kwargs=True)
@@ -51,6 +56,20 @@ class MdkvPress(BasePress):
             yield
         finally:
             hook.remove()
+
+
+def _read_but_last(module, cache, args, kwargs):
+    """Cuts a decoder's call into calls of CHUNK tokens, makes all of them but the last, and returns the arguments for that."""
+    ids, mask, end = kwargs.get("input_ids"), kwargs.get("attention_mask"), 0
+    if ids is None or args:
+        raise ValueError("mdkv: with while_reading the press cuts input_ids, which the call must give by its name")
+    cache.prompt_tokens = ids.shape[1]
+    for part in ids.split(CHUNK, dim=1):
+        end += part.shape[1]
+        kwargs = {**kwargs, "input_ids": part, **({} if mask is None else {"attention_mask": mask[:, :end]})}
+        if end < ids.shape[1]:
+            module.forward(**kwargs)
+    return kwargs
 
 
 def presses():

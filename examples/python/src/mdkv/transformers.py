@@ -7,7 +7,8 @@
 `model.config`. With every other cache the attention "mdkv" is sdpa. Layers that see all tokens hold keys and values of the
 prompt as they are until it has been read; then an `mdkv.Layer` of each sequence takes their place. Presets without a shared
 budget (by_window, paper, evict) compress within each layer's attention, so that peak memory falls, too; `best` and
-`any_question` compress after the last layer. Sliding and linear layers stay transformers' own.
+`any_question` compress after the last layer or, with `while_reading=True`, after each call that reads a part of the prompt.
+Sliding and linear layers stay transformers' own.
 """
 import copy
 import inspect
@@ -22,6 +23,7 @@ import mdkv
 import mdkv.distributed
 from mdkv import cache_file
 from mdkv.cache_layer import NAME, CacheLayer
+from mdkv.reading import CHUNK, ReadingGroup
 
 #: the name of the argument by which models and `generate` of this version take a cache: "cache", in older ones "past_key_values"
 CACHE_ARGUMENT = next(name for name in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -46,6 +48,10 @@ class Cache(cache_utils.Cache):
                    one budget over all of their heads, for the prompt and for each fold of the tail, the choice that one process
                    with the same keys makes. None: these heads alone; under tensor parallelism each process then gives its own
                    heads an equal share
+    while_reading  True: the prompt is compressed while it is read, by `best`, `any_question` or another preset that replays. Peak
+                   memory is then that of the budget, a quarter of it, and the tokens of one call: a prompt longer than memory is
+                   read by calls of 256 tokens, as `read` and generate(prefill_chunk_size=256) with prompt_tokens do. A number: the
+                   most tokens of a call, if calls after the first read more than it and more than 256
     keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
                    of every token before the window, uint8 [H, N - window]
 
@@ -55,7 +61,7 @@ class Cache(cache_utils.Cache):
     """
 
     def __init__(self, config, budget=0.125, preset="best", *, tail=None, prompt_tokens=None, least=None, rope=None,
-                 backend=None, group=None, keep_rungs=False):
+                 backend=None, group=None, keep_rungs=False, while_reading=False):
         for name, value in (("tail", tail), ("prompt_tokens", prompt_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"mdkv: {name} is {value}; it must be at least 1, or None")
@@ -85,6 +91,7 @@ class Cache(cache_utils.Cache):
             raise NotImplementedError(f"mdkv: the layouts of the model's attention, {text._attn_implementation}, are not "
                                       "served; load the model with attn_implementation=\"sdpa\"")
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
+        self.while_reading = _expects_readable(while_reading, self.preset, group, keep_rungs)
         self.least = self.preset.window + 8 if least is None else least
         self.budget, self.tail, self.prompt_tokens = budget, tail, prompt_tokens
         self.config, self.rope, self.keep_rungs = text, rope, keep_rungs
@@ -107,10 +114,12 @@ class Cache(cache_utils.Cache):
         (456 bytes a head), and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own;
         `scratch_bytes` of the backend, which lie beside `bytes` and stay for later calls; and `layers`, for each compressed one
         its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total before the prompt's end) and `rungs`,
-        the number of tokens at each."""
+        the number of tokens at each. Before the end of a prompt that is compressed while it is read, `compressed_bytes` are those
+        of all layers' readers (`mdkv.Reader.bytes`), and those of a layer are 0."""
         layers = [one.report() for one in self.compressed]
-        arena = sum(one["bytes"]["arena"] for one in layers)
-        compressed = sum(one["bytes"]["total"] for one in layers)
+        readers = self.compressed[0].group.bytes() if self.while_reading else {"arena": 0, "total": 0}
+        arena = sum(one["bytes"]["arena"] for one in layers) + readers["arena"]
+        compressed = sum(one["bytes"]["total"] for one in layers) + readers["total"]
         other = sum(_bytes_of(vars(one)) for one in self.layers if not isinstance(one, CacheLayer))
         return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "arena_bytes": arena,
                 "compressed_bytes": compressed,
@@ -173,17 +182,19 @@ class Cache(cache_utils.Cache):
         raise TypeError("mdkv: a cache cannot be pickled; save writes it to a file that other processes load, copy.deepcopy copies it")
 
     def _restart(self):
-        together = [self.compressed] if self.preset.shared else [[one] for one in self.compressed]
+        whole = self.preset.shared or self.while_reading
+        together = [self.compressed] if whole else [[one] for one in self.compressed]
+        kind = ReadingGroup if self.while_reading else _Group
         self._broken = False      # a call of the model ended by an exception
         self._checked = None, None, []  # the last mask of this call, its version and padding
         self.rungs = []
         for layers in together:
             for layer in layers:
-                layer.group = _Group(self, layers) if layer is layers[0] else layers[0].group
+                layer.group = kind(self, layers) if layer is layers[0] else layers[0].group
 
     def _limit(self, tokens):
-        """The budget of a layer of so many tokens."""
-        least = min(self.least, tokens)
+        """The budget of a layer of so many tokens. A reader asks for room for the window, even if the prompt is shorter."""
+        least = self.least if self.while_reading else min(self.least, tokens)
         share = isinstance(self.budget, float)
         return mdkv.Budget.kv_size(least) if share and self.budget * tokens < least else self.budget
 
@@ -234,6 +245,50 @@ class _Group:
             self.cache.rungs += [rungs] if rungs else []
             one.take([prompt.pack(place, *rows)[0] for prompt, rows in zip(self.prompts, one.rows())], rungs)
         self.prompts = []
+
+
+@torch.no_grad()
+def read(model, ids, cache, chunk=CHUNK, attention_mask=None):
+    """Reads a prompt by calls of the model of at most `chunk` tokens into an empty cache, with or without `while_reading`:
+
+        cache = mdkv.transformers.Cache(model.config, budget=0.125, preset="any_question", while_reading=True)
+        mdkv.transformers.read(model, document, cache)           # ids [B, n]
+
+    attention_mask [B, n] is 0 for padding, on the left. Returns the last call's output, with the logits of the last token.
+    """
+    takes, tokens = inspect.signature(model.forward).parameters, ids.shape[1]
+    places = None if attention_mask is None else (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    ends = isinstance(cache, Cache) and cache.prompt_tokens is None  # nothing tells yet where the prompt ends
+    try:
+        if ends:
+            cache.prompt_tokens = cache.get_seq_length() + tokens
+        for first in range(0, tokens, chunk):
+            rows = slice(first, first + chunk)
+            options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+            if places is not None:
+                options["attention_mask"] = attention_mask[:, : rows.stop]
+                options |= {"position_ids": places[:, rows]} if "position_ids" in takes else {}
+            output = model(ids[:, rows], **{CACHE_ARGUMENT: cache}, **options)
+    finally:
+        if ends:
+            cache.prompt_tokens = None
+    return output
+
+
+def _expects_readable(while_reading, preset, group, keep_rungs):
+    """The argument while_reading: False, or a number of tokens that a chunk may have at least."""
+    if while_reading is False:
+        return False
+    if not isinstance(while_reading, numbers.Integral) or while_reading < 1:
+        raise ValueError(f"mdkv: while_reading is {while_reading!r}; it must be True, False, or the most tokens of a call")
+    if not preset.replayed:
+        raise ValueError(f"mdkv: while_reading: the preset \"{preset.name}\" knows no losses before the prompt's last queries; those "
+                         "that replay can be read so: \"best\" and \"any_question\"")
+    if group is not None:
+        raise NotImplementedError("mdkv: while_reading with group is not served: an mdkv.Reader takes no ranks")
+    if keep_rungs:
+        raise NotImplementedError("mdkv: while_reading with keep_rungs is not served: tokens that are dropped early are not followed")
+    return CHUNK if while_reading is True else int(while_reading)
 
 
 def _bytes_of(value):
