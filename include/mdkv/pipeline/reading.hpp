@@ -14,6 +14,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/cache_owner.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/read_tokens.hpp>
@@ -133,12 +134,15 @@ struct reader_work
         index_t const least = whole.window_bytes() + place.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             whole.window, " tokens and the channels; at least ", least, " bytes are needed");
-        stand_ins             = stand_ins_within(settings.stand_ins, limit_bytes, whole);
-        stand_ins             = whole.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
-        auto const [D, Dv]    = shape.dims;
-        index_t const queries = (std::min)(settings.queries, options.chunk);
-        sinks                 = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
-        recent                = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
+        stand_ins          = stand_ins_within(settings.stand_ins, limit_bytes, whole);
+        stand_ins          = whole.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
+        auto const [D, Dv] = shape.dims;
+        // Queries that do not score find channels, by a sample of them, and stand-ins.
+        index_t const sampled = (std::max)(stand_in_queries, most_sampled / (std::max<index_t>)(shape.group, 1));
+        index_t const queries =
+            (std::min)({settings.queries, options.chunk, settings.last_queries_score() ? settings.queries : sampled});
+        sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
+        recent     = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
         recent_lse = scratch_view<float>(on, memory, L, H * shape.group, (std::min)(queries, stand_in_queries));
         losses     = scratch_view<float>(on, memory, L, H, R, options.chunk);
         grams      = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
@@ -194,13 +198,29 @@ struct reader_work
         return as_input(slice<1>(item_of(recent, l), 0, asked.of(l)));
     }
 
-    /// Finds the factors of the chunk's n tokens by their leverages among all keys, and the new Gram matrices.
-    void weigh_leverages(B const& on, index_t n, head_numbers const& numbers, out_view<double, 4, B> next) const
+    /// Adds the keys of the chunk's n tokens, which lie in the tail, to Gram matrices of a layer.
+    /// \param gram  [H, D, D]
+    /// \param keys  [H, n, D]  receives them
+    void add_chunk(B const& on, index_t l, out_view<double, 3, B> gram, out_view<T, 3, B> keys) const
     {
-        auto const [D, Dv] = shape.dims;
+        workspace::frame frame{*on.scratch, "reader"};
+        auto const values = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
+        static_cast<void>(frame.ready());
+        cache_view<T, S> tail = cache(l).view(); // nothing but the tail
+        tail.heads            = no_tokens.data_handle();
+        tail.layout.window    = 0;
+        run(on, read_tokens<T, S>{{tail, {}, {}, most_runs(tail.layout), keys.extent(1)},
+                    {tail, tail.layout, keys.extent(1)}, keys, values, {}, {}});
+        accumulate_gram(on, as_input(keys), gram);
+    }
+
+    /// Finds the factors of the chunk's n tokens by their leverages among all keys.
+    void weigh_leverages(B const& on, index_t n, head_numbers const& numbers) const
+    {
+        index_t const D = shape.dims.keys;
         workspace::frame frame{*on.scratch, "reader leverages"};
         auto const keys      = scratch_view<T>(on, frame, H, n, D);
-        auto const values    = scratch_view<T>(on, frame, H, n, Dv);
+        auto const all       = scratch_view<double>(on, frame, H, D, D);
         auto const gram      = scratch_view<double>(on, frame, H, D, D);
         auto const whitener  = scratch_view<float>(on, frame, H, D, D);
         auto const mass      = scratch_view<double>(on, frame, L, H);
@@ -211,14 +231,8 @@ struct reader_work
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
         for (index_t l = 0; l < L; ++l)
         {
-            cache_view<T, S> tail = cache(l).view(); // nothing but the tail
-            tail.heads            = no_tokens.data_handle();
-            tail.layout.window    = 0;
-            run(on, read_tokens<T, S>{
-                        {tail, {}, {}, most_runs(tail.layout), n}, {tail, tail.layout, n}, keys, values, {}, {}});
-            auto const all = item_of(next, l);
             run(on, copy_rows<B, double>{as_input(item_of(grams, l)), all});
-            accumulate_gram(on, as_input(keys), all);
+            add_chunk(on, l, all, keys);
             run(on, copy_rows<B, double>{as_input(all), gram});
             run(on, whiten<B>{gram, whitener}, H);
             run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), after(mass.data_handle(), l * H)}, H);
@@ -273,16 +287,19 @@ struct reader_work
                         {"tokens of the chunk", n}, {"prompt_shape::tokens", shape.tokens}}},
                 &shared);
         }
-        if (!last)
+        if (!last && settings.last_queries_score())
         {
             report.limit_bytes +=
                 static_cast<index_t>(static_cast<double>(options.slack) * static_cast<double>(report.limit_bytes));
+        }
+        for (index_t l = 0; l < L && all == 0 && last && !dry_run(on); ++l)
+        {
+            cache(l) = cache(l).like(layout(0), 0, 0);
         }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         auto const begin   = begins(on, W);
         bool const chooses = (over && dry_run(on)) || !fits(on, report.limit_bytes); // a dry run asks no other rank
         bool const counts  = n > 0 && pending == 0;                                  // the chunk's tokens, into means
-        index_t const D    = shape.dims.keys;
         index_t const M    = chooses ? begin.back() : 0;
         index_t most       = 0;
         for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(begin, l)); }
@@ -299,7 +316,6 @@ struct reader_work
         report.chosen.status = allocation_status::everything_kept;
         {
             workspace::frame choosing{*on.scratch, stage};
-            auto const next       = scratch_view<double>(on, choosing, weighs() && counts ? L : 0, H, D, D);
             auto const sums       = scratch_view<double>(on, choosing, L);
             auto const loss       = scratch_view<float>(on, choosing, R, M);
             index_t const counted = counts ? n : 0;
@@ -314,7 +330,7 @@ struct reader_work
                                   all_sums(on, numbers, of_chunk, of_ranks)},
                     totals.data_handle(), sums.data_handle(), place.first_layer},
                 L);
-            if (!next.empty()) { weigh_leverages(on, n, numbers, next); }
+            if (weighs() && counts) { weigh_leverages(on, n, numbers); }
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
@@ -335,11 +351,12 @@ struct reader_work
                     as_input(first), over ? of_all.tokens : most, rung);
             }
             // Nothing has thrown: the means count the chunk.
-            auto const rows = [](auto const& x, index_t count, index_t size) {
-                return view<double, 3, S>{x.data_handle(), {1, count, size}, {0, size, 1}};
-            };
-            run(on, copy_rows<B, double>{rows(sums, 1, L), rows(totals, 1, L)});
-            if (!next.empty()) { run(on, copy_rows<B, double>{rows(next, L * H, D * D), rows(grams, L * H, D * D)}); }
+            auto const row = [&](auto const& x) { return view<double, 3, S>{x.data_handle(), {1, 1, L}, {0, 0, 1}}; };
+            run(on, copy_rows<B, double>{row(sums), row(totals)});
+            workspace::frame more{*on.scratch, stage};
+            auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
+            static_cast<void>(more.ready());
+            for (index_t l = 0; l < L && weighs() && counts; ++l) { add_chunk(on, l, item_of(grams, l), keys); }
             if (real)
             {
                 wait(on);
