@@ -5,7 +5,8 @@
 /// Keys and values (2 KV heads, D = 64, half) are made block by block and lie where an engine would have them. Each preset
 /// compresses them to a sixteenth in a copy of the process, whose peak begins at what it holds. `best` as an engine does it
 /// with one layer: the losses of replayed queries are scored chunk by chunk, whose queries are gone then, and joined with
-/// those of the last ones.
+/// those of the last ones. A `reader` gets the tokens in chunks and holds no input; its prompts have at most 262,144 tokens,
+/// because every chunk attends to what is kept.
 #include <mdkv/mdkv.hpp>
 
 #include <algorithm>
@@ -34,6 +35,8 @@ using host = cpu::backend;
 constexpr index_t heads = 2;
 constexpr index_t group = 4;
 constexpr index_t dim   = 64;
+
+constexpr index_t longest_read = 262144; // tokens
 
 /// Near a normal distribution, drawn from 4,096 numbers of one; strength falls from coordinate to coordinate.
 class row_source
@@ -179,6 +182,60 @@ taken compress_layer(long_prompt const& of, preset const& chosen, int threads)
     return found;
 }
 
+/// Reads the same layer chunk by chunk, made as it is read.
+/// \throws mdkv::error   a chunk's end leaves more than the limit, and the slack of a preset that has some
+taken read_layer(index_t tokens, preset const& chosen, int threads)
+{
+    std::int64_t const before = runner::memory_of_this_process().peak;
+    cpu::thread_pool pool{threads};
+    stage_runner run{pool};
+    reader_options const options{.limit = budget::fraction(1, 16)};
+    prompt_shape<host> const shape{.layers = 1, .heads = heads, .group = group, .dims = {dim, dim}, .tokens = tokens};
+    std::vector<cpu::cache<half>> caches(1);
+    using layer_reader = reader<host, cpu::cache<half>>;
+    workspace counting;
+    layer_reader{host{&counting}, chosen, shape, options, std::span{caches}};
+    struct alignas(workspace::alignment) line
+    {
+        std::byte bytes[workspace::alignment];
+    };
+    std::vector<line> memory(counting.bytes() / sizeof(line));
+    workspace state{std::as_writable_bytes(std::span{memory})};
+    layer_reader r{host{&state}, chosen, shape, options, std::span{caches}};
+    row_source sources[3]{row_source{1}, row_source{2}, row_source{4}};
+    std::vector<half> rows[3];
+    std::vector<half> output(static_cast<std::size_t>(heads * group * options.chunk * dim));
+    std::vector<float> lse(static_cast<std::size_t>(heads * group * options.chunk));
+    taken found;
+    found.seconds = bench::seconds([&] {
+        for (index_t first = 0; first < tokens; first += options.chunk)
+        {
+            index_t const n = std::min(options.chunk, tokens - first);
+            for (std::size_t i = 0; i < 3; ++i)
+            {
+                rows[i].resize(static_cast<std::size_t>((i == 2 ? heads * group : heads) * n * dim));
+                sources[i].fill(rows[i]);
+            }
+            run([&](host const& on) {
+                r.attend(on, 0,
+                    {in(on, std::as_const(rows[2]).data(), heads * group, n, dim),
+                        in(on, std::as_const(rows[0]).data(), heads, n, dim),
+                        in(on, std::as_const(rows[1]).data(), heads, n, dim)},
+                    out(on, output.data(), heads * group, n, dim), out(on, lse.data(), heads * group, n));
+            });
+            reader_report report;
+            run([&](host const& on) { report = first + n < tokens ? r.end_chunk(on) : r.finish(on); });
+            expects(report.held_bytes <= report.limit_bytes, "bench_long_layer: ", report.held_bytes, " bytes of ",
+                report.limit_bytes, " are held after ", report.tokens, " tokens");
+            found.losses = std::max(found.losses, report.losses_bytes);
+            found.arena  = std::max(found.arena, report.held_bytes);
+        }
+    });
+    found.scratch = run.scratch.bytes() + counting.bytes();
+    found.peak    = runner::memory_of_this_process().peak - before;
+    return found;
+}
+
 [[nodiscard]] index_t number(char const* text)
 {
     index_t value         = 0;
@@ -193,20 +250,18 @@ int run_all(int count, char** arguments)
     index_t const tokens = count > 1 ? number(arguments[1]) : index_t{1} << 20;
     auto const threads   = count > 2 ? static_cast<int>(number(arguments[2]))
                                      : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    long_prompt const layer{tokens};
-    double const input = 2.0 * static_cast<double>(heads * tokens * dim) * sizeof(half);
+    double const input   = 2.0 * static_cast<double>(heads * tokens * dim) * sizeof(half);
     std::printf("%lld tokens, %lld KV heads, %lld query heads, D = %lld: keys and values %.1f MB; %s, %d threads\n",
         static_cast<long long>(tokens), static_cast<long long>(heads), static_cast<long long>(heads * group),
         static_cast<long long>(dim), input / 1e6, bench::instruction_set().c_str(), threads);
     std::printf(
         "| preset | scratch MB | losses at hand MB | cache MB | peak above the input MB | of the input | bytes a "
         "token and head | seconds |\n|:--|--:|--:|--:|--:|--:|--:|--:|\n");
-    for (preset const& chosen : {presets::paper, presets::by_window, presets::best})
-    {
+    auto const print = [&](std::string const& name, auto const& measure) {
         std::string const found = runner::in_child_process([&] {
-            taken const x = compress_layer(layer, chosen, threads);
+            taken const x = measure();
             char line[256];
-            std::snprintf(line, sizeof line, "| %s | %.1f | %.1f | %.1f | %.1f | %.1f %% | %.1f | %.2f |", chosen.name,
+            std::snprintf(line, sizeof line, "| %s | %.1f | %.1f | %.1f | %.1f | %.1f %% | %.1f | %.2f |", name.c_str(),
                 static_cast<double>(x.scratch) / 1e6, static_cast<double>(x.losses) / 1e6,
                 static_cast<double>(x.arena) / 1e6, static_cast<double>(x.peak) / 1e6,
                 100 * static_cast<double>(x.peak) / input,
@@ -214,6 +269,18 @@ int run_all(int count, char** arguments)
             return std::string{line};
         });
         std::puts(found.c_str());
+    };
+    for (preset const& chosen : {presets::any_question, presets::best})
+    {
+        if (tokens <= longest_read)
+        {
+            print(std::string{chosen.name} + ", while it is read", [&] { return read_layer(tokens, chosen, threads); });
+        }
+    }
+    long_prompt const layer{tokens};
+    for (preset const& chosen : {presets::paper, presets::by_window, presets::best})
+    {
+        print(chosen.name, [&] { return compress_layer(layer, chosen, threads); });
     }
     return 0;
 }
