@@ -62,10 +62,11 @@ private:
 
 struct tally
 {
-    stopwatch replay, compress, fold, attend; ///< stages of a layer
+    stopwatch replay, read, compress, fold, attend; ///< stages of a layer
     byte_shares shares{};
-    index_t freed = 0; ///< bytes of cells given back
-    index_t most  = 0; ///< bytes of all compressed caches at any time
+    index_t freed     = 0; ///< bytes of cells given back
+    index_t most      = 0; ///< bytes of all compressed caches at any time
+    index_t most_read = 0; ///< the same at steps that read a prompt, with its uncompressed part and its losses
     struct passed
     {
         std::set<std::string> layers;
@@ -80,8 +81,9 @@ struct shared
     settings chosen;
     tally counts{};
     lent_threads threads{};
-    index_t most_cells = 0; ///< most cells of a layer
-    index_t layers     = 1; ///< layers of a sequence with most_cells cells
+    index_t most_cells  = 0; ///< most cells of a layer
+    index_t most_tokens = 0; ///< most tokens of a batch in one of the engine's caches
+    index_t layers      = 1; ///< layers of a sequence with most_cells cells
     /// Numbers of cells at which layers have different masks: some have a window, and until it slides nothing shows which.
     std::set<index_t> two_masks{};
     std::set<void const*> shared_keys{};               ///< keys that several layers read
