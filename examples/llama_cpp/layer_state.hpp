@@ -175,7 +175,7 @@ public:
     }
     /// Bytes of a prompt that is being read, at the last step.
     [[nodiscard]] index_t read_bytes() const noexcept { return read_bytes_; }
-    [[nodiscard]] index_t tokens() const noexcept { return base_ + cache_.appended(); }
+    [[nodiscard]] index_t tokens() const noexcept { return compressed() + cache_.appended(); }
 
 private:
     static constexpr index_t growth       = 64; ///< tokens by which an unfolded tail grows
@@ -276,6 +276,7 @@ private:
         mdkv::workspace none{std::span<std::byte>{}};
         add_sinks(node.sinks(), with.log_sum.data(), node.output(mdkv::cpu::backend{&none}, 0, node.tokens()));
         remember_last(node, before, with.chosen.preset.queries);
+        give_back(node, before + node.tokens(), with);
         watch_.cut_tail(0); // of a graph that was not computed to its end
         for (index_t i = 0; i < node.tokens(); ++i) { watch_.append(node, before + i); }
         read_bytes_ = prompt_.read->bytes(prompt_.place);
@@ -469,18 +470,23 @@ private:
         watch_.append(node, place);
     }
 
-    /// Gives back, if settings allow, the compressed part's cells that no other sequence may need; begins to watch the
-    /// cells.
+    /// Gives back, if settings allow, the compressed part's cells; begins to watch the cells.
     void settled(attention_node const& node, shared& with)
+    {
+        give_back(node, base_, with);
+        carry(node);
+        watch_.begin(node, base_);
+    }
+
+    /// Gives back, if settings allow, the cells of the first `tokens` tokens that no other sequence may need.
+    void give_back(attention_node const& node, index_t tokens, shared& with)
     {
         settings const& chosen = with.chosen;
         if (chosen.free_cells && base_ >= std::max(chosen.least, chosen.at) && !with.two_masks.contains(cells_)
             && !with.shared_keys.contains(node.k().data))
         {
-            with.counts.freed += freed_.give_back(node, base_, with.next_stamp);
+            with.counts.freed += freed_.give_back(node, tokens, with.next_stamp);
         }
-        carry(node);
-        watch_.begin(node, base_);
     }
 
     /// Lets programs that save the cells which were given back find the cache there.

@@ -120,7 +120,9 @@ public:
             report_ = with.lend([&](host on) { return (*reader_)->finish(on); });
             reader_.reset();
         }
-        return std::move(caches_[static_cast<std::size_t>(place)]);
+        mdkv::cpu::cache<mdkv::half> taken = std::move(caches_[static_cast<std::size_t>(place)]);
+        if (place + 1 == std::ssize(caches_)) { with.trim(); }
+        return taken;
     }
 
     /// The bytes that a layer has of the mean layer's, after `take`.
@@ -180,6 +182,7 @@ private:
         if (++next_ < std::ssize(caches_)) { return; }
         report_ = with.lend([&](host on) { return (*reader_)->end_chunk(on); });
         next_   = 0;
+        with.trim();
     }
 
     /// Takes a part back that only some layers have read, because its graph was not computed to the end.

@@ -23,6 +23,10 @@
 #include "settings.hpp"
 #include "threads.hpp"
 
+#if defined(__GLIBC__)
+#    include <malloc.h>
+#endif
+
 namespace mdkv_ggml
 {
 
@@ -123,6 +127,16 @@ struct shared
         catch (mdkv::insufficient_workspace const&) // nothing was changed
         {}
         return lend(call);
+    }
+
+    /// Gives memory that is free, and scratch, back to the system, if settings allow: the C library keeps what it frees.
+    void trim()
+    {
+        if (!chosen.free_cells) { return; }
+        scratch = {};
+#if defined(__GLIBC__)
+        malloc_trim(0);
+#endif
     }
 
     struct alignas(mdkv::workspace::alignment) line
