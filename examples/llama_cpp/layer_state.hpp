@@ -232,10 +232,9 @@ private:
                 chosen.reading ? std::max(chosen.preset.queries, node.tokens()) : chosen.preset.queries);
         }
         remember_last(node, before, chosen.reading && first ? node.tokens() : chosen.preset.queries);
-        if (!chosen.preset.replayed || decoding) { return; }
+        if (!chosen.preset.replayed || (chosen.reading ? !first : decoding)) { return; }
         prompt_.node.keep(node);
         if (!chosen.reading) { return prompt_.replayed.add(node, of_.cells, before, with); }
-        if (!first) { return; }
         prompt_.rotation = rotation_of(node);
         if (chosen.free_cells) { with.counts.freed += node.give_back_zeros(); }
     }

@@ -68,7 +68,7 @@ public:
     /// Whether the queries of all tokens so far are remembered.
     [[nodiscard]] static bool can_begin(layer_prompt const& layer, index_t tokens) noexcept
     {
-        return tokens > 0 && layer.queries.count_before(tokens, tokens) == tokens;
+        return tokens > 0 && !layer.node.empty() && layer.queries.count_before(tokens, tokens) == tokens;
     }
 
     prompt_reading(layer_prompt& like, index_t layers, shared const& with)
@@ -145,9 +145,8 @@ private:
     /// Whether the queries of a layer's tokens are remembered, and the layer is like another one.
     [[nodiscard]] static bool is_like(layer_prompt& one, layer_prompt& other, cell_list const& cells, index_t tokens)
     {
-        return !other.read && !other.node.empty() && can_begin(other, tokens)
-               && other.queries.is_of(other.node.get(), cells) && other.node.get().is_like(one.node.get())
-               && other.rotation == one.rotation;
+        return !other.read && can_begin(other, tokens) && other.queries.is_of(other.node.get(), cells)
+               && other.node.get().is_like(one.node.get()) && other.rotation == one.rotation;
     }
 
     /// Reads the next n tokens of a layer, whose attention the engine has computed.
