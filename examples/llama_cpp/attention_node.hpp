@@ -61,6 +61,13 @@ struct attention_node
         return heads() * (dims().keys + dims().values) * index_t{sizeof(mdkv::half)};
     }
 
+    /// Whether the layers of two nodes have the same sizes and scale.
+    [[nodiscard]] bool is_like(attention_node const& other) const noexcept
+    {
+        return heads() == other.heads() && query_heads() == other.query_heads() && dims() == other.dims()
+               && scale() == other.scale();
+    }
+
     /// Reason why no compressed cache can serve the node, with any mask; null if one can.
     [[nodiscard]] char const* why_not() const noexcept
     {
@@ -190,6 +197,26 @@ struct attention_node
                 std::memset(reinterpret_cast<void*>(to), 0, last - to);
             }
             else { std::memset(reinterpret_cast<void*>(begin), 0, last - begin); }
+        }
+        return given;
+    }
+
+    /// Gives pages of zeros of all the layer's cells back to the system, e.g. those that no token was written to yet. Returns
+    /// the bytes.
+    index_t give_back_zeros() const noexcept
+    {
+        index_t given    = 0;
+        auto const bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+        for (ggml_tensor const* const t : {&whole(k()), &whole(v())})
+        {
+            auto const begin = reinterpret_cast<std::uintptr_t>(t->data), end = begin + ggml_nbytes(t);
+            for (auto page = (begin + bytes - 1) / bytes * bytes; page + bytes <= end; page += bytes)
+            {
+                auto* const first = reinterpret_cast<std::uint64_t*>(page);
+                bool const zero   = std::all_of(first, first + bytes / sizeof *first, [](auto x) { return x == 0; });
+                if (!zero || madvise(first, bytes, MADV_DONTNEED) != 0) { continue; }
+                given += static_cast<index_t>(bytes);
+            }
         }
         return given;
     }

@@ -73,7 +73,8 @@ public:
         attention_node const attention{node};
         if (node->src[1] != nullptr)
         {
-            with_.most_cells = std::max(with_.most_cells, attention.cells());
+            with_.most_cells  = std::max(with_.most_cells, attention.cells());
+            with_.most_tokens = std::max(with_.most_tokens, attention.tokens());
             with_.counts.shares.begin(attention);
         }
         char const* const reason = attention.why_not();
@@ -162,12 +163,13 @@ private:
         }
         layer_state& state =
             here.states.try_emplace(part.of->number, here.number, *part.of, here.cells, here.freed).first->second;
-        index_t const bytes = state.bytes();
-        auto const all      = [&] { return prompts(here, part.of->number); };
-        outcome const end   = state.step(node, part, alone, with_, all, why);
-        held_ += state.bytes() - bytes;
+        auto const all = [&] { return prompts(here, part.of->number); };
+        weigh(state, -1);
+        outcome const end = state.step(node, part, alone, with_, all, why);
+        weigh(state, 1);
         with_.counts.most = std::max(with_.counts.most, held_);
-        if (end == outcome::served)
+        if (state.read_bytes() > 0) { with_.counts.most_read = std::max(with_.counts.most_read, held_ + read_); }
+        if (end == outcome::served && state.made())
         {
             with_.counts.shares.serve(node, here.stream, part.first, part.tokens, state.tokens(), state.bytes());
         }
@@ -212,15 +214,22 @@ private:
             {
                 auto const state = one->states.find(number);
                 if (one->cells != like.cells || one->stream != like.stream || state == one->states.end()) { continue; }
-                held_ -= state->second.bytes();
+                weigh(state->second, -1);
                 if (tokens > 0)
                 {
                     state->second.cut(tokens);
-                    held_ += state->second.bytes();
+                    weigh(state->second, 1);
                 }
                 else { one->states.erase(state); }
             }
         }
+    }
+
+    /// Adds a layer's bytes, or takes them away.
+    void weigh(layer_state const& state, int sign) noexcept
+    {
+        held_ += sign * state.bytes();
+        read_ += sign * state.read_bytes();
     }
 
     /// Counts a node's outcome, and returns whether the node can be computed.
@@ -298,7 +307,9 @@ private:
     {
         settings const& s = with_.chosen;
         std::fprintf(stderr, "mdkv: compresses KV caches of at least %td tokens %s to %s, preset %s; %s%s\n", s.least,
-            s.at > 0 ? ("once " + std::to_string(s.at) + " are there").c_str() : "when the first is decoded",
+            s.reading  ? "while they are read"
+            : s.at > 0 ? ("once " + std::to_string(s.at) + " are there").c_str()
+                       : "when the first is decoded",
             limit_text().c_str(), s.preset.name,
             s.free_cells ? "the engine's cells are given back" : "the engine's own cells stay",
             s.limit.whole() ? " (everything is kept)" : "");
@@ -311,7 +322,8 @@ private:
         switch (limit.in)
         {
             case memory_limit::unit::percent:
-                std::snprintf(text, sizeof text, "%g %% of their bytes, tail included", limit.amount);
+                std::snprintf(text, sizeof text, "%g %% of %s bytes, tail included", limit.amount,
+                    with_.chosen.reading ? "all cells'" : "their");
                 break;
             case memory_limit::unit::tokens:
                 std::snprintf(text, sizeof text, "the bytes of %g tokens, tail included", limit.amount);
@@ -332,6 +344,12 @@ private:
         {
             std::fprintf(
                 stderr, "mdkv: replayed %td parts of prompts in %.3f s\n", c.replay.calls(), c.replay.seconds());
+        }
+        if (c.read.calls() > 0)
+        {
+            std::fprintf(stderr,
+                "mdkv: read %td parts of prompts in %.3f s, compressed on the way: %.2f MiB at most, with the parts\n",
+                c.read.calls(), c.read.seconds(), static_cast<double>(c.most_read) / 0x1p20);
         }
         if (!c.unfolded.empty()) { std::fprintf(stderr, "mdkv: tails grew unfolded: %s\n", c.unfolded.c_str()); }
         for (auto const& [why, passed] : c.reasons)
@@ -365,6 +383,7 @@ private:
     std::map<std::pair<index_t, index_t>, engine_cache> caches_; // by cells and stream
     std::map<std::pair<void const*, std::string>, std::unique_ptr<layer>> layers_;
     index_t held_   = 0; // bytes of all caches
+    index_t read_   = 0; // bytes of prompts that are being read
     index_t served_ = 0;
     index_t passed_ = 0;
 };

@@ -94,9 +94,7 @@ private:
                 return true;
             }
             if (like == nullptr) { like = one; }
-            attention_node const first = like->node.get();
-            return node.heads() != first.heads() || node.query_heads() != first.query_heads()
-                   || node.dims() != first.dims() || node.scale() != first.scale();
+            return !node.is_like(like->node.get());
         });
         return layers;
     }

@@ -32,6 +32,8 @@
 #include "last_queries.hpp"
 #include "layer_prompt.hpp"
 #include "memory_plan.hpp"
+#include "prompt_reading.hpp"
+#include "rotary_of_node.hpp"
 #include "sequence.hpp"
 #include "settings.hpp"
 #include "shared.hpp"
@@ -46,7 +48,8 @@ enum class outcome
     refused ///< the node cannot be computed: cells that it needs were given back
 };
 
-/// The compressed part holds the first `base` tokens of the sequence, the tail the tokens after them. A program may overwrite
+/// The compressed part holds the first `base` tokens of the sequence, the tail the tokens after them; while the prompt is read,
+/// both are its prompt_reading's. A program may overwrite
 /// cells between two steps (it loads a state, or shifts positions): their keys then differ from the keys that were compressed.
 class layer_state
 {
@@ -83,24 +86,29 @@ public:
         }
         carried_.forget();
         if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // the reason may be gone
-        if (made() && before < base_)
+        if (reads() && !prompt_.read->stopped.empty())
         {
-            drop(before);
+            why = prompt_.read->stopped;
+            drop(before, why);
+        }
+        if (before < compressed())
+        {
             why = "the sequence was cut within the compressed part";
+            drop(before, why);
         }
-        if (made() && !watch_.untouched(node, before))
+        if (base_ > 0 && !watch_.untouched(node, before))
         {
-            drop(0);
             why = "its cells were overwritten (a state was loaded, or positions were shifted)";
+            drop(0, why);
         }
-        bool const brought = !made() && before > 0 && begins_carried(node, of_.cells[0]);
+        bool const brought = compressed() == 0 && before > 0 && begins_carried(node, of_.cells[0]);
         if (brought && !take_carried(node, before, with, why)) { return outcome::refused; }
-        if (freed_.any_of(of_.cells, made() && part.why == nullptr ? tokens() : 0, before + node.tokens()))
+        if (freed_.any_of(of_.cells, part.why == nullptr ? tokens() : 0, before + node.tokens()))
         {
             if (why.empty()) { why = "its cells had been given back"; }
             return outcome::refused;
         }
-        if (!made() && some_blank(node, of_.cells, before))
+        if (base_ == 0 && some_blank(node, of_.cells, before))
         {
             why = "its cells hold zeros (a state was saved after they had been given back)";
             return outcome::refused;
@@ -111,26 +119,30 @@ public:
             return outcome::passed;
         }
         prompt_.cut(before);
-        if (!made() && !prompt_.queries.is_of(node, of_.cells)) { prompt_.clear(); }
+        if (compressed() == 0 && !prompt_.queries.is_of(node, of_.cells)) { prompt_.clear(); }
         try
         {
             if (!made())
             {
-                if (!wanted(decoding, before, with, why))
+                bool const ends = wanted(decoding, before, with, why);
+                if (with.chosen.reading && !reads() && (ends || !decoding)) { begin(before, with, layers, why); }
+                if (reads() && decoding && !ends) { drop(before, why); }
+                if (reads())
                 {
-                    for (index_t i = std::max<index_t>(0, node.tokens() - with.chosen.preset.queries);
-                         i < node.tokens(); ++i)
+                    keep_up(node, with);
+                    if (!ends && part.only && prompt_.read->takes(before, node.tokens()))
                     {
-                        prompt_.queries.add(node, i, before + i, of_.cells[before + i]);
+                        read(node, before, with);
+                        return outcome::served;
                     }
-                    if (with.chosen.preset.replayed && !decoding)
-                    {
-                        prompt_.replayed.add(node, of_.cells, before, with);
-                        prompt_.node.keep(node);
-                    }
+                    take(node, before, with);
+                }
+                else if (ends) { compress(node, before, with, layers); }
+                else
+                {
+                    pass(node, before, decoding, with);
                     return outcome::passed;
                 }
-                compress(node, before, with, layers);
                 settled(node, with);
             }
             serve(node, before, with);
@@ -140,7 +152,7 @@ public:
         {
             why = error.what();
         }
-        drop(0);
+        drop(0, why);
         given_up_    = why;
         given_up_at_ = before;
         return freed_.any_of(of_.cells, 0, before) ? outcome::refused : outcome::passed;
@@ -149,7 +161,7 @@ public:
     /// Frees memory after the sequence was cut to its first `tokens`; the next step would find out anyway.
     void cut(index_t tokens)
     {
-        if (made() && tokens < base_) { drop(tokens); }
+        if (tokens < compressed()) { drop(tokens, "the sequence was cut within the compressed part"); }
     }
 
     [[nodiscard]] layer_prompt& prompt() noexcept { return prompt_; }
@@ -161,17 +173,26 @@ public:
         return made() ? cache_.arena_bytes() + cache_.tail_bytes() + cache_.directory_bytes() + prompt_.queries.bytes()
                       : 0;
     }
-    [[nodiscard]] index_t tokens() const noexcept { return made() ? base_ + cache_.appended() : 0; }
+    /// Bytes of a prompt that is being read, at the last step.
+    [[nodiscard]] index_t read_bytes() const noexcept { return read_bytes_; }
+    [[nodiscard]] index_t tokens() const noexcept { return compressed() + cache_.appended(); }
 
 private:
     static constexpr index_t growth       = 64; ///< tokens by which an unfolded tail grows
     static constexpr index_t most_at_once = 16; ///< tokens of a batch that one pass over the cache serves
 
-    void drop(index_t before)
+    [[nodiscard]] bool reads() const noexcept { return prompt_.read != nullptr; }
+    [[nodiscard]] index_t compressed() const noexcept { return reads() ? prompt_.read->tokens() : base_; }
+
+    /// \param why   for the other layers, if the prompt is being read
+    void drop(index_t before, std::string const& why)
     {
         carried_.end();
-        cache_ = {};
-        base_  = 0;
+        cache_      = {};
+        base_       = 0;
+        read_bytes_ = 0;
+        if (reads()) { prompt_.read->stopped = why; }
+        prompt_.read.reset();
         prompt_.joint.reset();
         prompt_.cut(before);
         watch_.end();
@@ -189,6 +210,7 @@ private:
             return false;
         }
         if (chosen.at == 0 && !decoding) { return false; }
+        if (reads()) { return true; }
         // All layers must have been seen, and there must be queries to score by, which a prompt leaves.
         index_t const seen = prompt_.queries.count_before(before, most_fold_queries);
         if (steps_ > 1 && seen == most_fold_queries) { return true; }
@@ -197,6 +219,98 @@ private:
             why = "few of its queries were seen yet (a state was loaded, or it shares another one's cells)";
         }
         return false;
+    }
+
+    /// Leaves a part to the engine's own code.
+    void pass(attention_node const& node, index_t before, bool decoding, shared& with)
+    {
+        settings const& chosen = with.chosen;
+        bool const first       = before == 0;
+        if (first)
+        {
+            prompt_.queries.limit(
+                chosen.reading ? std::max(chosen.preset.queries, node.tokens()) : chosen.preset.queries);
+        }
+        remember_last(node, before, chosen.reading && first ? node.tokens() : chosen.preset.queries);
+        if (!chosen.preset.replayed || (chosen.reading ? !first : decoding)) { return; }
+        prompt_.node.keep(node);
+        if (!chosen.reading) { return prompt_.replayed.add(node, of_.cells, before, with); }
+        prompt_.rotation = rotation_of(node);
+        if (chosen.free_cells) { with.counts.freed += node.give_back_zeros(); }
+    }
+
+    /// Begins to compress the prompt while it is read, if its tokens so far can be read.
+    template <class Layers>
+    void begin(index_t before, shared& with, Layers const& layers, std::string& why)
+    {
+        if (before == 0 || !why.empty()) { return; }
+        if (with.two_masks.contains(cells_))
+        {
+            why = "a prompt is held to its end: its layers have masks of two kinds";
+        }
+        else if (!prompt_reading::can_begin(prompt_, before))
+        {
+            why = "a prompt is held to its end: its first tokens came without queries (a state was loaded or cut)";
+        }
+        else
+        {
+            auto const timer = with.counts.read.start();
+            prompt_reading::begin(prompt_, layers, of_.cells, before, with);
+        }
+    }
+
+    /// Notes that the part before was compressed.
+    void keep_up(attention_node const& node, shared& with)
+    {
+        if (base_ == prompt_.read->tokens()) { return; }
+        base_ = prompt_.read->tokens();
+        watch_.cut_tail(0);
+        settled(node, with);
+    }
+
+    void read(attention_node const& node, index_t before, shared& with)
+    {
+        auto const timer = with.counts.read.start();
+        prompt_.read->attend(prompt_.place, node, of_.cells, with);
+        mdkv::workspace none{std::span<std::byte>{}};
+        add_sinks(node.sinks(), with.log_sum.data(), node.output(mdkv::cpu::backend{&none}, 0, node.tokens()));
+        remember_last(node, before, with.chosen.preset.queries);
+        give_back(node, before + node.tokens(), with);
+        watch_.cut_tail(0); // of a graph that was not computed to its end
+        for (index_t i = 0; i < node.tokens(); ++i) { watch_.append(node, before + i); }
+        read_bytes_ = prompt_.read->bytes(prompt_.place);
+    }
+
+    /// Takes the layer's cache of a prompt that was read.
+    void take(attention_node const& node, index_t before, shared& with)
+    {
+        auto const timer = with.counts.read.start();
+        memory_plan const now{node, before, 1.0, with};
+        cache_      = prompt_.read->take(prompt_.place, with);
+        share_      = prompt_.read->share(cache_);
+        base_       = prompt_.read->tokens();
+        read_bytes_ = 0;
+        with.log("read", node, base_, cache_.arena_bytes());
+        prompt_.read.reset();
+        begin_tail(node, before, now);
+    }
+
+    /// Remembers the last `most` queries of a batch.
+    void remember_last(attention_node const& node, index_t before, index_t most)
+    {
+        for (index_t i = std::max<index_t>(0, node.tokens() - most); i < node.tokens(); ++i)
+        {
+            prompt_.queries.add(node, i, before + i, of_.cells[before + i]);
+        }
+    }
+
+    /// Begins an empty tail behind a compressed part that is new, with room for the tokens before a batch.
+    void begin_tail(attention_node const& node, index_t before, memory_plan const& now)
+    {
+        watch_.cut_tail(0);
+        cache_.reserve_tail(std::max(now.rows > 0 ? now.rows : growth, before - base_));
+        keep_ = now.keep;
+        prompt_.queries.limit(fold_queries(node));
     }
 
     /// Takes the compressed cache that a saved state brought in the cells of the sequence's first tokens.
@@ -208,11 +322,8 @@ private:
             memory_plan const now{node, before, found.head.share, with};
             cache_ = std::move(found.cache);
             base_  = found.head.tokens;
-            keep_  = now.keep;
             share_ = found.head.share;
-            cache_.reserve_tail(std::max(now.rows > 0 ? now.rows : growth, before - base_));
-            prompt_.queries.limit(fold_queries(node));
-            watch_.cut_tail(0);
+            begin_tail(node, before, now);
             freed_.note(of_.cells, before, false); // a program has written them
             settled(node, with);
             freed_.note(of_.cells, base_, true);
@@ -241,10 +352,7 @@ private:
         share_            = shares ? static_cast<double>(cache_.arena_bytes()) / static_cast<double>(now.arena) : 1.0;
         base_             = before;
         with.log("compressed", node, before, cache_.arena_bytes());
-        watch_.cut_tail(0);
-        cache_.reserve_tail(now.rows > 0 ? now.rows : growth);
-        keep_ = now.keep;
-        prompt_.queries.limit(fold_queries(node));
+        begin_tail(node, before, now);
         prompt_.joint.reset();
         prompt_.replayed.clear();
     }
@@ -361,22 +469,32 @@ private:
         watch_.append(node, place);
     }
 
-    /// Gives back, if settings allow, the compressed part's cells that no other sequence may need; begins to watch the
-    /// cells.
+    /// Gives back, if settings allow, the compressed part's cells; begins to watch the cells.
     void settled(attention_node const& node, shared& with)
     {
-        if (with.chosen.free_cells && !with.two_masks.contains(cells_) && !with.shared_keys.contains(node.k().data))
-        {
-            with.counts.freed += freed_.give_back(node, base_, with.next_stamp);
-        }
+        give_back(node, base_, with);
         carry(node);
         watch_.begin(node, base_);
+    }
+
+    /// Gives back, if settings allow, the cells of the first `tokens` tokens that no other sequence may need.
+    void give_back(attention_node const& node, index_t tokens, shared& with)
+    {
+        settings const& chosen = with.chosen;
+        if (chosen.free_cells && base_ >= std::max(chosen.least, chosen.at) && !with.two_masks.contains(cells_)
+            && !with.shared_keys.contains(node.k().data))
+        {
+            with.counts.freed += freed_.give_back(node, tokens, with.next_stamp);
+        }
     }
 
     /// Lets programs that save the cells which were given back find the cache there.
     void carry(attention_node const& node)
     {
-        if (freed_.all_of(of_.cells, base_)) { carried_.begin(node, number_, of_.cells, base_, cache_, share_); }
+        if (made() && freed_.all_of(of_.cells, base_))
+        {
+            carried_.begin(node, number_, of_.cells, base_, cache_, share_);
+        }
     }
 
     sequence& of_;
@@ -392,6 +510,7 @@ private:
     index_t last_tokens_ = 0; ///< tokens of the step before
     index_t base_        = 0;
     index_t keep_        = 0; ///< tokens that the next fold keeps
+    index_t read_bytes_  = 0; ///< of a prompt that is being read
     double share_        = 1; ///< factor of the compressed part's bytes (see memory_plan)
     index_t steps_       = 0;
 };

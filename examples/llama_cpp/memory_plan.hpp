@@ -31,20 +31,21 @@ struct memory_plan
     index_t rows  = 0;    ///< rows of the tail; 0: it grows
     index_t keep  = 0;    ///< last tokens of the tail that a fold keeps, so that they can be taken back
 
-    /// Plans for a sequence of `tokens` tokens.
+    /// Plans for a sequence of `tokens` tokens. A percentage is one of these tokens' cells, or, if prompts are compressed while
+    /// they are read, of all the cache's, because a limit that grows would have lowered tokens too early.
     /// \param share   factor of the compressed part's bytes, other than 1 if layers have unequal parts of one budget
     /// \throws mdkv::invalid_argument   the limit does not hold what is beside the compressed part
     memory_plan(attention_node const& node, index_t tokens, double share, shared const& with)
     {
         memory_limit const& limit = with.chosen.limit;
         if (limit.whole()) { return; }
-        whole               = false;
-        index_t const token = node.token_bytes();
-        double const bytes =
-            limit.in == memory_limit::unit::bytes
-                ? limit.amount / static_cast<double>(with.layers)
-                : static_cast<double>(token) * limit.amount
-                      * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(tokens) / 100);
+        whole                = false;
+        index_t const token  = node.token_bytes();
+        index_t const of     = with.chosen.reading ? node.cells() : tokens;
+        double const bytes   = limit.in == memory_limit::unit::bytes
+                                   ? limit.amount / static_cast<double>(with.layers)
+                                   : static_cast<double>(token) * limit.amount
+                                       * (limit.in == memory_limit::unit::tokens ? 1 : static_cast<double>(of) / 100);
         auto const all       = static_cast<index_t>(bytes);
         index_t const part   = std::min(tokens / 16, all / token / 4); // few folds, in a quarter of the limit at most
         rows                 = with.chosen.tail >= 0 ? with.chosen.tail : std::clamp<index_t>(part / 16 * 16, 16, 256);

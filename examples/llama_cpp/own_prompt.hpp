@@ -1,13 +1,15 @@
-/// \file own_prompt.hpp: a prompt of the library in memory of its own
+/// \file own_prompt.hpp: a prompt or a reader of the library in memory of its own
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
+#include <mdkv/reader.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -18,37 +20,42 @@
 namespace mdkv_ggml
 {
 
-/// A prompt's memory is not touched before it is written: a prompt of fewer tokens than the largest possible number takes
-/// few pages.
-class own_prompt
+/// The memory of an object's state. It is not touched before it is written: a prompt of fewer tokens than the largest
+/// possible number takes few pages.
+template <class T>
+class in_own_memory
 {
 public:
     using host = mdkv::cpu::backend;
-    using type = mdkv::prompt<host, mdkv::half, float>;
-    using rows = type::rows_of_layer;
 
-    own_prompt(mdkv::preset const& chosen, mdkv::prompt_shape<host> const& shape)
-        : size_{size_of(chosen, shape)}
+    /// \param from   arguments of the object's constructor after the backend
+    template <class... Arguments>
+    explicit in_own_memory(Arguments const&... from)
+        : size_{size_of(from...)}
         , lines_{std::make_unique_for_overwrite<shared::line[]>(size_)}
         , state_{std::as_writable_bytes(std::span{lines_.get(), size_})}
-        , prompt_{host{&state_}, chosen, shape}
+        , made_{host{&state_}, from...}
     {}
 
-    [[nodiscard]] type* operator->() noexcept { return &prompt_; }
-    [[nodiscard]] type const* operator->() const noexcept { return &prompt_; }
+    [[nodiscard]] T* operator->() noexcept { return &made_; }
+    [[nodiscard]] T const* operator->() const noexcept { return &made_; }
 
 private:
-    [[nodiscard]] static std::size_t size_of(mdkv::preset const& chosen, mdkv::prompt_shape<host> const& shape)
+    template <class... Arguments>
+    [[nodiscard]] static std::size_t size_of(Arguments const&... from)
     {
         mdkv::workspace counting;
-        static_cast<void>(type{host{&counting}, chosen, shape});
+        static_cast<void>(T{host{&counting}, from...});
         return counting.bytes() / sizeof(shared::line);
     }
 
     std::size_t size_; // lines
     std::unique_ptr<shared::line[]> lines_;
     mdkv::workspace state_;
-    type prompt_;
+    T made_;
 };
+
+using own_prompt = in_own_memory<mdkv::prompt<mdkv::cpu::backend, mdkv::half, float>>;
+using own_reader = in_own_memory<mdkv::reader<mdkv::cpu::backend, mdkv::cpu::cache<mdkv::half>, float>>;
 
 } // namespace mdkv_ggml

@@ -26,6 +26,7 @@ struct node_rotation
     mdkv::rotary_pairs pairs = mdkv::rotary_pairs::halves;
 
     [[nodiscard]] bool none() const noexcept { return frequencies.empty(); }
+    [[nodiscard]] bool operator==(node_rotation const&) const = default;
 
     template <mdkv::backend B>
     [[nodiscard]] mdkv::rotary_encoding<B> encoding(B const& on) const

@@ -28,6 +28,7 @@ struct batch_part
     index_t tokens  = 0;
     index_t before  = 0;       ///< tokens of the sequence before them
     bool known      = true;    ///< whether the first token's cell is known
+    bool only       = true;    ///< whether the batch has no other part of the sequence
     char const* why = nullptr; ///< reason if the part cannot be served, or null
 };
 

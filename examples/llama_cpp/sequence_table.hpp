@@ -106,6 +106,11 @@ private:
             }
         }
         finish(parts);
+        for (batch_part& part : parts)
+        {
+            part.only =
+                std::count_if(parts.begin(), parts.end(), [&](auto const& one) { return one.of == part.of; }) == 1;
+        }
         return parts;
     }
 

@@ -40,7 +40,8 @@ struct settings
     index_t least       = 256; ///< fewest tokens of a prompt that is compressed
     index_t tail = -1; ///< tokens in the tail before it is folded; 0: never folded; -1: a sixteenth of the sequence's
     bool free_cells = false;
-    int verbosity   = 1; ///< 0: errors only, 1: a line at the start and one at the end, 2: every compression
+    bool reading    = false; ///< prompts are compressed while they are read
+    int verbosity   = 1;     ///< 0: errors only, 1: a line at the start and one at the end, 2: every compression
 };
 
 namespace detail
@@ -102,7 +103,7 @@ inline bool flag_of(char const* name, std::string_view text)
 
 } // namespace detail
 
-/// Reads MDKV_BUDGET, _PRESET, _AT, _MIN, _TAIL, _FREE, _VERBOSE. An unset or empty variable leaves its default.
+/// Reads MDKV_BUDGET, _PRESET, _AT, _MIN, _TAIL, _FREE, _READING, _VERBOSE. An unset or empty variable leaves its default.
 /// \throws mdkv::invalid_argument   naming the variable and what it may be
 inline settings settings_from_environment()
 {
@@ -121,8 +122,16 @@ inline settings settings_from_environment()
     read("MDKV_MIN", tokens(chosen.least));
     read("MDKV_TAIL", tokens(chosen.tail));
     read("MDKV_FREE", [&](auto name, auto text) { chosen.free_cells = flag_of(name, text); });
+    read("MDKV_READING", [&](auto name, auto text) { chosen.reading = flag_of(name, text); });
     read("MDKV_VERBOSE", [&](auto name, auto text) { chosen.verbosity = int(whole_number(name, text, "0, 1 or 2")); });
     if (chosen.tail > 0 && chosen.tail < 4) { refuse("MDKV_TAIL", std::to_string(chosen.tail), "0, or at least 4"); }
+    if (chosen.reading && !chosen.preset.replayed)
+    {
+        refuse("MDKV_READING", "1",
+            (std::string{"MDKV_PRESET="} + chosen.preset.name
+                + " needs the last queries of a whole prompt; best and any_question can be read")
+                .c_str());
+    }
     return chosen;
 }
 

@@ -23,6 +23,10 @@
 #include "settings.hpp"
 #include "threads.hpp"
 
+#if defined(__GLIBC__)
+#    include <malloc.h>
+#endif
+
 namespace mdkv_ggml
 {
 
@@ -62,10 +66,11 @@ private:
 
 struct tally
 {
-    stopwatch replay, compress, fold, attend; ///< stages of a layer
+    stopwatch replay, read, compress, fold, attend; ///< stages of a layer
     byte_shares shares{};
-    index_t freed = 0; ///< bytes of cells given back
-    index_t most  = 0; ///< bytes of all compressed caches at any time
+    index_t freed     = 0; ///< bytes of cells given back
+    index_t most      = 0; ///< bytes of all compressed caches at any time
+    index_t most_read = 0; ///< the same at steps that read a prompt, with its uncompressed part and its losses
     struct passed
     {
         std::set<std::string> layers;
@@ -80,8 +85,9 @@ struct shared
     settings chosen;
     tally counts{};
     lent_threads threads{};
-    index_t most_cells = 0; ///< most cells of a layer
-    index_t layers     = 1; ///< layers of a sequence with most_cells cells
+    index_t most_cells  = 0; ///< most cells of a layer
+    index_t most_tokens = 0; ///< most tokens of a batch in one of the engine's caches
+    index_t layers      = 1; ///< layers of a sequence with most_cells cells
     /// Numbers of cells at which layers have different masks: some have a window, and until it slides nothing shows which.
     std::set<index_t> two_masks{};
     std::set<void const*> shared_keys{};               ///< keys that several layers read
@@ -121,6 +127,16 @@ struct shared
         catch (mdkv::insufficient_workspace const&) // nothing was changed
         {}
         return lend(call);
+    }
+
+    /// Gives memory that is free, and scratch, back to the system, if settings allow: the C library keeps what it frees.
+    void trim()
+    {
+        if (!chosen.free_cells) { return; }
+        scratch = {};
+#if defined(__GLIBC__)
+        malloc_trim(0);
+#endif
     }
 
     struct alignas(mdkv::workspace::alignment) line
