@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -111,16 +112,16 @@ struct policy
     double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
     bool while_reading             = false; // compressed chunk by chunk, in memory that does not grow with the prompt
-    double slack                   = 0.25;  // share of the limit that may be held beside it while reading
-    std::int64_t head_shares       = 1;     // equal shares of a layer's heads that have equal shares of its budget
-    std::int64_t layer_shares      = 1;     // equal shares of the layers that have equal shares of one budget
-    mdkv::storage stored           = mdkv::storage::plain; // storage of kept or selected tokens
-    double beta                    = 0;                    // how uneven pyramid and head_scores are
-    double floor                   = 0.2;                  // share of a head's budget that adaptive leaves it
-    double channels                = 0.4;                  // share of the key channels that think drops
-    std::int64_t sinks             = 4;                    // first tokens that recency keeps
-    std::uint64_t seed             = 0;                    // the policy random's
-    std::string head_scores{};                             // file
+    std::optional<float> slack{};           // reader_options::slack
+    std::int64_t head_shares  = 1;          // equal shares of a layer's heads that have equal shares of its budget
+    std::int64_t layer_shares = 1;          // equal shares of the layers that have equal shares of one budget
+    mdkv::storage stored      = mdkv::storage::plain; // storage of kept or selected tokens
+    double beta               = 0;                    // how uneven pyramid and head_scores are
+    double floor              = 0.2;                  // share of a head's budget that adaptive leaves it
+    double channels           = 0.4;                  // share of the key channels that think drops
+    std::int64_t sinks        = 4;                    // first tokens that recency keeps
+    std::uint64_t seed        = 0;                    // the policy random's
+    std::string head_scores{};                        // file
     bool per_query_head = false; // caches keys and values once for every query head, as most authors do
     std::string label{};         // the name and whatever was set: how tables and files call it
     backend_kind backend = backend_kind::cpu;
@@ -385,7 +386,7 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     }
     else if (parameter == "own") { p.own = either("yes", "no"); }
     else if (parameter == "while_reading") { p.while_reading = either("yes", "no"); }
-    else if (parameter == "slack") { p.slack = number(0, 100, "between 0 and 100"); }
+    else if (parameter == "slack") { p.slack = static_cast<float>(number(0, 100, "between 0 and 100")); }
     else if (parameter == "budget")
     {
         if (p.share == sharing::head_scores) { refuse("heads share by their scores"); }

@@ -237,7 +237,7 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     auto const question    = std::min(window_, std::ssize(tokens));
     mdkv::preset preset    = preset_of(policy_, kept, question);
     auto done              = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
-        {.limit = limit_, .chunk = policy_.chunk, .slack = static_cast<float>(policy_.slack)}, executor, scratch_,
+        {.limit = limit_, .chunk = policy_.chunk, .slack = policy_.slack}, executor, scratch_,
         progress);
     for (std::size_t i = 0; i < layers_.size(); ++i)
     {

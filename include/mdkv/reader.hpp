@@ -34,10 +34,9 @@ struct reader_options
     /// `replay_part::chunk` tokens; shorter ones see fewer of their neighbours.
     index_t chunk = 256;
 
-    /// Share of the limit that stored tokens may take beside it before the prompt's end, if the preset's last queries score:
-    /// `finish` then has more to choose from (docs/long-prompts.md). Other presets would lower the same tokens later, and have
-    /// no slack.
-    float slack = 0.25F;
+    /// Share of the limit that stored tokens may take beside it before the prompt's end: chunks attend to more, and `finish` has
+    /// more to choose from (docs/long-prompts.md). None given: a quarter if the preset's last queries score, otherwise none.
+    std::optional<float> slack = std::nullopt;
 };
 
 /// The state after `end_chunk` or `finish`.

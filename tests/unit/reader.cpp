@@ -497,7 +497,7 @@ TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depe
     for (preset const& p : {presets::any_question, presets::best})
     {
         CAPTURE(p.name);
-        reader_options const options{.limit = budget::bytes(x.layer_bytes() / 8), .chunk = 128, .slack = 0.25F};
+        reader_options const options{.limit = budget::bytes(x.layer_bytes() / 8), .chunk = 128};
         read_text one{x, p, options};
         read_text other{x, p, options, pool};
         for (read_text* r : {&one, &other})

@@ -111,6 +111,7 @@ struct reader_work
         return {cache(l).view(), reinterpret_cast<bfloat16*>(kept[static_cast<std::size_t>(l)].data())};
     }
     [[nodiscard]] bool weighs() const { return settings.odd() > 0; }
+    [[nodiscard]] float slack() const { return options.slack.value_or(settings.last_queries_score() ? 0.25F : 0.0F); }
 
     void take_state(B const& on, workspace::frame& memory)
     {
@@ -123,7 +124,7 @@ struct reader_work
         expects(static_cast<index_t>(caches.size()) == L, "reader: there are ", static_cast<index_t>(caches.size()),
             " caches for ", L, " layers");
         expects(options.chunk >= 1, "reader: reader_options::chunk is ", options.chunk, "; it must be at least 1");
-        expects_not_negative("reader", "reader_options::slack", options.slack);
+        expects_not_negative("reader", "reader_options::slack", slack());
         expects(ranks_of(on) == nullptr || settings.shared, "reader: preset \"", settings.name,
             "\" gives each layer its own limit, which is not served over ranks");
         layer(shape.tokens).expects_valid("reader");
@@ -283,14 +284,13 @@ struct reader_work
             prompt_numbers const shared = numbers_of_prompt<T, U>(on, settings, shape, all, agreed);
             agreed.settle(stage,
                 array<shared_number, 4>{
-                    {{"reader_options::limit in bytes", limit_bytes}, {"reader_options::slack", options.slack},
+                    {{"reader_options::limit in bytes", limit_bytes}, {"reader_options::slack", slack()},
                         {"tokens of the chunk", n}, {"prompt_shape::tokens", shape.tokens}}},
                 &shared);
         }
-        if (!last && settings.last_queries_score())
+        if (!last)
         {
-            report.limit_bytes +=
-                static_cast<index_t>(static_cast<double>(options.slack) * static_cast<double>(report.limit_bytes));
+            report.limit_bytes += static_cast<index_t>(double{slack()} * static_cast<double>(report.limit_bytes));
         }
         for (index_t l = 0; l < L && all == 0 && last && !dry_run(on); ++l)
         {

@@ -278,9 +278,9 @@ class Reader:
     A prompt that is compressed while it is read, in memory that does not grow with its length: attend for each layer and end_chunk for each chunk, then finish. For presets that replay. See include/mdkv/reader.hpp.
     """
 
-    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, limit: object, chunk: int = 256, slack: float = 0.25) -> None:
+    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, limit: object, chunk: int = 256, slack: float | None = None) -> None:
         """
-        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the most that the prompt may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's. check_finite: search for NaNs and infinities first. limit: of an average layer, for window and all tokens, see Budget; a share is one of `tokens`. chunk: the most tokens of a chunk, which are held uncompressed beside the limit. slack: share of the limit that stored tokens may take beside it before the prompt's end.
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the most that the prompt may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's. check_finite: search for NaNs and infinities first. limit: of an average layer, for window and all tokens, see Budget; a share is one of `tokens`. chunk: the most tokens of a chunk, which are held uncompressed beside the limit. slack: share of the limit that stored tokens may take beside it before the prompt's end; None: a quarter if the preset's last queries score, otherwise none.
         """
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor, lse: Tensor | None = None, *, ahead: bool = False) -> None:
