@@ -3,7 +3,7 @@
 #
 #   bash tests/run.sh          Release with g++: library and runner, each header alone, the code in the documents, projects
 #                              that use an installed mdkv, and the kernels through nvcc where there is one
-#   bash tests/run.sh --all    also every test with clang under AddressSanitizer and UndefinedBehaviorSanitizer, the tests
+#   bash tests/run.sh --all    also the library's tests with clang under AddressSanitizer and UndefinedBehaviorSanitizer, those
 #                              of the GPU on an emulated one, the tests for 64-bit Arm on an emulated one, the programs
 #                              for a GPU through nvcc, the benchmarks (compiled only), the runner against independent Python
 #                              implementations, the package for Python, other projects' compilers and flags, each stage's
@@ -349,7 +349,7 @@ aarch64() {
     done
 }
 
-# sanitizers: every test once more with the other compiler, under sanitizers and without the machine's own instructions, so that
+# sanitizers: the library's tests once more with the other compiler, under sanitizers and without the machine's own instructions, so that
 # the narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
 # emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the release
 # leg's; here the first that every test includes is its own.
