@@ -349,27 +349,37 @@ aarch64() {
     done
 }
 
-# sanitizers: the library's tests once more with the other compiler, under sanitizers and without the machine's own instructions, so that
-# the narrow vectors run, too. One build for both ends: compiling everything a third time takes ten minutes on two cores. The
-# emulated GPU is met here only: what its tests look for are accesses and orders of threads. The headers alone are the release
-# leg's; here the first that every test includes is its own.
+# sanitized NAME SOURCES TARGETS CTEST_OPTIONS CONFIGURE_OPTION...: tests of some sources with the other compiler, under sanitizers
+# and without the machine's own instructions, so that the narrow vectors run, too
+sanitized() {
+    local name=$1 sources=$2 targets=$3 ctest_options=$4 compiler=$mdkv_cxx
+    shift 4
+    if [[ -n $mdkv_clang ]]; then
+        compiler=$mdkv_clang name=clang-$name
+    else
+        note SKIPPED "clang-$name: apt offers no clang of version 16 or newer; it runs with g++"
+    fi
+    leg "$name" "$targets" "$ctest_options" -DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' \
+        '-DMDKV_SANITIZE=address,undefined' -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF \
+        -DCMAKE_CXX_COMPILER="$compiler" "-DMDKV_TEST_SOURCES=/tests/$sources/" "$@"
+}
+
+# sanitizers: the library's tests, and the emulated GPU, which is met here only: what its tests look for are accesses and orders of
+# threads. The headers alone are the release leg's; here the first that every test includes is its own.
 sanitizers() {
-    local options=(-DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1' '-DMDKV_SANITIZE=address,undefined'
-        -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF
-        '-DMDKV_TEST_SOURCES=/tests/unit/')
-    local targets='mdkv_tests mdkv_layer_tests mdkv_recorded_tests mdkv_emulated_tests'
-    note SKIPPED "sanitizers/runner, evaluation, policies: compiling mdkv_run takes long; fuzz has its readers of files"
+    local targets='mdkv_tests mdkv_layer_tests mdkv_recorded_tests mdkv_emulated_tests' more=()
     if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then # the backend is an example
-        options+=(-DMDKV_BUILD_EXAMPLES=ON -DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP"
+        more=(-DMDKV_BUILD_EXAMPLES=ON -DMDKV_LLAMA_CPP="$MDKV_LLAMA_CPP"
             -DMDKV_LLAMA_CPP_BUILD="${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}")
         targets+=' mdkv_llama_cpp_tests'
     fi
-    if [[ -n $mdkv_clang ]]; then
-        leg clang-asan "$targets" '-L doctest|compiler -E header_checks' "${options[@]}" -DCMAKE_CXX_COMPILER="$mdkv_clang"
-    else
-        note SKIPPED "clang: apt offers no clang of version 16 or newer"
-        leg asan "$targets" '-L doctest' "${options[@]}" -DCMAKE_CXX_COMPILER="$mdkv_cxx"
-    fi
+    sanitized asan '(unit|apps/llama_cpp)' "$targets" '-L doctest|compiler -E header_checks' "${more[@]}"
+}
+
+# sanitizers_of_apps: the tests of runner, policies and evaluations, whose runner takes minutes to compile
+sanitizers_of_apps() {
+    sanitized asan-apps 'apps/(runner|policies|evaluation)' 'mdkv_runner_tests mdkv_evaluation_tests' \
+        '-R ^(runner|policies|evaluation)/' -DMDKV_BUILD_EMULATED_TESTS=OFF
 }
 
 # gpu_programs: tests and benchmarks for a GPU through nvcc; the tests' PTX is executed without one
@@ -472,6 +482,7 @@ else
     part 'instruction counts' 14 instruction_counts
     part aarch64 40 aarch64
     part fuzz 18 fuzz
+    part 'sanitizers of apps' 45 sanitizers_of_apps
     if (($(date +%-d) % 2 == 1)); then
         part gpu 55 gpu_programs
     fi

@@ -22,7 +22,7 @@ struct layer_prompt
     query_ring queries{};
     replayed_losses replayed{};
     kept_node node{};                       ///< the last node
-    node_rotation rotation{};               ///< of the first tokens, if the prompt may be compressed while it is read
+    node_rotation rotation{};               ///< the first tokens' encoding, if the prompt may be compressed while it is read
     std::shared_ptr<joint_prompt> joint{};  ///< holds the rungs, from the compression of the first layer on
     std::shared_ptr<prompt_reading> read{}; ///< holds the tokens while the prompt is read
     index_t place = 0;                      ///< number of the layer in `joint` or `read`

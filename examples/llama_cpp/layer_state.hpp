@@ -276,7 +276,7 @@ private:
         add_sinks(node.sinks(), with.log_sum.data(), node.output(mdkv::cpu::backend{&none}, 0, node.tokens()));
         remember_last(node, before, with.chosen.preset.queries);
         give_back(node, before + node.tokens(), with);
-        watch_.cut_tail(0); // of a graph that was not computed to its end
+        watch_.cut_tail(0); // rows of a graph that was not computed to its end
         for (index_t i = 0; i < node.tokens(); ++i) { watch_.append(node, before + i); }
         read_bytes_ = prompt_.read->bytes(prompt_.place);
     }
@@ -510,7 +510,7 @@ private:
     index_t last_tokens_ = 0; ///< tokens of the step before
     index_t base_        = 0;
     index_t keep_        = 0; ///< tokens that the next fold keeps
-    index_t read_bytes_  = 0; ///< of a prompt that is being read
+    index_t read_bytes_  = 0; ///< bytes of a prompt that is being read
     double share_        = 1; ///< factor of the compressed part's bytes (see memory_plan)
     index_t steps_       = 0;
 };

@@ -78,7 +78,7 @@ public:
         attention_node const node = like.node.get();
         mdkv::preset preset       = with.chosen.preset;
         preset.scale              = node.scale();
-        preset.stand_ins          = 0; // as those of joint_prompt
+        preset.stand_ins          = 0; // joint_prompt makes none, either
         if (rotation_.none()) { preset.replayed->ahead = 0; }
         options_ = {.limit = memory_plan{node, node.cells(), 1.0, with}.limit(),
             .chunk         = std::max(least_chunk, with.most_tokens)};

@@ -71,11 +71,9 @@ struct reader_work; // state and stages of a reader: pipeline/reading.hpp
 /// A token's losses are found while its chunk is read, by the chunk's own queries (`replay`), and stay beside it. Tokens keep
 /// their rung or take one of fewer bytes, from the stored values (docs/long-prompts.md). A prompt that fits stays uncompressed.
 ///
-/// Memory: caches and losses take theirs from the caches' memory resource; the constructor takes the rest of the state from
-/// the workspace of its backend, and every call scratch from its own; a dry run of a call counts what it needs now.
-///
-/// Over ranks (`mdkv::ranks`) layers and heads are this rank's, limit and choice those of all ranks. Every rank gives its
-/// constructor and calls a backend with the same ranks, and ends each chunk with the others.
+/// Caches and losses lie in memory of the caches' resource, the rest of the state in the constructor's workspace; every call
+/// takes scratch from its own, and a dry run counts it. Over ranks (`mdkv::ranks`), the same in all calls, layers and heads are
+/// this rank's, limit and choice those of all ranks, which end each chunk together.
 ///
 /// \tparam Cache  the backend's owner: `cpu::cache<T>` or `gpu::cache<T, Resource>`
 /// \see    tests/unit/reader.cpp, docs/integrate.md
@@ -87,7 +85,7 @@ public:
     using rows_of_layer = prompt_rows<B, element_type, U>;
 
     /// \param on       backend: its workspace holds the state, and outlives the reader
-    /// \param chosen   preset that replays; copied. It makes no stand-ins, which need the tokens that were dropped
+    /// \param chosen   preset that replays; copied
     /// \param shape    sizes and position encoding; `tokens` is the largest possible number
     /// \param options  limit, chunk, slack
     /// \param caches   [L]  owners, which outlive the reader and are its own until `finish`. They become empty caches, out of

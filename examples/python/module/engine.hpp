@@ -137,8 +137,8 @@ using packed_layer = std::pair<std::unique_ptr<layer>, mdkv::compress_report>;
 /// Bytes that a reader holds.
 struct reader_bytes
 {
-    index_t arena = 0, tail = 0, directory = 0; ///< of all layers
-    index_t losses = 0;                         ///< of stored tokens
+    index_t arena = 0, tail = 0, directory = 0; ///< sums over all layers
+    index_t losses = 0;                         ///< losses of stored tokens
     index_t state  = 0;                         ///< the rest, of which a dry run of the constructor tells the size
 };
 

@@ -49,7 +49,7 @@ class Cache(cache_utils.Cache):
                    with the same keys makes. None: these heads alone; under tensor parallelism each process then gives its own
                    heads an equal share
     while_reading  True: the prompt is compressed while it is read, by `best`, `any_question` or another preset that replays. Peak
-                   memory is then that of the budget, a quarter of it, and the tokens of one call: a prompt longer than memory is
+                   memory is then that of the budget (`best`: and a quarter of it) and of one call's tokens: a prompt longer than memory is
                    read by calls of 256 tokens, as `read` and generate(prefill_chunk_size=256) with prompt_tokens do. A number: the
                    most tokens of a call, if calls after the first read more than it and more than 256
     keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
