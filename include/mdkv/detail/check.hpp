@@ -200,10 +200,7 @@ decltype(auto) staged(B const& on, char const* stage, Body const& body)
         B counting       = on;
         counting.scratch = &need;
         static_cast<void>(body(std::as_const(counting)));
-        std::size_t const all  = on.scratch->size();
-        std::size_t const free = on.scratch->free_memory().size(); // the state of a prompt may have the rest
-        expects<insufficient_workspace>(need.bytes() <= free, stage, ": the workspace holds ", all, " bytes, ",
-            need.bytes() + (all - free), " are needed");
+        on.scratch->expects_room(stage, need.bytes());
     }
     return body(on);
 }

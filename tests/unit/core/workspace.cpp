@@ -3,14 +3,20 @@
 #include "support/host.hpp"
 
 #include <doctest/doctest.h>
+#include <rapidcheck.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace
 {
@@ -171,4 +177,138 @@ TEST_CASE("counts near the end of 64 bits never wrap to a small need")
     });
     CAPTURE(outcome);
     CHECK(outcome != "threw nothing");
+}
+
+namespace
+{
+
+/// Memory whose blocks are counted, and which may refuse.
+struct counted_memory
+{
+    static constexpr std::size_t alignment = workspace::alignment;
+
+    struct counts
+    {
+        std::size_t held = 0;
+        std::size_t most = 0;
+        int taken        = 0;
+        bool refuses     = false;
+    };
+    counts* to;
+
+    [[nodiscard]] void* allocate(std::size_t bytes) const
+    {
+        if (to->refuses) { throw std::bad_alloc{}; }
+        ++to->taken;
+        to->held += bytes;
+        to->most = std::max(to->most, to->held);
+        return ::operator new(bytes, std::align_val_t{alignment});
+    }
+    void release(void* data, std::size_t bytes) const noexcept
+    {
+        to->held -= bytes;
+        ::operator delete(data, std::align_val_t{alignment});
+    }
+};
+
+/// A call that takes `bytes` at once and writes all of them.
+void use(workspace& scratch, std::size_t bytes)
+{
+    workspace::frame frame{scratch, "use"};
+    auto* const all = frame.take<std::byte>(static_cast<index_t>(bytes));
+    REQUIRE(frame.ready());
+    std::memset(all, 1, bytes);
+}
+
+} // namespace
+
+TEST_CASE("a workspace that grows takes what a call lacks, keeps it, and gives it all back at its end")
+{
+    counted_memory::counts all;
+    {
+        workspace scratch{counted_memory{&all}};
+        CHECK(!scratch.counting());
+        CHECK(scratch.size() == 0);
+        CHECK(stage(scratch));
+        CHECK(scratch.bytes() == 128);
+        use(scratch, 6400);
+        CHECK(all.held >= 6400); // one block
+        CHECK(all.held <= 6400 + 6400 / 8);
+        int const before = all.taken;
+        for (int i = 0; i < 5; ++i)
+        {
+            use(scratch, 6400);
+            CHECK(stage(scratch));
+        }
+        CHECK(all.taken == before);
+        CHECK(scratch.size() == all.held);
+    }
+    CHECK(all.held == 0);
+}
+
+TEST_CASE("memory in use stays where it is while a workspace grows, and blocks become one when nothing is in use")
+{
+    counted_memory::counts all;
+    workspace scratch{counted_memory{&all}};
+    {
+        workspace::frame state{scratch, "state"};
+        auto* const kept = state.take<std::byte>(1000);
+        REQUIRE(state.ready());
+        std::memset(kept, 7, 1000);
+        for (std::size_t const bytes : {640U, 64U, 64000U, 6400U}) { use(scratch, bytes); }
+        for (int i = 0; i < 1000; ++i) { REQUIRE(kept[i] == std::byte{7}); }
+        CHECK(all.most <= 1024 + 64000 + 64000 / 8); // smaller scratch went before larger came
+    }
+    use(scratch, 64);
+    use(scratch, 1024 + 64000);
+    int const before = all.taken;
+    {
+        workspace::frame state{scratch, "state"};
+        static_cast<void>(state.take<std::byte>(1000));
+        use(scratch, 64000);
+    }
+    CHECK(all.taken == before);
+}
+
+TEST_CASE("frames of a workspace that grows may end in any order")
+{
+    counted_memory::counts all;
+    CHECK(rc::check([&] {
+        workspace scratch{counted_memory{&all}};
+        std::array<std::optional<workspace::frame>, 5> frames;
+        std::array<std::byte*, 5> taken{};
+        std::array<index_t, 5> sizes{};
+        auto const steps = *rc::gen::container<std::vector<std::pair<std::size_t, index_t>>>(
+            rc::gen::pair(rc::gen::inRange<std::size_t>(0, 5), rc::gen::inRange<index_t>(0, 3000)));
+        for (auto const& [i, size] : steps)
+        {
+            if (frames[i])
+            {
+                for (index_t b = 0; b < sizes[i]; ++b) { RC_ASSERT(taken[i][b] == std::byte(i + 1)); }
+                frames[i].reset();
+                continue;
+            }
+            sizes[i] = size;
+            frames[i].emplace(scratch, "stage");
+            taken[i] = frames[i]->take<std::byte>(size);
+            RC_ASSERT(frames[i]->ready());
+            std::fill_n(taken[i], size, std::byte(i + 1));
+        }
+    }));
+    CHECK(all.held == 0);
+}
+
+TEST_CASE("a workspace for which there is no memory throws, and serves smaller calls and later ones")
+{
+    counted_memory::counts all;
+    workspace scratch{counted_memory{&all}};
+    CHECK(stage(scratch));
+    all.refuses = true;
+    CHECK_THROWS_AS(use(scratch, 6400), std::bad_alloc);
+    CHECK_THROWS_AS(scratch.expects_room("stage", 6400), std::bad_alloc);
+    all.refuses = false;
+    CHECK(stage(scratch));
+    scratch.expects_room("stage", 6400);
+    all.refuses = true;
+    use(scratch, 6400); // had its room before
 }
