@@ -2,11 +2,8 @@
 // the most extra memory alive at any time: scratch, the new cache and what the linear algebra library allocates.
 #include <mdkv/compress.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/pack.hpp>
 
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -14,10 +11,11 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/prompt.hpp>
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -59,27 +57,21 @@ void compress_layer(benchmark::State& state)
 
     cpu::cache<half> made;
     auto const call = [&](cpu::backend const& on) {
-        auto const layer = split_window(on, in(on, queries.data(), heads * group, window, dim),
-            in(on, keys.data(), heads, tokens, dim), in(on, values.data(), heads, tokens, dim), window);
-        return compress(on, layer, paper_ratios, compress_options<cpu::backend>{.limit = budget::kv_size(512)}, made);
+        prompt_rows<cpu::backend, half> const rows{in(on, queries.data(), heads * group, window, dim),
+            in(on, keys.data(), heads, tokens, dim), in(on, values.data(), heads, tokens, dim)};
+        return compress(on, rows, presets::paper, budget::kv_size(512), made);
     };
-    workspace count;
-    static_cast<void>(call(cpu::backend{&count, pool}));
-    std::vector<std::byte> memory(count.bytes() + workspace::alignment);
-    void* at         = memory.data();
-    std::size_t room = memory.size();
-    std::align(workspace::alignment, count.bytes(), at, room);
-    workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
-    compress_report report;
+    workspace scratch{cpu::host_memory{}};
+    compress_report report = call(cpu::backend{&scratch, pool}); // takes the memory
     for (auto _ : state)
     {
         state.SetIterationTime(bench::seconds([&] { report = call(cpu::backend{&scratch, pool}); }));
     }
     auto const layer_bytes               = static_cast<double>(report.full_bytes);
-    state.counters["scratch_MB"]         = static_cast<double>(count.bytes()) / 1e6;
+    state.counters["scratch_MB"]         = static_cast<double>(scratch.bytes()) / 1e6;
     state.counters["cache_MB"]           = static_cast<double>(report.resident_bytes) / 1e6;
     state.counters["layer_MB"]           = layer_bytes / 1e6;
-    state.counters["scratch_over_layer"] = static_cast<double>(count.bytes()) / layer_bytes;
+    state.counters["scratch_over_layer"] = static_cast<double>(scratch.bytes()) / layer_bytes;
     state.counters["rows_x_tokens_MB"]   = static_cast<double>(heads * group * window * tokens * 4) / 1e6;
     state.counters["tokens/s"] =
         benchmark::Counter(static_cast<double>(tokens), benchmark::Counter::kIsIterationInvariantRate);

@@ -59,9 +59,8 @@ void recompress_against_compress(benchmark::State& state)
         };
         auto const compress_all = [&](cpu::backend const& on) {
             auto const kv = in(on, rows.data(), {heads, tokens, dim}, {dim, heads * dim, 1});
-            auto const layer =
-                split_window(on, in(on, asked.data(), heads * group, queries, dim), kv, kv, chosen.window);
-            compress(on, layer, chosen.ratios, chosen.options<cpu::backend>(limit), cache);
+            prompt_rows<cpu::backend, half> const layer{in(on, asked.data(), heads * group, queries, dim), kv, kv};
+            compress(on, layer, chosen, limit, cache);
         };
         take(compress_all, compressing);
         cache.reserve_tail(folded);

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
-#include <span>
 #include <vector>
 
 using namespace mdkv;
@@ -103,14 +102,7 @@ int main()
 
     prompt_shape<host> const shape{.layers = L, .heads = H, .group = G, .dims = {D, D}, .tokens = N};
     cpu::thread_pool threads{2};
-    workspace counting; // makes a dry run, which says how much memory all of it takes
-    compress(host{&counting, threads}, shape, engine);
-    struct alignas(workspace::alignment) line
-    {
-        std::byte bytes[workspace::alignment];
-    };
-    std::vector<line> memory(counting.bytes() / sizeof(line));
-    workspace scratch{std::as_writable_bytes(std::span{memory})};
+    workspace scratch{cpu::host_memory{}}; // grows to what its calls need
     host const on{&scratch, threads};
     auto caches = compress(on, shape, engine);
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <iostream>
 #include <random>
-#include <span>
 #include <vector>
 
 using namespace mdkv;
@@ -13,12 +12,7 @@ using namespace mdkv;
 int main()
 {
     index_t const H = 2, G = 3, W = 32, N = 1000, D = 64, R = static_cast<index_t>(paper_ratios.size());
-    struct alignas(workspace::alignment) line
-    {
-        std::byte bytes[workspace::alignment];
-    };
-    std::vector<line> memory(std::size_t{1} << 18); // 16 MiB: enough here; a dry run says how much
-    workspace scratch{std::as_writable_bytes(std::span{memory})};
+    workspace scratch{cpu::host_memory{}};
     cpu::thread_pool threads{2};
     cpu::backend const on{&scratch, threads};
 

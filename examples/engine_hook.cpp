@@ -1,58 +1,44 @@
-/// \file engine_hook.cpp: mdkv in an engine: its pointers and strides, its ratio set, its memory, its threads
+/// \file engine_hook.cpp: mdkv in an engine: its pointers and strides, a preset of its own, its threads
 #include <mdkv/mdkv.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdio>
-#include <span>
 #include <vector>
 
 namespace engine
 {
-constexpr mdkv::ratio_set ratios{mdkv::drop, mdkv::part(1, 16), mdkv::part(1, 4), mdkv::full}; // checked when compiled
-constexpr mdkv::index_t heads = 2, query_heads = 6, dim = 64, window = 32, tokens = 1024;      // window included
-struct alignas(mdkv::workspace::alignment) line
-{
-    std::byte bytes[mdkv::workspace::alignment];
-};
-std::vector<line> scratch;
+constexpr mdkv::index_t heads = 2, query_heads = 6, dim = 64, asked = 64, tokens = 1024;
+constexpr mdkv::preset chosen = [] { // a preset of one's own, checked when compiled
+    mdkv::preset p = mdkv::presets::by_window;
+    p.name         = "engine";
+    p.ratios       = {mdkv::drop, mdkv::full_int4, mdkv::full_int8}; // no token in 16 bits but the window's
+    return p;
+}();
+using host = mdkv::cpu::backend;
+
 mdkv::cpu::thread_pool threads{2};
+mdkv::workspace scratch{mdkv::cpu::host_memory{}}; // grows; or memory of the engine's: a span of bytes
+host const on{&scratch, threads};
 
-/// Makes a call twice: an empty workspace makes it a dry run that only counts the scratch it needs.
-template <class Call>
-auto lend(Call const& call)
+/// Keys and values lie as [tokens, heads, dim], the last queries as [query_heads, asked, dim].
+mdkv::compress_report after_prefill(float const* q, float const* k, float const* v, mdkv::preset const& by,
+    mdkv::budget limit, mdkv::cpu::cache<float>& cache)
 {
-    mdkv::workspace counting;
-    static_cast<void>(call(mdkv::cpu::backend{&counting, threads}));
-    scratch.resize(counting.bytes() / sizeof(line));
-    mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
-    return call(mdkv::cpu::backend{&lent, threads});
-}
-
-/// Keys and values lie as [tokens, heads, dim], the last `window` queries as [query_heads, window, dim].
-mdkv::compress_report after_prefill(
-    float const* q, float const* k, float const* v, mdkv::budget limit, mdkv::cpu::cache<float>& cache)
-{
-    return lend([&](mdkv::cpu::backend on) {
-        auto const queries = mdkv::in(on, q, query_heads, window, dim);
-        auto const keys    = mdkv::in(on, k, {heads, tokens, dim}, {dim, heads * dim, 1}); // read as [H, N + W, D]
-        auto const values  = mdkv::in(on, v, {heads, tokens, dim}, {dim, heads * dim, 1});
-        mdkv::compress_options<mdkv::cpu::backend> const options{.limit = limit};
-        return mdkv::compress(on, mdkv::split_window(on, queries, keys, values, window), ratios, options, cache);
-    });
+    mdkv::prompt_rows<host, float> const rows{mdkv::in(on, q, query_heads, asked, dim),
+        mdkv::in(on, k, {heads, tokens, dim}, {dim, heads * dim, 1}), // read as [H, N, D]
+        mdkv::in(on, v, {heads, tokens, dim}, {dim, heads * dim, 1})};
+    return mdkv::compress(on, rows, by, limit, cache);
 }
 
 /// One decode step: the new token goes into the tail, then its queries see everything. Returns [query_heads, dim].
 std::vector<float> decode(float const* q, float const* k, float const* v, mdkv::cpu::cache<float>& cache)
 {
     std::vector<float> output(query_heads * dim), lse(query_heads); // lse: to merge with segments kept elsewhere
-    return lend([&](mdkv::cpu::backend on) {
-        mdkv::append(on, mdkv::in(on, k, heads, dim), mdkv::in(on, v, heads, dim), cache.view());
-        mdkv::attend(on, mdkv::in(on, q, query_heads, dim), cache.view(), {},
-            mdkv::out(on, output.data(), query_heads, dim), mdkv::out(on, lse.data(), query_heads));
-        return output;
-    });
+    mdkv::append(on, mdkv::in(on, k, heads, dim), mdkv::in(on, v, heads, dim), cache.view());
+    mdkv::attend(on, mdkv::in(on, q, query_heads, dim), cache.view(), {},
+        mdkv::out(on, output.data(), query_heads, dim), mdkv::out(on, lse.data(), query_heads));
+    return output;
 }
 } // namespace engine
 
@@ -70,11 +56,11 @@ int main()
         return x;
     };
     auto const k = rows((tokens + 1) * heads, 0), v = rows((tokens + 1) * heads, 0); // the last token is decoded
-    auto const prompt_q = rows(query_heads * window, 6), q = rows(query_heads, 6);   // queries have much in common
+    auto const prompt_q = rows(query_heads * asked, 6), q = rows(query_heads, 6);    // queries have much in common
     float const *const new_k = &k[tokens * heads * dim], *const new_v = &v[tokens * heads * dim];
     mdkv::cpu::cache<float> small, whole;
-    auto const report = after_prefill(prompt_q.data(), k.data(), v.data(), mdkv::budget::fraction(1, 4), small);
-    after_prefill(prompt_q.data(), k.data(), v.data(), mdkv::budget::fraction(1, 1), whole);
+    auto const report = after_prefill(prompt_q.data(), k.data(), v.data(), chosen, mdkv::budget::fraction(1, 8), small);
+    after_prefill(prompt_q.data(), k.data(), v.data(), mdkv::presets::by_window, mdkv::budget::fraction(1, 1), whole);
     for (auto* cache : {&small, &whole}) { cache->reserve_tail(512); } // room for the tokens to come
     auto const got = decode(q.data(), new_k, new_v, small), want = decode(q.data(), new_k, new_v, whole);
     float off = 0; // the values have a spread of 3

@@ -16,8 +16,9 @@
 namespace
 {
 using mdkv::index_t;
-constexpr index_t heads = 8, group = 3, dim = 64, tokens = 2048, window = 32; // window included in the tokens
-constexpr auto limit = mdkv::budget::fraction(1, 8);
+constexpr index_t heads = 8, group = 3, dim = 64, tokens = 2048, asked = 64; // last queries that score
+constexpr auto limit         = mdkv::budget::fraction(1, 8);
+constexpr auto const& chosen = mdkv::presets::by_window;
 
 /// MPI, and the bytes that this rank has given to it.
 struct counting : mdkv::mpi_communicator
@@ -27,32 +28,24 @@ struct counting : mdkv::mpi_communicator
     void least(std::uint64_t* x, index_t n) const { mpi_communicator::least(x, (*bytes += 8 * n, n)); }
 };
 
-struct alignas(mdkv::workspace::alignment) line
-{
-    std::byte bytes[mdkv::workspace::alignment];
-};
-
 /// Compresses heads first, first + 1, ... of the layer. Returns their tokens' rungs.
 std::vector<std::uint8_t> compressed(std::vector<float> const& q, std::vector<float> const& k,
     std::vector<float> const& v, index_t first, index_t count, mdkv::ranks<mdkv::space::host> const* ranks,
     mdkv::cpu::cache<float>& cache)
 {
-    std::vector<std::uint8_t> rungs(static_cast<std::size_t>(count * (tokens - window)));
-    auto const call = [&](mdkv::cpu::backend const& on) {
-        auto const layer =
-            mdkv::split_window(on, mdkv::in(on, q.data() + first * group * window * dim, count * group, window, dim),
-                mdkv::in(on, k.data() + first * tokens * dim, count, tokens, dim),
-                mdkv::in(on, v.data() + first * tokens * dim, count, tokens, dim), window);
-        mdkv::compress_options<mdkv::cpu::backend> options{.limit = limit};
-        options.rungs = mdkv::out(on, rungs.data(), count, tokens - window);
-        mdkv::compress(on, layer, mdkv::paper_ratios, options, cache);
-    };
-    mdkv::workspace need;
-    call({&need, {}, ranks});
-    std::vector<line> memory(need.bytes() / sizeof(line));
-    mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
-    call({&scratch, {}, ranks});
-    return rungs;
+    mdkv::workspace scratch{mdkv::cpu::host_memory{}};
+    mdkv::cpu::backend const on{&scratch, {}, ranks};
+    mdkv::prompt_rows<mdkv::cpu::backend, float> const rows{
+        mdkv::in(on, q.data() + first * group * asked * dim, count * group, asked, dim),
+        mdkv::in(on, k.data() + first * tokens * dim, count, tokens, dim),
+        mdkv::in(on, v.data() + first * tokens * dim, count, tokens, dim)};
+    mdkv::prompt<mdkv::cpu::backend, float> p{
+        on, chosen, {.layers = 1, .heads = count, .group = group, .dims = {dim, dim}, .tokens = tokens}};
+    p.finish_layer(on, 0, rows);
+    p.allocate(on, limit);
+    p.pack(on, 0, rows, cache);
+    auto const rungs = p.rungs_of(0);
+    return {rungs.data_handle(), rungs.data_handle() + rungs.extent(0) * rungs.extent(1)};
 }
 
 /// Attention of one query over some tokens of a head, and its log-sum-exp: each rank has a shard, an empty one perhaps. Every rank
@@ -102,7 +95,7 @@ int main(int count, char** arguments)
         }
         return x;
     };
-    auto const q = rows(heads * group * window, 2), k = rows(heads * tokens, 0), v = rows(heads * tokens, 0);
+    auto const q = rows(heads * group * asked, 2), k = rows(heads * tokens, 0), v = rows(heads * tokens, 0);
     index_t bytes = 0;
     counting const transport{{}, &bytes};
     index_t const rank = transport.rank(), size = transport.size();
@@ -111,7 +104,7 @@ int main(int count, char** arguments)
     mdkv::cpu::cache<float> cache, whole;
     auto const rungs = compressed(q, k, v, first, own, &all, cache);
     auto const one   = compressed(q, k, v, 0, heads, nullptr, whole);
-    bool same        = std::equal(rungs.begin(), rungs.end(), one.begin() + first * (tokens - window));
+    bool same        = std::equal(rungs.begin(), rungs.end(), one.begin() + first * (tokens - chosen.window));
 
     index_t const begin = tokens * rank / size, end = tokens * (rank + 1) / size;
     auto const merged = over_shards(q.data(), k.data() + begin * dim, v.data() + begin * dim, end - begin, int(size));

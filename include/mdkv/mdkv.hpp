@@ -41,6 +41,7 @@
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/channels.hpp>
+#include <mdkv/stages/layer.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>

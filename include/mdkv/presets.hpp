@@ -1,7 +1,6 @@
 /// \file presets.hpp: ratio sets and options that belong together, by name: the paper's, eviction's, and the best measured (arXiv 2603.20616, section 4).
 #pragma once
 
-#include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/score_options.hpp>
@@ -54,8 +53,8 @@ struct sharing_part
     float odd   = 0.0F; ///< balance_options::odd for 2,048 tokens or more: see odd_power
 };
 
-/// All options of `prompt`. `compress`, which sees one layer of a whole prompt, has the members up to `even`. A starting
-/// point: every member may be changed, and further presets are made like the ones below.
+/// All options of `prompt`, `reader` and `compress`. A starting point: every member may be changed, and further presets are
+/// made like the ones below.
 struct preset
 {
     char const* name;
@@ -72,8 +71,8 @@ struct preset
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
     index_t stand_ins                   = 0; ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
 
-    /// The model's factor of q.k, in all options that the functions below give; 0 means 1/sqrt(D). For a model with another
-    /// factor: `preset p = presets::best; p.scale = ...`.
+    /// The model's factor of q.k in all stages; 0 means 1/sqrt(D). For a model with another factor: `preset p = presets::best;
+    /// p.scale = ...`.
     float scale = 0.0F;
 
     /// Whether the last queries score: they do unless replayed ones score alone.
@@ -95,13 +94,6 @@ struct preset
         return even * weight;
     }
 
-    /// The options of compress at a budget, but for query_weights and even_queries of score_options: they depend on queries
-    /// (docs/start.md). `compress` neither replays nor shares a budget, so with `best` it does less than `prompt`.
-    template <backend B>
-    [[nodiscard]] compress_options<B> options(budget limit) const
-    {
-        return {.limit = limit, .pooling = pooling, .allocation = {.charge = charge}, .scoring = {.scale = scale}};
-    }
     /// The options of replay for a model's position encoding.
     template <backend B>
     [[nodiscard]] replay_options<B> replay(rotary_encoding<B> const& encoding) const
@@ -139,7 +131,7 @@ inline constexpr preset paper_literal{
 /// Token eviction by MixedDimKV's scores.
 inline constexpr preset evict{.name = "evict", .ratios = evict_ratios, .pooling = {.width = 1}};
 
-/// The best that one call of compress can do (docs/lab/2026-11/quality.md): tokens in 0, 4, 8 or all bits, adaptive
+/// The best that the last queries alone can do (docs/lab/2026-11/quality.md): tokens in 0, 4, 8 or all bits, adaptive
 /// pooling, and more queries than the question's.
 inline constexpr preset by_window{.name = "by_window",
     .ratios                             = bit_ratios,

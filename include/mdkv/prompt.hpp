@@ -1,7 +1,6 @@
 /// \file prompt.hpp: prompt: all layers of one prompt by one preset, from its chunks as they are read to the packed caches (arXiv 2603.20616, sections 4, 5).
 #pragma once
 
-#include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
@@ -23,6 +22,12 @@
 
 namespace MDKV_NAMESPACE
 {
+
+enum class non_finite : std::uint8_t
+{
+    error,    ///< search for NaNs and infinities first and refuse them
+    unchecked ///< the caller guarantees that there are none
+};
 
 /// Sizes of a prompt and of the model that reads it; all layers are alike.
 template <backend B>
@@ -50,6 +55,24 @@ struct prompt_rows
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
     /// [H*G, Q]  likewise, over keys that are not here: score_options::lse_elsewhere.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
+};
+
+enum class compress_status : std::uint8_t
+{
+    compressed,
+    uncompressed ///< the budget holds the whole layer: stored bit for bit
+};
+
+/// How a layer was packed.
+struct compress_report
+{
+    compress_status status = compress_status::compressed;
+    layer_shape shape;
+    index_t budget_bytes   = 0; ///< of an average layer, on all ranks; the other sizes are this rank's
+    index_t window_bytes   = 0;
+    index_t resident_bytes = 0; ///< of the arena, stand-ins included; 0 in a dry run
+    index_t full_bytes     = 0; ///< bytes of the uncompressed layer
+    allocation chosen;
 };
 
 namespace detail
@@ -247,18 +270,30 @@ public:
         allocation const total = detail::staged(on, stage,
             [&](B const& stages) { return work_.choose_rungs(stages, next, one, place, !balanced_, agreed); });
         if (!advances(on)) { return total; }
-        work_.choice    = {};
-        balanced_       = balanced_ || (!next.whole && work_.settings.shared);
-        next.multiplier = total.multiplier;
-        expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
-            ": a loss is NaN or infinite; queries of a chunk, an lse, keys or values are not finite, or too large to "
-            "multiply");
-        expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
-            " bytes a layer cannot hold every token at its cheapest rung; at least ",
-            one.window_bytes() + work_.costs.least(one.heads, one.tokens), " bytes are needed");
-        if (!dry_ && total.tokens[0] == 0) { next.stand_ins = 0; }
-        work_.size_layers(on, one.tokens, layout(), next);
-        work_.choice = next;
+        balanced_ = balanced_ || (!next.whole && work_.settings.shared);
+        work_.settle(on, stage, one, next, total, dry_);
+        return total;
+    }
+
+    /// The same with a limit for each head (MixedDimKV-H). Losses are not balanced, and no room is set aside for stand-ins.
+    ///
+    /// \param on      backend: threads, scratch; over ranks each chooses for itself
+    /// \param quotas  [L, H]  bytes that a head may spend on tokens, projections and channels, beside its window
+    /// \return the sum of the heads' choices
+    /// \cost   allocate of each layer, and a copy of the quotas in host memory; a pass over the rungs
+    /// \sync   returns when done, on a GPU too: it waits for the device
+    /// \order  bitwise reproducible for equal inputs, for any number of threads
+    /// \throws as above
+    allocation allocate(B const& on, in_view<index_t, 2, B> quotas)
+    {
+        constexpr char const* stage = "prompt::allocate";
+        work_.progress.expects_all_finished(stage, work_.shape.layers);
+        detail::check{on, stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
+        expects_same(on, stage);
+        layer_shape const one = work_.layer(tokens_);
+        allocation const total = detail::staged(on, stage,
+            [&](B const& stages) { return work_.choose_by_quotas(detail::alone(stages), quotas, one.tokens); });
+        if (advances(on)) { work_.settle(on, stage, one, {}, total, dry_); }
         return total;
     }
 
@@ -302,9 +337,9 @@ public:
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param rows   the rows that `finish_layer` had; `lse` is needed if there are stand-ins
-    /// \param[out] to  `cpu::cache<T>`: replaced at the very end by a cache of exactly the size it needs, whose tail has no
-    ///               room: `reserve_tail` before the first token is appended. Or a `compressed_layer`, on either backend,
-    ///               whose arena holds `arena_bytes`; its report is not written
+    /// \param[out] to  the backend's cache (`cpu::cache<T>`, or `gpu::cache<T, Resource>` made with stream and resource): replaced
+    ///               at the very end by a cache of exactly the size it needs, whose tail has no room: `reserve_tail` before the
+    ///               first token is appended. Or a `cache_view`, whose arena holds `arena_bytes`
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins; if layers share a budget, it may be above budget_bytes, an average layer's
     /// \cost   stand_in and pack; allocates the new cache of an owner
@@ -319,8 +354,6 @@ public:
     {
         constexpr char const* stage = "prompt::pack";
         constexpr bool owner        = requires { to.view(); };
-        static_assert(!owner || S == space::host,
-            "prompt::pack: on a GPU the destination is a compressed_layer, whose memory the caller has made");
         work_.progress.expects_layer(stage, layer, work_.shape.layers);
         expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
         expects_rows(on, stage, rows, tokens_);
@@ -330,7 +363,7 @@ public:
         cache_layout const form = layout();
         if constexpr (!owner)
         {
-            expects(to.cache.layout == form, stage, ": to.cache.layout is not that of the preset and the layers");
+            expects(to.layout == form, stage, ": to.layout is not that of the preset and the layers");
         }
         return detail::staged(
             on, stage, [&](B const& stages) { return work_.pack_layer(stages, layer, rows, form, to); });

@@ -12,6 +12,7 @@
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
+#include <mdkv/presets.hpp>
 #include <mdkv/stages/pool.hpp>
 
 #include <algorithm>
@@ -40,9 +41,11 @@ struct recompress_options
     /// e.g. sink logits or keys kept elsewhere
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    /// [Q]  see score_options::query_weights
+    /// [Q]  see score_options::query_weights. None: queries before the last `question` ones have `early_weight`, others 1
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
     float even_queries                                = 0.0F; ///< see score_options::even_queries
+    float early_weight                                = 1.0F;
+    index_t question                                  = 32;
 
     /// Over ranks: the greatest `most_slots` of all ranks' caches, the same number on each. A dry run exchanges nothing, and could
     /// not know it. 0: this cache's.
@@ -53,6 +56,21 @@ struct recompress_options
     /// cache: the runs by rung, the exact run without its stand-ins, the tail. S at least `most_slots` of the old cache.
     std::optional<out_view<std::int32_t, 2, B>> sources = std::nullopt;
 };
+
+/// The options of a fold by a preset, whose queries have the weights that they have at a prompt's end.
+/// \param queries  number Q of last queries
+template <backend B>
+[[nodiscard]] constexpr recompress_options<B> fold_options(preset const& chosen, budget limit, index_t queries) noexcept
+{
+    recompress_options<B> options{.limit = limit,
+        .pooling                         = chosen.pooling,
+        .allocation                      = {.charge = chosen.charge},
+        .scale                           = chosen.scale};
+    options.even_queries = chosen.even_queries(queries);
+    options.early_weight = chosen.early_weight;
+    options.question     = chosen.question;
+    return options;
+}
 
 /// The report of recompress. Tokens are counted over all heads, over ranks over this rank's.
 struct recompress_report
@@ -148,6 +166,16 @@ recompress_report recompress(
     return recompress(on, queries, ratios, options, cache.view(), cache);
 }
 
+/// The same by a preset, with its ratio set and `fold_options`.
+/// \param limit  of the arena; of a cache that `prompt` or `reader` made, its `arena_bytes()` then
+/// \throws as above
+/// \see    tests/unit/recompress.cpp, docs/start.md
+template <backend B, element U, class Cache>
+recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, budget limit, Cache& cache)
+{
+    return recompress(on, queries, chosen.ratios, fold_options<B>(chosen, limit, queries.extent(1)), cache);
+}
+
 /// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was
 /// appended to it measures the losses, and the new cache holds no more than the limit for this question.
 ///
@@ -204,6 +232,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     ratios.expects_ascending(layout.dims, sizeof(T));
     detail::expects_not_negative("recompress", "scale", options.scale);
     detail::expects_not_negative("recompress", "even_queries", options.even_queries);
+    detail::expects_not_negative("recompress", "early_weight", options.early_weight);
+    expects(options.question >= 0, "recompress: question is ", options.question, "; it must not be negative");
 
     detail::check c{on, "recompress"};
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");

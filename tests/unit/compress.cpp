@@ -6,6 +6,8 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/channels.hpp>
@@ -49,23 +51,77 @@ using support::layer_sizes;
 using support::placement;
 using support::tensor;
 using support::worst_error;
-using host    = cpu::backend;
-using options = compress_options<host>;
+using host = cpu::backend;
+
+/// Parts of a preset, and a budget.
+struct options
+{
+    budget limit = budget::kv_size(128);
+    pool_options pooling{};
+    projection_charge charge = projection_charge::by_use;
+    float scale              = 0.0F;
+};
 
 template <class T>
-layer_view<host, T> view_of(layer<T> const& x)
+preset preset_of(layer<T> const& x, ratio_set const& ratios, options const& choice)
 {
-    return {x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in()};
+    index_t const queries = std::max<index_t>(x.sizes.queries, 1);
+    return {.name = "test",
+        .ratios   = ratios,
+        .pooling  = choice.pooling,
+        .charge   = choice.charge,
+        .window   = x.sizes.window,
+        .queries  = queries,
+        .question = queries,
+        .scale    = choice.scale};
 }
+
+/// A layer's tokens and window as one prompt.
+template <class T>
+struct whole_prompt
+{
+    tensor<T, 3> queries, keys, values;
+
+    explicit whole_prompt(layer<T> const& x, placement how = {})
+        : queries{placed(x.queries, 0, x.queries, how)}
+        , keys{placed(x.keys, x.window_keys.extent(1), x.window_keys, how)}
+        , values{placed(x.values, x.window_values.extent(1), x.window_values, how)}
+    {}
+
+    [[nodiscard]] prompt_rows<host, T> rows() const { return {queries.in(), keys.in(), values.in()}; }
+
+private:
+    /// The rows of `first`, then n of `second`.
+    static tensor<T, 3> placed(tensor<T, 3> const& first, index_t n, tensor<T, 3> const& second, placement how)
+    {
+        tensor<T, 3> all{{first.extent(0), first.extent(1) + n, first.extent(2)}, how};
+        for (index_t h = 0; h < all.extent(0); ++h)
+        {
+            for (index_t i = 0; i < all.extent(1); ++i)
+            {
+                bool const in_first = i < first.extent(1);
+                for (index_t d = 0; d < all.extent(2); ++d)
+                {
+                    all.set(in_first ? first.get(h, i, d) : second.get(h, i - first.extent(1), d), h, i, d);
+                }
+            }
+        }
+        return all;
+    }
+};
 
 /// Compresses with exactly the scratch the dry run asked for.
 template <class T>
-compress_report compressed(layer<T> const& x, ratio_set const& ratios, options choice, cpu::cache<T>& destination,
-    cpu::executor_ref threads = {})
+compress_report compressed(layer<T> const& x, ratio_set const& ratios, options const& choice,
+    cpu::cache<T>& destination, cpu::executor_ref threads = {}, placement how = {})
 {
-    if (!choice.scoring.first_query) { choice.scoring.first_query = x.sizes.first_query; }
+    whole_prompt<T> const all{x, how};
     compress_report report;
-    support::run([&](host const& on) { report = compress(on, view_of(x), ratios, choice, destination); }, threads);
+    support::run(
+        [&](host const& on) {
+            report = compress(on, all.rows(), preset_of(x, ratios, choice), choice.limit, destination);
+        },
+        threads);
     return report;
 }
 
@@ -165,7 +221,7 @@ TEST_CASE_TEMPLATE("compress is its stages one after another, bit for bit", T, f
         support::run([&](host const& on) { pool(on, loss.in(), choice.pooling, pooled.out()); });
         rung_costs const costs{paper_ratios, {64, 40}, sizeof(T)};
         support::run([&](host const& on) {
-            allocate(on, pooled.in(), costs, limit.in(), choice.allocation, rung.out(), chosen.out());
+            allocate(on, pooled.in(), costs, limit.in(), {.charge = choice.charge}, rung.out(), chosen.out());
         });
         cache_layout const layout{paper_ratios, 2, 8, {64, 40}};
         index_t bytes = 0;
@@ -188,6 +244,7 @@ TEST_CASE_TEMPLATE("queries of another element than the keys give the cache of t
 {
     layer<T> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};
     auto const queries = support::converted<float>(x.queries);
+    whole_prompt<T> const all{x};
     for (ratio_set const& ratios : {ratio_set{paper_ratios}, ratio_set{bit_ratios}})
     {
         options const choice{.limit = budget::fraction(1, 4)};
@@ -196,41 +253,29 @@ TEST_CASE_TEMPLATE("queries of another element than the keys give the cache of t
         cpu::cache<T> got;
         compress_report report;
         support::run([&](host const& on) {
-            layer_view<host, T, float> const view{
-                queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in()};
-            report = compress(on, view, ratios, choice, got);
+            prompt_rows<host, T, float> const rows{queries.in(), all.keys.in(), all.values.in()};
+            report = compress(on, rows, preset_of(x, ratios, choice), choice.limit, got);
         });
         CHECK(contents_of(got) == contents_of(want));
         CHECK(report.chosen.loss == wanted.chosen.loss);
     }
 }
 
-TEST_CASE("a window is split off beside queries of any element, and a NaN among these is refused by name")
-{
-    layer<half> const x{{.heads = 2, .tokens = 30}};
-    auto queries = support::converted<float>(x.queries);
-    queries.set(std::numeric_limits<float>::quiet_NaN(), 1, 2, 3);
-    cpu::cache<half> cache;
-    CHECK(error_text<non_finite_input>([&] {
-        support::run([&](host const& on) {
-            auto const view = split_window(on, queries.in(), x.keys.in(), x.values.in(), 8);
-            compress(on, view, paper_ratios, options{.limit = budget::fraction(1, 2)}, cache);
-        });
-    }) == "queries: NaN or infinity in head 1, row 2");
-}
-
-TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive pooling")
+TEST_CASE("every part of a preset reaches its stage: weights, uniform queries, the loss of codes, adaptive pooling")
 {
     layer<half> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};
     auto const ratios  = set_of({drop, part(1, 4).as(storage::int8), full_int4, full_int8, full});
+    preset p           = preset_of(x, ratios, {.pooling = {5, pooling::adaptive}});
+    p.question         = 3;
+    p.early_weight     = 0.25F;
+    p.even             = 0.5F;
     index_t const rows = x.queries.in().extent(1);
     tensor<float, 1> weights{{rows}};
-    for (index_t q = 0; q < rows; ++q) { weights.set(0.25F * static_cast<float>(q + 1), q); }
-    options choice{.limit = budget::fraction(1, 5)};
-    choice.pooling               = {5, pooling::adaptive};
-    choice.scoring.query_weights = weights.in();
+    for (index_t q = 0; q < rows; ++q) { weights.set(q < rows - 3 ? 0.25F : 1.0F, q); }
+    whole_prompt<half> const all{x};
     cpu::cache<half> cache;
-    compress_report const report = compressed(x, ratios, choice, cache);
+    compress_report report;
+    support::run([&](host const& on) { report = compress(on, all.rows(), p, budget::fraction(1, 5), cache); });
     CHECK(report.chosen.tokens[2] > 0);
 
     tensor<float, 3> key_basis{{2, 64, 64}}, value_basis{{2, 40, 40}};
@@ -244,15 +289,17 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
     support::run([&](host const& on) { fit_basis(on, x.values.in(), value_basis.out(), value_energy.out()); });
     tensor<float, 3> channels{{2, 3, 64}};
     support::run([&](host const& on) { fit_channels(on, x.queries.in(), x.keys.in(), channels.out()); });
-    choice.scoring.channels = channels.in();
+    score_options<host> scoring{.query_weights = weights.in()};
+    scoring.channels     = channels.in();
+    scoring.even_queries = 0.5F * (3 + 0.25F * static_cast<float>(rows - 3));
     support::run([&](host const& on) {
         score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), key_basis.in(), value_basis.in(),
-            ratios, choice.scoring, loss.out());
+            ratios, scoring, loss.out());
     });
-    support::run([&](host const& on) { pool(on, loss.in(), choice.pooling, pooled.out()); });
+    support::run([&](host const& on) { pool(on, loss.in(), p.pooling, pooled.out()); });
     rung_costs const costs{ratios, {64, 40}, 2};
     support::run([&](host const& on) {
-        allocate(on, pooled.in(), costs, limit.in(), choice.allocation, rung.out(), chosen.out());
+        allocate(on, pooled.in(), costs, limit.in(), {.charge = p.charge}, rung.out(), chosen.out());
     });
     cache_layout const layout{ratios, 2, 8, {64, 40}};
     index_t bytes = 0;
@@ -262,18 +309,6 @@ TEST_CASE("every option reaches its stage: weights, the loss of codes, adaptive 
         pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(), key_basis.in(), value_basis.in(),
             rung.in(), by_hand.view(), channels.in());
     });
-    CHECK(contents_of(cache) == contents_of(by_hand));
-
-    // Losses at hand take the place of those of the layer's queries, which only say how many share a head.
-    layer<half> other{x.sizes};
-    for (index_t h = 0; h < other.queries.extent(0); ++h) { other.queries.set(narrow<half>(1.0F), h, 0, 0); }
-    options given{
-        .limit = choice.limit, .pooling = choice.pooling, .scoring = {.channels = channels.in()}, .losses = loss.in()};
-    CHECK(compressed(other, ratios, given, cache).chosen.loss == report.chosen.loss);
-    CHECK(contents_of(cache) == contents_of(by_hand));
-    given.pooling = {1, pooling::max};
-    given.losses  = pooled.in();
-    CHECK(compressed(other, ratios, given, cache).chosen.loss == report.chosen.loss);
     CHECK(contents_of(cache) == contents_of(by_hand));
 }
 
@@ -295,7 +330,8 @@ TEST_CASE("resident bytes are those of the buffer and never exceed the budget, w
             CHECK(report.resident_bytes <= bytes);
             CHECK(report.full_bytes == whole);
             CHECK(report.window_bytes == window);
-            CHECK((report.status == compress_status::uncompressed) == (bytes >= whole));
+            bool const full_rung = cache.layout().full_rung < cache.layout().rungs;
+            CHECK((report.status == compress_status::uncompressed) == (full_rung && bytes >= whole));
             if (report.status == compress_status::compressed)
             {
                 index_t tokens = 0;
@@ -421,7 +457,7 @@ TEST_CASE(
         for (auto const limit : {budget::fraction(1, 1), budget::fraction(1, 2)})
         {
             options choice{.limit = limit};
-            choice.scoring.scale = scale;
+            choice.scale = scale;
             cpu::cache<float> cache, folded;
             compressed(x, bit_ratios, choice, cache);
             CHECK(cache.layout().scale == scale);
@@ -471,19 +507,24 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a place that the caller has made for a layer is of the scale that is scored with")
+TEST_CASE("a view of the caller's memory gets the bytes of an owner, if its layout and scale are those of the call")
 {
     layer<float> const x{{.heads = 2, .group = 1, .tokens = 60, .window = 5}};
-    options choice{.limit = budget::fraction(1, 2)};
-    choice.scoring.scale = 0.5F;
-    auto const into      = [&](float scale) {
-        cpu::cache<float> cache{{bit_ratios, 2, 5, {32, 32}, scale}, full_bytes(x.sizes, 4)};
-        compressed_layer<float, space::host> place{cache.view()};
-        return error_text<invalid_argument>(
-            [&] { support::run([&](host const& on) { compress(on, view_of(x), bit_ratios, choice, place); }); });
+    whole_prompt<float> const all{x};
+    preset const p = preset_of(x, bit_ratios, {.scale = 0.5F});
+    cpu::cache<float> owner;
+    compressed(x, bit_ratios, {.limit = budget::fraction(1, 2), .scale = 0.5F}, owner);
+    auto const into = [&](float scale, index_t bytes) {
+        cpu::cache<float> cache{{bit_ratios, 2, 5, {32, 32}, scale}, bytes};
+        auto place             = cache.view();
+        std::string const text = error_text<error>(
+            [&] { support::run([&](host const& on) { compress(on, all.rows(), p, budget::fraction(1, 2), place); }); });
+        if (text == "threw nothing") { CHECK(contents_of(cache) == contents_of(owner)); }
+        return text;
     };
-    CHECK(into(0.5F) == "threw nothing");
-    CHECK(into(0.0F) == "compress: destination.cache.layout.scale is 0; options.scoring.scale is 0.5");
+    CHECK(into(0.5F, owner.arena_bytes()) == "threw nothing");
+    CHECK(into(0.0F, owner.arena_bytes()) == "prompt::pack: to.layout is not that of the preset and the layers");
+    CHECK(into(0.5F, owner.arena_bytes() - 1).starts_with("pack: the arena holds "));
 }
 
 TEST_CASE("the window is kept bit for bit at every budget, after the full tokens in ascending order")
@@ -622,7 +663,7 @@ TEST_CASE_TEMPLATE("strides, slack with NaN in it, odd addresses and forbidden n
              placement{.fence = support::guard::before}, placement{.fence = support::guard::after}})
     {
         cpu::cache<T> cache;
-        compressed(layer<T>{sizes, how}, paper_ratios, {.limit = budget::fraction(3, 4)}, cache);
+        compressed(layer<T>{sizes}, paper_ratios, {.limit = budget::fraction(3, 4)}, cache, {}, how);
         CHECK(contents_of(cache) == contents_of(plain));
     }
 }
@@ -644,33 +685,24 @@ TEST_CASE("any number of threads makes the same cache, bit for bit")
     }
 }
 
-TEST_CASE("ranks make the caches of one rank with one budget or with quotas, bit for bit; a NaN is an error "
-          "on all")
+TEST_CASE("ranks make the caches of one rank, bit for bit; a NaN is an error on all")
 {
-    layer<half> x{layer_sizes{.heads = 5, .tokens = 400, .window = 8, .salt = 77}};
-    tensor<index_t, 1> quotas{{5}};
-    for (index_t h = 0; h < 5; ++h) { quotas.set(3000 + 500 * h, h); }
+    layer<half> const x{layer_sizes{.heads = 5, .tokens = 400, .window = 8, .salt = 77}};
+    whole_prompt<half> all{x};
     struct made
     {
         std::vector<std::byte> arena;
         compress_report report;
     };
-    auto const on_rank = [&](support::thread_rank const& transport, index_t first, index_t heads, budget limit,
-                             bool own_limits) {
-        ranks const all{transport, {first, 5}};
+    auto const on_rank = [&](support::thread_rank const& transport, index_t first, index_t heads, budget limit) {
+        ranks const team{transport, {first, 5}};
         cpu::cache<half> cache;
         made result;
-        options choice{.limit = limit};
-        if (own_limits) { choice.quotas = slice<0>(quotas.in(), first, heads); }
-        layer_view<host, half> part = view_of(x);
-        part.queries                = slice<0>(part.queries, 2 * first, 2 * heads);
-        for (auto* view : {&part.keys, &part.values, &part.window_keys, &part.window_values})
-        {
-            *view = slice<0>(*view, first, heads);
-        }
+        prompt_rows<host, half> const part{slice<0>(all.queries.in(), 2 * first, 2 * heads),
+            slice<0>(all.keys.in(), first, heads), slice<0>(all.values.in(), first, heads)};
         support::run([&](host on) {
-            on.ranks      = &all;
-            result.report = compress(on, part, paper_ratios, choice, cache);
+            on.ranks      = &team;
+            result.report = compress(on, part, preset_of(x, paper_ratios, {}), limit, cache);
         });
         result.arena = contents_of(cache).arena;
         return result;
@@ -678,41 +710,36 @@ TEST_CASE("ranks make the caches of one rank with one budget or with quotas, bit
     std::vector<std::vector<index_t>> const splits{{0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}};
     for (std::vector<index_t> const& cuts : splits)
     {
-        for (bool const own_limits : {false, true})
+        for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
         {
-            for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
+            support::rank_team team{static_cast<int>(cuts.size()) - 1};
+            std::vector<made> parts(cuts.size() - 1);
+            auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
+                auto const r = static_cast<std::size_t>(transport.number);
+                parts[r]     = on_rank(transport, cuts[r], cuts[r + 1] - cuts[r], limit);
+            });
+            for (std::string const& error : errors) { CHECK(error == ""); }
+            cpu::cache<half> cache;
+            compress_report const one = compressed(x, paper_ratios, {.limit = limit}, cache);
+            std::vector<std::byte> arena;
+            for (made const& part : parts)
             {
-                support::rank_team team{static_cast<int>(cuts.size()) - 1};
-                std::vector<made> parts(cuts.size() - 1);
-                auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-                    auto const r = static_cast<std::size_t>(transport.number);
-                    parts[r]     = on_rank(transport, cuts[r], cuts[r + 1] - cuts[r], limit, own_limits);
-                });
-                for (std::string const& error : errors) { CHECK(error == ""); }
-                cpu::cache<half> cache;
-                options choice{.limit = limit};
-                if (own_limits) { choice.quotas = quotas.in(); }
-                compress_report const one = compressed(x, paper_ratios, choice, cache);
-                std::vector<std::byte> arena;
-                for (made const& part : parts)
-                {
-                    arena.insert(arena.end(), part.arena.begin(), part.arena.end());
-                    CHECK(part.report.status == one.status);
-                    CHECK(part.report.budget_bytes == one.budget_bytes);
-                    CHECK((own_limits || part.report.chosen.tokens == one.chosen.tokens));
-                    CHECK((own_limits || part.report.chosen.loss == one.chosen.loss));
-                }
-                CHECK(arena == contents_of(cache).arena);
+                arena.insert(arena.end(), part.arena.begin(), part.arena.end());
+                CHECK(part.report.status == one.status);
+                CHECK(part.report.budget_bytes == one.budget_bytes);
+                CHECK(part.report.chosen.tokens == one.chosen.tokens);
+                CHECK(part.report.chosen.loss == one.chosen.loss);
             }
+            CHECK(arena == contents_of(cache).arena);
         }
     }
-    x.keys.set(half{0x7e00}, 4, 30, 2);
+    all.keys.set(half{0x7e00}, 4, 30, 2);
     support::rank_team team{2};
     auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-        static_cast<void>(on_rank(
-            transport, transport.number == 0 ? 0 : 3, transport.number == 0 ? 3 : 2, budget::fraction(1, 4), false));
+        static_cast<void>(
+            on_rank(transport, transport.number == 0 ? 0 : 3, transport.number == 0 ? 3 : 2, budget::fraction(1, 4)));
     });
-    CHECK(errors[0] == "compress: rank 1 refuses its arguments");
+    CHECK(errors[0] == "prompt::allocate: rank 1 refuses its arguments");
     CHECK(errors[1].find("head 1, row 30") != std::string::npos);
 }
 
@@ -734,9 +761,10 @@ TEST_CASE("the scratch of compress grows by bytes per token, not by query rows p
         auto const at = [&](index_t h, index_t count) { return in(any, static_cast<half*>(nullptr), h, count, 64); };
         cpu::cache<half> cache;
         return support::scratch_bytes([&](host const& on) {
-            static_cast<void>(
-                compress(on, layer_view<host, half>{at(8, queries), at(2, tokens), at(2, tokens), at(2, 32), at(2, 32)},
-                    paper_ratios, options{}, cache));
+            preset p  = presets::paper;
+            p.queries = queries;
+            static_cast<void>(compress(on, prompt_rows<host, half>{at(8, queries), at(2, tokens), at(2, tokens)}, p,
+                budget::kv_size(512), cache));
         });
     };
     std::size_t const one = bytes(100000, 32);
@@ -772,34 +800,6 @@ TEST_CASE("an empty prompt and a model without heads are compressed to what they
     CHECK(cache.layout().heads == 0);
 }
 
-TEST_CASE("a prompt no longer than the window is all window, and the rest is split in order")
-{
-    tensor<float, 3> const queries{{2, 4, 8}};
-    for (index_t const tokens : {0, 1, 5, 6, 20})
-    {
-        CAPTURE(tokens);
-        tensor<float, 3> kv{{2, tokens, 8}};
-        kv.assign(std::vector<float>(static_cast<std::size_t>(kv.count()), 1.0F));
-        for (index_t t = 0; t < tokens; ++t) { kv.set(static_cast<float>(t), 1, t, 0); }
-        auto const split = split_window(host{}, queries.in(), kv.in(), kv.in(), 6);
-        CHECK(split.keys.extent(1) == std::max<index_t>(0, tokens - 6));
-        CHECK(split.window_keys.extent(1) == std::min<index_t>(6, tokens));
-        if (tokens > 0)
-        {
-            CHECK(split.window_values(1, split.window_values.extent(1) - 1, 0) == static_cast<float>(tokens - 1));
-        }
-        if (tokens > 6) { CHECK(split.values(1, tokens - 7, 0) == static_cast<float>(tokens - 7)); }
-    }
-    tensor<float, 3> const kv{{2, 9, 8}};
-    tensor<float, 3> const other{{2, 8, 8}};
-    CHECK(error_text<invalid_argument>([&] {
-        static_cast<void>(split_window(host{}, queries.in(), kv.in(), kv.in(), -1));
-    }) == "split_window: window is -1; it must not be negative");
-    CHECK(error_text<invalid_argument>([&] {
-        static_cast<void>(split_window(host{}, queries.in(), kv.in(), other.in(), 4));
-    }) == "split_window: values have 8 tokens, keys 9");
-}
-
 TEST_CASE("a prompt shorter than the window and one just as long are kept whole, without any projection")
 {
     for (index_t const tokens : {3, 8})
@@ -813,7 +813,7 @@ TEST_CASE("a prompt shorter than the window and one just as long are kept whole,
     }
 }
 
-TEST_CASE("a window of no tokens needs queries from elsewhere")
+TEST_CASE("a prompt without a window is compressed, and one without queries refused")
 {
     layer<half> const x{{.queries = 4, .tokens = 50, .window = 0}};
     cpu::cache<half> cache;
@@ -823,7 +823,7 @@ TEST_CASE("a window of no tokens needs queries from elsewhere")
     layer<half> const without{{.queries = 0, .tokens = 50, .window = 0}};
     CHECK(error_text<invalid_argument>([&] {
         compressed(without, paper_ratios, {.limit = budget::fraction(1, 2)}, cache);
-    }) == "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
+    }) == "prompt::finish_layer: queries [H*G, Q, D] has Q = 0; it must be from 1 to the 50 tokens");
     CHECK(contents_of(cache) == before);
 }
 
@@ -863,7 +863,7 @@ TEST_CASE("one candidate, fewer candidates than dimensions, equal tokens, zero k
 
 TEST_CASE("equal losses are kept in the lower head at the lower positions")
 {
-    layer<float> x{{.heads = 2, .tokens = 40, .window = 2, .first_query = 1000}};
+    layer<float> x{{.heads = 2, .queries = 1, .tokens = 40, .window = 2}};
     for (index_t h = 0; h < 2; ++h)
     {
         for (index_t t = 0; t < 40; ++t)
@@ -890,48 +890,16 @@ TEST_CASE("equal losses are kept in the lower head at the lower positions")
     CHECK(different == 0);
 }
 
-TEST_CASE("quotas give every head its own bytes, and what they add up to must fit")
-{
-    layer<half> const x{{.heads = 3, .tokens = 100, .window = 4}};
-    index_t const token = 64 * 2;
-    tensor<index_t, 1> quotas{{3}};
-    quotas.set(5 * token, 0);
-    quotas.set(40 * token, 1);
-    quotas.set(15 * token, 2);
-    cpu::cache<half> cache;
-    options choice{.limit = budget::kv_size(4 + 20)};
-    choice.quotas                = quotas.in();
-    compress_report const report = compressed(x, evict_ratios, choice, cache);
-    auto const view              = std::as_const(cache).view();
-    CHECK(view.heads[0].exact.tokens == 5 + 4);
-    CHECK(view.heads[1].exact.tokens == 40 + 4);
-    CHECK(view.heads[2].exact.tokens == 15 + 4);
-    CHECK(report.chosen.tokens[1] == 60);
-    CHECK(report.resident_bytes <= report.budget_bytes);
-
-    contents const before = contents_of(cache);
-    quotas.set(16 * token, 2);
-    choice.quotas = quotas.in();
-    CHECK(error_text<invalid_argument>([&] { compressed(x, evict_ratios, choice, cache); })
-          == "compress: quotas add up to 7808 bytes; the budget leaves 7680 beside the window");
-    quotas.set(-1, 2);
-    choice.quotas = quotas.in();
-    CHECK(error_text<invalid_argument>([&] { compressed(x, evict_ratios, choice, cache); }) != "threw nothing");
-    tensor<index_t, 1> const two{{2}};
-    choice.quotas = two.in();
-    CHECK(error_text<invalid_argument>([&] { compressed(x, evict_ratios, choice, cache); })
-          == "compress: options.quotas must be [H] = [3], its extent 0 is 2");
-    CHECK(contents_of(cache) == before);
-}
-
 TEST_CASE("a budget below the window is refused, naming the least one that works, and that one works")
 {
     layer<half> const x{{.heads = 2, .tokens = 50, .window = 8}};
     cpu::cache<half> cache;
     CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, {.limit = budget::bytes(2047)}, cache); })
-          == "compress: a budget of 2047 bytes cannot hold the window of 8 tokens; at least 2048 bytes are needed");
+          == "prompt::allocate: a budget of 2047 bytes a layer cannot hold the window of 8 tokens; at least 2048 bytes "
+             "are needed");
     CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, {.limit = budget::kv_size(7)}, cache); })
-          == "compress: a budget of 1792 bytes cannot hold the window of 8 tokens; at least 2048 bytes are needed");
+          == "prompt::allocate: a budget of 1792 bytes a layer cannot hold the window of 8 tokens; at least 2048 bytes "
+             "are needed");
     CHECK(cache.layout().heads == 0);
     compress_report const report = compressed(x, paper_ratios, {.limit = budget::bytes(2048)}, cache);
     CHECK(report.resident_bytes == 2048);
@@ -949,7 +917,7 @@ TEST_CASE("a budget that holds the window but no projections stores none and say
         index_t const needed = 2048 + (charge == projection_charge::always ? 2 * 2 * 32 * 8 * 2 : 2 * 32 * 4 * 2);
         cpu::cache<half> cache;
         options choice{.limit = budget::bytes(needed - 1)};
-        choice.allocation.charge     = charge;
+        choice.charge                = charge;
         compress_report const report = compressed(x, paper_ratios, choice, cache);
         CHECK(report.chosen.status == allocation_status::unprojected_only);
         CHECK(report.chosen.charged_bytes == 0);
@@ -970,7 +938,7 @@ TEST_CASE("a ratio set without 0 has a least budget, which is named and works")
         error_text<invalid_argument>([&] { compressed(x, ratios, {.limit = budget::bytes(2048)}, cache); });
     index_t const least = 2048 + 2 * 50 * 16 * 2 + 2 * (2 * 32 * 8 * 2);
     CHECK(text
-          == "compress: a budget of 2048 bytes cannot hold every token at its cheapest rung; at least "
+          == "prompt::allocate: a budget of 2048 bytes a layer cannot hold every token at its cheapest rung; at least "
                  + std::to_string(least) + " bytes are needed");
     compress_report const report = compressed(x, ratios, {.limit = budget::bytes(least)}, cache);
     CHECK(report.resident_bytes == least);
@@ -993,8 +961,7 @@ TEST_CASE("a ratio set without 1 still keeps the window as it is")
     CHECK(cache.view().heads[1].exact.tokens == 8);
 }
 
-TEST_CASE(
-    "NaN and infinity anywhere are refused, naming layer, input, head and row, and the destination stays as it was")
+TEST_CASE("NaN and infinity anywhere are refused, naming input, head and row, and the destination stays as it was")
 {
     layer<half> const good{{.heads = 2, .tokens = 60}};
     cpu::cache<half> cache;
@@ -1005,73 +972,20 @@ TEST_CASE(
         auto const refusal = [&](auto which, index_t head, index_t row) {
             layer<half> x{good.sizes};
             which(x).set(narrow<half>(bad), head, row, 31);
-            options choice{.limit = budget::fraction(1, 2)};
-            choice.layer = 5;
-            return error_text<non_finite_input>([&] { compressed(x, paper_ratios, choice, cache); });
+            return error_text<non_finite_input>([&] { compressed(x, paper_ratios, {}, cache); });
         };
         CHECK(refusal([](layer<half>& x) -> auto& { return x.queries; }, 3, 2)
-              == "queries: NaN or infinity in layer 5, head 3, row 2");
+              == "queries: NaN or infinity in layer 0, head 3, row 2");
         CHECK(refusal([](layer<half>& x) -> auto& { return x.keys; }, 1, 59)
-              == "keys: NaN or infinity in layer 5, head 1, row 59");
+              == "keys: NaN or infinity in layer 0, head 1, row 59");
         CHECK(refusal([](layer<half>& x) -> auto& { return x.values; }, 0, 0)
-              == "values: NaN or infinity in layer 5, head 0, row 0");
+              == "values: NaN or infinity in layer 0, head 0, row 0");
         CHECK(refusal([](layer<half>& x) -> auto& { return x.window_keys; }, 1, 7)
-              == "window_keys: NaN or infinity in layer 5, head 1, row 7");
+              == "keys: NaN or infinity in layer 0, head 1, row 67");
         CHECK(refusal([](layer<half>& x) -> auto& { return x.window_values; }, 1, 7)
-              == "window_values: NaN or infinity in layer 5, head 1, row 7");
+              == "values: NaN or infinity in layer 0, head 1, row 67");
         CHECK(contents_of(cache) == before);
     }
-}
-
-TEST_CASE("the rung of every token is handed over when asked for, and tells what the cache holds")
-{
-    layer<half> const x{{.heads = 2, .tokens = 90}};
-    tensor<std::uint8_t, 2> rungs{{2, 90}, {.slack = 3}};
-    options choice{.limit = budget::fraction(1, 2)};
-    choice.rungs = rungs.out();
-    cpu::cache<half> cache;
-    compress_report report = compressed(x, paper_ratios, choice, cache);
-    mdkv::array<index_t, max_rungs> counted{};
-    for (std::uint8_t const r : rungs.elements()) { ++counted[r]; }
-    CHECK(counted == report.chosen.tokens);
-    for (index_t h = 0; h < 2; ++h)
-    {
-        index_t place = 0;
-        int different = 0;
-        for (index_t t = 0; t < 90; ++t)
-        {
-            if (rungs.get(h, t) == 3)
-            {
-                different += differing(std::as_const(cache).view(), h, place++, x.keys, x.values, t);
-            }
-        }
-        CHECK(different == 0);
-        CHECK(place + 8 == cache.view().heads[h].exact.tokens);
-    }
-
-    choice.limit = budget::fraction(1, 1);
-    compressed(x, paper_ratios, choice, cache);
-    CHECK(rungs.elements() == std::vector<std::uint8_t>(180, 3));
-    compressed(x, ratio_set{drop, part(1, 4)}, choice, cache);
-    CHECK(rungs.elements() == std::vector<std::uint8_t>(180, 2)); // no rung of the set: as many as it has
-
-    tensor<std::uint8_t, 2> few{{2, 89}};
-    choice.rungs = few.out();
-    CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, choice, cache); })
-          == "compress: options.rungs must be [H,N] = [2, 90], its extent 1 is 89");
-}
-
-TEST_CASE("keys said to be finite that are not never become a basis")
-{
-    layer<float> x{{.heads = 2, .tokens = 60}};
-    x.keys.set(std::numeric_limits<float>::quiet_NaN(), 1, 30, 3);
-    options choice{.limit = budget::fraction(1, 2)};
-    choice.on_non_finite = non_finite::unchecked;
-    cpu::cache<float> cache;
-    CHECK(error_text<invalid_argument>([&] {
-        compressed(x, paper_ratios, choice, cache);
-    }).starts_with("eigenbasis: gram of head 1 is not finite at"));
-    CHECK(cache.layout().heads == 0);
 }
 
 TEST_CASE("the destination is whole or as it was when the k-th allocation fails, for every k, once or for good")
@@ -1173,8 +1087,9 @@ TEST_CASE(
             for (index_t i = 0; i < count; ++i) { task(context, i); }
         }
     } executor;
+    whole_prompt<half> const all{x};
     auto const call = [&](host const& on) {
-        static_cast<void>(compress(on, view_of(x), paper_ratios, options{.limit = budget::fraction(1, 2)}, cache));
+        compress(on, all.rows(), preset_of(x, paper_ratios, {}), budget::fraction(1, 2), cache);
     };
     std::size_t const bytes = support::scratch_bytes(call);
     CHECK(cache.layout().heads == 0); // the dry run made nothing
@@ -1194,35 +1109,29 @@ TEST_CASE(
 
 TEST_CASE("compress refuses shapes that disagree, naming argument, shape and extent")
 {
-    layer<half> const x{{.heads = 2, .tokens = 30}};
+    layer<half> const x{{.heads = 2, .tokens = 22}};
+    whole_prompt<half> const all{x};
     tensor<half, 3> const zeros{{4, 64, 64}};
     host const any{};
     cpu::cache<half> cache;
-    auto const refusal = [&](auto change) {
-        layer_view<host, half> view = view_of(x);
-        change(view);
+    using rows         = prompt_rows<host, half>;
+    auto const refusal = [&](auto change, preset const& p = presets::by_window) {
+        rows given = all.rows();
+        change(given);
         workspace count;
-        return error_text<invalid_argument>(
-            [&] { static_cast<void>(compress(host{&count}, view, paper_ratios, options{}, cache)); });
+        return error_text<invalid_argument>([&] { compress(host{&count}, given, p, budget::fraction(1, 2), cache); });
     };
     auto const shaped = [&](index_t a, index_t b, index_t c) { return in(any, zeros.data(), a, b, c); };
-    using view        = layer_view<host, half>;
-    CHECK(refusal([&](view& v) { v.values = shaped(2, 29, 32); })
-          == "compress: values must be [H,N,Dv] = [2, 30, 32], its extent 1 is 29");
-    CHECK(refusal([&](view& v) { v.queries = shaped(4, 8, 31); })
-          == "compress: queries must be [H*G,Q,D] = [4, 8, 32], its extent 2 is 31");
-    CHECK(refusal([&](view& v) { v.queries = shaped(3, 8, 32); })
+    CHECK(refusal([&](rows& v) { v.values = shaped(2, 29, 32); })
+          == "prompt::finish_layer: values must be [H,N,Dv] = [2, 30, 32], its extent 1 is 29");
+    CHECK(refusal([&](rows& v) { v.queries = shaped(4, 8, 31); })
+          == "prompt::finish_layer: queries must be [H*G,Q,D] = [4, 8, 32], its extent 2 is 31");
+    CHECK(refusal([&](rows& v) { v.queries = shaped(3, 8, 32); })
           == "compress: queries [H*G, Q, D] has 3 query heads, which 2 KV heads do not divide");
-    CHECK(refusal([&](view& v) { v.queries = shaped(1, 8, 32); })
+    CHECK(refusal([&](rows& v) { v.queries = shaped(1, 8, 32); })
           == "compress: queries [H*G, Q, D] has 1 query heads, which 2 KV heads do not divide");
-    CHECK(refusal([&](view& v) { v.window_keys = shaped(2, 8, 33); })
-          == "compress: window_keys must be [H,W,D] = [2, 8, 32], its extent 2 is 33");
-    CHECK(refusal([&](view& v) { v.window_values = shaped(2, 7, 32); })
-          == "compress: window_values must be [H,W,Dv] = [2, 8, 32], its extent 1 is 7");
-    CHECK(refusal([&](view& v) { v.keys = shaped(2, 30, 20); }).starts_with("compress: queries must be"));
-    tensor<float, 3> const losses{{2, 3, 30}};
-    CHECK(error_text<invalid_argument>([&] { compressed(x, paper_ratios, {.losses = losses.in()}, cache); })
-          == "compress: options.losses must be [H,R,N] = [2, 4, 30], its extent 1 is 3");
+    CHECK(refusal([](rows&) {}, presets::best)
+          == "compress: queries [H*G, Q, D] has Q = 8; preset \"best\" replays the queries of all 30 tokens");
     layer<half> const odd{{.heads = 2, .tokens = 30, .dim = 20, .value_dim = 20}};
     CHECK(error_text<invalid_argument>([&] { compressed(odd, paper_ratios, {}, cache); })
           == "ratio_set: rung 1 (1/8) of key dimension 20 is not a whole number of coordinates");
@@ -1233,15 +1142,15 @@ TEST_CASE("compress refuses more tokens than kept positions can number")
     // One row seen 2^31 times: the sizes are huge, the memory is not.
     tensor<half, 3> const one{{1, 1, 8}};
     host const any{};
-    index_t const many = index_t{1} << 31;
+    index_t const many = (index_t{1} << 31) + presets::paper.window;
     auto const rows    = in(any, one.data(), {1, many, 8}, {0, 0, 1});
     auto const few     = in(any, one.data(), {1, 1, 8}, {0, 0, 1});
     cpu::cache<half> cache;
     workspace count;
     CHECK(error_text<size_overflow>([&] {
-        static_cast<void>(
-            compress(host{&count}, layer_view<host, half>{few, rows, rows, few, few}, paper_ratios, options{}, cache));
-    }) == "compress: 2147483648 + 1 tokens are more than the limit of 2147483647");
+        static_cast<void>(compress(
+            host{&count}, prompt_rows<host, half>{few, rows, rows}, presets::paper, budget::kv_size(64), cache));
+    }) == "compress: 2147483680 + 0 tokens are more than the limit of 2147483647");
 }
 
 TEST_CASE("a destination that held another model's layer takes the new one's form")
@@ -1259,7 +1168,7 @@ TEST_CASE("a destination that held another model's layer takes the new one's for
 TEST_CASE("what the losses promise is what attention pays: the window's own queries change by no more than the loss")
 {
     // The loss bounds the change if the other tokens stay; together they interact, so the bound is met within a factor.
-    layer<float> const x{{.heads = 2, .group = 2, .queries = 8, .tokens = 200, .window = 8, .first_query = 1000}};
+    layer<float> const x{{.heads = 2, .group = 2, .queries = 8, .tokens = 200, .window = 8}};
     for (int const percent : {15, 30, 60})
     {
         CAPTURE(percent);

@@ -426,22 +426,10 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
 /// Each layer by one call.
 std::vector<contents> by_compress(text const& x, preset const& p, budget limit)
 {
-    index_t const Q = std::min(p.queries, x.count());
     std::vector<cpu::cache<half>> caches(static_cast<std::size_t>(x.layers));
-    tensor<float, 1> weights{{Q}};
-    for (index_t q = 0; q < Q; ++q) { weights.set(p.query_weight(q, Q), q); }
     for (index_t l = 0; l < x.layers; ++l)
     {
-        rows const all                = x.whole(l);
-        auto options                  = p.options<host>(limit);
-        options.scoring.lse           = slice<1>(*all.lse, x.count() - Q, Q);
-        options.scoring.query_weights = weights.in();
-        options.scoring.even_queries  = p.even_queries(Q);
-        support::run([&](host const& on) {
-            auto const layer =
-                split_window(on, slice<1>(all.queries, x.count() - Q, Q), all.keys, all.values, p.window);
-            compress(on, layer, p.ratios, options, caches[static_cast<std::size_t>(l)]);
-        });
+        support::run([&](host const& on) { compress(on, x.whole(l), p, limit, caches[static_cast<std::size_t>(l)]); });
     }
     return contents_of(caches);
 }
@@ -685,6 +673,79 @@ TEST_CASE("with a budget for each layer a prompt is compress of each layer, bit 
     }
 }
 
+TEST_CASE("compress of a preset that replays is a prompt of one layer with the queries of all tokens, bit for bit")
+{
+    text const x{1, 250};
+    for (preset const& chosen : {presets::best, presets::any_question})
+    {
+        preset p    = chosen;
+        p.stand_ins = 0; // they need the log-sum-exps of all queries
+        auto caches = room_for(x);
+        cpu::cache<half> one;
+        rows const all = x.part(0, 0, x.tokens);
+        support::run([&](host const& on) {
+            prompt<host, half> q{on, p, x.shape()};
+            q.read_chunk(on, 0, 0, all);
+            q.finish_layer(on, 0, all);
+            q.allocate(on, budget::fraction(1, 4));
+            q.pack(on, 0, all, caches[0]);
+        });
+        support::run([&](host const& on) { compress(on, all, p, budget::fraction(1, 4), one); });
+        CHECK(contents{one} == contents{caches[0]});
+    }
+}
+
+TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
+{
+    text const x{2, 120};
+    index_t const token = (text::dim + text::value_dim) * index_t{sizeof(half)};
+    tensor<index_t, 2> quotas{{2, 2}};
+    std::array<std::array<index_t, 2>, 2> const kept{{{5, 40}, {15, 0}}};
+    auto const set = [&](index_t more) {
+        for (index_t l = 0; l < 2; ++l)
+        {
+            for (index_t h = 0; h < 2; ++h)
+            {
+                quotas.set(kept[static_cast<std::size_t>(l)][static_cast<std::size_t>(h)] * token + more, l, h);
+            }
+        }
+    };
+    set(3); // less than a token
+    auto caches = room_for(x);
+    allocation total;
+    support::run([&](host const& on) {
+        prompt<host, half> p{on, presets::evict, x.shape()};
+        for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
+        total = p.allocate(on, quotas.in());
+        for (index_t l = 0; l < 2; ++l)
+        {
+            auto const report = p.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]);
+            CHECK((on.scratch->counting() || report.budget_bytes == report.window_bytes + 30 * token + 6));
+        }
+    });
+    CHECK(total.tokens[1] == 60);
+    for (std::size_t l = 0; l < 2; ++l)
+    {
+        for (std::size_t h = 0; h < 2; ++h)
+        {
+            CHECK(caches[l].view().heads[h].exact.tokens == kept[l][h] + presets::evict.window);
+        }
+    }
+    tensor<index_t, 2> const few{{2, 1}};
+    auto const refusal = [&](tensor<index_t, 2> const& given) {
+        return error_text<invalid_argument>([&] {
+            support::run([&](host const& on) {
+                prompt<host, half> p{on, presets::evict, x.shape()};
+                for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
+                p.allocate(on, given.in());
+            });
+        });
+    };
+    CHECK(refusal(few) == "prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1");
+    quotas.set(-1, 0, 0);
+    CHECK(refusal(quotas) == "allocate: limits[0] is -1; it must not be negative");
+}
+
 TEST_CASE(
     "presets of one's own: one budget with projections, stand-ins with a budget for each layer, a scale, no window")
 {
@@ -789,9 +850,8 @@ TEST_CASE("a place that the caller has made is filled with the bytes of an owner
         for (index_t l = 0; l < 2; ++l)
         {
             auto& place = places.emplace_back(one.layout(), one.arena_bytes(on, l));
-            compressed_layer<half, space::host> to{place.view()};
-            compress_report const report = one.pack(on, l, x.whole(l), to);
-            CHECK(report.resident_bytes == -1);
+            auto to     = place.view();
+            CHECK(one.pack(on, l, x.whole(l), to).resident_bytes == place.arena_bytes());
         }
     });
     CHECK(contents_of(places) == contents_of(caches));
@@ -1045,9 +1105,9 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
         == "prompt::pack: lse is missing; preset \"best\" makes up to 2 stand-ins, which need it (stand_ins = 0 makes "
            "none)");
     CHECK(text_of([&] { one.pack(on, 0, shorter.whole(0), caches[0]); }).find("prompt::pack: keys must be") == 0);
-    compressed_layer<half, space::host> nowhere;
+    cache_view<half, space::host> nowhere;
     CHECK(text_of([&] { one.pack(on, 0, x.whole(0), nowhere); })
-          == "prompt::pack: to.cache.layout is not that of the preset and the layers");
+          == "prompt::pack: to.layout is not that of the preset and the layers");
     CHECK(caches[0].arena_bytes() == 0);
     for (index_t l = 0; l < 2; ++l) { one.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]); }
     CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 3)));

@@ -481,41 +481,125 @@ void record_recompress()
     }
 }
 
-void record_compress(std::string const& name, preset const& chosen, projection_charge charge)
+/// The rows of a layer's tokens, then those of its window.
+template <class T>
+tensor<T, 3> joined(tensor<T, 3> const& tokens, tensor<T, 3> const& window)
 {
-    named_set const set{name, chosen.ratios};
+    tensor<T, 3> all{{tokens.extent(0), tokens.extent(1) + window.extent(1), tokens.extent(2)}};
+    for (index_t h = 0; h < all.extent(0); ++h)
+    {
+        for (index_t d = 0; d < all.extent(2); ++d)
+        {
+            for (index_t i = 0; i < tokens.extent(1); ++i) { all.set(tokens.get(h, i, d), h, i, d); }
+            for (index_t i = 0; i < window.extent(1); ++i) { all.set(window.get(h, i, d), h, tokens.extent(1) + i, d); }
+        }
+    }
+    return all;
+}
+
+/// The stages of a layer one after another, with options of allocate that no preset has.
+struct by_stages
+{
+    chosen_rungs rung;
+    allocation chosen;
+    cpu::cache<half> cache;
+
+    by_stages(layer<half> const& x, preset const& by, in_view<float, 1, host> weights, index_t limit,
+        allocate_options const& options)
+        : rung{{x.s.heads, x.s.tokens}}
+    {
+        shape const& s   = x.s;
+        bool const bases = by.ratios.any_projected(), coded = by.ratios.any_rotated();
+        tensor<float, 3> key_basis{{bases ? s.heads : 0, s.keys, s.keys}};
+        tensor<float, 3> value_basis{{bases ? s.heads : 0, s.values, s.values}};
+        tensor<float, 2> key_energy{{s.heads, s.keys}}, value_energy{{s.heads, s.values}};
+        tensor<float, 3> channels{{coded ? s.heads : 0, 3, s.keys}};
+        std::array<index_t, 3> const of_losses{s.heads, static_cast<index_t>(by.ratios.size()), s.tokens};
+        tensor<float, 3> loss{of_losses}, pooled{of_losses};
+        tensor<index_t, 1> bytes{{1}};
+        tensor<allocation, 1> report{{1}};
+        bytes.set(limit, 0);
+        if (bases)
+        {
+            run([&](host const& on) { fit_basis(on, x.keys.in(), key_basis.out(), key_energy.out()); });
+            run([&](host const& on) { fit_basis(on, x.values.in(), value_basis.out(), value_energy.out()); });
+        }
+        if (coded)
+        {
+            run([&](host const& on) { fit_channels(on, x.queries.in(), x.keys.in(), channels.out()); });
+        }
+        score_options<host> scoring{.query_weights = weights};
+        if (coded) { scoring.channels = channels.in(); }
+        run([&](host const& on) {
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), key_basis.in(), value_basis.in(),
+                by.ratios, scoring, loss.out());
+        });
+        run([&](host const& on) { pool(on, loss.in(), by.pooling, pooled.out()); });
+        rung_costs const costs{by.ratios, {s.keys, s.values}, 2};
+        run([&](host const& on) { allocate(on, pooled.in(), costs, bytes.in(), options, rung.out(), report.out()); });
+        chosen = report.get(0);
+        cache_layout const layout{by.ratios, s.heads, s.window, {s.keys, s.values}};
+        index_t arena_bytes = 0;
+        run([&](host const& on) { arena_bytes = packed_bytes<half>(on, rung.in(), layout); });
+        cache = {layout, arena_bytes};
+        run([&](host const& on) {
+            pack(on, x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in(), key_basis.in(),
+                value_basis.in(), rung.in(), cache.view(), channels.in());
+        });
+    }
+};
+
+void record_compress(std::string const& name, preset chosen, projection_charge charge)
+{
     for (shape const& s : {shape{2, 4, 40, 150, 8, 64, 64}, {3, 1, 8, 77, 4, 40, 24}, {1, 2, 4, 19, 1, 64, 128}})
     {
         layer<half> const x{s};
+        tensor<half, 3> const keys = joined(x.keys, x.window_keys), values = joined(x.values, x.window_values);
+        prompt_rows<host, half> const rows{x.queries.in(), keys.in(), values.in()};
         tensor<float, 1> weights{{s.queries}};
         for (index_t q = 0; q < s.queries; ++q) { weights.set(chosen.query_weight(q, s.queries), q); }
-        for (auto const& [tenths, spend] :
-            std::array<std::pair<index_t, bool>, 5>{{{1, false}, {1, true}, {4, false}, {4, true}, {10, false}}})
+        chosen.window  = s.window;
+        chosen.queries = s.queries;
+        chosen.charge  = charge;
+        chosen.even    = 0;
+        layer_shape const one{s.heads, s.group, s.tokens, s.window, {s.keys, s.values}, 2};
+        for (index_t const tenths : {1, 4, 10})
         {
-            auto options                      = chosen.template options<host>(budget::fraction(tenths, 10));
-            options.allocation.charge         = charge;
-            options.allocation.spend_leftover = spend;
-            options.scoring.query_weights     = weights.in();
-            chosen_rungs rung{{s.heads, s.tokens}};
-            options.rungs = rung.out();
+            budget const limit     = budget::fraction(tenths, 10);
+            index_t const bytes    = limit.in_bytes(one);
+            std::string const line = text("compress.", name, ".", s.name(), ".", 10 * tenths);
+            prompt_shape<host> const sizes{
+                .layers = 1, .heads = s.heads, .group = s.group, .dims = one.dims, .tokens = s.tokens + s.window};
             cpu::cache<half> cache;
+            chosen_rungs rung{{s.heads, s.tokens}};
             compress_report report;
             run([&](host const& on) {
-                layer_view<host, half> const views{
-                    x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.window_values.in()};
-                report = compress(on, views, set.ratios, options, cache);
+                prompt<host, half> p{on, chosen, sizes};
+                p.finish_layer(on, 0, rows);
+                allocation const total = p.allocate(on, limit);
+                report                 = p.pack(on, 0, rows, cache);
+                report.chosen          = total;
+                if (on.scratch->counting()) { return; }
+                for (index_t h = 0; h < s.heads; ++h)
+                {
+                    for (index_t i = 0; i < s.tokens; ++i) { rung.set(p.rungs_of(0)(h, i), h, i); }
+                }
             });
-            std::string const line =
-                text("compress.", name, ".", s.name(), ".", 10 * tenths, spend ? "%.leftover" : "%");
-            if (spend)
+            auto const figures = [&](allocation const& c, chosen_rungs const& r, cpu::cache<half>& of) {
+                return text("s=", static_cast<int>(report.status), " b=", of.arena_bytes(), "<=", bytes,
+                    choice(c, static_cast<index_t>(chosen.ratios.size())), " r=", hashed(r), contents(of));
+            };
+            if (report.status == compress_status::uncompressed)
             {
-                record(line, text(losses(report.chosen), " r=", hashed(rung), contents(cache)));
+                record(line + "%", figures(report.chosen, rung, cache));
+                record(line + "%.loss", losses(report.chosen));
                 continue;
             }
-            record(line,
-                text("s=", static_cast<int>(report.status), " b=", report.resident_bytes, "<=", report.budget_bytes,
-                    choice(report.chosen, set.size()), " r=", hashed(rung), contents(cache)));
-            record(line + ".loss", losses(report.chosen));
+            record(line + "%.leftover", text(losses(report.chosen), " r=", hashed(rung), contents(cache)));
+            by_stages plain{
+                x, chosen, weights.in(), bytes - one.window_bytes(), {.spend_leftover = false, .charge = charge}};
+            record(line + "%", figures(plain.chosen, plain.rung, plain.cache));
+            record(line + "%.loss", losses(plain.chosen));
         }
     }
 }

@@ -3,7 +3,6 @@
 
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
@@ -31,9 +30,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -135,6 +136,24 @@ struct size_arenas
         if (t.rank() == 0) { bytes[l] = end; }
     }
 };
+
+/// The sum of the reports of all limits.
+[[nodiscard]] inline allocation sum_of(view<allocation const, 1, space::host> reports) noexcept
+{
+    allocation total = reports.extent(0) > 0 ? reports(0) : allocation{};
+    for (index_t i = 1; i < reports.extent(0); ++i)
+    {
+        total.status     = (std::max)(total.status, reports(i).status);
+        total.multiplier = (std::max)(total.multiplier, reports(i).multiplier);
+        total.loss += reports(i).loss;
+        total.dual += reports(i).dual;
+        total.limit += reports(i).limit;
+        total.token_bytes += reports(i).token_bytes;
+        total.charged_bytes += reports(i).charged_bytes;
+        for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += reports(i).tokens[r]; }
+    }
+    return total;
+}
 
 /// \throws invalid_argument   a member is out of its range, or two do not go together
 MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
@@ -427,6 +446,42 @@ struct prompt_work
         return sum[0];
     }
 
+    /// Chooses rungs for each head within its own limit.
+    [[nodiscard]] allocation choose_by_quotas(B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens) const
+    {
+        auto const [L, H] = std::pair{shape.layers, shape.heads};
+        workspace::frame frame{*on.scratch, "prompt::allocate"};
+        auto const reports = scratch_view<allocation>(on, frame, L, H);
+        bool const real    = frame.ready();
+        for (index_t l = 0; l < L; ++l)
+        {
+            mdkv::allocate(on, as_input(losses_of(l, tokens)), costs, item_of(quotas, l), {.charge = settings.charge},
+                rungs_of(l, tokens), item_of(reports, l));
+        }
+        std::vector<allocation> found(real ? static_cast<std::size_t>(L * H) : 0);
+        fetch(on, reports.data_handle(), found.data(), L * H);
+        return sum_of(view<allocation const, 1, space::host>{found.data(), {std::ssize(found)}, {1}});
+    }
+
+    /// Ends a choice of rungs: refuses a bad one, and finds the bytes of all arenas.
+    /// \param one  a layer with the heads of all ranks that share the limit
+    void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total,
+        bool dry)
+    {
+        choice          = {};
+        next.multiplier = total.multiplier;
+        if (next.budget < 0) { next.budget = one.window_bytes() + total.limit / shape.layers; }
+        expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
+            ": a loss is NaN or infinite; queries of a chunk, an lse, keys or values are not finite, or too large to "
+            "multiply");
+        expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
+            " bytes a layer cannot hold every token at its cheapest rung; at least ",
+            one.window_bytes() + costs.least(one.heads, one.tokens), " bytes are needed");
+        if (!dry && total.tokens[0] == 0) { next.stand_ins = 0; }
+        size_layers(on, one.tokens, {settings.ratios, shape.heads, one.window, shape.dims, settings.scale}, next);
+        choice = next;
+    }
+
     /// Finds the bytes of all layers' arenas after a choice.
     void size_layers(B const& on, index_t tokens, cache_layout const& form, prompt_choice& next) const
     {
@@ -454,26 +509,26 @@ struct prompt_work
         result.shape             = one;
         result.budget_bytes      = choice.budget;
         result.window_bytes      = one.window_bytes();
-        result.resident_bytes    = -1;
+        result.resident_bytes    = choice.arena_bytes[static_cast<std::size_t>(l)];
         result.full_bytes        = one.full_bytes();
         result.chosen.multiplier = choice.multiplier;
         cache_view<T, B::memory_space> cache;
         [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
         if constexpr (owner)
         {
-            result.resident_bytes = choice.arena_bytes[static_cast<std::size_t>(l)];
-            cache.layout          = form;
+            cache.layout = form;
             if (real)
             {
-                made  = to.like(form, result.resident_bytes, 0);
+                made = to.like(form, result.resident_bytes, 0);
+                made.wait();
                 cache = made.view();
             }
-            for (index_t h = 0; h < H && real; ++h)
-            {
-                for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
-            }
         }
-        else { cache = to.cache; }
+        else { cache = to; }
+        for (index_t h = 0; h < H && real && B::memory_space == space::host; ++h)
+        {
+            for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
+        }
         if (choice.stand_ins > 0)
         {
             index_t const count = (std::min)(stand_in_queries, rows.queries.extent(1));

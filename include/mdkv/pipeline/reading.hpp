@@ -474,13 +474,11 @@ struct reader_work
         index_t const heads = here ? H : 0;
         index_t const most  = here ? longest(begin, l) : 0;
         index_t const count = here ? asked.of(l) : 0;
-        index_t const early = (std::max<index_t>)(count - settings.question, 0);
         bool const over     = ranks_of(on) != nullptr;
         bool const scores   = most > 0 && count > 0;
         if (!scores && !over) { return; }
         B const own = alone(on);
         workspace::frame frame{*on.scratch, "reader"};
-        auto const weights  = scratch_view<float>(on, frame, count);
         auto const scored   = scratch_view<float>(on, frame, heads, R, most);
         auto const of_heads = scratch_view<double>(on, frame, heads);
         auto const of_ranks = scratch_view<double>(on, frame, over ? place.heads : 0);
@@ -491,14 +489,9 @@ struct reader_work
         run(on, fill<double>{of_heads.data_handle(), 0, heads});
         if (scores)
         {
-            run(on, fill<float>{weights.data_handle(), settings.early_weight, early});
-            run(on, fill<float>{after(weights.data_handle(), early), 1.0F, count - early});
             host_directory<T> const directory{on, cache(l).view()};
             auto const numbers = number_heads(own, "reader", H, 0);
-            recompress_options<B> const how{.pooling = settings.pooling,
-                .scale                               = settings.scale,
-                .query_weights                       = as_input(weights),
-                .even_queries                        = settings.even_queries(count)};
+            auto const how     = fold_options<B>(settings, budget::bytes(0), count);
             auto const job = job_of(own, l, W, tokens, most, numbers, how, directory, true, {});
             job.read();
             job.score_slots(scored);

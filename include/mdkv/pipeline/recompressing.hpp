@@ -23,6 +23,7 @@
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -146,6 +147,7 @@ struct recompressing
     index_t rungs = static_cast<index_t>(ratios.size());
     index_t bases = ratios.any_projected() ? H : 0; ///< heads with bases: none if no rung is projected
     index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
+    bool weighs   = !options.query_weights && options.early_weight != 1;
 
     workspace::frame frame{*on.scratch, "recompress"};
     index_t makers                      = most_made > 0 ? H : 0; ///< heads that make stand-ins
@@ -172,6 +174,7 @@ struct recompressing
     out_view<index_t, 2, B> counts =
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
+    out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
     out_view<std::int64_t, 1, B> sums =
         scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 3}); ///< over ranks
     bool real = frame.ready();
@@ -249,14 +252,15 @@ struct recompressing
     /// The numbers that the call has on every rank.
     [[nodiscard]] auto call_numbers() const
     {
-        auto const& weights = options.query_weights;
-        return array<shared_number, 13>{{{"dimension D of keys", D}, {"dimension Dv of values", Dv},
+        auto const& given_weights = options.query_weights;
+        return array<shared_number, 15>{{{"dimension D of keys", D}, {"dimension Dv of values", Dv},
             {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
             shared_number::hash("ratios", hash_of(ratios)), {"number W of window tokens", W},
             {"options.pooling.width", options.pooling.width}, {"options.pooling.kind", options.pooling.kind},
             {"options.allocation.charge", options.allocation.charge}, {"options.scale", options.scale},
-            shared_number::hash("options.query_weights", weights ? hash_of(on, *weights) : 0),
-            {"options.even_queries", options.even_queries}, {"options.longest_head (0: this cache's)", M + W},
+            shared_number::hash("options.query_weights", given_weights ? hash_of(on, *given_weights) : 0),
+            {"options.even_queries", options.even_queries}, {"options.early_weight", options.early_weight},
+            {"options.question", options.question}, {"options.longest_head (0: this cache's)", M + W},
             {"options.limit", limit_bytes}}};
     }
 
@@ -293,6 +297,9 @@ struct recompressing
         auto const raw =
             scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
         static_cast<void>(losses.ready());
+        index_t const early = (std::max<index_t>)(weights.extent(0) - options.question, 0);
+        run(on, fill<float>{weights.data_handle(), options.early_weight, early});
+        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, weights.extent(0) - early});
         for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
         run(on, mask_losses<T, S>{there, loss}, H);
     }
@@ -310,7 +317,7 @@ struct recompressing
             return as_input(slice<0>(all, h * heads, heads));
         };
         score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
-            .query_weights             = options.query_weights,
+            .query_weights             = weighs ? as_input(weights) : options.query_weights,
             .even_queries              = options.even_queries};
         if (from_behind) { choice.first_query = n + W; }
         if (coded > 0) { choice.channels = head(channels); }

@@ -157,16 +157,17 @@ TEST_CASE("compress takes the one-rung set and makes the same cache, bit for bit
         auto const report = scratch.run({}, [&](mdkv::cpu::backend on) {
             using mdkv::in;
             std::int64_t const heads = layer.heads;
-            auto const parts =
-                mdkv::split_window(on, in(on, layer.queries, heads * layer.group, layer.window, layer.key_dim),
-                    in(on, layer.keys, heads, layer.tokens, layer.key_dim),
-                    in(on, layer.values, heads, layer.tokens, layer.value_dim), layer.window);
-            mdkv::compress_options<mdkv::cpu::backend> const options{
-                .limit   = mdkv::budget::bytes(runner::low_rank_bytes(shape, rank)),
-                .pooling = {1},
-                .scoring = {.lse = in(on, layer.lse, heads * layer.group, layer.window)},
-            };
-            return mdkv::compress(on, parts, runner::low_rank_set(rank, layer.key_dim), options, whole);
+            mdkv::prompt_rows<mdkv::cpu::backend, mdkv::half> const rows{
+                in(on, layer.queries, heads * layer.group, layer.window, layer.key_dim),
+                in(on, layer.keys, heads, layer.tokens, layer.key_dim),
+                in(on, layer.values, heads, layer.tokens, layer.value_dim),
+                in(on, layer.lse, heads * layer.group, layer.window)};
+            mdkv::preset const one{.name = "low_rank",
+                .ratios                  = runner::low_rank_set(rank, layer.key_dim),
+                .pooling                 = {1},
+                .window                  = layer.window,
+                .queries                 = layer.window};
+            return mdkv::compress(on, rows, one, mdkv::budget::bytes(runner::low_rank_bytes(shape, rank)), whole);
         });
         CHECK(report.status == mdkv::compress_status::compressed);
         CHECK(report.resident_bytes == runner::low_rank_bytes(shape, rank));

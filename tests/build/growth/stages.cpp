@@ -92,6 +92,8 @@ struct layer
     block<half> v             = rows(heads * (tokens + window), 3, 0.0F);
     layer_view<host, half> of = split_window(on, in(on, q.data(), heads* group, window, dim),
         in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim), window);
+    prompt_rows<host, half> all{of.queries, in(on, k.data(), heads, tokens + window, dim),
+        in(on, v.data(), heads, tokens + window, dim)};
     layer_shape shape{heads, group, tokens, window, {dim, dim}, sizeof(half)};
 };
 
@@ -246,7 +248,7 @@ void stages_of_decoding(layer const& x)
     cpu::cache<half> cache;
     auto const compressed = [&](char const* name, preset const& chosen) {
         run_stage(name, [&](host const& with) {
-            compress(with, x.of, chosen.ratios, chosen.options<host>(budget::kv_size(160)), cache);
+            compress(with, x.all, chosen, budget::kv_size(160), cache);
         });
     };
     compressed("compress paper", presets::paper);

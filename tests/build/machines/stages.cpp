@@ -50,7 +50,7 @@ void attend_two(host const& on, in_view<half, 2, host> queries, cpu::cache<half>
 #if !defined(__OPTIMIZE__) // optimised these two take minutes, seven times
 void compress_two(host const& on, in_view<half, 3, host> rows, cpu::cache<half>& cache)
 {
-    static_cast<void>(compress(on, split_window(on, rows, rows, rows, 16), bit_ratios, {.limit = budget::fraction(1, 4)}, cache));
+    compress(on, prompt_rows<host, half>{rows, rows, rows}, presets::by_window, budget::fraction(1, 4), cache);
 }
 
 void recompress_two(host const& on, in_view<half, 3, host> rows, cpu::cache<half>& cache)

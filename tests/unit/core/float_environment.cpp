@@ -35,7 +35,8 @@ struct control
 {
     static std::uint64_t read() { return __builtin_ia32_stmxcsr(); }
     static void write(std::uint64_t word) { __builtin_ia32_ldmxcsr(static_cast<unsigned>(word)); }
-    static constexpr std::uint64_t flush = 0x8040, up = 0x4000, down = 0x2000, trapped = 0x0680; // invalid, division, overflow
+    static constexpr std::uint64_t flush = 0x8040, up = 0x4000, down = 0x2000,
+                                   trapped = 0x0680; // invalid, division, overflow
     static std::uint64_t with(std::uint64_t bits)
     {
         return bits == trapped ? std::uint64_t{0x1f80} & ~bits : std::uint64_t{0x1f80} | bits;
@@ -92,7 +93,10 @@ struct small_layer
             {
                 for (index_t t = 0; t < rows.extent(1); ++t)
                 {
-                    for (index_t d = 0; d < dim; ++d) { rows.set(narrow<half>(static_cast<float>(scale * random.normal())), h, t, d); }
+                    for (index_t d = 0; d < dim; ++d)
+                    {
+                        rows.set(narrow<half>(static_cast<float>(scale * random.normal())), h, t, d);
+                    }
                 }
             }
         };
@@ -119,8 +123,9 @@ struct small_layer
         };
         support::run(
             [&](host on) {
-                auto const layer = split_window(on, queries.in(), keys.in(), values.in(), window);
-                static_cast<void>(compress(on, layer, ratios, {.limit = budget::fraction(6, 10)}, cache));
+                preset const p{.name = "test", .ratios = ratios, .window = window, .queries = queries.extent(1)};
+                prompt_rows<host, half> const rows{queries.in(), keys.in(), values.in()};
+                static_cast<void>(compress(on, rows, p, budget::fraction(6, 10), cache));
             },
             threads);
         attend_once();
@@ -200,6 +205,9 @@ TEST_CASE("half becomes float and back whatever the thread does with subnormal n
 
 #else
 
-TEST_CASE("on this processor the floating-point environment stays the caller's") { static_assert(sizeof(float_environment) > 0); }
+TEST_CASE("on this processor the floating-point environment stays the caller's")
+{
+    static_assert(sizeof(float_environment) > 0);
+}
 
 #endif

@@ -65,13 +65,12 @@ struct operands
         : s{given}
     {}
 
-    layer_view<host, float> layer() const
+    void compress(host const& on, float scale = 0, float even = 0)
     {
-        return {queries.in(), keys.in(), values.in(), window_keys.in(), window_values.in()};
-    }
-    void compress(host const& on, score_options<host> const& scoring = {})
-    {
-        mdkv::compress(on, layer(), ratios, {.limit = budget::fraction(1, 2), .scoring = scoring}, cache);
+        preset const p{
+            .name = "test", .ratios = ratios, .window = s.window, .queries = 4, .even = even, .scale = scale};
+        mdkv::compress(
+            on, prompt_rows<host, float>{queries.in(), keys.in(), values.in()}, p, budget::fraction(1, 2), cache);
     }
     void attend(host const& on, attend_options options = {})
     {
@@ -133,8 +132,8 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
         {"score", "scale", [&](host const& on, float v) { x.score(on, {.scale = v}); }},
         {"score", "even_queries", [&](host const& on, float v) { x.score(on, {.even_queries = v}); }},
         {"score", "scale", [&](host const& on, float v) { x.replay(on, {.scale = v}); }},
-        {"compress", "options.scoring.scale", [&](host const& on, float v) { operands{}.compress(on, {.scale = v}); }},
-        {"score", "even_queries", [&](host const& on, float v) { operands{}.compress(on, {.even_queries = v}); }},
+        {"prompt", "preset.scale", [&](host const& on, float v) { operands{}.compress(on, v); }},
+        {"prompt", "preset.even", [&](host const& on, float v) { operands{}.compress(on, 0, v); }},
         {"cache_layout", "scale",
             [&](host const&, float v) {
                 static_cast<void>(cache_layout{x.ratios, 1, 0, {8, 8}, v});
@@ -282,9 +281,8 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
             CAPTURE(text);
             bool const done = text == "threw nothing";
             (done ? served : refused) += 1;
-            std::string const by = one.name == "replay" || one.name == "compress" ? "score" : one.name;
-            CHECK((done || text.starts_with(one.name + ": ") || text.starts_with(by + ": ")
-                   || text.starts_with("attend: ")));
+            std::string const by = one.name == "replay" ? "score: " : one.name == "compress" ? "prompt::" : one.name;
+            CHECK((done || text.starts_with(one.name + ": ") || text.starts_with(by) || text.starts_with("attend: ")));
         }
     }
     CHECK(served > 60);

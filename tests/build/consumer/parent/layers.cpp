@@ -15,8 +15,8 @@ mdkv::cpu::cache<mdkv::half> compressed(sizes const& s, std::vector<mdkv::half> 
         mdkv::workspace scratch = dry ? mdkv::workspace{} : mdkv::workspace{std::span{memory}};
         mdkv::cpu::backend const on{&scratch};
         auto const rows = mdkv::in(on, keys.data(), s.heads, s.tokens, s.dim);
-        static_cast<void>(mdkv::compress(on, mdkv::split_window(on, rows, rows, rows, s.window), mdkv::bit_ratios,
-            {.limit = mdkv::budget::fraction(1, 2)}, cache));
+        mdkv::prompt_rows<mdkv::cpu::backend, mdkv::half> const all{rows, rows, rows};
+        mdkv::compress(on, all, mdkv::presets::by_window, mdkv::budget::fraction(1, 2), cache);
         if (dry) { memory.resize(scratch.bytes()); }
     }
     return cache;
