@@ -1,6 +1,6 @@
-/// \file gpu_pipeline.cu: a layer compressed and attended on the GPU, recorded into a graph once and replayed
+/// \file gpu_pipeline.cu: a layer compressed on the GPU, then decode steps over it, recorded into a graph once and replayed
+#include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
@@ -8,13 +8,10 @@
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/presets.hpp>
-#include <mdkv/stages/allocate.hpp>
 
 #include <cstddef>
 #include <iostream>
 #include <random>
-#include <span>
-#include <vector>
 
 #include <thrust/device_vector.h>
 #include <thrust/host_vector.h>
@@ -23,7 +20,7 @@ using namespace mdkv;
 
 namespace
 {
-constexpr index_t H = 8, G = 4, W = 32, N = 4096, D = 128;
+constexpr index_t H = 8, G = 4, Q = 64, N = 4096, D = 128, steps = 16;
 
 thrust::device_vector<mdkv::half> random_rows(index_t count, float mean)
 {
@@ -48,51 +45,42 @@ int main()
         std::cout << "SKIPPED: gpu_pipeline: no GPU answers\n";
         return 77;
     }
-    auto q = random_rows(H * G * W, 0.3F), k = random_rows(H * (N + W), 0), v = random_rows(H * (N + W), 0);
-    auto new_query = random_rows(H * G, 0.3F);
+    auto q = random_rows(H * G * Q, 0.3F), k = random_rows(H * N, 0), v = random_rows(H * N, 0);
+    auto new_query = random_rows(H * G, 0.3F), new_key = random_rows(H, 0), new_value = random_rows(H, 0);
     thrust::device_vector<mdkv::half> output(H * G * D);
     thrust::device_vector<float> lse(H * G);
-    thrust::device_vector<allocation> chosen(1);
 
     cudaStream_t stream = nullptr;
     gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
-    layer_shape const shape{H, G, N, W, {D, D}, sizeof(mdkv::half)};
-    compress_options<gpu::backend> options = presets::paper.options<gpu::backend>(budget::kv_size(512));
-    options.on_non_finite                  = non_finite::unchecked;
-    options.allocation.charge              = projection_charge::always;
     gpu::pool_resource pool;
-    index_t const bytes = options.limit.in_bytes(shape);
-    gpu::cache<mdkv::half> cache{cache_layout{paper_ratios, H, W, shape.dims}, bytes, 64, stream, pool};
+    workspace scratch{gpu::stream_memory<gpu::pool_resource>{stream, &pool}}; // grows to what its calls need
+    gpu::backend const on{stream, &scratch};
 
-    // The whole work of a prompt's end and one decoded token; a dry run says how much scratch it takes.
-    auto const work = [&](gpu::backend const& on) {
-        auto const queries = in(on, raw(q), H * G, W, D);
-        auto const layer   = split_window(on, queries, in(on, raw(k), H, N + W, D), in(on, raw(v), H, N + W, D), W);
-        compressed_layer<mdkv::half, space::device> to{cache.view(), raw(chosen)};
-        static_cast<void>(compress(on, layer, paper_ratios, options, to));
+    // The prompt's end: waits for the device, because the arena has the size of what was chosen.
+    gpu::cache<mdkv::half> cache{cache_layout{}, 0, 0, stream, pool};
+    prompt_rows<gpu::backend, mdkv::half> const rows{
+        in(on, raw(q), H * G, Q, D), in(on, raw(k), H, N, D), in(on, raw(v), H, N, D)};
+    compress_report const report = compress(on, rows, presets::by_window, budget::kv_size(512), cache);
+    cache.reserve_tail(steps);
+
+    // A decode step: allocates nothing and waits for nothing, once the first one has taken its scratch.
+    auto const step = [&] {
+        append(on, in(on, raw(new_key), H, D), in(on, raw(new_value), H, D), cache.view());
         attend(on, in(on, raw(new_query), H * G, D), cache.view(), {}, out(on, raw(output), H * G, D),
             out(on, raw(lse), H * G));
     };
-    workspace counting;
-    work(gpu::backend{stream, &counting});
-    thrust::device_vector<std::byte> memory(counting.bytes());
-    workspace scratch{std::span{raw(memory), memory.size()}};
-
+    step();
     cudaGraph_t graph      = nullptr;
     cudaGraphExec_t replay = nullptr;
-    gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    work(gpu::backend{stream, &scratch}); // allocates nothing and waits for nothing
+    gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    step();
     gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    for (index_t i = 1; i < steps; ++i) { gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }
     gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 
-    allocation const report = chosen[0];
-    for (std::size_t r = 0; r < paper_ratios.size(); ++r)
-    {
-        std::cout << report.tokens[r] << " tokens at rung " << r << '\n';
-    }
-    std::cout << report.token_bytes + report.charged_bytes << " bytes of " << report.limit << "; lse " << lse[0]
-              << '\n';
-    return report.status == allocation_status::optimal ? 0 : 1;
+    index_t const appended = gpu::to_host(cache, stream).appended();
+    std::cout << report.resident_bytes << " of " << report.full_bytes << " bytes; " << appended
+              << " tokens appended; lse " << lse[0] << '\n';
+    return report.resident_bytes <= report.budget_bytes && appended == steps ? 0 : 1;
 }

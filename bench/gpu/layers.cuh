@@ -1,7 +1,6 @@
 /// \file layers.cuh: layers of Llama-3-8B's shape, made on the device: 8 KV heads, 4 query heads each, D = 128, bf16
 #pragma once
 
-#include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -9,6 +8,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
+#include <mdkv/stages/layer.hpp>
 
 #include <algorithm>
 #include <array>

@@ -7,21 +7,9 @@
 
 #ifdef MDKV_BENCH_CUBLAS
 
-#    include <mdkv/stages/allocate.hpp>
-#    include <mdkv/gpu/backend.cuh>
-#    include <mdkv/gpu/basis.cuh>
-#    include <mdkv/gpu/score.cuh>
-
-#    include <mdkv/core/cache.hpp>
-#    include <mdkv/compress.hpp>
-#    include <mdkv/core/budget.hpp>
-#    include <mdkv/gpu/cache.cuh>
-#    include <mdkv/presets.hpp>
-
-#    include <vector>
-
 #    include "layers.cuh"
 #    include "naive.cuh"
+#    include "stages.cuh"
 #    include "stopwatch.cuh"
 
 namespace
@@ -29,29 +17,17 @@ namespace
 
 using namespace bench;
 
-constexpr auto const& paper = mdkv::presets::paper;
-
 void measure_at(index_t tokens, stopwatch const& clock, record& results)
 {
-    source_layer const layer{tokens, 1};
-    mdkv::layer_shape const shape = layer.shape();
-    mdkv::budget const tenth      = mdkv::budget::fraction(1, 10);
-    index_t const bytes           = tenth.in_bytes(shape);
+    layer x{tokens, 1};
+    work const ours = recorded(1, [&](gpu::backend const& on, index_t) { compress(on, x); });
 
-    device_array<mdkv::allocation> const report{1};
-    gpu::cache<element> cache{mdkv::cache_layout{paper.ratios, heads, window, dims}, bytes, 0, stream(), memory()};
-    auto options          = paper.options<gpu::backend>(tenth);
-    options.on_non_finite = mdkv::non_finite::unchecked;
-    mdkv::compressed_layer<element, mdkv::space::device> destination{cache.view(), report.data()};
-    work const ours = recorded(1,
-        [&](gpu::backend const& on, index_t) { mdkv::compress(on, layer.view(), paper.ratios, options, destination); });
-
-    materialised first{layer, bytes - shape.window_bytes()};
+    materialised first{x.from, x.spendable};
     bisected found;
     work const naive{[&] { found = first.run(); }};
     auto const times = clock.medians({ours, naive});
 
-    mdkv::allocation const chosen = first_of(report);
+    mdkv::allocation const chosen = first_of(x.report);
     fields const about{{"tokens", static_cast<double>(tokens)}};
     results.add({"compress/paper", about, times[0], 0,
         {{"naive_over_this", times[1] / times[0]},

@@ -128,7 +128,7 @@ outcome on_gpu(std::vector<one_layer> const& all, preset const& chosen, budget l
         {
             cpu::cache<half> const room{p.layout(), p.arena_bytes(on, l)};
             support::device_cache<half> const stored{room.view()};
-            compressed_layer<half, space::device> to{stored.view()};
+            auto to = stored.view();
             static_cast<void>(p.pack(on, l, whole(l), to));
             auto const chosen_rungs = p.rungs_of(l);
             if (on.scratch->counting()) { continue; }

@@ -7,6 +7,5 @@ namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::copy_rows<backend, std::uint8_t>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::report_whole<space::device>> const);
 
 } // namespace MDKV_NAMESPACE::gpu::kernels
