@@ -7,6 +7,7 @@
 #include <mdkv/cpu/executor.hpp>
 
 #include <cstddef>
+#include <memory>
 
 namespace runner
 {
@@ -18,14 +19,14 @@ public:
     template <class Call>
     auto run(mdkv::cpu::executor_ref executor, Call const& call)
     {
-        return call(mdkv::cpu::backend{&memory_, executor});
+        return call(mdkv::cpu::backend{memory_.get(), executor});
     }
 
     /// The largest need of a call so far.
-    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_->bytes(); }
 
 private:
-    mdkv::workspace memory_{mdkv::cpu::host_memory{}};
+    std::unique_ptr<mdkv::workspace> memory_ = std::make_unique<mdkv::workspace>(mdkv::cpu::host_memory{});
 };
 
 } // namespace runner
