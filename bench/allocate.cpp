@@ -26,7 +26,6 @@
 #include <cstring>
 #include <memory_resource>
 #include <random>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +33,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/cpu/tile.hpp>
@@ -89,12 +89,6 @@ std::pmr::vector<float> losses(std::size_t rungs, std::pmr::memory_resource* mem
     }
     return loss;
 }
-
-/// What a workspace is aligned to.
-struct alignas(mdkv::workspace::alignment) line
-{
-    std::array<std::byte, mdkv::workspace::alignment> bytes;
-};
 
 /// The rival.
 template <std::size_t R>
@@ -205,22 +199,14 @@ void allocate_against_bisection(benchmark::State& state)
     std::vector<std::uint8_t> theirs(heads * tokens);
     mdkv::allocation report;
     mdkv::cpu::thread_pool pool{thread_count};
-    auto const call = [&](mdkv::workspace& scratch) {
-        mdkv::cpu::backend const on{&scratch, pool};
+    mdkv::workspace scratch{mdkv::cpu::host_memory{&pages}};
+    mdkv::cpu::backend const on{&scratch, pool};
+    auto const call = [&] {
         mdkv::allocate(on, mdkv::in(on, loss.data(), heads, R, tokens), cost, mdkv::in(on, &limit, 1), {},
             mdkv::out(on, ours.data(), heads, tokens), mdkv::out(on, &report, 1));
     };
-    mdkv::workspace count;
-    call(count);
-    std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
     bisection<R> rival{loss, cost, pool};
-    bench::measure_pair(
-        state,
-        [&] {
-            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
-            call(scratch);
-        },
-        [&] { rival.run(limit, theirs.data()); });
+    bench::measure_pair(state, call, [&] { rival.run(limit, theirs.data()); });
 
     double loss_of_rival = 0;
     index_t bytes        = 0;
@@ -232,7 +218,7 @@ void allocate_against_bisection(benchmark::State& state)
     if (report.token_bytes > limit || bytes > limit) { state.SkipWithError("a limit was exceeded"); }
     state.counters["tokens"]        = static_cast<double>(heads * tokens);
     state.counters["loss_mb"]       = static_cast<double>(loss.size() * sizeof(float)) * 1e-6;
-    state.counters["scratch_mb"]    = static_cast<double>(count.bytes()) * 1e-6;
+    state.counters["scratch_mb"]    = static_cast<double>(scratch.bytes()) * 1e-6;
     state.counters["loss_ratio"]    = report.loss / loss_of_rival;
     state.counters["gap"]           = report.gap() / report.loss;
     state.counters["bytes_unspent"] = static_cast<double>(limit - report.token_bytes);
@@ -259,23 +245,17 @@ void by_use_against_always(benchmark::State& state)
     std::vector<std::uint8_t> rung(static_cast<std::size_t>(heads * tokens_per_head));
     std::array<mdkv::allocation, 2> report;
     mdkv::cpu::thread_pool pool{static_cast<int>(state.range(2))};
-    auto const call = [&](mdkv::workspace& scratch, mdkv::projection_charge charge) {
-        mdkv::cpu::backend const on{&scratch, pool};
-        mdkv::allocate(on, mdkv::in(on, loss.data(), heads, 4, tokens_per_head), cost, mdkv::in(on, &limit, 1),
-            {.charge = charge}, mdkv::out(on, rung.data(), heads, tokens_per_head),
-            mdkv::out(on, &report[static_cast<std::size_t>(charge)], 1));
-    };
-    mdkv::workspace count;
-    call(count, mdkv::projection_charge::by_use);
-    std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
+    mdkv::workspace scratch{mdkv::cpu::host_memory{&pages}};
+    mdkv::cpu::backend const on{&scratch, pool};
     auto const measured = [&](mdkv::projection_charge charge) {
         return [&, charge] {
-            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
-            call(scratch, charge);
+            mdkv::allocate(on, mdkv::in(on, loss.data(), heads, 4, tokens_per_head), cost, mdkv::in(on, &limit, 1),
+                {.charge = charge}, mdkv::out(on, rung.data(), heads, tokens_per_head),
+                mdkv::out(on, &report[static_cast<std::size_t>(charge)], 1));
         };
     };
     bench::measure_pair(state, measured(mdkv::projection_charge::by_use), measured(mdkv::projection_charge::always));
-    state.counters["scratch_mb"] = static_cast<double>(count.bytes()) * 1e-6;
+    state.counters["scratch_mb"] = static_cast<double>(scratch.bytes()) * 1e-6;
     state.counters["loss_ratio"] = report[0].loss / report[1].loss;
     state.counters["paying"]     = static_cast<double>(report[0].charged_bytes)
                                / static_cast<double>(std::max<index_t>(report[1].charged_bytes, 1));
@@ -294,18 +274,12 @@ void quotas_against_one_limit(benchmark::State& state)
     std::vector<std::uint8_t> rung(static_cast<std::size_t>(all_heads * tokens_per_head));
     std::vector<mdkv::allocation> report(quotas.size());
     mdkv::cpu::thread_pool pool{static_cast<int>(state.range(2))};
-    auto const call = [&](mdkv::workspace& scratch, index_t const* limits, index_t count) {
-        mdkv::cpu::backend const on{&scratch, pool};
-        mdkv::allocate(on, mdkv::in(on, loss.data(), all_heads, 4, tokens_per_head), cost, mdkv::in(on, limits, count),
-            {}, mdkv::out(on, rung.data(), all_heads, tokens_per_head), mdkv::out(on, report.data(), count));
-    };
-    mdkv::workspace count;
-    call(count, quotas.data(), all_heads);
-    std::pmr::vector<line> memory(count.bytes() / sizeof(line) + 1, &pages);
+    mdkv::workspace scratch{mdkv::cpu::host_memory{&pages}};
+    mdkv::cpu::backend const on{&scratch, pool};
     auto const measured = [&](index_t const* limits, index_t n) {
         return [&, limits, n] {
-            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
-            call(scratch, limits, n);
+            mdkv::allocate(on, mdkv::in(on, loss.data(), all_heads, 4, tokens_per_head), cost, mdkv::in(on, limits, n),
+                {}, mdkv::out(on, rung.data(), all_heads, tokens_per_head), mdkv::out(on, report.data(), n));
         };
     };
     auto const times = bench::measure_pair(state, measured(quotas.data(), all_heads), measured(&together, index_t{1}));

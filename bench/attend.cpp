@@ -12,6 +12,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include <algorithm>
@@ -20,7 +21,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <list>
-#include <memory>
 #include <random>
 #include <span>
 #include <thread>
@@ -163,7 +163,7 @@ struct step
 {
     shape of;
     cpu::thread_pool pool;
-    std::vector<std::byte> memory;
+    workspace scratch{cpu::host_memory{}};
     std::vector<float> queries = std::vector<float>(static_cast<std::size_t>(of.heads * of.group * of.dim));
     std::vector<float> output  = queries;
     std::vector<float> lse     = std::vector<float>(static_cast<std::size_t>(of.heads * of.group));
@@ -186,17 +186,9 @@ struct step
         });
     }
 
-    /// The call's dry run, then the call.
     template <class Call>
     void with_scratch(Call const& call)
     {
-        workspace count;
-        call(cpu::backend{&count, pool});
-        memory.resize(std::max(memory.size(), count.bytes() + workspace::alignment));
-        void* at         = memory.data();
-        std::size_t room = memory.size();
-        std::align(workspace::alignment, count.bytes(), at, room);
-        workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
         call(cpu::backend{&scratch, pool});
     }
 };

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -59,18 +58,11 @@ inline huge_page_resource& memory()
     return rung;
 }
 
-/// Calls body(backend) in a dry run, then with the scratch it asked for, which lives on for the next call.
+/// Calls body(backend), whose scratch grows and lives on for the next call.
 template <class Body>
 void with_scratch(Body const& body, mdkv::cpu::executor_ref executor = {})
 {
-    static std::vector<std::byte> held;
-    mdkv::workspace count;
-    body(mdkv::cpu::backend{&count, executor});
-    held.resize(std::max(held.size(), count.bytes() + mdkv::workspace::alignment));
-    void* at         = held.data();
-    std::size_t room = held.size();
-    std::align(mdkv::workspace::alignment, count.bytes(), at, room);
-    mdkv::workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
+    static mdkv::workspace scratch{mdkv::cpu::host_memory{}};
     body(mdkv::cpu::backend{&scratch, executor});
 }
 

@@ -89,14 +89,14 @@ struct long_prompt
 /// Bytes that compressing takes beside keys and values.
 struct taken
 {
-    std::size_t scratch = 0; // the most that a dry run asked for
+    std::size_t scratch = 0; // the largest need of a call, and of a reader's state
     index_t losses      = 0; // at hand
     index_t arena       = 0;
     std::int64_t peak   = 0; // of the process, above what it held before
     double seconds      = 0;
 };
 
-/// Calls stages with the scratch that their dry runs ask for, which grows.
+/// Calls stages with scratch that grows.
 struct stage_runner
 {
     cpu::executor_ref executor;
@@ -193,14 +193,7 @@ taken read_layer(index_t tokens, preset const& chosen, int threads)
     prompt_shape<host> const shape{.layers = 1, .heads = heads, .group = group, .dims = {dim, dim}, .tokens = tokens};
     std::vector<cpu::cache<half>> caches(1);
     using layer_reader = reader<host, cpu::cache<half>>;
-    workspace counting;
-    layer_reader{host{&counting}, chosen, shape, options, std::span{caches}};
-    struct alignas(workspace::alignment) line
-    {
-        std::byte bytes[workspace::alignment];
-    };
-    std::vector<line> memory(counting.bytes() / sizeof(line));
-    workspace state{std::as_writable_bytes(std::span{memory})};
+    workspace state{cpu::host_memory{}};
     layer_reader r{host{&state}, chosen, shape, options, std::span{caches}};
     row_source sources[3]{row_source{1}, row_source{2}, row_source{4}};
     std::vector<half> rows[3];
@@ -231,7 +224,7 @@ taken read_layer(index_t tokens, preset const& chosen, int threads)
             found.arena  = std::max(found.arena, report.held_bytes);
         }
     });
-    found.scratch = run.scratch.bytes() + counting.bytes();
+    found.scratch = run.scratch.bytes() + state.bytes();
     found.peak    = runner::memory_of_this_process().peak - before;
     return found;
 }

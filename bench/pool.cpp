@@ -10,13 +10,13 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
-#include <span>
 #include <vector>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/stages/pool.hpp>
 
@@ -39,23 +39,13 @@ void pool_against_copy(benchmark::State& state, mdkv::pooling kind)
     mdkv::cpu::thread_pool threads{static_cast<int>(state.range(1))};
     auto const width  = state.range(0);
     auto const pieces = static_cast<index_t>(heads * rungs);
-    auto const call   = [&](mdkv::workspace& scratch) {
-        mdkv::cpu::backend const on{&scratch, threads};
-        mdkv::pool(on, mdkv::in(on, loss.data(), heads, rungs, tokens), {width, kind},
-              mdkv::out(on, pooled.data(), heads, rungs, tokens));
-    };
-    mdkv::workspace counting;
-    call(counting);
-    struct alignas(mdkv::workspace::alignment) line
-    {
-        std::byte bytes[mdkv::workspace::alignment];
-    };
-    std::vector<line> memory(counting.bytes() / sizeof(line));
+    mdkv::workspace scratch{mdkv::cpu::host_memory{}};
+    mdkv::cpu::backend const on{&scratch, threads};
     bench::pair_times const times = bench::measure_pair(
         state,
         [&] {
-            mdkv::workspace scratch{std::as_writable_bytes(std::span{memory})};
-            call(scratch);
+            mdkv::pool(on, mdkv::in(on, loss.data(), heads, rungs, tokens), {width, kind},
+                mdkv::out(on, pooled.data(), heads, rungs, tokens));
         },
         [&] {
             mdkv::cpu::executor_ref{threads}.parallel_for(pieces, [&](index_t i) {

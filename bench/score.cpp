@@ -9,11 +9,11 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -71,24 +71,16 @@ struct head
         });
     }
 
-    /// A call with the scratch it needs.
     template <class Call>
     void run(Call const& call)
     {
-        workspace count;
-        call(cpu::backend{&count});
-        memory_.resize(std::max(memory_.size(), count.bytes() + workspace::alignment));
-        void* at         = memory_.data();
-        std::size_t room = memory_.size();
-        std::align(workspace::alignment, count.bytes(), at, room);
-        workspace scratch{{static_cast<std::byte*>(at), count.bytes()}};
-        call(cpu::backend{&scratch});
+        call(cpu::backend{&scratch_});
     }
 
-    [[nodiscard]] std::size_t scratch_bytes() const noexcept { return memory_.size(); }
+    [[nodiscard]] std::size_t scratch_bytes() const noexcept { return scratch_.bytes(); }
 
 private:
-    std::vector<std::byte> memory_;
+    workspace scratch_{cpu::host_memory{}};
 };
 
 /// Softmax over all keys a row sees, the window's among themselves causal; the window's columns are dropped. Returns P

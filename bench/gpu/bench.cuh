@@ -141,11 +141,8 @@ template <class Call>
 template <class Call>
 void enqueue(Call const& call)
 {
-    mdkv::workspace count;
-    call(gpu::backend{stream(), &count});
-    device_array<std::byte> const scratch{static_cast<index_t>(count.bytes())};
-    mdkv::workspace own{{scratch.data(), count.bytes()}};
-    call(gpu::backend{stream(), &own});
+    mdkv::workspace scratch{gpu::stream_memory<gpu::pool_resource>{stream(), &memory()}};
+    call(gpu::backend{stream(), &scratch});
 }
 
 /// `gpu_<bench> [--json FILE]`. Exit status 0: measured; 1: something failed; 2: asked for something else.

@@ -7,13 +7,13 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -108,36 +108,24 @@ public:
     void use_threads(mdkv::cpu::thread_pool& pool) override
     {
         pool_ = &pool;
-        mdkv::workspace counting;
-        run(mdkv::cpu::backend{&counting, *pool_}, layers_[0]);
-        scratch_.resize(counting.bytes() + mdkv::workspace::alignment);
-        scratch_bytes_ = counting.bytes();
+        attend_to(0); // scratch grows
     }
     void begin_turn() override { wake(*pool_); }
     void end_turn() override {} // the pool's threads sleep after some ten microseconds without work
     void attend_to(std::size_t l) override
     {
-        void* at         = scratch_.data();
-        std::size_t room = scratch_.size();
-        std::align(mdkv::workspace::alignment, scratch_bytes_, at, room);
-        mdkv::workspace scratch{{static_cast<std::byte*>(at), scratch_bytes_}};
-        run(mdkv::cpu::backend{&scratch, *pool_}, layers_[l]);
+        mdkv::cpu::backend const on{&scratch_, *pool_};
+        mdkv::attend(on, mdkv::in(on, queries_.data(), rows, dim), layers_[l].view(), {},
+            mdkv::out(on, output_.data(), rows, dim), mdkv::out(on, lse_.data(), rows));
     }
     [[nodiscard]] std::size_t layers() const override { return layers_.size(); }
     [[nodiscard]] std::byte const* memory(std::size_t l) const override { return layers_[l].view().arena; }
     [[nodiscard]] std::vector<float> const& output() const override { return output_; }
 
 private:
-    void run(mdkv::cpu::backend const& on, bench::layer const& from)
-    {
-        mdkv::attend(on, mdkv::in(on, queries_.data(), rows, dim), from.view(), {},
-            mdkv::out(on, output_.data(), rows, dim), mdkv::out(on, lse_.data(), rows));
-    }
-
     std::vector<bench::layer> layers_;
     mdkv::cpu::thread_pool* pool_ = nullptr;
-    std::vector<std::byte> scratch_;
-    std::size_t scratch_bytes_ = 0;
+    mdkv::workspace scratch_{mdkv::cpu::host_memory{}};
     std::vector<float> queries_;
     std::vector<float> output_;
     std::vector<float> lse_;

@@ -4,6 +4,7 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/engine/stored.hpp>
 
@@ -331,7 +332,11 @@ struct found_cache
             }
         }
         index_t const blocks = head.stream_bytes() / block_bytes;
-        std::vector<shared::line> lines(static_cast<std::size_t>(blocks * plain_bytes) / sizeof(shared::line) + 1);
+        struct alignas(mdkv::workspace::alignment) line
+        {
+            std::byte bytes[mdkv::workspace::alignment];
+        };
+        std::vector<line> lines(static_cast<std::size_t>(blocks * plain_bytes) / sizeof(line) + 1);
         auto const stream = std::as_writable_bytes(std::span{lines});
         decode(encoded.data(), stream.data(), blocks);
         std::string const identity = carried_identity(node, layer);

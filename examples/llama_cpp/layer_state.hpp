@@ -417,7 +417,7 @@ private:
             }
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
-            with.lend_again(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
+            with.lend_reading(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
                 mdkv::attend(on, node.queries(on, i, n), std::as_const(cache_).view(), {}, node.output(on, i, n),
                     mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
                 add_sinks(node.sinks(), with.log_sum.data(), node.output(on, i, n));

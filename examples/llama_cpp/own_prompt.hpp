@@ -11,12 +11,6 @@
 #include <mdkv/prompt.hpp>
 #include <mdkv/reader.hpp>
 
-#include <cstddef>
-#include <memory>
-#include <span>
-
-#include "shared.hpp"
-
 namespace mdkv_ggml
 {
 
@@ -31,27 +25,14 @@ public:
     /// \param from   arguments of the object's constructor after the backend
     template <class... Arguments>
     explicit in_own_memory(Arguments const&... from)
-        : size_{size_of(from...)}
-        , lines_{std::make_unique_for_overwrite<shared::line[]>(size_)}
-        , state_{std::as_writable_bytes(std::span{lines_.get(), size_})}
-        , made_{host{&state_}, from...}
+        : made_{host{&state_}, from...}
     {}
 
     [[nodiscard]] T* operator->() noexcept { return &made_; }
     [[nodiscard]] T const* operator->() const noexcept { return &made_; }
 
 private:
-    template <class... Arguments>
-    [[nodiscard]] static std::size_t size_of(Arguments const&... from)
-    {
-        mdkv::workspace counting;
-        static_cast<void>(T{host{&counting}, from...});
-        return counting.bytes() / sizeof(shared::line);
-    }
-
-    std::size_t size_; // lines
-    std::unique_ptr<shared::line[]> lines_;
-    mdkv::workspace state_;
+    mdkv::workspace state_{mdkv::cpu::host_memory{}};
     T made_;
 };
 

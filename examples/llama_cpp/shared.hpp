@@ -1,21 +1,21 @@
 /// \file shared.hpp: state that the layers of one context share: settings, scratch memory, threads, counts of work
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/executor.hpp>
 
-#include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_node.hpp"
@@ -101,49 +101,33 @@ struct shared
             tokens, bytes);
     }
 
-    /// Runs `call(backend)` once to count its scratch memory and once for real.
+    /// Calls `call(backend)`, whose scratch memory grows.
     template <class Call>
     auto lend(Call const& call)
     {
-        mdkv::workspace counting;
-        static_cast<void>(call(mdkv::cpu::backend{&counting, threads}));
-        auto const lines = (counting.bytes() + sizeof(line) - 1) / sizeof(line);
-        scratch.resize(std::max(scratch.size(), lines));
-        mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
-        return call(mdkv::cpu::backend{&lent, threads});
+        return call(mdkv::cpu::backend{&*scratch, threads});
     }
 
-    /// lend for a call that reads `bytes` and usually finds enough scratch memory. Few bytes are read by the calling
-    /// thread alone, because they are read before a second thread has started.
+    /// lend for a call that reads `bytes`. Few bytes are read by the calling thread alone, because they are read before a
+    /// second thread has started.
     template <class Call>
-    auto lend_again(index_t bytes, Call const& call)
+    auto lend_reading(index_t bytes, Call const& call)
     {
-        try
-        {
-            mdkv::workspace lent{std::as_writable_bytes(std::span{scratch})};
-            return call(mdkv::cpu::backend{
-                &lent, bytes < 512 * 1024 ? mdkv::cpu::executor_ref{} : mdkv::cpu::executor_ref{threads}});
-        }
-        catch (mdkv::insufficient_workspace const&) // nothing was changed
-        {}
-        return lend(call);
+        return call(mdkv::cpu::backend{
+            &*scratch, bytes < 512 * 1024 ? mdkv::cpu::executor_ref{} : mdkv::cpu::executor_ref{threads}});
     }
 
     /// Gives memory that is free, and scratch, back to the system, if settings allow: the C library keeps what it frees.
     void trim()
     {
         if (!chosen.free_cells) { return; }
-        scratch = {};
+        scratch.emplace(mdkv::cpu::host_memory{});
 #if defined(__GLIBC__)
         malloc_trim(0);
 #endif
     }
 
-    struct alignas(mdkv::workspace::alignment) line
-    {
-        std::byte bytes[mdkv::workspace::alignment];
-    };
-    std::vector<line> scratch{};
+    std::optional<mdkv::workspace> scratch{std::in_place, mdkv::cpu::host_memory{}};
 };
 
 } // namespace mdkv_ggml

@@ -53,23 +53,21 @@ public:
     device_scratch(cudaStream_t stream, Resource& memory)
         : stream_{stream}
         , memory_{&memory}
+        , scratch_{mdkv::gpu::stream_memory<Resource>{stream, &memory}}
     {}
 
-    /// Runs `call(backend)` once to count and once for real.
+    /// Calls `call(backend)`.
     template <class Call>
     void run(Call const& call)
     {
-        mdkv::workspace counting;
-        call(mdkv::gpu::backend{stream_, &counting});
-        grow(scratch_, static_cast<mdkv::index_t>(counting.bytes()));
-        mdkv::workspace lent{{scratch_.data(), static_cast<std::size_t>(scratch_.size())}};
-        call(mdkv::gpu::backend{stream_, &lent});
+        call(mdkv::gpu::backend{stream_, &scratch_});
     }
 
     /// Room for one step's rows, valid until the next call.
     [[nodiscard]] float* rows(mdkv::index_t floats)
     {
-        grow(rows_, floats * mdkv::index_t{sizeof(float)});
+        mdkv::index_t const size = floats * mdkv::index_t{sizeof(float)};
+        if (size > rows_.size()) { rows_ = allocated(size); }
         return reinterpret_cast<float*>(rows_.data());
     }
 
@@ -88,14 +86,9 @@ public:
     [[nodiscard]] Resource& memory() const noexcept { return *memory_; }
 
 private:
-    void grow(bytes& held, mdkv::index_t size)
-    {
-        if (size > held.size()) { held = allocated(size); }
-    }
-
     cudaStream_t stream_;
     Resource* memory_;
-    bytes scratch_;
+    mdkv::workspace scratch_;
     bytes rows_; // of a step: what goes in, then what comes out
 };
 

@@ -66,14 +66,7 @@ template <mdkv::element T, class Progress>
         .encoding                                = encoding};
     read_prompt<T> result;
     result.caches.resize(static_cast<std::size_t>(shape.layers));
-    mdkv::workspace counting;
-    static_cast<void>(reader{host{&counting}, chosen, sizes, options, std::span{result.caches}});
-    struct alignas(mdkv::workspace::alignment) line
-    {
-        std::byte bytes[mdkv::workspace::alignment];
-    };
-    std::vector<line> memory(counting.bytes() / sizeof(line));
-    mdkv::workspace state{std::as_writable_bytes(std::span{memory})};
+    mdkv::workspace state{mdkv::cpu::host_memory{}};
     reader r{host{&state}, chosen, sizes, options, std::span{result.caches}};
 
     decode_workspace space;
@@ -98,7 +91,6 @@ template <mdkv::element T, class Progress>
                         in(on, static_cast<T const*>(keys.data()), {H, n, D}, {D, H * D, 1}),
                         in(on, static_cast<T const*>(values.data()), {H, n, Dv}, {Dv, H * Dv, 1})},
                     out(on, space.attended.data(), {rows, n, Dv}, {Dv, rows * Dv, 1}), out(on, lse.data(), rows, n));
-                return 0;
             });
         };
         detail::run_layers(model, tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),

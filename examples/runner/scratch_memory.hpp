@@ -3,12 +3,11 @@
 
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 
 #include <cstddef>
 #include <memory>
-#include <new>
-#include <span>
 
 namespace runner
 {
@@ -16,34 +15,18 @@ namespace runner
 class scratch_memory
 {
 public:
-    /// Runs `call(backend)` once to count and once for real.
+    /// Calls `call(backend)`.
     template <class Call>
     auto run(mdkv::cpu::executor_ref executor, Call const& call)
     {
-        mdkv::workspace counting;
-        static_cast<void>(call(mdkv::cpu::backend{&counting, executor}));
-        if (counting.bytes() > size_)
-        {
-            memory_.reset(static_cast<std::byte*>(
-                ::operator new[](counting.bytes(), std::align_val_t{mdkv::workspace::alignment})));
-            size_ = counting.bytes();
-        }
-        mdkv::workspace lent{std::span{memory_.get(), size_}};
-        return call(mdkv::cpu::backend{&lent, executor});
+        return call(mdkv::cpu::backend{memory_.get(), executor});
     }
 
-    [[nodiscard]] std::size_t bytes() const noexcept { return size_; }
+    /// The largest need of a call so far.
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_->bytes(); }
 
 private:
-    struct release
-    {
-        void operator()(std::byte* memory) const noexcept
-        {
-            ::operator delete[](memory, std::align_val_t{mdkv::workspace::alignment});
-        }
-    };
-    std::unique_ptr<std::byte[], release> memory_;
-    std::size_t size_ = 0;
+    std::unique_ptr<mdkv::workspace> memory_ = std::make_unique<mdkv::workspace>(mdkv::cpu::host_memory{});
 };
 
 } // namespace runner

@@ -7,6 +7,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
@@ -14,12 +15,8 @@
 #include <mdkv/replay/advance.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "runner/layers.hpp"
 #include "runner/policies.hpp"
@@ -79,23 +76,11 @@ public:
     policy_prompt(policy const& chosen, prompt_layer<T> const& layer, std::int64_t layers)
         : label_{chosen.label}
         , unread_{chosen.rows != scoring_rows::window}
-    {
-        mdkv::prompt_shape<host> shape{.layers = layers,
-            .heads                             = layer.heads,
-            .group                             = layer.group,
-            .dims                              = {layer.key_dim, layer.value_dim},
-            .tokens                            = layer.tokens};
-        if (layer.rotation != nullptr) { shape.encoding = encoding_of(*layer.rotation); }
-        mdkv::preset const preset = preset_of(chosen, layer.window, layer.question);
-        mdkv::workspace counting;
-        static_cast<void>(mdkv::prompt<host, T>{host{&counting}, preset, shape});
-        memory_.resize(counting.bytes() / sizeof(line));
-        state_.emplace(std::as_writable_bytes(std::span{memory_}));
-        prompt_.emplace(host{&*state_}, preset, shape);
-    }
+        , prompt_{host{&state_}, preset_of(chosen, layer.window, layer.question), shape_of(layer, layers)}
+    {}
 
-    [[nodiscard]] mdkv::prompt<host, T>& operator*() noexcept { return *prompt_; }
-    [[nodiscard]] mdkv::prompt<host, T>* operator->() noexcept { return &*prompt_; }
+    [[nodiscard]] mdkv::prompt<host, T>& operator*() noexcept { return prompt_; }
+    [[nodiscard]] mdkv::prompt<host, T>* operator->() noexcept { return &prompt_; }
 
     /// Reads one chunk of prefill, which may reach beyond the prompt.
     /// \param place    number of the layer in this prompt
@@ -110,12 +95,11 @@ public:
         scratch.run(executor, [&](host const& on) {
             using mdkv::in;
             using mdkv::slice;
-            prompt_->read_chunk(on, place, chunk.first,
+            prompt_.read_chunk(on, place, chunk.first,
                 {in(on, chunk.queries, {query_heads, count, layer.key_dim},
                      {layer.key_dim, query_heads * layer.key_dim, 1}),
                     slice<1>(in(on, chunk.keys, layer.heads, chunk.tokens, layer.key_dim), chunk.first, count),
                     slice<1>(in(on, chunk.values, layer.heads, chunk.tokens, layer.value_dim), chunk.first, count)});
-            return 0;
         });
     }
 
@@ -129,15 +113,11 @@ public:
         if (layer.replayed != nullptr && layer.past() > 0)
         {
             scratch.run(executor, [&](host const& on) {
-                prompt_->take_losses(on, place,
-                    mdkv::in(on, layer.replayed, layer.heads, prompt_->losses_of(place).extent(1), layer.past()));
-                return 0;
+                prompt_.take_losses(on, place,
+                    mdkv::in(on, layer.replayed, layer.heads, prompt_.losses_of(place).extent(1), layer.past()));
             });
         }
-        scratch.run(executor, [&](host const& on) {
-            prompt_->finish_layer(on, place, rows_of(on, layer));
-            return 0;
-        });
+        scratch.run(executor, [&](host const& on) { prompt_.finish_layer(on, place, rows_of(on, layer)); });
     }
 
     [[nodiscard]] static rows rows_of(host const& on, prompt_layer<T> const& layer)
@@ -150,15 +130,21 @@ public:
     }
 
 private:
-    struct alignas(mdkv::workspace::alignment) line
+    [[nodiscard]] static mdkv::prompt_shape<host> shape_of(prompt_layer<T> const& layer, std::int64_t layers)
     {
-        std::byte bytes[mdkv::workspace::alignment];
-    };
+        mdkv::prompt_shape<host> shape{.layers = layers,
+            .heads                             = layer.heads,
+            .group                             = layer.group,
+            .dims                              = {layer.key_dim, layer.value_dim},
+            .tokens                            = layer.tokens};
+        if (layer.rotation != nullptr) { shape.encoding = encoding_of(*layer.rotation); }
+        return shape;
+    }
+
     std::string label_;
     bool unread_; // whether the policy replays and nothing was read
-    std::vector<line> memory_;
-    std::optional<mdkv::workspace> state_;
-    std::optional<mdkv::prompt<host, T>> prompt_; // in the memory of the state
+    mdkv::workspace state_{mdkv::cpu::host_memory{}};
+    mdkv::prompt<host, T> prompt_;
 };
 
 } // namespace runner

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -25,6 +24,7 @@ template <>
 struct place_types<device>
 {
     using backend = mdkv::gpu::backend;
+    using source  = mdkv::gpu::stream_memory<mdkv::gpu::pool_resource>;
     using memory  = mdkv::gpu::device_bytes<mdkv::gpu::pool_resource>;
     template <mdkv::element T>
     using cache = mdkv::gpu::cache<T>;
@@ -45,26 +45,13 @@ class device : device_memory, public place_of<device>
 public:
     explicit device(std::uintptr_t stream)
         : device_memory{reinterpret_cast<cudaStream_t>(stream), {}}
+        , place_of{types::source{device_memory::stream, &pool}}
     {}
 
     [[nodiscard]] types::backend with(mdkv::workspace& scratch) const noexcept { return {stream, &scratch}; }
-    [[nodiscard]] types::memory memory(std::size_t bytes) { return {static_cast<index_t>(bytes), {stream, &pool}}; }
     void copy(std::byte const* from, std::byte* to, index_t bytes) const
     {
         mdkv::gpu::copy({stream, nullptr}, from, to, bytes);
-    }
-
-    /// A copy of host memory in memory of the device.
-    template <class V>
-    [[nodiscard]] types::memory copy_of(std::vector<V> const& values)
-    {
-        std::size_t const bytes = values.size() * sizeof(V);
-        types::memory there     = memory(bytes);
-        if (bytes > 0)
-        {
-            copy(reinterpret_cast<std::byte const*>(values.data()), there.data(), static_cast<index_t>(bytes));
-        }
-        return there;
     }
 
     /// A cache without heads, of this stream and memory.

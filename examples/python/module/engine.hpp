@@ -139,7 +139,7 @@ struct reader_bytes
 {
     index_t arena = 0, tail = 0, directory = 0; ///< sums over all layers
     index_t losses = 0;                         ///< losses of stored tokens
-    index_t state  = 0;                         ///< the rest, of which a dry run of the constructor tells the size
+    index_t state  = 0;                         ///< the rest
 };
 
 /// All layers of one prompt.

@@ -32,7 +32,14 @@ auto lend_over(Place& on, rank_group const* among, index_t layers, Call const& c
 {
     if constexpr (place_types<Place>::backend::memory_space == mdkv::space::host)
     {
-        if (among != nullptr) { return on.lend(mdkv::ranks{*among, among->place(layers)}, call); }
+        if (among != nullptr)
+        {
+            mdkv::ranks const all{*among, among->place(layers)};
+            return on.lend([&](mdkv::cpu::backend with) {
+                with.ranks = &all;
+                return call(with);
+            });
+        }
     }
     return on.lend(call);
 }
@@ -254,8 +261,7 @@ public:
         , preset_{chosen}
         , sizes_{sizes}
         , frequencies_{on_->copy_of(sizes.encoding.frequencies)}
-        , memory_{on_->memory(bytes_of(chosen, shape()))}
-        , state_{{memory_.data(), static_cast<std::size_t>(memory_.size())}}
+        , state_{on_->source()}
         , prompt_{on_->with(state_), chosen, shape()}
         , finished_(static_cast<std::size_t>(sizes.layers))
     {
@@ -317,7 +323,7 @@ public:
         return fetched(losses);
     }
     [[nodiscard]] index_t past_tokens(index_t layer) const override { return prompt_.losses_of(layer).extent(2); }
-    [[nodiscard]] std::size_t state_bytes() const noexcept override { return static_cast<std::size_t>(memory_.size()); }
+    [[nodiscard]] std::size_t state_bytes() const noexcept override { return state_.size(); }
 
 private:
     /// Whether a layer's losses are joined, over all of its heads.
@@ -355,18 +361,10 @@ private:
         return dense;
     }
 
-    [[nodiscard]] std::size_t bytes_of(mdkv::preset const& chosen, mdkv::prompt_shape<backend> const& shape) const
-    {
-        mdkv::workspace counting;
-        static_cast<void>(type{on_->with(counting), chosen, shape});
-        return counting.bytes();
-    }
-
     std::shared_ptr<Place> on_;
     mdkv::preset preset_;
     prompt_sizes sizes_;
     typename types::memory frequencies_;
-    typename types::memory memory_;
     mdkv::workspace state_;
     type prompt_;
     index_t tokens_ = 0;

@@ -88,7 +88,7 @@ private:
     void take(readable const& from, index_t tail_tokens)
     {
         auto const bytes = mdkv::detail::tail_bytes(from.layout, tail_tokens, sizeof(T));
-        host_bytes tail{static_cast<std::size_t>(bytes)};
+        host_bytes tail{bytes, {}};
         auto appended = std::make_unique<index_t>(0);
         mdkv::workspace none{std::span<std::byte>{}};
         view_ = mdkv::with_tail(mdkv::cpu::backend{&none}, from, {tail.data(), static_cast<std::size_t>(tail.size())},

@@ -36,16 +36,13 @@ public:
         , ratios_{chosen.ratios}
         , scale_{chosen.scale}
         , frequencies_{on_->copy_of(sizes.encoding.frequencies)}
+        , state_{on_->source()}
         , chunk_(static_cast<std::size_t>(sizes.layers > 0 ? sizes.layers : 0))
     {
         auto const turn  = on_->turn();
         auto const shape = shape_of<backend>(sizes, frequencies_.data());
         for (std::size_t l = 0; l < chunk_.size(); ++l) { caches_.push_back(on_->template empty_cache<T>()); }
-        mdkv::workspace counting;
-        static_cast<void>(type{on_->with(counting), chosen, shape, options, std::span{caches_}});
-        memory_ = on_->memory(counting.bytes());
-        state_.emplace(std::span{memory_.data(), static_cast<std::size_t>(memory_.size())});
-        reader_.emplace(on_->with(*state_), chosen, shape, options, std::span{caches_});
+        reader_.emplace(on_->with(state_), chosen, shape, options, std::span{caches_});
     }
 
     void attend(
@@ -97,7 +94,7 @@ public:
     [[nodiscard]] reader_bytes bytes() const override
     {
         auto const turn = on_->turn();
-        reader_bytes x{.losses = losses_, .state = memory_.size()};
+        reader_bytes x{.losses = losses_, .state = static_cast<index_t>(state_.size())};
         for (cache const& one : caches_)
         {
             x.arena += one.arena_bytes();
@@ -144,8 +141,7 @@ private:
     mdkv::ratio_set ratios_;
     float scale_;
     typename types::memory frequencies_;
-    typename types::memory memory_;
-    std::optional<mdkv::workspace> state_;
+    mdkv::workspace state_;
     std::vector<cache> caches_;
     std::optional<type> reader_;
     std::vector<index_t> chunk_; // tokens of the chunk, by layer

@@ -173,7 +173,7 @@ template <class Layers>
 [[nodiscard]] std::unique_ptr<host_bytes> written(
     mdkv::cache_identity const& identity, mdkv::cache_place const& place, Layers layers)
 {
-    auto to    = std::make_unique<host_bytes>(static_cast<std::size_t>(mdkv::stored_bytes(identity, place, layers)));
+    auto to    = std::make_unique<host_bytes>(mdkv::stored_bytes(identity, place, layers), mdkv::cpu::host_memory{});
     auto* next = to->data();
     mdkv::write(
         [&](std::span<std::byte const> bytes) { next = std::ranges::copy(bytes, next).out; }, identity, place, layers);
@@ -206,7 +206,7 @@ public:
         std::span file{reinterpret_cast<std::byte const*>(given_.data()), given_.size()};
         if (reinterpret_cast<std::uintptr_t>(file.data()) % mdkv::workspace::alignment != 0)
         {
-            copy_ = host_bytes{file.size()};
+            copy_ = host_bytes{std::ssize(file), {}};
             std::ranges::copy(file, copy_.data());
             file   = {copy_.data(), file.size()};
             given_ = {};

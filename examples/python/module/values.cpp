@@ -312,7 +312,9 @@ void bind_values(nb::module_& m)
         "call on a backend, the backend and all that was made on it raise RuntimeError.")
         .def(nb::new_([](int threads) { return std::make_shared<host>(threads); }), nb::arg("threads") = 1)
         .def_prop_ro("threads", &host::threads, "Threads that share each call, the calling one included.")
-        .def_prop_ro("scratch_bytes", &host::scratch_bytes, "Bytes of the scratch memory.")
+        .def_prop_ro(
+            "scratch_bytes", [](host& x) { return unlocked([&] { return x.scratch_bytes(); }); },
+            "Bytes of the scratch memory.")
         .def("__reduce__", [](host const&) -> nb::object {
             throw nb::type_error("mdkv: a Backend cannot be pickled; another process makes its own, Backend(threads)");
         });
