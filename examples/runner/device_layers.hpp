@@ -1,17 +1,13 @@
 /// \file device_layers.hpp: layers compressed and attended on a GPU, behind an interface that host code can include
 #pragma once
 
-#include <mdkv/compress.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/pool.hpp>
-#include <mdkv/stages/score.hpp>
+#include <mdkv/presets.hpp>
+#include <mdkv/prompt.hpp>
 
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "policies/layer_cache.hpp"
 #include "policies/prompt_layer.hpp"
@@ -19,16 +15,13 @@
 namespace runner
 {
 
-/// What a layer is to become; all pointers are to host memory.
+/// What a layer is to become.
 struct device_request
 {
-    std::int64_t bytes = 0; // the layer may keep
-    mdkv::pool_options pooling{};
-    mdkv::projection_charge charge = mdkv::projection_charge::by_use;
-    float even_queries             = 0.0F;
-    std::span<float const> query_weights{}; // [Q] as many of the layer's last queries score
-    std::uint8_t* rungs      = nullptr;     // [heads, past] receives the tokens' rungs, or null
-    std::int64_t tail_tokens = 0;           // room made for appended tokens; more of them cost a copy of the tail
+    mdkv::preset by;                    // does not replay
+    std::int64_t bytes       = 0;       // the layer may keep
+    std::uint8_t* rungs      = nullptr; // [heads, past] receives the tokens' rungs, or null; in host memory
+    std::int64_t tail_tokens = 0;       // room made for appended tokens; more of them cost a copy of the tail
 };
 
 /// One for a sequence. Its layers work on one stream and share their scratch memory, so they are used one at a time.
@@ -39,12 +32,11 @@ public:
     virtual ~device_layers() = default;
 
     /// Returns when the layer is compressed; its host memory may then go.
-    /// \param report   as compress returns it on the CPU
+    /// \param report   as compress returns it
     /// \return a cache that must not outlive this
-    /// \throws mdkv::invalid_argument, mdkv::non_finite_input   as compress on the CPU; and the ratio set has no rung 1
-    ///                                                          for a layer that the budget holds whole
-    [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(prompt_layer<T> const& layer,
-        mdkv::ratio_set const& ratios, device_request const& request, mdkv::compress_report& report) = 0;
+    /// \throws mdkv::invalid_argument, mdkv::non_finite_input   as compress
+    [[nodiscard]] virtual std::unique_ptr<layer_cache> compress(
+        prompt_layer<T> const& layer, device_request const& request, mdkv::compress_report& report) = 0;
 
     /// The same cache on the device; its tail is empty.
     /// \param group   query heads that share each cached head

@@ -41,6 +41,7 @@ struct prompt_shape
 
     rotary_encoding<B> encoding{}; ///< the model's; presets that replay need it. Its frequencies outlive the prompt
     non_finite on_non_finite = non_finite::error;
+    index_t first_layer      = 0; ///< number of the model's layer that is layer 0 here, for messages about its numbers
 };
 
 /// Queries, keys and values of one layer, after position encoding.
@@ -223,9 +224,10 @@ public:
         detail::staged(on, stage, [&](B const& stages) {
             if (work_.shape.on_non_finite == non_finite::error)
             {
-                expects_finite(stages, "queries", rows.queries, layer);
-                expects_finite(stages, "keys", rows.keys, layer);
-                expects_finite(stages, "values", rows.values, layer);
+                index_t const number = work_.shape.first_layer + layer;
+                expects_finite(stages, "queries", rows.queries, number);
+                expects_finite(stages, "keys", rows.keys, number);
+                expects_finite(stages, "values", rows.values, number);
             }
             if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one, agreed); }
         });

@@ -125,14 +125,16 @@ private:
     }
 };
 
-runner::device_request request_of(preset const& from, std::int64_t bytes, std::span<float const> weights)
+/// A preset for the layer's window and `scoring` queries.
+template <class T>
+runner::device_request request_of(
+    preset from, std::int64_t bytes, runner::prompt_layer<T> const& layer, std::int64_t scoring)
 {
-    runner::device_request request;
-    request.bytes         = bytes;
-    request.pooling       = from.pooling;
-    request.charge        = from.charge;
-    request.query_weights = weights;
-    return request;
+    from.window   = layer.window;
+    from.question = layer.window;
+    from.queries  = scoring;
+    from.even     = 0;
+    return {.by = from, .bytes = bytes};
 }
 
 /// What a layer became, where it was made.
@@ -144,41 +146,41 @@ struct outcome
 };
 
 template <class T>
-outcome on_cpu(runner::prompt_layer<T> const& layer, ratio_set const& ratios, runner::device_request const& request)
+outcome on_cpu(runner::prompt_layer<T> const& layer, runner::device_request const& request)
 {
     outcome made;
     made.rungs.resize(static_cast<std::size_t>(layer.heads * layer.past()));
     cpu::cache<T> cache;
-    runner::scratch_memory scratch;
-    made.report = scratch.run({}, [&](cpu::backend on) {
-        std::int64_t const scoring = std::ssize(request.query_weights);
-        std::int64_t const first   = layer.query_tokens - scoring;
-        auto const queries = in(on, layer.queries, layer.heads * layer.group, layer.query_tokens, layer.key_dim);
-        auto const view    = split_window(on, slice<1>(queries, first, scoring),
-               in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim),
-               in(on, layer.values, layer.heads, layer.tokens, layer.value_dim), layer.window);
-        compress_options<cpu::backend> options;
-        options.limit             = budget::bytes(request.bytes);
-        options.pooling           = request.pooling;
-        options.allocation.charge = request.charge;
-        options.scoring.lse =
-            slice<1>(in(on, layer.lse, layer.heads * layer.group, layer.query_tokens), first, scoring);
-        options.scoring.query_weights = in(on, request.query_weights.data(), scoring);
-        options.rungs                 = out(on, made.rungs.data(), layer.heads, layer.past());
-        return mdkv::compress(on, view, ratios, options, cache);
-    });
-    made.cache  = std::make_unique<runner::packed_cache<T>>(std::move(cache), layer.group, request.tail_tokens);
+    workspace scratch{cpu::host_memory{}};
+    cpu::backend const on{&scratch};
+    prompt_rows<cpu::backend, T> const rows{
+        in(on, layer.queries, layer.heads * layer.group, layer.query_tokens, layer.key_dim),
+        in(on, layer.keys, layer.heads, layer.tokens, layer.key_dim),
+        in(on, layer.values, layer.heads, layer.tokens, layer.value_dim),
+        in(on, layer.lse, layer.heads * layer.group, layer.query_tokens)};
+    mdkv::prompt<cpu::backend, T> p{on, request.by,
+        {.layers    = 1,
+            .heads  = layer.heads,
+            .group  = layer.group,
+            .dims   = {layer.key_dim, layer.value_dim},
+            .tokens = layer.tokens}};
+    p.finish_layer(on, 0, rows);
+    auto const chosen  = p.allocate(on, budget::bytes(request.bytes));
+    made.report        = p.pack(on, 0, rows, cache);
+    made.report.chosen = chosen;
+    auto const rungs   = p.rungs_of(0);
+    std::copy_n(rungs.data_handle(), made.rungs.size(), made.rungs.begin());
+    made.cache = std::make_unique<runner::packed_cache<T>>(std::move(cache), layer.group, request.tail_tokens);
     return made;
 }
 
 template <class T>
-outcome on_device(layers_on_device<T>& layers, runner::prompt_layer<T> const& layer, ratio_set const& ratios,
-    runner::device_request request)
+outcome on_device(layers_on_device<T>& layers, runner::prompt_layer<T> const& layer, runner::device_request request)
 {
     outcome made;
     made.rungs.resize(static_cast<std::size_t>(layer.heads * layer.past()));
     request.rungs = made.rungs.data();
-    made.cache    = layers.compress(layer, ratios, request, made.report);
+    made.cache    = layers.compress(layer, request, made.report);
     return made;
 }
 
@@ -212,15 +214,13 @@ void expects_same(preset const& from, sizes const& s, std::int64_t scoring, budg
     auto const& layer = x.layer;
     layer_shape const shape{
         layer.heads, layer.group, layer.past(), layer.window, {layer.key_dim, layer.value_dim}, index_t{sizeof(T)}};
-    std::vector<float> weights(static_cast<std::size_t>(scoring), from.early_weight);
-    std::fill(weights.end() - layer.window, weights.end(), 1.0F);
-    auto request        = request_of(from, limit.in_bytes(shape), weights);
+    auto request        = request_of(from, limit.in_bytes(shape), layer, scoring);
     request.tail_tokens = 2; // of 20: it has to grow
     device_resource memory;
     {
         layers_on_device<T> layers{nullptr, memory};
-        outcome const got  = on_device(layers, layer, from.ratios, request);
-        outcome const want = on_cpu(layer, from.ratios, request);
+        outcome const got  = on_device(layers, layer, request);
+        outcome const want = on_cpu(layer, request);
         CHECK(got.report.status == want.report.status);
         CHECK(got.report.shape.tokens == want.report.shape.tokens);
         CHECK(got.report.full_bytes == want.report.full_bytes);
@@ -281,17 +281,15 @@ TEST_CASE("one device holds the layers of a sequence, and a layer may be whole o
     layers_on_device<bfloat16> layers{nullptr, memory};
     prompt<bfloat16> whole{{.tokens = 40, .key_dim = 24}};
     prompt<bfloat16> brief{{.tokens = 8, .queries = 8}};
-    std::vector<float> const weights(8, 1.0F);
-    auto const request = request_of(presets::evict, 1 << 20, weights);
-    auto const ratios  = presets::evict.ratios;
-    outcome const a    = on_device(layers, whole.layer, ratios, request);
-    outcome const b    = on_device(layers, brief.layer, ratios, request);
+    auto const request = request_of(presets::evict, 1 << 20, whole.layer, 8);
+    outcome const a    = on_device(layers, whole.layer, request);
+    outcome const b    = on_device(layers, brief.layer, request);
     CHECK(a.report.status == compress_status::uncompressed);
     CHECK(a.cache->resident_bytes() == 2 * 40 * (24 + 16) * 2);
     CHECK(b.cache->resident_bytes() == 2 * 8 * (32 + 16) * 2);
     // Everything is stored bit for bit: what is left is the order of sums in float.
-    auto const first  = difference(whole, a, on_cpu(whole.layer, ratios, request), 3);
-    auto const second = difference(brief, b, on_cpu(brief.layer, ratios, request), 3);
+    auto const first  = difference(whole, a, on_cpu(whole.layer, request), 3);
+    auto const second = difference(brief, b, on_cpu(brief.layer, request), 3);
     CHECK_MESSAGE(first.within(1e-5), first);
     CHECK_MESSAGE(second.within(1e-5), second);
 }
@@ -301,14 +299,13 @@ TEST_CASE("a layer on the device takes the bytes of its tokens, however much mor
     device_resource memory;
     layers_on_device<half> layers{nullptr, memory};
     prompt<half> x{{}};
-    std::vector<float> const weights(8, 1.0F);
     std::int64_t const token = (32 + 16) * 2;
     // Both heads' windows, 20 tokens beside them, and what is less than a token; then twice what everything takes.
     for (std::int64_t const bytes : {36 * token + token - 1, 400 * token})
     {
-        auto const request = request_of(presets::evict, bytes, weights);
-        outcome const got  = on_device(layers, x.layer, evict_ratios, request);
-        outcome const want = on_cpu(x.layer, evict_ratios, request);
+        auto const request = request_of(presets::evict, bytes, x.layer, 8);
+        outcome const got  = on_device(layers, x.layer, request);
+        outcome const want = on_cpu(x.layer, request);
         CHECK(got.report.resident_bytes == std::min<std::int64_t>(bytes / token, 200) * token);
         CHECK(got.report.resident_bytes == want.report.resident_bytes);
         CHECK(got.cache->resident_bytes() == want.cache->resident_bytes());
@@ -320,14 +317,14 @@ TEST_CASE("a layer on the device takes the bytes of its tokens, however much mor
 TEST_CASE("the device refuses what the host does, and nothing stays allocated")
 {
     device_resource memory;
-    std::vector<float> const weights(8, 1.0F);
     {
         layers_on_device<float> layers{nullptr, memory};
         prompt<float> x{{.tokens = 30}};
         auto const refused = [&](ratio_set const& ratios, std::int64_t bytes) {
-            return error_text<error>([&] {
-                static_cast<void>(on_device(layers, x.layer, ratios, request_of(presets::evict, bytes, weights)));
-            });
+            preset by = presets::evict;
+            by.ratios = ratios;
+            return error_text<error>(
+                [&] { static_cast<void>(on_device(layers, x.layer, request_of(by, bytes, x.layer, 8))); });
         };
         std::int64_t const token = 2 * (32 + 16) * 4;
         CHECK(refused(evict_ratios, 8 * token - 1).find("cannot hold the window of 8 tokens") != std::string::npos);

@@ -13,16 +13,16 @@
 #include <span>
 #include <vector>
 
-#include "runner/device_layers.hpp"
-#include "runner/policies.hpp"
-#include "runner/prefill.hpp"
-#include "runner/scratch_memory.hpp"
 #include "fold_plan.hpp"
 #include "head_scores.hpp"
 #include "held_layers.hpp"
 #include "layer_cache.hpp"
 #include "policy_prompt.hpp"
 #include "prompt_layer.hpp"
+#include "runner/device_layers.hpp"
+#include "runner/policies.hpp"
+#include "runner/prefill.hpp"
+#include "runner/scratch_memory.hpp"
 
 namespace runner
 {
@@ -63,13 +63,6 @@ private:
         std::int64_t tail_tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
     [[nodiscard]] std::vector<made_cache> all_layers(mdkv::layer_shape const& shape, std::int64_t tail_tokens,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch);
-    /// [Q] weights of the queries that score, the layer's last ones.
-    [[nodiscard]] std::vector<float> query_weights(prompt_layer<T> const& layer) const;
-    /// The value of mdkv::score_options::even_queries for queries of these weights.
-    [[nodiscard]] float even_queries(std::span<float const> weights) const
-    {
-        return static_cast<float>(policy_.even) * std::accumulate(weights.begin(), weights.end(), 0.0F);
-    }
     [[nodiscard]] made_cache mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs);
     /// The prompt that a layer is read into: one for all layers if they share one budget, otherwise one for this layer
@@ -87,6 +80,8 @@ private:
     /// \param counts   [heads] past tokens that will stay, for rankings that depend on it
     [[nodiscard]] std::vector<float> ranked(prompt_layer<T> const& layer, std::vector<std::int64_t> const& counts,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
+    /// \param from   [heads, past]
+    static void copy_rungs(mdkv::in_view<std::uint8_t, 2, mdkv::cpu::backend> from, std::uint8_t* to);
     static void count_rungs(std::span<std::uint8_t const> rungs, mdkv::compress_report& report);
 
     policy policy_;

@@ -27,9 +27,6 @@
 #include <utility>
 #include <vector>
 
-#include "runner/policies.hpp"
-#include "runner/scratch_memory.hpp"
-#include "runner/terminal.hpp"
 #include "cache_maker.hpp"
 #include "counts.hpp"
 #include "criticalkv.hpp"
@@ -49,6 +46,9 @@
 #include "prompt_layer.hpp"
 #include "pyramid.hpp"
 #include "random.hpp"
+#include "runner/policies.hpp"
+#include "runner/scratch_memory.hpp"
+#include "runner/terminal.hpp"
 #include "snapkv.hpp"
 #include "streaming.hpp"
 #include "think.hpp"
@@ -118,11 +118,7 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         packed.reserve_tail(tail_tokens);
         if (device_ != nullptr) { made[i].cache = device_->copy(packed, layer.group); }
         else { made[i].cache = std::make_unique<packed_cache<T>>(std::move(packed), layer.group); }
-        auto const rungs = prompt.rungs_of(place);
-        for (std::int64_t h = 0; h < layer.heads && asked_[i] != nullptr; ++h)
-        {
-            std::copy_n(rungs.row(h), layer.past(), asked_[i] + h * layer.past());
-        }
+        if (asked_[i] != nullptr) { copy_rungs(prompt.rungs_of(place), asked_[i]); }
     }
     made.back().report.chosen.loss = chosen.loss; // reports of layers are added up
     made.back().report.chosen.dual = chosen.dual;
@@ -147,16 +143,6 @@ policy_prompt<T>& cache_maker<T>::prompt_of(prompt_layer<T> const& layer)
         prompt_ = std::make_unique<policy_prompt<T>>(policy_, layer, policy_.one_budget() ? layer.layers : 1);
     }
     return *prompt_;
-}
-
-template <mdkv::element T>
-std::vector<float> cache_maker<T>::query_weights(prompt_layer<T> const& layer) const
-{
-    auto const question = std::max(layer.question, layer.window);
-    auto const rows     = std::min(std::max(question, policy_.queries), layer.query_tokens);
-    std::vector<float> weights(static_cast<std::size_t>(rows), static_cast<float>(policy_.early));
-    std::fill(weights.end() - std::min(question, rows), weights.end(), 1.0F);
-    return weights;
 }
 
 template <mdkv::element T>
@@ -233,63 +219,38 @@ template <mdkv::element T>
 made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t bytes, std::int64_t tail_tokens,
     mdkv::cpu::executor_ref executor, scratch_memory& scratch, std::uint8_t* rungs)
 {
-    auto const heads      = static_cast<std::size_t>(layer.heads);
     mdkv::index_t limit   = bytes;
     mdkv::index_t* quotas = nullptr;
     if (scores_)
     {
         if (quotas_.empty()) { share_among_heads(layer, bytes); }
-        quotas = quotas_.data() + static_cast<std::size_t>(layer.layer) * heads;
-        limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + heads, mdkv::index_t{0});
+        quotas = quotas_.data() + layer.layer * layer.heads;
+        limit  = shape_of(layer).window_bytes() + std::accumulate(quotas, quotas + layer.heads, mdkv::index_t{0});
     }
     if (interrupt_requested()) { throw interrupted{}; }
-    std::vector<float> const weights = query_weights(layer);
-    auto const rows                  = std::ssize(weights);
     made_cache made;
     if (device_ != nullptr)
     {
-        made.cache = device_->compress(layer, policy_.ratios,
-            {.bytes            = limit,
-                .pooling       = policy_.pooling,
-                .charge        = policy_.charge,
-                .even_queries  = even_queries(weights),
-                .query_weights = weights,
-                .rungs         = rungs,
-                .tail_tokens   = tail_tokens},
+        made.cache = device_->compress(layer,
+            {.by             = preset_of(policy_, layer.window, layer.question),
+                .bytes       = limit,
+                .rungs       = rungs,
+                .tail_tokens = tail_tokens},
             made.report);
         return made;
     }
-    bool const replays = policy_.rows != scoring_rows::window && layer.past() > 0;
-    if (replays) { prompt_of(layer).finish(0, layer, executor, scratch); }
+    auto& prompt = prompt_of(layer);
+    prompt.finish(0, layer, executor, scratch);
     mdkv::cpu::cache<T> cache;
     if (ledger_ != nullptr) { cache = mdkv::cpu::cache<T>{mdkv::cache_layout{}, 0, 0, &ledger_->memory}; }
-    made.report = scratch.run(executor, [&](mdkv::cpu::backend on) {
-        using mdkv::in;
-        using mdkv::slice;
-        auto const H       = layer.heads;
-        auto const first   = layer.query_tokens - rows;
-        auto const queries = in(on, layer.queries, H * layer.group, layer.query_tokens, layer.key_dim);
-        auto const view =
-            mdkv::split_window(on, slice<1>(queries, first, rows), in(on, layer.keys, H, layer.tokens, layer.key_dim),
-                in(on, layer.values, H, layer.tokens, layer.value_dim), layer.window);
-        mdkv::compress_options<mdkv::cpu::backend> options{
-            .limit   = mdkv::budget::bytes(limit),
-            .pooling = policy_.pooling,
-            .scoring = {.lse   = slice<1>(in(on, layer.lse, H * layer.group, layer.query_tokens), first, rows),
-                .query_weights = in(on, weights.data(), rows),
-                .even_queries  = even_queries(weights)},
-            .layer   = layer.layer,
-        };
-        options.allocation.charge = policy_.charge;
-        if (replays)
-        {
-            options.losses  = (*prompt_)->losses_of(0);
-            options.pooling = {1}; // losses are already pooled
-        }
-        if (quotas != nullptr) { options.quotas = in(on, static_cast<mdkv::index_t const*>(quotas), H); }
-        if (rungs != nullptr) { options.rungs = mdkv::out(on, rungs, H, layer.past()); }
-        return mdkv::compress(on, view, policy_.ratios, options, cache);
+    scratch.run(executor, [&](mdkv::cpu::backend on) {
+        auto const chosen  = quotas != nullptr ? prompt->allocate(
+                                on, mdkv::in(on, static_cast<mdkv::index_t const*>(quotas), 1, layer.heads))
+                                               : prompt->allocate(on, mdkv::budget::bytes(limit));
+        made.report        = prompt->pack(on, 0, policy_prompt<T>::rows_of(on, layer), cache);
+        made.report.chosen = chosen;
     });
+    if (rungs != nullptr) { copy_rungs(prompt->rungs_of(0), rungs); }
     prompt_.reset();
     if (ledger_ != nullptr)
     {
@@ -377,6 +338,12 @@ std::vector<float> cache_maker<T>::ranked(prompt_layer<T> const& layer, std::vec
             layer, counts, {.base = {.pooling = policy_.pooling, .mean = true}}, executor, scratch);
     }
     return snapkv_scores(layer, {.pooling = policy_.pooling, .mean = true}, executor, scratch);
+}
+
+template <mdkv::element T>
+void cache_maker<T>::copy_rungs(mdkv::in_view<std::uint8_t, 2, mdkv::cpu::backend> from, std::uint8_t* to)
+{
+    for (mdkv::index_t h = 0; h < from.extent(0); ++h) { to = std::copy_n(from.row(h), from.extent(1), to); }
 }
 
 template <mdkv::element T>

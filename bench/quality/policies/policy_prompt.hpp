@@ -18,11 +18,11 @@
 #include <cstdint>
 #include <string>
 
+#include "prompt_layer.hpp"
 #include "runner/layers.hpp"
 #include "runner/policies.hpp"
 #include "runner/prefill.hpp"
 #include "runner/scratch_memory.hpp"
-#include "prompt_layer.hpp"
 
 namespace runner
 {
@@ -44,7 +44,7 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         .question           = most,
         .early_weight       = static_cast<float>(p.early),
         .even               = static_cast<float>(p.even),
-        .stand_ins          = p.stand_ins};
+        .stand_ins          = p.one_budget() ? p.stand_ins : 0};
     if (p.rows != scoring_rows::window)
     {
         float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
@@ -136,7 +136,8 @@ private:
             .heads                             = layer.heads,
             .group                             = layer.group,
             .dims                              = {layer.key_dim, layer.value_dim},
-            .tokens                            = layer.tokens};
+            .tokens                            = layer.tokens,
+            .first_layer                       = layers == 1 ? layer.layer : 0};
         if (layer.rotation != nullptr) { shape.encoding = encoding_of(*layer.rotation); }
         return shape;
     }

@@ -60,19 +60,6 @@ public:
     {
         return {mdkv::cache_layout{}, 0, 0, stream, pool};
     }
-
-    /// Packs a layer into a cache of its own.
-    template <class Prompt, class Rows, mdkv::element T>
-    mdkv::compress_report pack(Prompt& from, index_t layer, Rows const& rows, mdkv::gpu::cache<T>& to)
-    {
-        index_t const bytes = lend([&](types::backend on) { return from.arena_bytes(on, layer); });
-        mdkv::gpu::cache<T> made{from.layout(), bytes, 0, stream, pool};
-        mdkv::compressed_layer<T, mdkv::space::device> into{made.view(), nullptr};
-        mdkv::compress_report report = lend([&](types::backend on) { return from.pack(on, layer, rows, into); });
-        report.resident_bytes        = bytes;
-        to                           = std::move(made);
-        return report;
-    }
 };
 
 } // namespace mdkv_python

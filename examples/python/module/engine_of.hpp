@@ -301,9 +301,10 @@ public:
     }
     packed_layer pack(index_t layer, rows const& x) override
     {
-        auto const turn   = on_->turn();
-        auto packed       = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
-        auto const report = on_->pack(prompt_, layer, views_of<T, backend>(x), packed->cache());
+        auto const turn = on_->turn();
+        auto packed     = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
+        auto const report =
+            on_->lend([&](backend on) { return prompt_.pack(on, layer, views_of<T, backend>(x), packed->cache()); });
         return {std::move(packed), report};
     }
 

@@ -119,13 +119,6 @@ public:
         if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
     }
 
-    /// Packs a layer into a cache of its own.
-    template <class Prompt, class Rows, class Cache>
-    mdkv::compress_report pack(Prompt& from, index_t layer, Rows const& rows, Cache& to)
-    {
-        return lend([&](mdkv::cpu::backend on) { return from.pack(on, layer, rows, to); });
-    }
-
 private:
     mdkv::cpu::thread_pool threads_;
 };

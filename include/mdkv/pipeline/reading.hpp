@@ -165,9 +165,9 @@ struct reader_work
         index_t const n = rows.keys.extent(1);
         if (shape.on_non_finite == non_finite::error)
         {
-            expects_finite(on, "queries", rows.queries, l);
-            expects_finite(on, "keys", rows.keys, l);
-            expects_finite(on, "values", rows.values, l);
+            expects_finite(on, "queries", rows.queries, shape.first_layer + l);
+            expects_finite(on, "keys", rows.keys, shape.first_layer + l);
+            expects_finite(on, "values", rows.values, shape.first_layer + l);
         }
         index_t const place = read + before;
         keep_sinks(on, rows, place, item_of(sinks, l));
