@@ -90,7 +90,7 @@ struct long_prompt
 struct taken
 {
     std::size_t scratch = 0; // the largest need of a call, and of a reader's state
-    index_t losses      = 0; // at hand
+    index_t losses      = 0; // and what else a prompt or reader keeps from call to call
     index_t arena       = 0;
     std::int64_t peak   = 0; // of the process, above what it held before
     double seconds      = 0;
@@ -105,79 +105,44 @@ struct stage_runner
     void operator()(auto const& stage) { scratch.run(executor, stage); }
 };
 
-/// Losses [H, R, N] by the prompt's own queries, replayed, joined with `window_losses`.
-std::vector<float> joined_losses(
-    stage_runner& run, preset const& chosen, layer_view<host, half> const& layer, std::vector<float> window_losses)
-{
-    host const on;
-    index_t const tokens = layer.keys.extent(1);
-    auto const rungs     = static_cast<index_t>(chosen.ratios.size());
-    std::vector<float> losses(static_cast<std::size_t>(heads * rungs * tokens));
-    auto const all = out(on, losses.data(), heads, rungs, tokens);
-    row_source source{4};
-    std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.replayed->chunk * dim));
-    for (index_t first = 0; first < tokens; first += chosen.replayed->chunk)
-    {
-        index_t const count = std::min(chosen.replayed->chunk, tokens - first);
-        index_t const seen  = std::min(first, chosen.replayed->sinks);
-        source.fill(queries);
-        run([&](host const& with) {
-            replay(with, in(with, std::as_const(queries).data(), heads * group, count, dim),
-                slice<1>(layer.keys, first, count), slice<1>(layer.values, first, count), slice<1>(layer.keys, 0, seen),
-                chosen.ratios, chosen.replay<host>({}), slice<2>(all, first, count));
-        });
-    }
-    run([&](host const& with) {
-        join(with, as_input(all), in(on, window_losses.data(), heads, rungs, tokens), chosen.replayed->join, all);
-    });
-    return losses;
-}
-
-/// The last queries' losses, pooled.
-std::vector<float> pooled_losses(stage_runner& run, preset const& chosen, layer_view<host, half> const& layer)
-{
-    host const on;
-    index_t const tokens = layer.keys.extent(1);
-    auto const rungs     = static_cast<index_t>(chosen.ratios.size());
-    auto const none      = in(on, static_cast<float const*>(nullptr), 0, 0, 0);
-    std::vector<float> scored(static_cast<std::size_t>(heads * rungs * tokens));
-    std::vector<float> pooled(scored.size());
-    run([&](host const& with) {
-        auto const loss = out(with, scored.data(), heads, rungs, tokens);
-        score(with, layer.queries, layer.keys, layer.values, layer.window_keys, none, none, chosen.ratios, {}, loss);
-        pool(with, as_input(loss), chosen.pooling, out(with, pooled.data(), heads, rungs, tokens));
-    });
-    return pooled;
-}
-
-taken compress_layer(long_prompt const& of, preset const& chosen, int threads)
+taken compress_layer(long_prompt const& of, preset chosen, int threads)
 {
     std::int64_t const before = runner::memory_of_this_process().peak;
     cpu::thread_pool pool{threads};
     stage_runner run{pool};
-    host const on;
+    chosen.stand_ins = 0; // they need log-sum-exps
     std::vector<half> queries(static_cast<std::size_t>(heads * group * chosen.queries * dim));
     row_source{3}.fill(queries);
-    auto const layer = split_window(on, in(on, queries.data(), heads * group, chosen.queries, dim),
-        in(on, of.keys.data(), heads, of.tokens, dim), in(on, of.values.data(), heads, of.tokens, dim), chosen.window);
-    auto options     = chosen.options<host>(budget::fraction(1, 16));
     taken found;
     cpu::cache<half> cache;
-    compress_report report;
+    workspace state{cpu::host_memory{}};
     found.seconds = bench::seconds([&] {
-        std::vector<float> losses;
-        if (chosen.replayed)
+        host const on;
+        auto const keys   = in(on, of.keys.data(), heads, of.tokens, dim);
+        auto const values = in(on, of.values.data(), heads, of.tokens, dim);
+        prompt_rows<host, half> const all{in(on, queries.data(), heads * group, chosen.queries, dim), keys, values};
+        prompt<host, half> p{host{&state}, chosen,
+            {.layers = 1, .heads = heads, .group = group, .dims = {dim, dim}, .tokens = of.tokens}};
+        row_source source{4};
+        index_t const chunk = chosen.replayed ? chosen.replayed->chunk : of.tokens;
+        std::vector<half> asked(static_cast<std::size_t>(chosen.replayed ? heads * group * chunk * dim : 0));
+        for (index_t first = 0; chosen.replayed && first < of.tokens; first += chunk)
         {
-            losses = joined_losses(run, chosen, layer, pooled_losses(run, chosen, layer));
-            options.losses =
-                in(on, losses.data(), heads, static_cast<index_t>(chosen.ratios.size()), layer.keys.extent(1));
-            options.pooling = {1};
-            found.losses    = std::ssize(losses) * index_t{sizeof(float)};
+            index_t const n = std::min(chunk, of.tokens - first);
+            source.fill(asked);
+            run([&](host const& with) {
+                p.read_chunk(with, 0, first,
+                    {in(with, std::as_const(asked).data(), heads * group, n, dim), slice<1>(keys, first, n),
+                        slice<1>(values, first, n)});
+            });
         }
-        run([&](host const& with) { report = compress(with, layer, chosen.ratios, options, cache); });
+        run([&](host const& with) { p.finish_layer(with, 0, all); });
+        run([&](host const& with) { p.allocate(with, budget::fraction(1, 16)); });
+        run([&](host const& with) { p.pack(with, 0, all, cache); });
     });
     found.scratch = run.scratch.bytes();
-    found.arena   = report.resident_bytes;
+    found.losses  = static_cast<index_t>(state.bytes());
+    found.arena   = cache.arena_bytes();
     found.peak    = runner::memory_of_this_process().peak - before;
     return found;
 }
