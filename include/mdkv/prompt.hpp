@@ -69,9 +69,9 @@ struct compress_report
 {
     compress_status status = compress_status::compressed;
     layer_shape shape;
-    index_t budget_bytes   = 0; ///< of an average layer, on all ranks; the other sizes are this rank's
+    index_t budget_bytes   = 0; ///< limit of an average layer, on all ranks; the other sizes are this rank's
     index_t window_bytes   = 0;
-    index_t resident_bytes = 0; ///< of the arena, stand-ins included; 0 in a dry run
+    index_t resident_bytes = 0; ///< bytes of the arena, stand-ins included; 0 in a dry run
     index_t full_bytes     = 0; ///< bytes of the uncompressed layer
     allocation chosen;
 };

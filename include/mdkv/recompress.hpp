@@ -58,6 +58,8 @@ struct recompress_options
 };
 
 /// The options of a fold by a preset, whose queries have the weights that they have at a prompt's end.
+/// \param chosen   preset of the cache
+/// \param limit    limit of the arena
 /// \param queries  number Q of last queries
 template <backend B>
 [[nodiscard]] constexpr recompress_options<B> fold_options(preset const& chosen, budget limit, index_t queries) noexcept
@@ -167,8 +169,17 @@ recompress_report recompress(
 }
 
 /// The same by a preset, with its ratio set and `fold_options`.
-/// \param limit  of the arena; of a cache that `prompt` or `reader` made, its `arena_bytes()` then
-/// \throws as above
+///
+/// \param on              as above
+/// \param[in]  queries    as above
+/// \param[in]  chosen     preset of the cache
+/// \param[in]  limit      limit of the arena; for a cache that `prompt` or `reader` made, its `arena_bytes()` at that time
+/// \param[in,out] cache   as above
+/// \return     the report
+/// \cost   as above
+/// \sync   as above
+/// \order  as above
+/// \throws invalid_argument   as above, and the other errors
 /// \see    tests/unit/recompress.cpp, docs/start.md
 template <backend B, element U, class Cache>
 recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, budget limit, Cache& cache)
