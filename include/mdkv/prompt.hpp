@@ -95,10 +95,9 @@ struct prompt_work;
 ///     p.allocate(on, budget::fraction(1, 8));                 // every token of every layer gets its rung
 ///     p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
 ///
-/// Memory: the constructor takes the state of all layers from the workspace of its backend and gives it back at the end of
-/// the object's life; every call takes scratch from the workspace of the backend that it is given, the same one or another.
-/// A prompt made on a counting workspace is a dry run: the same calls on a counting workspace need no data, compute nothing,
-/// and `bytes()` is then the need of the whole sequence. Nothing else is allocated but the caches of owners (`pack`).
+/// The constructor takes the state of all layers from the workspace of its backend, until the object ends; every call takes
+/// scratch from the workspace of its own backend. A prompt made on a counting workspace
+/// is a dry run of the same calls. Nothing else is allocated but the caches of owners (`pack`).
 ///
 /// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
 /// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. If an executor or a

@@ -121,14 +121,13 @@ template <backend B, element U, class E, class Cache>
 recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set const& ratios,
     recompress_options<B> const& options, cache_view<E, B::memory_space> const& from, Cache& to); // see below
 
-/// Makes room in a grown cache. The last W tokens of the window and the appended ones after it are the new window; the
-/// older ones, still exact, are released. Released tokens take any rung, stored ones keep theirs or take one of fewer bytes,
-/// all from the stored values: no originals are needed, and no projections are made, so that a head's rungs are limited
-/// to its stored projections. The recent queries measure a stored token's loss against its stored value, over the
-/// head's stored tokens. A token that keeps its rung keeps every stored bit, in any number of calls. If the limit holds
-/// all tokens unchanged, they stay unchanged. Stand-ins stay, bit for bit; losses are measured without their attention.
-/// Afterwards tokens inside a run are not in text order. Over ranks (`mdkv::ranks`) the heads are this rank's, the limit is the sum
-/// for all ranks, and every rank makes the call, with `recompress_options::longest_head`.
+/// Makes room in a grown cache. The last W tokens of window and tail are the new window; the older ones are released, and may
+/// take any rung. Stored tokens keep theirs, and then every bit, or take one of fewer bytes. Losses are measured by the recent
+/// queries against stored values, without the attention of stand-ins, which stay. No projections are made. If the limit holds
+/// all tokens, they stay unchanged. Inside a run tokens are then not in text order.
+///
+/// Over ranks (`mdkv::ranks`) the heads are this rank's, the limit is the sum for all ranks, and every rank makes the call, with
+/// `recompress_options::longest_head`.
 ///
 /// \param on              backend: threads, scratch, ranks
 /// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
@@ -136,27 +135,21 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
 /// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
-///                        and has the same room. The new arena and tail are taken from its memory resource before the old
-///                        are freed. Shapes follow from its directory, which a dry run reads, too
+///                        and has the same room. Its new memory is taken before the old is freed. A dry run reads it, too
 /// \return     the report
 /// \pre    Q >= 1
-/// \cost   score, pool, allocate and pack for the stored tokens, heads scored one after another; no scores if
-///         everything stays. Scratch O(H*M*(R + D)) for M tokens in the longest head; allocates the new cache and, in
-///         host memory, a copy of the directory and the counts of every rung. Over ranks three exchanges of 136 bytes in all,
-///         and allocate's unless everything stays
-/// \sync   returns when done. On a GPU it waits for the device: twice for the directory, in a dry run too; for the counts of
-///         every rung, for the cache's stream and at the end; unless everything stays, four times to look for NaNs and once
-///         for allocate's choice. Work on the cache must have been enqueued on the backend's stream, or be waited for by it;
-///         afterwards every stream may work on the cache, which keeps its own
+/// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
+///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory and the counts of
+///         rungs. Over ranks three exchanges of 136 bytes in all, and allocate's unless everything stays
+/// \sync   returns when done; on a GPU it waits for the device up to ten times, in a dry run twice. Work on the cache must have
+///         been enqueued on the backend's stream, or be waited for by it; afterwards every stream may work on the cache
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins
 ///                                 (naming the least that works); the set cannot drop; an option is negative or not
 ///                                 finite; over ranks as allocate's, on every rank, and NaNs of one rank are an error on all
 /// \throws mismatch                a head has tokens at a rung that the set lacks
-/// \throws non_finite_input        queries or tokens that would be scored hold a NaN or an infinity (naming head and
-///                                 slot, or row of the window), or a loss is NaN or infinite, e.g. if `lse_elsewhere`
-///                                 holds a NaN or a value above 1e30; gpu: also if query weights are negative or
-///                                 non-finite, which the host cannot see before
+/// \throws non_finite_input        queries or tokens to be scored hold a NaN or an infinity (naming head and slot, or row of the
+///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30; gpu: of query weights, too
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
 ///                                 Nothing was changed in any case

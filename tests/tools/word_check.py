@@ -5,7 +5,8 @@
 
 Fragments: comments of include/, and sentences in them, that begin with of, as, so, those, what or whatever. Sentences: those of
 README.md and the pages in docs/ (not the lab notebook) that do. Wide: lines of docs/ and
-README.md over 110 columns that are no table, link or code. --list prints each place. A count may fall, and MOST with it; it must
+README.md over 110 columns that are no table, link or code. Long: doc comments of include/ whose text before the first \\param has
+more than 20 lines or 220 words, or that have more than 36 lines or 450 words in all. --list prints each place. A count may fall, and MOST with it; it must
 not grow. Exit status 1 if one did.
 """
 import re
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST = {"fragments": 0, "sentences": 0, "wide": 0}
+MOST = {"fragments": 0, "sentences": 0, "wide": 0, "long": 0}
 COMMENT = re.compile(r"//[/!]?<?\s?(.*)$")
 FORBIDDEN = r"(?:of|as|so|those|what|whatever)\b"
 BEGINS = re.compile(FORBIDDEN, re.IGNORECASE)
@@ -55,9 +56,24 @@ def wide():
                 yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
 
 
+def long():
+    """Doc comments that nobody reads to the end."""
+    for path in sorted((ROOT / "include").rglob("*.[hc]*")):
+        block = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip().startswith("///") and not line.strip().startswith("///<"):
+                block.append(line.strip()[3:].strip())
+                continue
+            head = next((i for i, text in enumerate(block) if text.startswith("\\")), len(block))
+            words, of_head = (sum(len(text.split()) for text in part) for part in (block, block[:head]))
+            if head > 20 or of_head > 220 or len(block) > 36 or words > 450:
+                yield f"{path.relative_to(ROOT)}:{number}: {len(block)} lines, {words} words; {head}, {of_head} before \\param"
+            block = []
+
+
 def main():
     failed = False
-    for name, places in (("fragments", list(fragments())), ("sentences", list(sentences())), ("wide", list(wide()))):
+    for name, places in (("fragments", list(fragments())), ("sentences", list(sentences())), ("wide", list(wide())), ("long", list(long()))):
         if "--list" in sys.argv:
             print("\n".join(places))
         print(f"words: {name}: {len(places)}, at most {MOST[name]}")

@@ -90,14 +90,10 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
 } // namespace detail
 
 /// Up to M extra tokens per head that approximate the joint attention of the dropped tokens (rung 0), which `attend`
-/// otherwise ignores; `pack` stores them with the head's window. A head that drops n tokens has min(M, n) stand-ins, because
-/// a token that stands for none would draw attention from kept tokens. The dropped tokens form as many groups, each around
-/// a seed: evenly spaced ones are seeds, and each token joins the seed with the nearest key. For a group, with a_ti the
-/// attention that row t pays to token i, and s_t the sum of a_ti over the group:
-/// - value: mean of the tokens' values, weighted by sum over t of a_ti, or uniformly if that is 0 for all of them
-/// - key: the same mean of their keys, plus b g with g = sum over t of s_t x_t q_t, x_t the logit that would give row t
-///   attention s_t, minus the mean key's logit, and b the best step along g: it minimises sum s_t (x_t - b q_t.g)^2. It is
-///   shorter if a row would pay more than 8 s_t to it
+/// otherwise ignores; `pack` stores them behind the head's window. Dropped tokens form groups by the nearest of evenly
+/// spaced seeds; a group's token has the mean value and key, weighted by the rows' attention, and one step of the key along
+/// the queries towards the group's log-sum-exp (docs/method.md). A head that drops n tokens has min(M, n) of them, because
+/// one that stands for none would draw attention from kept tokens.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]  the prompt's last ones, after position encoding, of any element type U;

@@ -36,21 +36,13 @@ namespace detail
 
 } // namespace detail
 
-/// Chooses every token's rung: least total loss with token bytes and projections within the limit. Solved by its
-/// Lagrangian dual: at a multiplier each token takes the rung of least loss + multiplier * bytes, the cheapest of
-/// several, and the smallest multiplier whose choice fits is found. The leftover goes to ties, tokens with an equally
-/// good costlier rung at the multiplier, by head and position, until the next does not fit; then, for each pair of
-/// rungs, to the one upgrade that saves most, in order of loss saved per byte. Charged by use, a head also chooses the
-/// widest projections it may use, and pays for them: candidates are the same choice for every head, and the heads' own
-/// choices at the multiplier, improved head by head if there are at most 64; the best is taken. The loss is then never
-/// above the better of "every head pays" and "no head pays". With one limit the heads of the layer share it (MixedDimKV);
-/// with H limits each head has its own (MixedDimKV-H).
+/// Chooses every token's rung: least total loss with token bytes and projections within the limit, by the Lagrangian dual
+/// (docs/method.md). Equal choices are settled by head and position. One limit is shared by the heads of the layer
+/// (MixedDimKV), each of H limits is one head's (MixedDimKV-H). If a rung needs channels of keys, their bytes are set aside for
+/// every head first. If the limit holds every token uncompressed, skip allocate.
 ///
-/// If a rung needs channels of keys, their bytes are set aside for every head first: a limit that holds every token at the
-/// costliest rung, but not the channels, lowers some tokens. If the limit holds every token uncompressed, skip allocate.
-///
-/// Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit and the report are those of all ranks' heads. Heads with
-/// limits of their own need a backend without ranks.
+/// Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit and the report are those of all ranks' heads; limits of
+/// heads need a backend without ranks.
 ///
 /// \param on            backend: threads, scratch, ranks
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
@@ -60,16 +52,13 @@ namespace detail
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], one for each limit
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   two passes over the losses, and parts of some (up to five if they mislead a sample, three if there are few), O(R^2) a
-///         token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens of a head; charged by use: one pass
-///         for each width, 0 among them, and three for each candidate that may be best (at most the number of widths plus
-///         one), scratch as many times, 16 KiB a head and width, and a byte a token and width
-///         Over ranks 9 to 11 exchanges (docs/ranks.md has their bytes), and scratch for the heads of all ranks
+/// \cost   two to five passes over the losses, O(R^2) a token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens
+///         of a head. Charged by use one pass more for each width and three for each candidate, 16 KiB a head and width, and a
+///         byte a token and width. Over ranks 9 to 11 exchanges (docs/ranks.md), and scratch for the heads of all ranks
 /// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
-///                                 rank refuses its arguments, costs, options or limits differ, or ranks have not every head
-///                                 once; on every rank
+///                                 rank refuses its arguments, or ranks differ in them or have not every head once; on all
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device

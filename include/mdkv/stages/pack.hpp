@@ -50,20 +50,15 @@ template <element T, backend B>
     return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true, {stand_ins});
 }
 
-/// Writes projections, projected tokens, full tokens, window, stand-ins and the directory; empties the tail. Stored values are
-/// the originals (full rung, window: bit for bit), or k U_r, v U_r, or all coordinates, rounded to the element type or to
-/// codes. Original coordinates are centred by channel, keys scaled, too, and rotated before they become codes:
-/// see cache.hpp and fit_channels. The means of values are of the kept ones. A coded group that has a NaN or an infinity among its coordinates is stored as NaN.
+/// Writes projections, tokens at their rungs, window, stand-ins and the directory; empties the tail. Uncompressed vectors stay bit
+/// for bit, others are coordinates in the basis, or codes of centred and rotated vectors (docs/method.md). A group of codes
+/// that has a NaN or an infinity among its coordinates is stored as NaN.
 ///
-/// Stand-ins are further tokens of a head in the element type, behind its window. Every query attends to them. They are no
-/// tokens of the text: they have no slots, neither `truncate_tail` nor an attend of several tokens touches them, and
-/// `recompress` keeps them. A head that drops n tokens (rung 0, if the set can drop) stores its first min(M, n) ones, none
-/// if it drops nothing.
+/// Stand-ins are further tokens of a head behind its window, to which every query attends. They have no slots, and
+/// `truncate_tail` and `recompress` leave them alone. A head that drops n tokens stores its first min(M, n) ones.
 ///
-/// On a GPU the host cannot see that the arena is too small, or that a token is at a projected rung and a basis is empty. In
-/// both cases nothing is written to the arena, every head's entry holds no tokens, not even the window's, so that attend
-/// reads nothing, and `needed` is above cache.arena_bytes, as in no other case. (compress never gets there: its budget is
-/// the arena's size.)
+/// On a GPU the host cannot see that the arena is too small, or a basis missing. Heads then hold no tokens, not even the
+/// window's, and `needed` is above cache.arena_bytes, as in no other case.
 ///
 /// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]

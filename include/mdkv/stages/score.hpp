@@ -12,21 +12,15 @@ namespace MDKV_NAMESPACE
 {
 
 /// Loss of every token at every rung: how far the queries' attention output may move if all tokens were stored at that
-/// rung, split by token. P is the softmax of the queries over all keys they see, P' the same with the N keys replaced
-/// by k'; ||x|| is the norm of x over the Q queries of the G query heads (`options.norm`):
+/// rung, split by token (formulas and symbols: docs/method.md, "Losses"). P is a token's attention, d its value's length or,
+/// if the set has codes of whole vectors, its distance from the mean value that attention weighs:
 ///
-///     dropped                 2 ||P|| d: d = |v| or, with a rung of codes of whole vectors in the set, |v - c|, c the mean of the
-///                             head's values weighted by ||P||
-///     projected               ||P' - P|| d + ||P|| |v - v'|: the paper's bound. k' has the rung's coordinates, unrounded;
-///                             v' is the value as it is read back, also from codes
-///     codes of whole vectors  ||P|| sqrt(|v - v'|^2 + c^2 e^x (e^x - 1) d^2): c = key_noise; x is the variance of a logit
-///                             whose key is off by up to half a step of its codes, uniformly; e^x (e^x - 1) is the variance
-///                             of the token's weight, relative to the weight's square. Codes of projected coordinates
-///                             have the same term beside |v - v'|^2
+///     dropped                 2 ||P|| d
+///     projected               ||P' - P|| d + ||P|| |v - v'|: the paper's bound
+///     codes of whole vectors  ||P|| sqrt(|v - v'|^2 + noise of keys^2), as codes of projected coordinates have it, too
 ///     full                    0
 ///
-/// By the triangle inequality a loss is at least the norm of the rows' own losses, and equal to it for `sum`. `replay`
-/// scores a prompt chunk by chunk.
+/// A loss is at least the norm of the rows' own losses, and equal to it for `sum`.
 ///
 /// \param on                backend: threads, scratch
 /// \param[in]  queries      [H*G, Q, D]  after position encoding, of any element type U; rows of one KV head are neighbours
