@@ -20,7 +20,7 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// An item is one head's part of a tile of the tail; or all of few tokens, and then the count is raised, too.
+/// One item per head and tail tile. If the tokens are few, one item copies all of them and raises the count.
 template <backend B, element T, element U>
 struct append_token
 {
@@ -63,9 +63,8 @@ struct append_token
     }
 
 private:
-    /// Copies tokens begin ... end - 1 of heads first ... last; token 0 becomes token `at` of the tail. A member takes
-    /// neighbouring coordinates, and its neighbour those of the next token of keys, which lie side by side, or the next
-    /// ones of a value.
+    /// Copies tokens begin ... end - 1 of heads first ... last; token 0 becomes token `at` of the tail. Thread
+    /// order follows memory order: for keys the next member takes the next token, for values the next coordinates.
     template <team Team>
     MDKV_HD void copy(Team const& t, in_view<U, 3, B> const& rows, index_t first, index_t last, index_t at,
         index_t begin, index_t end, bool of_values) const

@@ -113,9 +113,9 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
         out_view<float, 2, B>{lse.data_handle(), {lse.extent(0), 1}, {1, 1}});
 }
 
-/// Attention of the queries of the last n appended tokens at once, each over the whole cache but the tokens appended after
-/// it: the answer's first tokens, a second prompt, drafts of speculative decoding. Equals n calls for one token each, but
-/// for rounding, and reads every stored byte once for all of them (cpu: once for each panel of 32 rows; a token has G rows).
+/// Causal attention of the last n appended tokens in one call: a second prompt, drafts of speculative decoding. Equals n calls
+/// for one token each, but for rounding, and reads every stored byte once for all of them (cpu: once for each panel of 32 rows;
+/// a token has G rows).
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, n, D]
@@ -126,8 +126,8 @@ void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space
 /// \cost   the same as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a
 ///         KV head, or G if G is larger, whatever n is; gpu: grows with G*n
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \throws invalid_argument   the errors of one token; or n is below 1 or beyond the tokens appended. gpu: only the device knows how many
-///                            were appended; if they are fewer, the first of the queries see all that is not in the tail
+/// \throws invalid_argument   the errors of one token; or n is below 1 or beyond the tokens appended. gpu: not
+///                            checked; queries without a token in the tail then attend to the arena alone
 template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
     out_view<U, 3, B> output, out_view<float, 2, B> lse)

@@ -167,7 +167,7 @@ public:
         if (advances(on)) { work_.progress.of(layer) = first + count; }
     }
 
-    /// Takes a layer's losses by rows that the caller chose, in the place of all its chunks, e.g. rows of a second prefill.
+    /// Sets a layer's losses, instead of read_chunk: losses by rows of the caller's choice, e.g. of a second prefill.
     ///
     /// \param on      backend: threads
     /// \param layer   0 to L - 1

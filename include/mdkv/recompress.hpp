@@ -47,8 +47,7 @@ struct recompress_options
     float early_weight                                = 1.0F;
     index_t question                                  = 32;
 
-    /// Over ranks: the greatest `most_slots` of all ranks' caches, the same number on each. A dry run exchanges nothing, and could
-    /// not know it. 0: this cache's.
+    /// Over ranks: maximum of `most_slots` over all ranks, on which they agree before the call. 0: this cache's.
     index_t longest_head = 0;
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
@@ -64,10 +63,8 @@ struct recompress_options
 template <backend B>
 [[nodiscard]] constexpr recompress_options<B> fold_options(preset const& chosen, budget limit, index_t queries) noexcept
 {
-    recompress_options<B> options{.limit = limit,
-        .pooling                         = chosen.pooling,
-        .allocation                      = {.charge = chosen.charge},
-        .scale                           = chosen.scale};
+    recompress_options<B> options{
+        .limit = limit, .pooling = chosen.pooling, .allocation = {.charge = chosen.charge}, .scale = chosen.scale};
     options.even_queries = chosen.even_queries(queries);
     options.early_weight = chosen.early_weight;
     options.question     = chosen.question;

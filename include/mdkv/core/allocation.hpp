@@ -93,8 +93,8 @@ struct allocate_options
 
     projection_charge charge = projection_charge::by_use;
 
-    /// Over ranks: the heads are those of so many layers, layer by layer from `rank_heads::first_layer` on, and share the
-    /// limit of all layers. 0: they are heads of one layer, which has the limit for itself.
+    /// Over ranks: number of layers that the heads belong to, layer by layer from `rank_heads::first_layer` on; all layers share
+    /// the limit. 0: the heads are of one layer, which has the limit for itself.
     index_t layers = 0;
 };
 

@@ -16,8 +16,8 @@ using leverage_sum = std::int64_t;
 /// The number of units of a leverage of 1.
 inline constexpr double leverage_units = 0x1p36;
 
-/// A sum with a leverage that is NaN or infinite. Each greater sum, and each negative one, says the same, because sums of ranks may
-/// pass it. Finite leverages of fewer than 2^16 heads stay below it.
+/// A sum with a leverage that is NaN or infinite. Larger and negative sums mean the same, because sums of ranks may pass it. Finite
+/// leverages of fewer than 2^16 heads stay below it.
 inline constexpr leverage_sum non_finite_leverage = leverage_sum{1} << 52;
 
 namespace detail

@@ -33,8 +33,8 @@ concept communicator = requires(C const& c, std::int64_t* sums, std::uint64_t* l
     c.least(least, n);
 };
 
-/// The heads of one rank among the heads of all ranks. Heads of a layer are numbered 0, 1, ..., layers alike; each rank has
-/// neighbouring heads of neighbouring layers, the same ones of each. Ranks may have different numbers of heads, or none.
+/// The heads of one rank among the heads of all ranks. Heads of a layer and layers are numbered from 0. A rank holds heads
+/// [first_head, first_head + n) of each of its layers [first_layer, ...); n differs between ranks, and may be 0.
 struct rank_heads
 {
     index_t first_head  = 0; ///< number of this rank's first head

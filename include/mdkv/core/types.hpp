@@ -51,7 +51,7 @@ struct array
     [[nodiscard]] friend constexpr bool operator==(array const&, array const&) noexcept = default;
 };
 
-// Both may alias: an engine's memory holds objects of its own type, which `as_half` makes no others.
+// Both types may alias: `as_half` reads an engine's own 16-bit objects through them.
 
 /// IEEE binary16, as memory holds it: the bits of `__half`, `_Float16`, `ggml_fp16_t`, `at::Half`.
 struct [[gnu::may_alias]] half
@@ -187,7 +187,7 @@ template <class V>
 #if defined(__CUDA_ARCH__)
     V value;
     if (reinterpret_cast<std::uintptr_t>(from) % alignof(V) == 0) { return *static_cast<V const*>(from); }
-    // Not volatile, these loads would be those of the aligned value, too: nvcc makes one way of two.
+    // volatile keeps nvcc from merging this branch with the aligned one.
     auto const* const byte = static_cast<unsigned char const volatile*>(from);
     for (std::size_t i = 0; i < sizeof value; ++i) { reinterpret_cast<unsigned char*>(&value)[i] = byte[i]; }
     return value;

@@ -127,8 +127,7 @@ concept strided_tensor = requires(V const& v, std::size_t r) {
     static_cast<void const*>(v.data_handle());
 };
 
-/// The greatest extent of a view, more than any memory has elements: sums of extents stay in 64 bits, those of views that are
-/// empty or repeat a row, too.
+/// Upper bound of an extent, so that sums of extents cannot overflow, even of views that are empty or have strides of 0.
 inline constexpr index_t largest_extent = index_t{1} << 48;
 
 namespace detail

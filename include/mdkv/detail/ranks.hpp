@@ -110,8 +110,7 @@ struct shared_number
 using prompt_numbers = array<shared_number, 32>;
 
 /// A call's part in the agreement of all ranks. It is made before arguments are checked. A call that ends without `settle` or
-/// `leave` has thrown, and the other ranks then throw, too, in their `settle`, of whatever stage it is. Does nothing in a dry
-/// run or on one rank.
+/// `leave` reports failure: every other rank's next `settle` throws. Does nothing in a dry run or on one rank.
 template <space S>
 class agreement
 {

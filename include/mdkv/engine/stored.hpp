@@ -34,8 +34,8 @@ struct cache_identity
     }
 };
 
-/// The part of a sequence that a stored cache is: layers [first_layer, first_layer + n) of all, n as many as are given, and
-/// heads [first_head, first_head + H) of all. Which of several processes wrote it plays no part.
+/// Layers, heads and tokens that a file covers: layers [first_layer, first_layer + n) for n layers given, and heads [first_head,
+/// first_head + H).
 struct cache_place
 {
     index_t first_layer  = 0;
@@ -85,8 +85,8 @@ template <writable_layer Layer>
         .header.bytes;
 }
 
-/// Writes the caches of neighbouring layers of one sequence, from a file's first byte to its last: what follows from this
-/// format and the tokens, and nothing that the caches' memory holds beside them.
+/// Writes the caches of neighbouring layers of one sequence, from a file's first byte to its last. Only defined bytes are written:
+/// padding and unused memory are not.
 ///
 /// \param sink      takes `std::span<std::byte const>`, any number of times, in order
 /// \param identity  the model; `read` refuses another
@@ -211,8 +211,7 @@ template <element T>
     return stored_caches<T>{detail::stored_reader<T>{bytes, identity, how}};
 }
 
-/// The same cache with a tail that can be written: append and attend work on it, and nothing else may. The file's arena stays
-/// where it is.
+/// The same cache with a tail that can be written, for append and attend only. The file's arena stays where it is.
 ///
 /// \param on             backend: threads, scratch
 /// \param cache          from stored_caches::layer; its appended tokens are copied

@@ -64,9 +64,8 @@ struct attend_merge
 
 } // namespace kernels
 
-/// Counters of `backend::arrivals` with which attend merges in the launch that attends; a batch needs those of all its
-/// sequences, but no more than for any 48 neighbours. Values for whose sums a warp has no room, of some 700 coordinates on, take
-/// two launches in any case.
+/// Counters of `backend::arrivals` with which attend merges in the launch that attends; a batch needs the sum of its
+/// sequences' counters, at most that of any 48 neighbours. Value dimensions above about 700 always take two launches.
 ///
 /// \param kv_heads     H
 /// \param query_heads  H*G

@@ -102,8 +102,7 @@ __device__ __forceinline__ std::uint32_t atomic_next(std::uint32_t* number, std:
 {
     return atomicInc(number, last);
 }
-/// Between what this thread, and its block before a barrier, have read and written in global memory, and what they will: no
-/// thread of the device sees it in another order.
+/// Device-scope memory fence (__threadfence): no thread of the device sees accesses before it after accesses behind it.
 __device__ __forceinline__ void fence()
 {
     __threadfence();
@@ -230,7 +229,7 @@ template <element T>
     return result;
 }
 
-/// thread(), read again: optimisers keep nothing that depends on it from one call to the next.
+/// thread() through a volatile read, so that nvcc recomputes what depends on it instead of keeping registers.
 [[nodiscard]] __device__ __forceinline__ int thread_again()
 {
     unsigned number = 0;

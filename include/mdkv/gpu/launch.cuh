@@ -23,8 +23,8 @@ template <class Kernel>
     else { return 1; }
 }
 
-/// Every kernel is an object that is copied to the device and called by every thread. (As a grid constant its address may
-/// be taken without a copy for every thread.)
+/// Every kernel is an object that is copied to the device and called by every thread. __grid_constant__ avoids a copy of it for
+/// every thread.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::threads, planned_blocks<Kernel>())
     entry(__grid_constant__ Kernel const kernel)

@@ -123,8 +123,7 @@ struct balance_options
     /// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
     /// all layers alike: questions target unusual passages more often than the prompt's own attention predicts. Other
     /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
-    /// The factor is at most 2^127 / (H * N * e^max(depth, 0)), so that it makes no loss at rung 0 infinite; odder tokens
-    /// count alike.
+    /// The factor is capped at 2^127 / (H * N * e^max(depth, 0)), so that losses stay finite.
     float odd = 0.0F;
 
     /// [N]  the sums of add_leverage over all layers, on each rank over the heads of its own; read, and needed, if odd is above 0.

@@ -18,7 +18,7 @@ namespace MDKV_NAMESPACE::detail::dual
 
 /// Tokens of one piece, an item of most jobs, all of one head.
 inline constexpr index_t piece_tokens = 2048;
-/// Tokens of one stretch, whole pieces of one head that share a histogram: each of them alone would add its own to the limit's.
+/// Tokens of one stretch. Pieces are grouped, so that fewer histograms are added to the limit's.
 inline constexpr index_t stretch_tokens = 4 * piece_tokens;
 /// Number of summands that `tree_sum` adds up.
 inline constexpr index_t columns = 256;

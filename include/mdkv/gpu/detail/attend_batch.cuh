@@ -19,8 +19,7 @@ namespace MDKV_NAMESPACE::gpu::kernels
 
 /// Sequences of one launch: their parameters fit its 4,096 bytes, with all that they share.
 inline constexpr int attend_most_sequences = 48;
-/// A slice has no more than so many bytes if that makes no more than so many blocks of a sequence, which is four on each of
-/// 132 multiprocessors: one wave.
+/// Slices are at most 32 KiB, unless that makes more than 528 blocks of a sequence: four on each of 132 multiprocessors, one wave.
 inline constexpr index_t attend_slice_bytes = 32 * 1024;
 inline constexpr index_t attend_blocks      = 528;
 

@@ -49,8 +49,8 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     using typename block::work;
 
     // Registers are scarce here. Inside a block everything is counted in int. Facts that the loop over tiles does not need
-    // lie in shared memory, and every function reads its thread's number again: an optimiser would compute what depends on
-    // it before the loop over runs, for all storages, and spill it.
+    // lie in shared memory, and every function reads its thread's number again: otherwise nvcc hoists address computations
+    // of all storages out of the loop over runs and spills them.
     static constexpr char const* name              = "attend_slice";
     static constexpr int threads                   = attend_threads;
     static constexpr int blocks_per_multiprocessor = Columns > 128 ? 2 : sizeof(T) == 4 ? 3 : 4;

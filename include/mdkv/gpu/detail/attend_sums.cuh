@@ -65,9 +65,9 @@ struct attend_states
 template <int Columns>
 struct attend_sums
 {
-    // Logits are compared with a top that moves only if one is `most_over` above it, in base 2, to `lift` below the largest
-    // one: weights are at most 2^15, which a half can be, the largest is at least 2^11, so that small ones beside it are not
-    // lost as halves, and tokens after the first few cost no exchange between lanes.
+    // Lazy rescaling: the running maximum moves only if a logit exceeds it by `most_over` (base 2), and then to `lift` below
+    // that logit. The largest weight is from 2^11 to 2^15, within half's range and far above its smallest numbers, and most
+    // tiles need no exchange between lanes.
     static constexpr float most_over  = 15.0F;
     static constexpr float lift       = 11.0F;
     static constexpr float no_top     = -1e30F;   ///< instead of -infinity: hidden logits minus a top are never NaN
