@@ -158,23 +158,28 @@ recompress_report recompress(
     return recompress(on, queries, ratios, options, cache.view(), cache);
 }
 
-/// The same by a preset, with its ratio set and `fold_options`.
+/// The same by a preset, with its ratio set and `fold_options`, within the cache's own limit (`fold_limit`), that of its layer
+/// when `prompt`, `reader` or `compress` filled it.
 ///
 /// \param on              as above
 /// \param[in]  queries    as above
 /// \param[in]  chosen     preset of the cache
-/// \param[in]  limit      limit of the arena; for a cache that `prompt` or `reader` made, its `arena_bytes()` at that time
 /// \param[in,out] cache   as above
 /// \return     the report
 /// \cost   as above
 /// \sync   as above
 /// \order  as above
-/// \throws invalid_argument   as above, and the other errors
+/// \throws invalid_argument   as above, and the other errors; the cache has no limit of its own
 /// \see    tests/unit/recompress.cpp, docs/start.md
 template <backend B, element U, class Cache>
-recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, budget limit, Cache& cache)
+recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, Cache& cache)
 {
-    return recompress(on, queries, chosen.ratios, fold_options<B>(chosen, limit, queries.extent(1)), cache);
+    detail::agreement agreed{on};
+    expects(cache.fold_limit > 0, "recompress: the cache's fold_limit is ", cache.fold_limit,
+        "; set it, or give recompress_options a limit");
+    if (!detail::dry_run(on)) { agreed.leave(); }
+    return recompress(on, queries, chosen.ratios,
+        fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
 }
 
 /// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was

@@ -1,5 +1,6 @@
 #include <mdkv/prompt.hpp>
 
+#include <mdkv/append.hpp>
 #include <mdkv/compress.hpp>
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
@@ -17,6 +18,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
+#include <mdkv/recompress.hpp>
 #include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
@@ -693,6 +695,61 @@ TEST_CASE("compress of a preset that replays is a prompt of one layer with the q
         support::run([&](host const& on) { compress(on, all, p, budget::fraction(1, 4), one); });
         CHECK(contents{one} == contents{caches[0]});
     }
+}
+
+TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a layer of several got; folds keep to it")
+{
+    text const x{3, 300};
+    auto const folded = [&](preset const& p, budget limit) {
+        auto caches = room_for(x);
+        support::run([&](host const& on) {
+            prompt<host, half> one{on, p, x.shape()};
+            feed(one, on, x, p, limit, caches);
+        });
+        std::vector<index_t> limits;
+        for (index_t l = 0; l < x.layers; ++l)
+        {
+            auto& cache = caches[static_cast<std::size_t>(l)];
+            limits.push_back(cache.fold_limit);
+            cache.reserve_tail(64);
+            for (int fold = 0; fold < 2; ++fold)
+            {
+                rows const more = x.part(l, 0, 64);
+                support::run([&](host const& on) { append(on, more.keys, more.values, cache.view()); });
+                auto by_hand                         = cache.copy();
+                in_view<half, 3, host> const queries = slice<1>(more.queries, 16, 48);
+                tensor<float, 1> weights{{48}};
+                for (index_t q = 0; q < 48; ++q) { weights.set(q < 48 - p.question ? p.early_weight : 1.0F, q); }
+                support::run([&](host const& on) { recompress(on, queries, p, cache); });
+                recompress_options<host> options{.limit = budget::bytes(limits.back()), .pooling = p.pooling};
+                options.allocation.charge = p.charge;
+                options.query_weights     = weights.in();
+                options.even_queries      = p.even_queries(48);
+                support::run([&](host const& on) { recompress(on, queries, p.ratios, options, by_hand); });
+                CHECK(contents{cache}.arena == contents{by_hand}.arena);
+                CHECK(contents{cache}.heads == contents{by_hand}.heads);
+                CHECK(cache.arena_bytes() <= limits.back());
+                CHECK(cache.fold_limit == limits.back());
+                CHECK(by_hand.fold_limit == limits.back());
+            }
+        }
+        return limits;
+    };
+    index_t const token = text::heads * (text::dim + text::value_dim) * index_t{sizeof(half)};
+    CHECK(folded(presets::by_window, budget::kv_size(90)) == std::vector<index_t>(3, 90 * token));
+    CHECK(folded(presets::by_window, budget::kv_size(400)) == std::vector<index_t>(3, 400 * token));
+    CHECK(folded(presets::best, budget::kv_size(400)) == std::vector<index_t>(3, 400 * token));
+    auto const shared = folded(presets::best, budget::kv_size(90));
+    index_t all       = 0;
+    for (index_t const bytes : shared) { all += bytes; }
+    CHECK(shared[0] != shared[2]);
+    CHECK(all <= 3 * 90 * token);
+
+    cpu::cache<half> cache{{bit_ratios, 1, 0, {32, 32}}, 0, 0};
+    auto const queries = x.part(0, 0, 1).queries;
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](host const& on) { recompress(on, slice<0>(queries, 0, 1), presets::best, cache); });
+    }) == "recompress: the cache's fold_limit is 0; set it, or give recompress_options a limit");
 }
 
 TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")

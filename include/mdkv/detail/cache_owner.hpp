@@ -128,11 +128,16 @@ public:
         directory_ = std::move(other.directory_);
         tail_      = std::move(other.tail_);
         view_      = std::exchange(other.view_, {});
+        fold_limit = std::exchange(other.fold_limit, 0);
         return *this;
     }
     cache_owner(cache_owner const&)            = delete;
     cache_owner& operator=(cache_owner const&) = delete;
     ~cache_owner()                             = default;
+
+    /// Limit of the arena for folds that are given none, as `prompt`, `reader` or `compress` left it: the layer's budget, or if
+    /// layers share one and tokens were lowered, the bytes that the layer got. 0: the cache was filled otherwise. May be set.
+    index_t fold_limit = 0;
 
     /// The view for stages that write.
     [[nodiscard]] cache_view<T, S> view() noexcept { return view_; }
@@ -176,6 +181,7 @@ public:
         copy(arena_.data(), to.arena, arena_.size());
         copy(tail_.data(), to.tail, tail_.size());
         copy(directory_.data(), reinterpret_cast<std::byte*>(to.heads), directory_.size());
+        other.fold_limit = fold_limit;
     }
 
 private:

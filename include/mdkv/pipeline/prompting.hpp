@@ -540,7 +540,12 @@ struct prompt_work
             as_input(made_keys), as_input(made_values));
         if constexpr (owner)
         {
-            if (real) { to = std::move(made); }
+            if (real)
+            {
+                bool const shares = settings.shared && !choice.whole;
+                made.fold_limit   = (std::max)(result.resident_bytes, shares ? index_t{0} : choice.budget);
+                to                = std::move(made);
+            }
         }
         return result;
     }

@@ -70,6 +70,7 @@ struct reader_work
     index_t pending = 0;     ///< tokens of a chunk that some layers have stored already, after an error in another one
     prompt_progress asked{}; ///< rows of `recent`, by layer
     bool finished = false;
+    bool lowered  = false; ///< tokens have lost bytes
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
 
     out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
@@ -347,6 +348,7 @@ struct reader_work
             if (chooses)
             {
                 // Over ranks the longest head's length is another one's matter; the text's tokens bound it.
+                lowered       = lowered || !dry_run(on);
                 report.chosen = choose(on, stage, report.limit_bytes - place.layers * fixed, as_input(loss),
                     as_input(first), over ? of_all.tokens : most, rung);
             }
@@ -567,6 +569,8 @@ struct reader_work
                 kept_of(l), chunk, as_input(sources), {to.view(), reinterpret_cast<bfloat16*>(moved.data())}},
             H);
         wait(on);
+        index_t const held                = to.arena_bytes();
+        to.fold_limit                     = settings.shared && lowered ? held : (std::max)(held, limit_bytes);
         cache(l)                          = std::move(to);
         kept[static_cast<std::size_t>(l)] = std::move(moved);
     }
