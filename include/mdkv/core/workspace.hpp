@@ -85,6 +85,7 @@ public:
     /// \throws insufficient_workspace   lent memory is too small; the message names the size needed
     MDKV_OUTLINE void expects_room(char const* stage, std::size_t need)
     {
+        join_blocks(need);
         if (allocate_ != nullptr && need > end_ - used_) { grow(need); }
         std::size_t const used = end_ - free_memory().size(); // a prompt's state, e.g.
         expects<insufficient_workspace>(
@@ -178,13 +179,18 @@ private:
 
     [[nodiscard]] std::byte* take(std::size_t bytes)
     {
-        // Blocks that earlier calls needed beside each other become one.
-        if (used_ == 0 && last_ != nullptr && last_->below != nullptr) { grow(peak_); }
+        join_blocks(bytes);
         if (allocate_ != nullptr && bytes > end_ - used_) { grow(bytes); }
         std::size_t const at = used_;
         used_ += bytes;
         if (used_ > peak_) { peak_ = used_; }
         return !counting_ && used_ <= end_ ? memory_ + (at - begin_) : nullptr;
+    }
+
+    /// Blocks that earlier calls needed beside each other become one if none is in use.
+    void join_blocks(std::size_t need)
+    {
+        if (used_ == 0 && last_ != nullptr && last_->below != nullptr) { grow(need > peak_ ? need : peak_); }
     }
 
     /// Goes on in a block with room for `bytes`: the one above all that is in use, or a new one in its place.

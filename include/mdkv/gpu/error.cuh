@@ -30,7 +30,7 @@ inline void check(cudaError_t code, char const* what)
 {
     if (code == cudaSuccess) { return; }
     static_cast<void>(cudaGetLastError());
-    detail::raise(cuda_error{what, code});
+    mdkv::detail::raise(cuda_error{what, code});
 }
 
 } // namespace MDKV_NAMESPACE::gpu

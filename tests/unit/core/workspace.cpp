@@ -312,3 +312,18 @@ TEST_CASE("a workspace for which there is no memory throws, and serves smaller c
     all.refuses = true;
     use(scratch, 6400); // had its room before
 }
+
+TEST_CASE("blocks become one before a call begins, so that no take of it can fail")
+{
+    counted_memory::counts all;
+    workspace scratch{counted_memory{&all}};
+    {
+        workspace::frame state{scratch, "state"};
+        static_cast<void>(state.take<std::byte>(1000));
+        use(scratch, 6400);
+    }
+    scratch.expects_room("stage", 64);
+    all.refuses = true;
+    use(scratch, 64);
+    use(scratch, 6400);
+}
