@@ -369,7 +369,7 @@ private:
         index_t const all = tokens();
         mdkv::recompress_options<mdkv::cpu::backend> options{.limit = now.limit(), .pooling = p.pooling};
         options.allocation.charge = p.charge;
-        options.even_queries      = p.even * static_cast<float>(by.count());
+        options.uniform_queries   = p.uniform * static_cast<float>(by.count());
         carried_.end();
         *cache_.view().appended = folded; // later tokens are in the engine's cells, too
         try

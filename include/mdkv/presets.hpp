@@ -16,9 +16,9 @@
 namespace MDKV_NAMESPACE
 {
 
-/// balance_options::odd for a prompt of `tokens`: `largest` from 2,048 tokens on, and less in proportion below, because
+/// balance_options::leverage_power for a prompt of `tokens`: `largest` from 2,048 tokens on, and less in proportion below, because
 /// leverages mean less if keys are few (docs/lab/2026-11/quality.md).
-[[nodiscard]] constexpr float odd_power(float largest, index_t tokens) noexcept
+[[nodiscard]] constexpr float leverage_power_for(float largest, index_t tokens) noexcept
 {
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
 }
@@ -50,7 +50,7 @@ struct replay_part
 struct sharing_part
 {
     float depth = 0.0F; ///< balance_options::depth
-    float odd   = 0.0F; ///< balance_options::odd for 2,048 tokens or more: see odd_power
+    float leverage_power = 0.0F; ///< balance_options::leverage_power for 2,048 tokens or more: see leverage_power_for
 };
 
 /// All options of `prompt`, `reader` and `compress`. A starting point: every member may be changed, and further presets are
@@ -65,7 +65,7 @@ struct preset
     index_t queries          = 32;   ///< last queries to score with
     index_t question         = 32;   ///< the last queries, which have weight 1
     float early_weight       = 1.0F; ///< weight of the queries before the question: score_options::query_weights
-    float even               = 0.0F; ///< score_options::even_queries as a multiple of the queries' total weight
+    float uniform            = 0.0F; ///< score_options::uniform_queries as a multiple of the queries' total weight
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
@@ -77,8 +77,8 @@ struct preset
 
     /// Whether the last queries score: they do unless replayed ones score alone.
     [[nodiscard]] constexpr bool last_queries_score() const noexcept { return !replayed || replayed->join > 0; }
-    /// sharing_part::odd; 0 without a shared budget.
-    [[nodiscard]] constexpr float odd() const noexcept { return shared ? shared->odd : 0.0F; }
+    /// sharing_part::leverage_power; 0 without a shared budget.
+    [[nodiscard]] constexpr float leverage_power() const noexcept { return shared ? shared->leverage_power : 0.0F; }
 
     /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
     /// which are the caller's memory and needed unless early_weight is 1.
@@ -86,12 +86,12 @@ struct preset
     {
         return q < count - question ? early_weight : 1.0F;
     }
-    /// score_options::even_queries beside `count` queries with these weights.
-    [[nodiscard]] constexpr float even_queries(index_t count) const noexcept
+    /// score_options::uniform_queries beside `count` queries with these weights.
+    [[nodiscard]] constexpr float uniform_queries(index_t count) const noexcept
     {
         float weight = 0;
         for (index_t q = 0; q < count; ++q) { weight += query_weight(q, count); }
-        return even * weight;
+        return uniform * weight;
     }
 
     /// The options of replay for a model's position encoding.
@@ -103,15 +103,15 @@ struct preset
     }
     /// The options of stand_in.
     [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }
-    /// The options of balance for the sums of leverages of a prompt, [N], which are read only if `odd()` is above 0.
+    /// The options of balance for the sums of leverages of a prompt, [N], which are read only if `leverage_power()` is above 0.
     template <backend B>
     [[nodiscard]] balance_options<B> balance(in_view<leverage_sum, 1, B> leverages) const
     {
         balance_options<B> options;
         if (shared) { options.depth = shared->depth; }
-        if (odd() > 0)
+        if (leverage_power() > 0)
         {
-            options.odd       = odd_power(odd(), leverages.extent(0));
+            options.leverage_power = leverage_power_for(leverage_power(), leverages.extent(0));
             options.leverages = leverages;
         }
         return options;
@@ -140,7 +140,7 @@ inline constexpr preset by_window{.name = "by_window",
     .queries                            = 64,
     .question                           = 32,
     .early_weight                       = 0.2F,
-    .even                               = 0.1F};
+    .uniform                            = 0.1F};
 
 /// The best in the project's own evaluation: by_window, joined with replayed rows, and one budget for all layers.
 inline constexpr preset best{.name = "best",
@@ -165,7 +165,7 @@ inline constexpr preset any_question{.name = "any_question",
     .question                              = 32,
     .early_weight                          = 0.2F,
     .replayed                              = replay_part{.own = true},
-    .shared                                = sharing_part{.depth = 1.0F, .odd = 16.0F},
+    .shared                                = sharing_part{.depth = 1.0F, .leverage_power = 16.0F},
     .stand_ins                             = 8};
 
 } // namespace presets

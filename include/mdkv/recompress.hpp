@@ -43,7 +43,7 @@ struct recompress_options
 
     /// [Q]  see score_options::query_weights. None: queries before the last `question` ones have `early_weight`, others 1
     std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
-    float even_queries                                = 0.0F; ///< see score_options::even_queries
+    float uniform_queries                             = 0.0F; ///< see score_options::uniform_queries
     float early_weight                                = 1.0F;
     index_t question                                  = 32;
 
@@ -65,7 +65,7 @@ template <backend B>
 {
     recompress_options<B> options{
         .limit = limit, .pooling = chosen.pooling, .allocation = {.charge = chosen.charge}, .scale = chosen.scale};
-    options.even_queries = chosen.even_queries(queries);
+    options.uniform_queries = chosen.uniform_queries(queries);
     options.early_weight = chosen.early_weight;
     options.question     = chosen.question;
     return options;
@@ -237,7 +237,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         " tokens, and the window ", layout.window);
     ratios.expects_ascending(layout.dims, sizeof(T));
     detail::expects_not_negative("recompress", "scale", options.scale);
-    detail::expects_not_negative("recompress", "even_queries", options.even_queries);
+    detail::expects_not_negative("recompress", "uniform_queries", options.uniform_queries);
     detail::expects_not_negative("recompress", "early_weight", options.early_weight);
     expects(options.question >= 0, "recompress: question is ", options.question, "; it must not be negative");
 

@@ -51,12 +51,12 @@ TEST_CASE("balance on the GPU gives the CPU's losses, to a rounding")
             auto const losses = random_tensor<4>("layers", {3, 2, 4, tokens}, {.slack = 3});
             auto want         = losses.relaid({});
             support::run([&](cpu::backend const& on) {
-                balance(on, want.out(), {.depth = 1.5F, .odd = odd, .leverages = leverages.in()});
+                balance(on, want.out(), {.depth = 1.5F, .leverage_power = odd, .leverages = leverages.in()});
             });
             device_tensor<leverage_sum, 1> const device_leverages{leverages};
             device_tensor<float, 4> got{losses};
             support::run_on_device([&](gpu::backend const& on) {
-                balance(on, got.out(), {.depth = 1.5F, .odd = odd, .leverages = device_leverages.in()});
+                balance(on, got.out(), {.depth = 1.5F, .leverage_power = odd, .leverages = device_leverages.in()});
             });
             auto const a      = got.elements();
             auto const b      = want.elements();
@@ -76,8 +76,9 @@ TEST_CASE("on the GPU, too, layers without losses stay zero, tokens without leve
     none.assign(std::vector<leverage_sum>(6));
     device_tensor<leverage_sum, 1> const leverages{none};
     device_tensor<float, 4> got{losses};
-    support::run_on_device(
-        [&](gpu::backend const& on) { balance(on, got.out(), {.odd = 16.0F, .leverages = leverages.in()}); });
+    support::run_on_device([&](gpu::backend const& on) {
+        balance(on, got.out(), {.leverage_power = 16.0F, .leverages = leverages.in()});
+    });
     auto const elements = got.elements();
     for (std::size_t i = 0; i < elements.size(); ++i)
     {

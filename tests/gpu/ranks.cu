@@ -165,7 +165,7 @@ TEST_CASE("joined and balanced losses of GPUs as ranks are those of one GPU, bit
                               device_tensor<float, 3> const& own_keys,
                               device_tensor<mdkv::leverage_sum, 1>& leverages) {
         for (index_t l = 0; l < L; ++l) { mdkv::add_leverage(on, own_keys.in(), leverages.out()); }
-        mdkv::balance(on, losses.out(), {.depth = 1.0F, .odd = 4.0F, .leverages = leverages.in()});
+        mdkv::balance(on, losses.out(), {.depth = 1.0F, .leverage_power = 4.0F, .leverages = leverages.in()});
     };
     std::vector<mdkv::leverage_sum> const zeros(at(N));
     device_tensor<float, 4> whole             = on_device<float, 4>({L, H, R, N}, first);

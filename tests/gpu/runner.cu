@@ -133,7 +133,7 @@ runner::device_request request_of(
     from.window   = layer.window;
     from.question = layer.window;
     from.queries  = scoring;
-    from.even     = 0;
+    from.uniform  = 0;
     return {.by = from, .bytes = bytes};
 }
 

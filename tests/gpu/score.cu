@@ -59,7 +59,7 @@ struct choice
 template <class B>
 score_options<B> options_of(choice const& c)
 {
-    return {.scale = c.scale, .first_query = c.first_query, .norm = c.norm, .even_queries = c.even};
+    return {.scale = c.scale, .first_query = c.first_query, .norm = c.norm, .uniform_queries = c.even};
 }
 
 template <class T>

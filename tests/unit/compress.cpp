@@ -268,7 +268,7 @@ TEST_CASE("every part of a preset reaches its stage: weights, uniform queries, t
     preset p           = preset_of(x, ratios, {.pooling = {5, pooling::adaptive}});
     p.question         = 3;
     p.early_weight     = 0.25F;
-    p.even             = 0.5F;
+    p.uniform          = 0.5F;
     index_t const rows = x.queries.in().extent(1);
     tensor<float, 1> weights{{rows}};
     for (index_t q = 0; q < rows; ++q) { weights.set(q < rows - 3 ? 0.25F : 1.0F, q); }
@@ -291,7 +291,7 @@ TEST_CASE("every part of a preset reaches its stage: weights, uniform queries, t
     support::run([&](host const& on) { fit_channels(on, x.queries.in(), x.keys.in(), channels.out()); });
     score_options<host> scoring{.query_weights = weights.in()};
     scoring.channels     = channels.in();
-    scoring.even_queries = 0.5F * (3 + 0.25F * static_cast<float>(rows - 3));
+    scoring.uniform_queries = 0.5F * (3 + 0.25F * static_cast<float>(rows - 3));
     support::run([&](host const& on) {
         score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), key_basis.in(), value_basis.in(),
             ratios, scoring, loss.out());

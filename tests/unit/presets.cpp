@@ -1,7 +1,6 @@
 #include <mdkv/presets.hpp>
 
 #include <mdkv/attend.hpp>
-#include <mdkv/compress.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ratios.hpp>
@@ -234,45 +233,48 @@ TEST_CASE("presets differ from the paper's in what their names say")
     CHECK(presets::best.ratios.size() == presets::by_window.ratios.size());
     CHECK(presets::any_question.replayed);
     CHECK(presets::any_question.replayed->join == 0);
-    CHECK(presets::any_question.odd() > 0);
-    CHECK(presets::best.odd() == 0);
+    CHECK(presets::any_question.leverage_power() > 0);
+    CHECK(presets::best.leverage_power() == 0);
 }
 
-TEST_CASE("a preset's options reach compress")
+TEST_CASE("a preset's options reach folds")
 {
-    auto const options = presets::by_window.options<cpu::backend>(budget::kv_size(64));
+    auto const options = fold_options<cpu::backend>(presets::by_window, budget::kv_size(64), 64);
     CHECK(options.pooling.kind == presets::by_window.pooling.kind);
     CHECK(options.pooling.width == presets::by_window.pooling.width);
-    CHECK(
-        presets::paper_literal.options<cpu::backend>(budget::bytes(1)).allocation.charge == projection_charge::always);
+    CHECK(options.early_weight == presets::by_window.early_weight);
+    CHECK(options.question == presets::by_window.question);
+    CHECK(options.uniform_queries == presets::by_window.uniform_queries(64));
+    CHECK(fold_options<cpu::backend>(presets::paper_literal, budget::bytes(1), 4).allocation.charge
+          == projection_charge::always);
 }
 
 TEST_CASE("a preset's scale reaches every call that is not given a cache, and is 1/sqrt(D) unless it is set")
 {
     preset own = presets::best;
     own.scale  = 0.3F;
-    CHECK(own.options<cpu::backend>(budget::kv_size(64)).scoring.scale == 0.3F);
+    CHECK(fold_options<cpu::backend>(own, budget::kv_size(64), 4).scale == 0.3F);
     CHECK(own.replay(rotary_encoding<cpu::backend>{}).scale == 0.3F);
     CHECK(own.stand_in().scale == 0.3F);
-    CHECK(presets::best.options<cpu::backend>(budget::kv_size(64)).scoring.scale == 0.0F);
+    CHECK(fold_options<cpu::backend>(presets::best, budget::kv_size(64), 4).scale == 0.0F);
     CHECK(presets::best.replay(rotary_encoding<cpu::backend>{}).scale == 0.0F);
     CHECK(presets::best.stand_in().scale == 0.0F);
 }
 
-TEST_CASE("a preset's weights reach balance: those of odd tokens less where tokens are few")
+TEST_CASE("a preset's weights reach balance: those of unusual tokens less where tokens are few")
 {
     std::vector<leverage_sum> const leverages(4096);
     auto const options = [&](preset const& p, index_t tokens) {
         return p.balance<cpu::backend>(in(cpu::backend{}, leverages.data(), tokens));
     };
     auto const& any = presets::any_question;
-    CHECK(options(any, 4096).odd == any.odd());
-    CHECK(options(any, 2048).odd == any.odd());
-    CHECK(options(any, 512).odd == any.odd() / 4);
-    CHECK(options(any, 0).odd == 0);
+    CHECK(options(any, 4096).leverage_power == any.leverage_power());
+    CHECK(options(any, 2048).leverage_power == any.leverage_power());
+    CHECK(options(any, 512).leverage_power == any.leverage_power() / 4);
+    CHECK(options(any, 0).leverage_power == 0);
     CHECK(options(any, 512).leverages->extent(0) == 512);
     CHECK(options(any, 512).depth == any.shared->depth);
-    CHECK(options(presets::best, 512).odd == 0);
+    CHECK(options(presets::best, 512).leverage_power == 0);
     CHECK(!options(presets::best, 512).leverages);
 }
 
@@ -289,13 +291,13 @@ TEST_CASE("stand-ins take a sixteenth of a layer's limit at most")
     CHECK(stand_ins_within(8, 1000, layer_shape{}) == 0);
 }
 
-TEST_CASE("queries whose attention is even count as a part of the others")
+TEST_CASE("queries whose attention is uniform count as a part of the others")
 {
-    CHECK(presets::by_window.even_queries(64) == doctest::Approx(0.1 * (32 + 32 * 0.2)));
-    CHECK(presets::by_window.even_queries(20) == doctest::Approx(0.1 * 20));
-    CHECK(presets::by_window.even_queries(0) == 0);
-    CHECK(presets::paper.even_queries(32) == 0);
-    CHECK(presets::best.even_queries(64) == 0);
+    CHECK(presets::by_window.uniform_queries(64) == doctest::Approx(0.1 * (32 + 32 * 0.2)));
+    CHECK(presets::by_window.uniform_queries(20) == doctest::Approx(0.1 * 20));
+    CHECK(presets::by_window.uniform_queries(0) == 0);
+    CHECK(presets::paper.uniform_queries(32) == 0);
+    CHECK(presets::best.uniform_queries(64) == 0);
 }
 
 TEST_CASE("the question's queries count fully and earlier ones as the preset says, however many there are")
@@ -330,7 +332,7 @@ TEST_CASE("on no kind of data does a preset lose much more than eviction in the 
             layer_numbers::add_offsets(random, x.keys, offset);
         };
     };
-    for (kind const& one :
+    for (kind const &one :
         {kind{"plain", values_at(0)}, {"values at 10 spreads", values_at(10)}, {"values at 30 spreads", values_at(30)},
             {"values of 10,000",
                 [](source&, layer_numbers& x) {

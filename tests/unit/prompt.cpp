@@ -325,7 +325,7 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         {
             support::run([&](host const& on) { fit_channels(on, queries, keys, channels.back().out()); });
         }
-        if (p.odd() > 0)
+        if (p.leverage_power() > 0)
         {
             support::run([&](host const& on) { add_leverage(on, all.keys, leverages.out()); });
         }
@@ -353,10 +353,10 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         support::run([&](host const& on) {
             score(on, queries, keys, values, slice<1>(all.keys, N, window), key_bases.back().in(),
                 value_bases.back().in(), p.ratios,
-                {.scale            = p.scale,
-                    .lse           = slice<1>(*all.lse, x.count() - Q, Q),
-                    .query_weights = weights.in(),
-                    .even_queries  = p.even_queries(Q)},
+                {.scale              = p.scale,
+                    .lse             = slice<1>(*all.lse, x.count() - Q, Q),
+                    .query_weights   = weights.in(),
+                    .uniform_queries = p.uniform_queries(Q)},
                 scored.out());
         });
         support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : of(l)); });
@@ -545,7 +545,7 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
         {"preset.queries of rank 1 is not that of rank 0, 64", [](call& x) { x.p.queries = 63; }},
         {"preset.question of rank 1 is not that of rank 0, 32", [](call& x) { x.p.question = 31; }},
         {"preset.early_weight of rank 1 is not that of rank 0, 0.2", [](call& x) { x.p.early_weight = 0.3F; }},
-        {"preset.even of rank 1 is not that of rank 0, 0", [](call& x) { x.p.even += 1; }},
+        {"preset.uniform of rank 1 is not that of rank 0, 0", [](call& x) { x.p.uniform += 1; }},
         {"preset.stand_ins of rank 1 is not that of rank 0, ", [](call& x) { x.p.stand_ins += 1; }},
         {"preset.scale of rank 1 is not that of rank 0, 0", [](call& x) { x.p.scale = 0.5F; }},
         {"preset.replayed.norm of rank 1 is not that of rank 0;", [](call& x) { x.p.replayed->norm = row_norm::sum; },
@@ -558,7 +558,8 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
             [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
         {"preset.replayed.join of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->join += 1; }, true},
         {"preset.shared.depth of rank 1 is not that of rank 0, 1", [](call& x) { x.p.shared->depth = 2; }, true},
-        {"preset.shared.odd of rank 1 is not that of rank 0, ", [](call& x) { x.p.shared->odd += 0.5F; }, true},
+        {"preset.shared.leverage_power of rank 1 is not that of rank 0, ",
+            [](call& x) { x.p.shared->leverage_power += 0.5F; }, true},
         {"encoding.base of rank 1 is not that of rank 0, 10000", [](call& x) { x.shape.encoding.base = 1e6; }, true},
         {"encoding.rotating of rank 1 is not that of rank 0, 0", [](call& x) { x.shape.encoding.rotating = 8; }, true},
         {"encoding.pairs of rank 1 is not that of rank 0;",
@@ -724,7 +725,7 @@ TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a 
                 recompress_options<host> options{.limit = budget::bytes(limits.back()), .pooling = p.pooling};
                 options.allocation.charge = p.charge;
                 options.query_weights     = weights.in();
-                options.even_queries      = p.even_queries(48);
+                options.uniform_queries   = p.uniform_queries(48);
                 support::run([&](host const& on) { recompress(on, queries, p.ratios, options, by_hand); });
                 CHECK(contents{cache}.arena == contents{by_hand}.arena);
                 CHECK(contents{cache}.heads == contents{by_hand}.heads);

@@ -392,7 +392,7 @@ void read_part(text const& x, preset const& p, reader_options const& options, in
 [[nodiscard]] preset plain_question()
 {
     preset p      = without_stand_ins(presets::any_question);
-    p.shared->odd = 0;
+    p.shared->leverage_power = 0;
     return p;
 }
 

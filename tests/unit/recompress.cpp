@@ -419,7 +419,7 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
     {}
     SUBCASE("beside queries whose attention is even")
     {
-        choice.even_queries = 30;
+        choice.uniform_queries = 30;
     }
     SUBCASE("beside what each softmax has elsewhere")
     {
@@ -447,7 +447,7 @@ TEST_CASE("the tokens of each head are scored by themselves, against what is sto
         }
         tensor<float, 3> own{{1, 4, n}}, pooled{{1, 4, n}};
         tensor<float, 3> const none{{0, 0, 0}};
-        score_options<host> scoring{.even_queries = choice.even_queries};
+        score_options<host> scoring{.uniform_queries = choice.uniform_queries};
         if (choice.lse_elsewhere)
         {
             scoring.lse_elsewhere = slice<0>(elsewhere.in(), h * growing::group, growing::group);
@@ -694,8 +694,8 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     tensor<float, 1> weights{{8}};
     for (index_t const bytes : {6000, 100000}) // the second holds everything, and nothing would be scored
     {
-        CHECK(text(good, {.limit = budget::bytes(bytes), .even_queries = -2}, nullptr)
-              == "recompress: even_queries is -2; it must be finite and not negative");
+        CHECK(text(good, {.limit = budget::bytes(bytes), .uniform_queries = -2}, nullptr)
+              == "recompress: uniform_queries is -2; it must be finite and not negative");
     }
     options weighted       = small;
     weighted.query_weights = weights.in();

@@ -561,7 +561,7 @@ void record_compress(std::string const& name, preset chosen, projection_charge c
         chosen.window  = s.window;
         chosen.queries = s.queries;
         chosen.charge  = charge;
-        chosen.even    = 0;
+        chosen.uniform = 0;
         layer_shape const one{s.heads, s.group, s.tokens, s.window, {s.keys, s.values}, 2};
         for (index_t const tenths : {1, 4, 10})
         {

@@ -46,7 +46,7 @@ public:
         options_.limit             = mdkv::budget::bytes(plan.arena);
         options_.pooling           = chosen.pooling;
         options_.allocation.charge = chosen.charge;
-        options_.even_queries      = static_cast<float>(chosen.even) * static_cast<float>(plan.queries);
+        options_.uniform_queries   = static_cast<float>(chosen.even) * static_cast<float>(plan.queries);
         queries_.resize(static_cast<std::size_t>(query_rows() * plan.queries * key_dim()));
     }
 

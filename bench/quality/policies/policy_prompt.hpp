@@ -43,14 +43,17 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         .queries            = std::max<std::int64_t>({most, p.queries, 1}),
         .question           = most,
         .early_weight       = static_cast<float>(p.early),
-        .even               = static_cast<float>(p.even),
+        .uniform            = static_cast<float>(p.even),
         .stand_ins          = p.one_budget() ? p.stand_ins : 0};
     if (p.rows != scoring_rows::window)
     {
         float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
         made.replayed    = {.norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
     }
-    if (p.one_budget()) { made.shared = {.depth = static_cast<float>(p.depth), .odd = static_cast<float>(p.odd)}; }
+    if (p.one_budget())
+    {
+        made.shared = {.depth = static_cast<float>(p.depth), .leverage_power = static_cast<float>(p.odd)};
+    }
     return made;
 }
 

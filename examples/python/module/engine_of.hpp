@@ -149,7 +149,7 @@ public:
         options.allocation.charge = chosen.charge;
         options.scale             = chosen.scale;
         options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
-        options.even_queries      = chosen.even_queries(count);
+        options.uniform_queries   = chosen.uniform_queries(count);
         if constexpr (backend::memory_space == mdkv::space::host)
         {
             if (ranks != nullptr)

@@ -113,7 +113,7 @@ members<mdkv::replay_part> const replay_members{{"norm", plain<&mdkv::replay_par
     {"ahead", plain<&mdkv::replay_part::ahead>()}, {"own", plain<&mdkv::replay_part::own>()},
     {"join", plain<&mdkv::replay_part::join>()}};
 members<mdkv::sharing_part> const sharing_members{
-    {"depth", plain<&mdkv::sharing_part::depth>()}, {"odd", plain<&mdkv::sharing_part::odd>()}};
+    {"depth", plain<&mdkv::sharing_part::depth>()}, {"leverage_power", plain<&mdkv::sharing_part::leverage_power>()}};
 
 template <class Part>
 [[nodiscard]] nb::dict dict_of(Part const& part, members<Part> const& all)
@@ -179,7 +179,7 @@ members<mdkv::preset> const preset_members{
     {"ratios", plain<&mdkv::preset::ratios>()}, {"charge", plain<&mdkv::preset::charge>()},
     {"window", plain<&mdkv::preset::window>()}, {"queries", plain<&mdkv::preset::queries>()},
     {"question", plain<&mdkv::preset::question>()}, {"early_weight", plain<&mdkv::preset::early_weight>()},
-    {"even", plain<&mdkv::preset::even>()}, {"stand_ins", plain<&mdkv::preset::stand_ins>()},
+    {"uniform", plain<&mdkv::preset::uniform>()}, {"stand_ins", plain<&mdkv::preset::stand_ins>()},
     {"scale", plain<&mdkv::preset::scale>()},
     {"pooling", {[](mdkv::preset const& p) { return nb::object{dict_of(p.pooling, pool_members)}; },
                     [](mdkv::preset& p, nb::handle value, char const* name) {
@@ -242,7 +242,7 @@ void bind_values(nb::module_& m)
 
     nb::class_<mdkv::preset>(m, "Preset",
         "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
-        "name, ratios, window, queries, question, early_weight, even, stand_ins, scale, charge, and the "
+        "name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the "
         "dictionaries pooling, replayed and shared, of which the last two may be None.")
         .def(
             "replace",

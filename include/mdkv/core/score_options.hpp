@@ -57,7 +57,7 @@ struct score_options
     /// Number of additional queries in each query head, with weight 1 and uniform attention: P = P' = 1/(N+W) for every
     /// token. They stand for later queries, whose attention lies elsewhere; a large budget would otherwise
     /// store tokens of little attention in few bits. Finite, >= 0; for `maximum` any number above 0 is as good as one.
-    float even_queries = 0.0F;
+    float uniform_queries = 0.0F;
 };
 
 } // namespace MDKV_NAMESPACE

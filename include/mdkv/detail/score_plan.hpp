@@ -76,7 +76,7 @@ struct score_plan
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
     row_norm norm  = row_norm::sum;
-    float even     = 0; ///< total of the rows with uniform attention (even_queries), as `norm` adds rows up
+    float even     = 0; ///< total of the rows with uniform attention (uniform_queries), as `norm` adds rows up
 
     index_t first_query = 0;       ///< place of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
@@ -101,10 +101,10 @@ struct score_plan
         , first_query{options.first_query.value_or(tokens - queries)}
     {
         first_query = first_query < tokens ? first_query : tokens;
-        if (options.even_queries > 0 && tokens > 0)
+        if (options.uniform_queries > 0 && tokens > 0)
         {
             float const each = 1.0F / static_cast<float>(tokens);
-            float const all  = options.even_queries * static_cast<float>(group);
+            float const all  = options.uniform_queries * static_cast<float>(group);
             even             = norm == row_norm::maximum ? each : all * each * (norm == row_norm::sum ? 1.0F : each);
         }
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves; quantised ones lie between

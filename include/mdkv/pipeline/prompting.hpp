@@ -168,9 +168,9 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
                                                       "known before the prompt's end; such a preset cannot replay");
     expects_not_negative("prompt", "preset.early_weight", p.early_weight);
-    expects_not_negative("prompt", "preset.even", p.even);
+    expects_not_negative("prompt", "preset.uniform", p.uniform);
     expects_not_negative("prompt", "preset.replayed.join", how.join);
-    expects_not_negative("prompt", "preset.shared.odd", p.odd());
+    expects_not_negative("prompt", "preset.shared.leverage_power", p.leverage_power());
     expects_not_negative("prompt", "preset.scale", p.scale);
 }
 
@@ -217,12 +217,12 @@ template <element T, element U, backend B>
         {"preset.window", p.window}, {"preset.ratios: number R of rungs", static_cast<index_t>(p.ratios.size())},
         shared_number::hash("preset.ratios", hash_of(p.ratios)), {"preset.pooling.width", p.pooling.width},
         {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
-        {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.even", p.even},
+        {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.uniform", p.uniform},
         {"preset.stand_ins", p.stand_ins}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
         {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
-        {"preset.shared.depth", of.depth}, {"preset.shared.odd", of.odd}, {"encoding.base", rotates.base},
-        {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
+        {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
+        {"encoding.base", rotates.base}, {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
         shared_number::hash("encoding.frequencies", rotates.frequencies ? hash_of(on, *rotates.frequencies) : 0)}};
 }
 
@@ -275,7 +275,7 @@ struct prompt_work
         value_bases         = scratch_view<float>(on, memory, bases, H, Dv, Dv);
         channels            = scratch_view<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
         sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
-        leverages           = scratch_view<leverage_sum>(on, memory, settings.odd() > 0 ? shape.tokens : 0);
+        leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, M);
         sizes               = scratch_view<index_t>(on, memory, L);
         limit               = scratch_view<index_t>(on, memory, 1);
@@ -341,7 +341,7 @@ struct prompt_work
             fit_basis(on, values, item_of(value_bases, l), slice<1>(energy, 0, Dv));
         }
         if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, item_of(channels, l)); }
-        if (p.odd() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+        if (p.leverage_power() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
         if (!scores)
         {
             mdkv::pool(on, as_input(found), p.pooling, pooled);
@@ -355,7 +355,7 @@ struct prompt_work
             .lse                        = last<1>(rows.lse, Q),
             .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
             .query_weights              = as_input(weights),
-            .even_queries               = p.even_queries(Q)};
+            .uniform_queries            = p.uniform_queries(Q)};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), part_of(key_bases, l),
             part_of(value_bases, l), p.ratios, options, scored);
@@ -418,7 +418,7 @@ struct prompt_work
         }
         if (settings.shared && balances)
         {
-            auto const weighed = slice<0>(leverages, 0, settings.odd() > 0 ? N : 0);
+            auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
         index_t const aside = one.bytes_of(next.stand_ins);

@@ -111,7 +111,7 @@ struct reader_work
     {
         return {cache(l).view(), reinterpret_cast<bfloat16*>(kept[static_cast<std::size_t>(l)].data())};
     }
-    [[nodiscard]] bool weighs() const { return settings.odd() > 0; }
+    [[nodiscard]] bool weighs() const { return settings.leverage_power() > 0; }
     [[nodiscard]] float slack() const { return options.slack.value_or(settings.last_queries_score() ? 0.25F : 0.0F); }
 
     void take_state(B const& on, workspace::frame& memory)
@@ -250,7 +250,7 @@ struct reader_work
         sum_over_ranks(on, leverages.data_handle(), n);
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
         run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n, balance_options<B>{}.reach,
-                    double{odd_power(settings.odd(), shape.tokens)}, most, factors.data_handle()});
+                    double{leverage_power_for(settings.leverage_power(), shape.tokens)}, most, factors.data_handle()});
     }
 
     /// The sums of all ranks' heads.

@@ -260,7 +260,7 @@ struct recompressing
             {"options.pooling.width", options.pooling.width}, {"options.pooling.kind", options.pooling.kind},
             {"options.allocation.charge", options.allocation.charge}, {"options.scale", options.scale},
             shared_number::hash("options.query_weights", given_weights ? hash_of(on, *given_weights) : 0),
-            {"options.even_queries", options.even_queries}, {"options.early_weight", options.early_weight},
+            {"options.uniform_queries", options.uniform_queries}, {"options.early_weight", options.early_weight},
             {"options.question", options.question}, {"options.longest_head (0: this cache's)", M + W},
             {"options.limit", limit_bytes}}};
     }
@@ -319,7 +319,7 @@ struct recompressing
         };
         score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
             .query_weights             = weighs ? as_input(weights) : options.query_weights,
-            .even_queries              = options.even_queries};
+            .uniform_queries           = options.uniform_queries};
         if (from_behind) { choice.first_query = n + W; }
         if (coded > 0) { choice.channels = head(channels); }
         if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }

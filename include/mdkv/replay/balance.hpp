@@ -124,9 +124,9 @@ struct balance_options
     /// all layers alike: questions target unusual passages more often than the prompt's own attention predicts. Other
     /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
     /// The factor is capped at 2^127 / (H * N * e^max(depth, 0)), so that losses stay finite.
-    float odd = 0.0F;
+    float leverage_power = 0.0F;
 
-    /// [N]  the sums of add_leverage over all layers, on each rank over the heads of its own; read, and needed, if odd is above 0.
+    /// [N]  the sums of add_leverage over all layers, on each rank over the heads of its own; read, and needed, if leverage_power is above 0.
     std::optional<in_view<leverage_sum, 1, B>> leverages = std::nullopt;
 
     /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of
@@ -145,10 +145,10 @@ struct balance_options
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N). Over
-///         ranks two exchanges of 8 bytes for 4,096 tokens of each head, and if odd is above 0 one of 8 bytes a token
+///         ranks two exchanges of 8 bytes for 4,096 tokens of each head, and if leverage_power is above 0 one of 8 bytes a token
 /// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, an option is out of its range, odd is above 0 without leverages,
+/// \throws invalid_argument        a shape disagrees, an option is out of its range, leverage_power is above 0 without leverages,
 ///                                 an output overlaps; over ranks as allocate's, on every rank
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/balance.cpp; docs/lab/2026-11/quality.md compares weights
@@ -159,8 +159,9 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     auto const* const ranks = detail::ranks_of(on);
     expects(options.depth >= -40 && options.depth <= 40, "balance: depth is ", options.depth,
         "; it must be between -40 and 40");
-    detail::expects_not_negative("balance", "odd", options.odd);
-    expects(options.odd == 0 || options.leverages, "balance: odd is ", options.odd, " without leverages");
+    detail::expects_not_negative("balance", "leverage_power", options.leverage_power);
+    expects(options.leverage_power == 0 || options.leverages, "balance: leverage_power is ", options.leverage_power,
+        " without leverages");
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
     detail::check arguments{on, "balance"};
@@ -171,7 +172,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(heads * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
-    index_t const tokens = options.odd > 0 ? shape[3] : 0; // tokens with a factor
+    index_t const tokens = options.leverage_power > 0 ? shape[3] : 0; // tokens with a factor
     auto leverages       = options.leverages.value_or(in_view<leverage_sum, 1, B>{});
     detail::sum_pieces<B> of_layers{
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
@@ -188,7 +189,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     bool const real   = frame.ready();
     agreed.settle("balance",
         array<detail::shared_number, 4>{{{"losses: number N of tokens", shape[3]}, {"options.depth", options.depth},
-            {"options.odd", options.odd}, {"options.reach", options.reach}}});
+            {"options.leverage_power", options.leverage_power}, {"options.reach", options.reach}}});
     run(on, of_layers);
     if (ranks != nullptr && real)
     {
@@ -209,7 +210,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         run(on, detail::widen_leverages<B>{leverages, widened});
         run(on, of_leverages);
         run(on, detail::weigh_surroundings<B>{{widened, {tokens}, {1}}, of_leverages, tokens, options.reach,
-                    double{options.odd}, largest, factors});
+                    double{options.leverage_power}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_all, numbers.place.first_layer, factors, double{options.depth}},

@@ -64,7 +64,7 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: head dimensions are ", dim, " and ", value_dim,
         "; they must be at least 1");
     detail::expects_not_negative("score", "scale", options.scale);
-    detail::expects_not_negative("score", "even_queries", options.even_queries);
+    detail::expects_not_negative("score", "uniform_queries", options.uniform_queries);
     expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");
     expects(options.first_query || per_head <= tokens + window, "score: ", per_head, " queries are more than the ",

@@ -212,7 +212,7 @@ void stages_of_prefill(layer const& x)
         "add_leverage", [&](host const& with) { add_leverage(with, x.of.keys, out(on, leverages.data(), tokens)); });
     run_stage("balance", [&](host const& with) {
         balance(with, out(on, losses[0].data(), 1, heads, rungs, tokens),
-            {.odd = 16.0F, .leverages = in(on, leverages.data(), tokens)});
+            {.leverage_power = 16.0F, .leverages = in(on, leverages.data(), tokens)});
     });
     allocated("allocate bits", presets::by_window, 160);
     run_stage("list_slots", [&](host const& with) {

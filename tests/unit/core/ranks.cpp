@@ -280,7 +280,7 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
     std::vector<mdkv::leverage_sum> sums(40);
     struct call
     {
-        float weight = 0.5F, depth = 1.5F, odd = 0.25F;
+        float weight = 0.5F, depth = 1.5F, leverage_power = 0.25F;
         index_t reach = 8, rungs = 3, tokens = 40;
         int stage;
     };
@@ -300,10 +300,10 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
             else
             {
                 mdkv::balance(on, mdkv::out(on, own.data(), 1, 2, mine.rungs, mine.tokens),
-                    {.depth        = mine.depth,
-                        .odd       = mine.odd,
-                        .leverages = mdkv::in(on, sums.data(), mine.tokens),
-                        .reach     = mine.reach});
+                    {.depth             = mine.depth,
+                        .leverage_power = mine.leverage_power,
+                        .leverages      = mdkv::in(on, sums.data(), mine.tokens),
+                        .reach          = mine.reach});
             }
         });
     };
@@ -326,7 +326,8 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
     differs(
         1, [](call& mine) { mine.depth = -1; }, "balance: options.depth of rank 2 is not that of rank 0, 1.5");
     differs(
-        1, [](call& mine) { mine.odd = 0; }, "balance: options.odd of rank 2 is not that of rank 0, 0.25");
+        1, [](call& mine) { mine.leverage_power = 0; },
+        "balance: options.leverage_power of rank 2 is not that of rank 0, 0.25");
     differs(
         1, [](call& mine) { mine.reach = 7; }, "balance: options.reach of rank 2 is not that of rank 0, 8");
     differs(
@@ -371,7 +372,7 @@ TEST_CASE("balance over ranks scales as one rank does, bit for bit")
             support::run([&](mdkv::cpu::backend on) {
                 on.ranks = ranks;
                 mdkv::balance(on, mdkv::out(on, part.loss.data(), own.layers, own.heads, R, N),
-                    {.depth = depth, .odd = odd, .leverages = mdkv::in(on, sums.data(), N)});
+                    {.depth = depth, .leverage_power = odd, .leverages = mdkv::in(on, sums.data(), N)});
             });
             return part;
         };

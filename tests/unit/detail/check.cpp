@@ -68,7 +68,7 @@ struct operands
     void compress(host const& on, float scale = 0, float even = 0)
     {
         preset const p{
-            .name = "test", .ratios = ratios, .window = s.window, .queries = 4, .even = even, .scale = scale};
+            .name = "test", .ratios = ratios, .window = s.window, .queries = 4, .uniform = even, .scale = scale};
         mdkv::compress(
             on, prompt_rows<host, float>{queries.in(), keys.in(), values.in()}, p, budget::fraction(1, 2), cache);
     }
@@ -130,10 +130,10 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
     };
     std::vector<option> const all{
         {"score", "scale", [&](host const& on, float v) { x.score(on, {.scale = v}); }},
-        {"score", "even_queries", [&](host const& on, float v) { x.score(on, {.even_queries = v}); }},
+        {"score", "uniform_queries", [&](host const& on, float v) { x.score(on, {.uniform_queries = v}); }},
         {"score", "scale", [&](host const& on, float v) { x.replay(on, {.scale = v}); }},
         {"prompt", "preset.scale", [&](host const& on, float v) { operands{}.compress(on, v); }},
-        {"prompt", "preset.even", [&](host const& on, float v) { operands{}.compress(on, 0, v); }},
+        {"prompt", "preset.uniform", [&](host const& on, float v) { operands{}.compress(on, 0, v); }},
         {"cache_layout", "scale",
             [&](host const&, float v) {
                 static_cast<void>(cache_layout{x.ratios, 1, 0, {8, 8}, v});
@@ -149,12 +149,12 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
             }},
         {"recompress", "scale", [&](host const& on, float v) { x.recompress(on, {.scale = v}); }, -1,
             1 / std::sqrt(8.0F)},
-        {"recompress", "even_queries", [&](host const& on, float v) { x.recompress(on, {.even_queries = v}); }},
+        {"recompress", "uniform_queries", [&](host const& on, float v) { x.recompress(on, {.uniform_queries = v}); }},
         {"stand_in", "scale", [&](host const& on, float v) { x.stand_in(on, {.scale = v}); }},
         {"join", "weight", [&](host const& on, float v) { join(on, x.loss.in(), x.other.in(), v, x.loss.out()); }},
-        {"balance", "odd",
+        {"balance", "leverage_power",
             [&](host const& on, float v) {
-                balance(on, x.losses.out(), balance_options<host>{.odd = v, .leverages = x.leverages.in()});
+                balance(on, x.losses.out(), balance_options<host>{.leverage_power = v, .leverages = x.leverages.in()});
             }},
         {"balance", "depth",
             [&](host const& on, float v) { balance(on, x.losses.out(), balance_options<host>{.depth = v}); }, -41},
@@ -208,7 +208,7 @@ TEST_CASE("an extent of 0 is served or refused by name in every stage, whichever
         {"balance", [](operands& x, host const& on) { balance(on, x.losses.out()); }},
         {"balance",
             [](operands& x, host const& on) {
-                balance(on, x.losses.out(), balance_options<host>{.odd = 1, .leverages = x.leverages.in()});
+                balance(on, x.losses.out(), balance_options<host>{.leverage_power = 1, .leverages = x.leverages.in()});
             }},
         {"add_leverage", [](operands& x, host const& on) { add_leverage(on, x.keys.in(), x.leverages.out()); }},
         {"advance", [](operands& x,

@@ -145,8 +145,8 @@ TEST_CASE("losses count by a power of the mean leverage around a token, where th
                 CAPTURE(odd);
                 auto const losses    = random_layers({2, 2, 3, tokens});
                 auto const leverages = random_leverages(tokens);
-                auto const got =
-                    balanced(losses, {.depth = 1.0F, .odd = odd, .leverages = leverages.in(), .reach = reach});
+                auto const got       = balanced(
+                    losses, {.depth = 1.0F, .leverage_power = odd, .leverages = leverages.in(), .reach = reach});
                 auto factors       = factors_of(leverages, double{odd}, reach);
                 auto const at_most = 0x1p127 / (static_cast<double>(2 * tokens) * std::exp(1.0));
                 for (double& x : factors) { x = std::min(x, at_most); }
@@ -163,7 +163,8 @@ TEST_CASE("without leverages all tokens count alike, as they do where no token h
     tensor<leverage_sum, 1> none{{50}};
     none.assign(std::vector<leverage_sum>(50));
     auto const want = balanced(losses, {.depth = 2.0F}).elements();
-    CHECK(support::same_bits(balanced(losses, {.depth = 2.0F, .odd = 16.0F, .leverages = none.in()}).elements(), want));
+    CHECK(support::same_bits(
+        balanced(losses, {.depth = 2.0F, .leverage_power = 16.0F, .leverages = none.in()}).elements(), want));
     auto const leverages = random_leverages(50); // not read
     CHECK(support::same_bits(balanced(losses, {.depth = 2.0F, .leverages = leverages.in()}).elements(), want));
 }
@@ -176,7 +177,7 @@ TEST_CASE("surroundings are means of the neighbours there are, in units of the m
     leverages.assign(sums);
     tensor<float, 4> losses{{1, 1, 1, 5}};
     losses.assign(std::vector<float>(5, 3.0F));
-    auto const got = balanced(losses, {.odd = 1.0F, .leverages = leverages.in(), .reach = 1}).elements();
+    auto const got = balanced(losses, {.leverage_power = 1.0F, .leverages = leverages.in(), .reach = 1}).elements();
     std::vector<double> const expected{1, 1, 1, 16.0 / 12, 7.0 / 4}; // 0.5, 0.5 and 1 / 6 are less than the mean
     for (std::size_t i = 0; i < 5; ++i) { CHECK(double{got[i]} == doctest::Approx(expected[i])); }
 }
@@ -219,7 +220,7 @@ TEST_CASE("what is not finite stays so, spoils its layer from rung 0, and all of
         CHECK(std::isfinite(spoilt.get(1, 1, 0, 5)));
         auto leverages = random_leverages(20);
         leverages.set(leverage_sum_of(double{bad}), 3);
-        for (float const x : balanced(losses, {.odd = 2.0F, .leverages = leverages.in()}).elements())
+        for (float const x : balanced(losses, {.leverage_power = 2.0F, .leverages = leverages.in()}).elements())
         {
             CHECK(std::isnan(x));
         }
@@ -248,7 +249,7 @@ TEST_CASE("no factor makes a loss at rung 0 infinite, however odd its token, and
             leverages.assign(std::vector<leverage_sum>(tokens, leverage_sum_of(1e-3)));
             leverages.set(leverage_sum_of(900), 40);
             leverages.set(leverage_sum_of(90), 80);
-            auto const got = balanced(losses, {.depth = depth, .odd = odd, .leverages = leverages.in()});
+            auto const got = balanced(losses, {.depth = depth, .leverage_power = odd, .leverages = leverages.in()});
             for (float const x : got.elements()) { CHECK(std::isfinite(x)); }
             CHECK(got.get(7, 0, 0, 40) > got.get(7, 0, 0, 80));
             CHECK(got.get(7, 0, 0, 80) > got.get(7, 0, 0, 120));
@@ -261,7 +262,7 @@ TEST_CASE("losses may lie anywhere and be balanced by any number of threads, wit
 {
     auto const losses    = random_layers({4, 2, 3, 9000});
     auto const leverages = random_leverages(9000);
-    options const how{.depth = 1.0F, .odd = 16.0F, .leverages = leverages.in()};
+    options const how{.depth = 1.0F, .leverage_power = 16.0F, .leverages = leverages.in()};
     auto const want = balanced(losses, how).elements();
     for (support::placement const where : {support::placement{.swapped = true}, {.slack = 3},
              {.fence = support::guard::after}, {.fence = support::guard::before}})
@@ -286,7 +287,7 @@ TEST_CASE("balance leaves what lies between rows alone, and has nothing to do wi
     for (auto const shape : {std::array<index_t, 4>{0, 2, 3, 4}, {2, 0, 3, 4}, {2, 2, 0, 4}, {2, 2, 3, 0}})
     {
         auto const leverages = random_leverages(shape[3]);
-        CHECK(balanced(tensor<float, 4>{shape}, {.odd = 1.0F, .leverages = leverages.in()}).count() == 0);
+        CHECK(balanced(tensor<float, 4>{shape}, {.leverage_power = 1.0F, .leverages = leverages.in()}).count() == 0);
     }
 }
 
@@ -304,18 +305,19 @@ TEST_CASE("balance refuses options out of their range, other shapes and overlap,
     CHECK(refusal({.depth = -41.0F}) == "balance: depth is -41; it must be between -40 and 40");
     CHECK(refusal({.depth = std::numeric_limits<float>::quiet_NaN()})
           == "balance: depth is nan; it must be between -40 and 40");
-    CHECK(refusal({.odd = -1.0F, .leverages = leverages.in()})
-          == "balance: odd is -1; it must be finite and not negative");
-    CHECK(refusal({.odd = std::numeric_limits<float>::infinity(), .leverages = leverages.in()})
-          == "balance: odd is inf; it must be finite and not negative");
-    CHECK(refusal({.odd = std::numeric_limits<float>::quiet_NaN(), .leverages = leverages.in()})
-          == "balance: odd is nan; it must be finite and not negative");
-    CHECK(refusal({.odd = 1.0F}) == "balance: odd is 1 without leverages");
-    CHECK(refusal({.odd = 1.0F, .leverages = leverages.in(), .reach = -1})
+    CHECK(refusal({.leverage_power = -1.0F, .leverages = leverages.in()})
+          == "balance: leverage_power is -1; it must be finite and not negative");
+    CHECK(refusal({.leverage_power = std::numeric_limits<float>::infinity(), .leverages = leverages.in()})
+          == "balance: leverage_power is inf; it must be finite and not negative");
+    CHECK(refusal({.leverage_power = std::numeric_limits<float>::quiet_NaN(), .leverages = leverages.in()})
+          == "balance: leverage_power is nan; it must be finite and not negative");
+    CHECK(refusal({.leverage_power = 1.0F}) == "balance: leverage_power is 1 without leverages");
+    CHECK(refusal({.leverage_power = 1.0F, .leverages = leverages.in(), .reach = -1})
           == "balance: reach is -1; it must not be negative");
-    CHECK(refusal({.odd = 1.0F, .leverages = shorter.in()})
+    CHECK(refusal({.leverage_power = 1.0F, .leverages = shorter.in()})
           == "balance: options.leverages must be [N] = [8], its extent 0 is 7");
-    CHECK(refusal({.odd = 1.0F, .leverages = in(host{}, reinterpret_cast<leverage_sum const*>(losses.data()), 8)})
+    CHECK(refusal({.leverage_power = 1.0F,
+              .leverages           = in(host{}, reinterpret_cast<leverage_sum const*>(losses.data()), 8)})
           == "balance: losses overlaps options.leverages");
     CHECK(error_text<invalid_argument>([&] {
         support::run([&](host const& on) { balance(on, out(on, losses.data(), {2, 2, 3, 8}, {0, 24, 8, 1})); });
@@ -327,7 +329,9 @@ TEST_CASE("balance names the scratch it needs when it gets one byte too few, and
 {
     auto losses          = random_layers({2, 2, 3, 8});
     auto const leverages = random_leverages(8);
-    auto const call = [&](host const& on) { balance(on, losses.out(), {.odd = 1.0F, .leverages = leverages.in()}); };
+    auto const call      = [&](host const& on) {
+        balance(on, losses.out(), {.leverage_power = 1.0F, .leverages = leverages.in()});
+    };
     std::size_t const bytes = support::scratch_bytes(call);
     auto const before       = losses.memory();
     support::scratch_memory memory{bytes};

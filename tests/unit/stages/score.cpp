@@ -473,7 +473,7 @@ TEST_CASE("queries whose attention is even count as rows of zeros, in every norm
         options choice{.first_query = 200, .channels = channels.in(), .norm = norm};
         std::vector<float> const want  = scored(x, at_run_time(rungs), choice);
         std::vector<float> const alone = without(at_run_time(rungs), choice);
-        choice.even_queries            = even;
+        choice.uniform_queries         = even;
         std::vector<float> const got   = without(at_run_time(rungs), choice);
         CHECK(got != alone);
         worst_error error;
@@ -1079,8 +1079,8 @@ TEST_CASE("score refuses a number of even queries that is negative or not finite
              {std::numeric_limits<float>::infinity(), "inf"}})
     {
         call c;
-        c.choice.even_queries = bad;
-        CHECK(c.refusal() == std::string{"score: even_queries is "} + text + "; it must be finite and not negative");
+        c.choice.uniform_queries = bad;
+        CHECK(c.refusal() == std::string{"score: uniform_queries is "} + text + "; it must be finite and not negative");
     }
 }
 

@@ -44,7 +44,7 @@ class RatioSet:
 
 class Preset:
     """
-    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, even, stand_ins, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None.
+    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None.
     """
 
     def replace(self, **kwargs) -> Preset:

@@ -19,7 +19,7 @@ import mdkv
 
 _QUERIES, _PAGE, _SECTIONS = 8, 4096, 7
 _PRESET = mdkv.presets.by_window.replace(name="chunk", ratios=mdkv.RatioSet("int4", "int8", "full"), window=0, queries=_QUERIES,
-                                         pooling={"width": 1}, stand_ins=0, even=0.0, early_weight=0.0)
+                                         pooling={"width": 1}, stand_ins=0, uniform=0.0, early_weight=0.0)
 
 
 class MdkvSerializer(Serializer):
