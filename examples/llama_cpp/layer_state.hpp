@@ -367,9 +367,7 @@ private:
         if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
         auto const timer  = with.counts.fold.start();
         index_t const all = tokens();
-        mdkv::recompress_options<mdkv::cpu::backend> options{.limit = now.limit(), .pooling = p.pooling};
-        options.allocation.charge = p.charge;
-        options.uniform_queries   = p.uniform * static_cast<float>(by.count());
+        auto options = mdkv::fold_options<mdkv::cpu::backend>(p, now.limit(), by.count());
         carried_.end();
         *cache_.view().appended = folded; // later tokens are in the engine's cells, too
         try

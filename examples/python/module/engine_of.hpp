@@ -137,19 +137,11 @@ public:
         auto const turn = on_->turn();
         mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
             "recompress: ranks need a layer in host memory");
-        mdkv::recompress_options<backend> options{.limit = limit, .pooling = chosen.pooling};
-        auto const q        = before_exchange(ranks, [&] {
+        auto const q = before_exchange(ranks, [&] { return mdkv::in<T, 3>(backend{}, queries); });
+        auto options = mdkv::fold_options<backend>(chosen, limit, q.extent(1));
+        before_exchange(ranks, [&] {
             if (sources) { options.sources = mdkv::out<std::int32_t, 2>(backend{}, *sources); }
-            return mdkv::in<T, 3>(backend{}, queries);
         });
-        index_t const count = q.extent(1);
-        std::vector<float> weights(static_cast<std::size_t>(count));
-        for (index_t i = 0; i < count; ++i) { weights[static_cast<std::size_t>(i)] = chosen.query_weight(i, count); }
-        auto const there          = on_->copy_of(weights);
-        options.allocation.charge = chosen.charge;
-        options.scale             = chosen.scale;
-        options.query_weights     = mdkv::in(backend{}, reinterpret_cast<float const*>(there.data()), count);
-        options.uniform_queries   = chosen.uniform_queries(count);
         if constexpr (backend::memory_space == mdkv::space::host)
         {
             if (ranks != nullptr)
