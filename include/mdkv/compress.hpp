@@ -20,7 +20,7 @@ namespace MDKV_NAMESPACE
 /// \param[in]  rows     queries, keys, values of the prompt's N tokens, the window's at their end; Q = N if the preset replays,
 ///                  otherwise the last Q queries. Stand-ins need `lse`
 /// \param[in]  chosen   preset
-/// \param[in]  limit    of the layer, on all ranks
+/// \param[in]  limit    limit of the layer, on all ranks
 /// \param[out] to       see `prompt::pack`
 /// \param[in]  encoding  the model's, for presets that replay
 /// \return     the report; `chosen` is that of `prompt::allocate`
