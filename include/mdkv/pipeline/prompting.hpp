@@ -542,9 +542,12 @@ struct prompt_work
         {
             if (real)
             {
-                bool const shares = settings.shared && !choice.whole;
-                made.fold_limit   = (std::max)(result.resident_bytes, shares ? index_t{0} : choice.budget);
-                to                = std::move(made);
+                if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
+                {
+                    index_t const least = settings.shared && !choice.whole ? 0 : choice.budget;
+                    made.fold_limit     = (std::max)(result.resident_bytes, least);
+                }
+                to = std::move(made);
             }
         }
         return result;

@@ -569,8 +569,10 @@ struct reader_work
                 kept_of(l), chunk, as_input(sources), {to.view(), reinterpret_cast<bfloat16*>(moved.data())}},
             H);
         wait(on);
-        index_t const held                = to.arena_bytes();
-        to.fold_limit                     = settings.shared && lowered ? held : (std::max)(held, limit_bytes);
+        if constexpr (requires { to.fold_limit; })
+        {
+            to.fold_limit = (std::max)(to.arena_bytes(), settings.shared && lowered ? index_t{0} : limit_bytes);
+        }
         cache(l)                          = std::move(to);
         kept[static_cast<std::size_t>(l)] = std::move(moved);
     }

@@ -200,8 +200,8 @@ struct recompressing
         to.layout = slots.layout;
         if (real)
         {
-            made            = cache.like(slots.layout, result.resident_bytes, cache.tail_capacity());
-            made.fold_limit = cache.fold_limit;
+            made = cache.like(slots.layout, result.resident_bytes, cache.tail_capacity());
+            if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
             made.wait();
             to = made.view();
         }
