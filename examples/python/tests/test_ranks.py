@@ -260,7 +260,7 @@ def test_folds_choose_as_one_rank_bit_for_bit(random, name, counts):
     ("has no rung that drops a token", "rank 1 refuses", {"preset": lambda x: x.replace(ratios=mdkv.RatioSet("int4", "full"))}),
     ("recompress: ratios of rank 1 is not that of rank 0;", None, {"preset": lambda x: x.replace(ratios=mdkv.presets.by_window.ratios)}),
     ("options.uniform_queries of rank 1 is not that of rank 0, ", None, {"preset": lambda x: x.replace(uniform=2.0)}),
-    ("options.query_weights of rank 1 is not that of rank 0;", None, {"preset": lambda x: x.replace(early_weight=0.5, question=3)}),
+    ("options.early_weight of rank 1 is not that of rank 0, ", None, {"preset": lambda x: x.replace(early_weight=0.5, question=3)}),
     ("options.pooling.width of rank 1 is not that of rank 0, 7", None, {"preset": lambda x: x.replace(pooling={"width": 3})}),
     ("this rank's 1 heads from 5 on are not among the 5 of all ranks", "rank 1 refuses", {"first_head": lambda x: 5}),
     ("not every one of 5 heads is on one rank", None, {"first_head": lambda x: x + 1}),

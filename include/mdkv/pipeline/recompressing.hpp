@@ -260,8 +260,8 @@ struct recompressing
             {"options.pooling.width", options.pooling.width}, {"options.pooling.kind", options.pooling.kind},
             {"options.allocation.charge", options.allocation.charge}, {"options.scale", options.scale},
             shared_number::hash("options.query_weights", given_weights ? hash_of(on, *given_weights) : 0),
-            {"options.uniform_queries", options.uniform_queries}, {"options.early_weight", options.early_weight},
-            {"options.question", options.question}, {"options.longest_head (0: this cache's)", M + W},
+            {"options.early_weight", options.early_weight}, {"options.question", options.question},
+            {"options.uniform_queries", options.uniform_queries}, {"options.longest_head (0: this cache's)", M + W},
             {"options.limit", limit_bytes}}};
     }
 
