@@ -179,7 +179,7 @@ inline void take(policy& p, mdkv::preset const& from)
     p.keep      = from.window < from.question ? from.window : 0;
     p.queries   = from.queries > from.question ? from.queries : 0;
     p.early     = double{from.early_weight};
-    p.even      = double{from.even};
+    p.even      = double{from.uniform};
     p.stand_ins = from.stand_ins;
     if (from.replayed)
     {
@@ -194,7 +194,7 @@ inline void take(policy& p, mdkv::preset const& from)
     {
         p.share = sharing::losses;
         p.depth = double{from.shared->depth};
-        p.odd   = double{from.shared->odd};
+        p.odd   = double{from.shared->leverage_power};
     }
 }
 

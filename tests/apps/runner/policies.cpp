@@ -62,7 +62,7 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(any.own);
     CHECK(any.one_budget());
     CHECK(any.depth == 1);
-    CHECK(any.odd == double{mdkv::presets::any_question.odd()});
+    CHECK(any.odd == double{mdkv::presets::any_question.leverage_power()});
     CHECK(any.stand_ins == mdkv::presets::any_question.stand_ins);
     CHECK(runner::parse_policy("best[stand_ins=3]").stand_ins == 3);
     CHECK(runner::parse_policy("best[head_shares=3+layer_shares=2]").shares() == 6);
