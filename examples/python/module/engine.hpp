@@ -121,11 +121,11 @@ public:
     virtual void reserve(index_t appended)                                                                          = 0;
     /// \param sources  see mdkv::recompress_options::sources
     /// \param ranks    with the layer's other heads; null: all heads are here
-    virtual mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen,
-        std::optional<tensor> const& sources, rank_group const* ranks) = 0;
-    [[nodiscard]] virtual std::unique_ptr<layer> copy() const          = 0;
-    [[nodiscard]] virtual layer_facts facts() const                    = 0;
-    [[nodiscard]] virtual rung_counts counts() const                   = 0;
+    virtual mdkv::recompress_report recompress(tensor const& queries, std::optional<mdkv::budget> const& limit,
+        mdkv::preset const& chosen, std::optional<tensor> const& sources, rank_group const* ranks) = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                                      = 0;
+    [[nodiscard]] virtual layer_facts facts() const                                                = 0;
+    [[nodiscard]] virtual rung_counts counts() const                                               = 0;
     [[nodiscard]] virtual std::vector<index_t> unpack(
         tensor const& keys, tensor const& values) const            = 0; ///< rows of each head
     [[nodiscard]] virtual readable_cache view() const              = 0; ///< stays while the turn is held

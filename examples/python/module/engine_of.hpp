@@ -131,15 +131,19 @@ public:
         cache_.reserve_tail(appended);
     }
 
-    mdkv::recompress_report recompress(tensor const& queries, mdkv::budget limit, mdkv::preset const& chosen,
-        std::optional<tensor> const& sources, rank_group const* ranks) override
+    mdkv::recompress_report recompress(tensor const& queries, std::optional<mdkv::budget> const& limit,
+        mdkv::preset const& chosen, std::optional<tensor> const& sources, rank_group const* ranks) override
     {
         auto const turn = on_->turn();
         mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
             "recompress: ranks need a layer in host memory");
         auto const q = before_exchange(ranks, [&] { return mdkv::in<T, 3>(backend{}, queries); });
-        auto options = mdkv::fold_options<backend>(chosen, limit, q.extent(1));
+        auto options =
+            mdkv::fold_options<backend>(chosen, limit.value_or(mdkv::budget::bytes(cache_.fold_limit)), q.extent(1));
         before_exchange(ranks, [&] {
+            mdkv::expects(limit || (ranks == nullptr && cache_.fold_limit > 0),
+                "recompress: limit is missing; a layer over ranks remembers none, and neither does one packed "
+                "otherwise");
             if (sources) { options.sources = mdkv::out<std::int32_t, 2>(backend{}, *sources); }
         });
         if constexpr (backend::memory_space == mdkv::space::host)

@@ -31,7 +31,13 @@ class mapped_cache
 public:
     mapped_cache() = default;
     /// Copies the appended tokens, and nothing else.
-    explicit mapped_cache(readable const& stored) { take(stored, stored.layout.heads == 0 ? 0 : *stored.appended); }
+    explicit mapped_cache(readable const& stored)
+        : fold_limit{stored.arena_bytes}
+    {
+        take(stored, stored.layout.heads == 0 ? 0 : *stored.appended);
+    }
+
+    index_t fold_limit = 0; ///< see mdkv::cpu::cache; the bytes in the file
 
     [[nodiscard]] writable view() noexcept { return mapped() ? view_ : own_.view(); }
     [[nodiscard]] readable view() const noexcept
@@ -76,6 +82,7 @@ public:
     [[nodiscard]] mapped_cache shared() const
     {
         mapped_cache made;
+        made.fold_limit = fold_limit;
         if (mapped()) { made.take(view_, view_.tail_capacity); }
         else { made.own_ = own_.copy(); }
         return made;

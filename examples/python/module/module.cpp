@@ -233,7 +233,9 @@ void bind_layer(nb::module_& m)
                 std::optional<output> const& sources, nb::handle over) {
                 rank_group const* const ranks = ranks_of(over);
                 mdkv::preset const by         = chosen.value_or(mdkv::presets::by_window);
-                mdkv::budget const bytes      = before_exchange(ranks, [&] { return budget_of(limit); });
+                auto const bytes              = before_exchange(ranks, [&] {
+                    return limit.is_none() ? std::nullopt : std::optional{budget_of(limit)};
+                });
                 viewed const q{queries};
                 std::optional<viewed> from;
                 if (sources) { from.emplace(*sources, "recompress: sources"); }
@@ -242,10 +244,10 @@ void bind_layer(nb::module_& m)
                 }),
                     by.ratios);
             },
-            nb::arg("queries"), nb::arg("limit"), nb::arg("preset") = nb::none(), nb::kw_only(),
+            nb::arg("queries"), nb::arg("limit") = nb::none(), nb::arg("preset") = nb::none(), nb::kw_only(),
             nb::arg("sources") = nb::none(), nb::arg("ranks") = nb::none(),
-            "Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q "
-            "tokens, at most the window's and the tail's. The preset (by_window if none is given) has the "
+            "Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its "
+            "prompt was compressed: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the "
             "rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new "
             "cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at "
             "least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: "

@@ -191,6 +191,17 @@ def test_recompress_folds_the_tail(random):
         layer.recompress(queries, 0.2)
 
 
+def test_a_layer_remembers_its_limit(random, tmp_path):
+    queries, keys, values = prompt_rows(random)
+    layer, report = mdkv.compress(queries, keys, values, 0.2)
+    mdkv.save(tmp_path / "layer", [layer])
+    others = [(layer.copy(), report["budget_bytes"]), (mdkv.load(tmp_path / "layer").layer(0), layer.bytes["arena"])]
+    for one, limit in [(layer, report["budget_bytes"]), *others]:
+        for fold in range(2):
+            one.append(keys[:, :200], values[:, :200])
+            assert one.recompress(queries[:, 168:200])["limit_bytes"] == limit >= one.bytes["arena"]
+
+
 @pytest.mark.parametrize("name", ["best", "by_window", "evict"])
 def test_rungs_of_all_tokens_through_folds(random, name):
     queries, keys, values = prompt_rows(random, tokens=N + 120)

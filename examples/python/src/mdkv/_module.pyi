@@ -208,9 +208,9 @@ class Layer:
     def reserve(self, appended: int) -> None:
         """Room in the tail for so many tokens in all."""
 
-    def recompress(self, queries: Tensor, limit: object, preset: Preset | None = None, *, sources: Tensor | None = None, ranks: object | None = None) -> dict:
+    def recompress(self, queries: Tensor, limit: object | None = None, preset: Preset | None = None, *, sources: Tensor | None = None, ranks: object | None = None) -> dict:
         """
-        Folds the tail into the compressed part, within a limit: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
+        Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its prompt was compressed: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
         """
 
     def copy(self) -> Layer:
