@@ -292,9 +292,10 @@ public:
         detail::check{on, stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
         expects_same(on, stage);
         layer_shape const one = work_.layer(tokens_);
+        decltype(work_.choice) next{};
         allocation const total = detail::staged(on, stage,
-            [&](B const& stages) { return work_.choose_by_quotas(detail::alone(stages), quotas, one.tokens); });
-        if (advances(on)) { work_.settle(on, stage, one, {}, total, dry_); }
+            [&](B const& stages) { return work_.choose_by_quotas(detail::alone(stages), quotas, one.tokens, next); });
+        if (advances(on)) { work_.settle(on, stage, one, next, total, dry_); }
         return total;
     }
 

@@ -789,6 +789,15 @@ TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
             CHECK(caches[l].view().heads[h].exact.tokens == kept[l][h] + presets::evict.window);
         }
     }
+    set(115 * token); // 120 tokens at least
+    support::run([&](host const& on) {
+        prompt<host, half> p{on, presets::by_window, x.shape()};
+        for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
+        CHECK((p.allocate(on, quotas.in()).status == allocation_status::everything_kept || on.scratch->counting()));
+        auto const report = p.pack(on, 1, x.whole(1), caches[1]);
+        CHECK((report.status == compress_status::uncompressed || on.scratch->counting()));
+        CHECK((report.resident_bytes == report.full_bytes || on.scratch->counting()));
+    });
     tensor<index_t, 2> const few{{2, 1}};
     auto const refusal = [&](tensor<index_t, 2> const& given) {
         return error_text<invalid_argument>([&] {

@@ -31,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -405,17 +406,7 @@ struct prompt_work
             prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
             agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
         }
-        if (next.whole)
-        {
-            auto const best = settings.ratios.size() - 1;
-            run(on, fill<std::uint8_t>{rungs.data_handle(), static_cast<std::uint8_t>(best), L * H * M});
-            allocation total;
-            total.status       = allocation_status::everything_kept;
-            total.limit        = place.layers * spend;
-            total.tokens[best] = place.layers * place.heads * N;
-            total.token_bytes  = total.tokens[best] * costs.bytes[best];
-            return total;
-        }
+        if (next.whole) { return keep_everything(on, place.layers * place.heads, N, place.layers * spend); }
         if (settings.shared && balances)
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
@@ -446,13 +437,40 @@ struct prompt_work
         return sum[0];
     }
 
+    /// Keeps all tokens of a layer whole.
+    /// \param heads  of all ranks and layers that share the limit of so many bytes
+    [[nodiscard]] allocation keep_everything(B const& on, index_t heads, index_t tokens, index_t bytes) const
+    {
+        auto const best = settings.ratios.size() - 1;
+        run(on, fill<std::uint8_t>{rungs.data_handle(), static_cast<std::uint8_t>(best),
+                    rungs.extent(0) * rungs.extent(1) * rungs.extent(2)});
+        allocation total;
+        total.status       = allocation_status::everything_kept;
+        total.limit        = bytes;
+        total.tokens[best] = heads * tokens;
+        total.token_bytes  = total.tokens[best] * costs.bytes[best];
+        return total;
+    }
+
     /// Chooses rungs for each head within its own limit.
-    [[nodiscard]] allocation choose_by_quotas(B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens) const
+    [[nodiscard]] allocation choose_by_quotas(
+        B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens, prompt_choice& next) const
     {
         auto const [L, H] = std::pair{shape.layers, shape.heads};
         workspace::frame frame{*on.scratch, "prompt::allocate"};
+        auto const limits  = scratch_view<index_t>(on, frame, L, H);
         auto const reports = scratch_view<allocation>(on, frame, L, H);
         bool const real    = frame.ready();
+        run(on, copy_rows<B, index_t>{of_one_layer(quotas), of_one_layer(limits)});
+        std::vector<index_t> bytes(real ? static_cast<std::size_t>(L * H) : 0);
+        fetch(on, limits.data_handle(), bytes.data(), L * H);
+        index_t const whole = tokens * costs.bytes[costs.size() - 1];
+        auto const holds    = [&](index_t quota) { return quota >= whole; };
+        next.whole = real && settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
+        if (next.whole)
+        {
+            return keep_everything(on, L * H, tokens, std::accumulate(bytes.begin(), bytes.end(), index_t{0}));
+        }
         for (index_t l = 0; l < L; ++l)
         {
             mdkv::allocate(on, as_input(losses_of(l, tokens)), costs, item_of(quotas, l), {.charge = settings.charge},
