@@ -437,8 +437,8 @@ struct prompt_work
         return sum[0];
     }
 
-    /// Keeps all tokens of a layer whole.
-    /// \param heads  of all ranks and layers that share the limit of so many bytes
+    /// Gives all tokens the full rung.
+    /// \param heads  number of heads, of all ranks and layers, that share a limit of so many bytes
     [[nodiscard]] allocation keep_everything(B const& on, index_t heads, index_t tokens, index_t bytes) const
     {
         auto const best = settings.ratios.size() - 1;
