@@ -41,14 +41,17 @@ void decode(host const& on, std::vector<cpu::cache<half>>& caches)
     std::vector<float> lse(H * G);
     for (auto& cache : caches)
     {
-        auto const key = rows(H, 0), value = rows(H, 0), queries = rows(H * G * recent, 1);
+        auto const key = rows(H, 0), value = rows(H, 0), query = rows(H * G, 1);
         if (cache.appended() == cache.tail_capacity())
         {
-            recompress(on, in(on, queries.data(), H * G, recent, D), chosen, cache); // the new cache has the same room
+            auto const last_queries =
+                rows(H * G * recent, 1); // of the last tokens in the cache, which an engine has kept
+            recompress(
+                on, in(on, last_queries.data(), H * G, recent, D), chosen, cache); // the new cache has the same room
         }
         append(on, in(on, key.data(), H, D), in(on, value.data(), H, D), cache.view());
-        attend(on, in(on, queries.data(), {H * G, D}, {recent * D, 1}), cache.view(), {},
-            out(on, output.data(), H * G, D), out(on, lse.data(), H * G));
+        attend(on, in(on, query.data(), H * G, D), cache.view(), {}, out(on, output.data(), H * G, D),
+            out(on, lse.data(), H * G));
     }
 }
 

@@ -52,7 +52,8 @@ struct prompt_rows
     in_view<T, 3, B> keys;    ///< [H, N, D]
     in_view<T, 3, B> values;  ///< [H, N, Dv]
 
-    /// [H*G, Q]  natural logarithm of sum exp(scale*q.k): score_options::lse.
+    /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over the keys up to each query's own token: score_options::lse. Presets
+    /// with stand-ins, `best` and `any_question` among them, need it.
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
     /// [H*G, Q]  likewise, over keys that are not here: score_options::lse_elsewhere.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
@@ -196,7 +197,7 @@ public:
     /// \param on     backend: threads, scratch, ranks
     /// \param layer  0 to L - 1
     /// \param rows   N tokens, window included, the same number in every layer; Q >= 1 last queries, of which the last
-    ///               `preset::queries` score. `lse` saves work
+    ///               `preset::queries` score. `lse` saves work, and `pack` needs it if the preset makes stand-ins
     /// \cost   the sum of the stages: fit_basis or fit_channels, score unless the preset only replays, pool, join,
     ///         add_leverage; scratch O(H*R*N) and score's scratch
     /// \sync   returns when done (cpu); enqueued on the stream (gpu), but the search for NaNs and infinities waits

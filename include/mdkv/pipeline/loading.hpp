@@ -61,7 +61,7 @@ private:
     [[nodiscard]] static file_header header_of(std::span<std::byte const> file)
     {
         expects(reinterpret_cast<std::uintptr_t>(file.data()) % arena_alignment == 0,
-            "read: the bytes are not aligned to ", arena_alignment);
+            "read: the bytes are not aligned to ", arena_alignment, "; map the file, or read it into such memory");
         expects(file.size() >= sizeof(file_header), "read: the file has ", file.size(),
             " bytes, fewer than a header's ", sizeof(file_header));
         auto const header = record_at<file_header>(file.data());

@@ -389,7 +389,7 @@ TEST_CASE("other files, versions, endianness and addresses are refused by name")
     tensor<std::byte, 1> moved{{std::ssize(bytes)}, {.misalign = 8}};
     CHECK(error_text<invalid_argument>([&] {
         static_cast<void>(read<half>({moved.data(), bytes.size()}, some_identity));
-    }) == "read: the bytes are not aligned to 64");
+    }) == "read: the bytes are not aligned to 64; map the file, or read it into such memory");
     CHECK(refusal({}) == "read: the file has 0 bytes, fewer than a header's 216");
 }
 
