@@ -698,6 +698,26 @@ TEST_CASE("compress of a preset that replays is a prompt of one layer with the q
     }
 }
 
+TEST_CASE("a workspace that grows gives the caches of lent memory, and serves the next prompt without growth")
+{
+    text const x{2, 300};
+    workspace scratch{cpu::host_memory{}};
+    host const on{&scratch};
+    std::size_t grown = 0;
+    for (int turn = 0; turn < 3; ++turn)
+    {
+        for (preset const& p : {presets::best, presets::by_window})
+        {
+            auto caches = room_for(x);
+            prompt<host, half> one{on, p, x.shape()};
+            feed(one, on, x, p, budget::fraction(1, 4), caches);
+            CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 4)));
+        }
+        if (turn == 1) { grown = scratch.size(); }
+    }
+    CHECK(scratch.size() == grown);
+}
+
 TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a layer of several got; folds keep to it")
 {
     text const x{3, 300};
