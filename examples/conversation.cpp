@@ -44,8 +44,7 @@ void decode(host const& on, std::vector<cpu::cache<half>>& caches)
         auto const key = rows(H, 0), value = rows(H, 0), query = rows(H * G, 1);
         if (cache.appended() == cache.tail_capacity())
         {
-            auto const last_queries =
-                rows(H * G * recent, 1); // of the last tokens in the cache, which an engine has kept
+            auto const last_queries = rows(H * G * recent, 1); // an engine keeps those of the last tokens in the cache
             recompress(
                 on, in(on, last_queries.data(), H * G, recent, D), chosen, cache); // the new cache has the same room
         }

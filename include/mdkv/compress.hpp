@@ -3,6 +3,7 @@
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
@@ -10,11 +11,13 @@
 #include <mdkv/prompt.hpp>
 #include <mdkv/replay/advance.hpp>
 
+#include <optional>
+
 namespace MDKV_NAMESPACE
 {
 
-/// Compresses one layer of one prompt by a preset: `read_chunk`, `finish_layer`, `allocate` and `pack` of a `prompt` whose only
-/// layer this is. A preset that replays needs the queries of all tokens; a shared budget is then the layer's own.
+/// Compresses one layer of one prompt by a preset, as a `prompt` whose only layer this is. A preset that replays needs the queries
+/// of all tokens; a shared budget is then the layer's own.
 ///
 /// \param on        backend: threads or stream, scratch, ranks
 /// \param[in]  rows     queries, keys, values of the prompt's N tokens, the window's at their end; Q = N if the preset replays,
@@ -28,8 +31,7 @@ namespace MDKV_NAMESPACE
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, the budget is below the window or the cheapest rungs (naming the least
-///                                 that works), or the preset replays and Q < N. Over ranks an error of one rank's arguments,
-///                                 NaNs among them, is thrown on every rank
+///                                 that works), or the preset replays and Q < N. Over ranks NaNs too are an error on each
 /// \throws non_finite_input        naming head and row
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the executor's exceptions; `to` has not changed in any of these cases
@@ -41,11 +43,18 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
     index_t const heads       = rows.keys.extent(0);
     index_t const query_heads = rows.queries.extent(0);
     index_t const tokens      = rows.keys.extent(1);
-    detail::agreement agreed{on};
+    B of_layer                = on;
+    std::optional<ranks<B::memory_space>> of_heads;
+    if constexpr (requires { on.ranks->of_one_layer(); })
+    {
+        if (on.ranks != nullptr) { of_layer.ranks = &of_heads.emplace(on.ranks->of_one_layer()); }
+    }
+    detail::agreement agreed{of_layer};
     expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "compress: queries [H*G, Q, D] has ",
         query_heads, " query heads, which ", heads, " KV heads do not divide");
-    expects(!chosen.replayed || rows.queries.extent(1) == tokens, "compress: queries [H*G, Q, D] has Q = ",
-        rows.queries.extent(1), "; preset \"", chosen.name, "\" replays the queries of all ", tokens, " tokens");
+    expects(!chosen.replayed || rows.queries.extent(1) == tokens,
+        "compress: queries [H*G, Q, D] has Q = ", rows.queries.extent(1), "; preset \"", chosen.name,
+        "\" replays the queries of all ", tokens, " tokens");
     prompt_shape<B> const shape{.layers = 1,
         .heads                          = heads,
         .group                          = heads == 0 ? 1 : query_heads / heads,
@@ -53,7 +62,7 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
         .tokens                         = tokens,
         .encoding                       = encoding};
     layer_shape{heads, shape.group, tokens, 0, shape.dims, index_t{sizeof(T)}}.expects_valid("compress");
-    return detail::staged(on, "compress", [&](B const& stages) {
+    return detail::staged(of_layer, "compress", [&](B const& stages) {
         prompt<B, T, U> p{stages, chosen, shape};
         if (chosen.replayed) { p.read_chunk(stages, 0, 0, rows); }
         bool const joins = chosen.replayed && chosen.last_queries_score();

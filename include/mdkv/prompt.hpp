@@ -346,7 +346,7 @@ public:
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins; if layers share a budget, it may be above budget_bytes, an average layer's
     /// \cost   stand_in and pack; allocates the new cache of an owner
-    /// \sync   returns when done (cpu); enqueued on the stream (gpu)
+    /// \sync   returns when done (cpu); enqueued on the stream, an owner's own stream is waited for (gpu)
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does
     ///                                 not fit

@@ -290,7 +290,7 @@ TEST_CASE("every part of a preset reaches its stage: weights, uniform queries, t
     tensor<float, 3> channels{{2, 3, 64}};
     support::run([&](host const& on) { fit_channels(on, x.queries.in(), x.keys.in(), channels.out()); });
     score_options<host> scoring{.query_weights = weights.in()};
-    scoring.channels     = channels.in();
+    scoring.channels        = channels.in();
     scoring.uniform_queries = 0.5F * (3 + 0.25F * static_cast<float>(rows - 3));
     support::run([&](host const& on) {
         score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), key_basis.in(), value_basis.in(),
@@ -695,7 +695,7 @@ TEST_CASE("ranks make the caches of one rank, bit for bit; a NaN is an error on 
         compress_report report;
     };
     auto const on_rank = [&](support::thread_rank const& transport, index_t first, index_t heads, budget limit) {
-        ranks const team{transport, {first, 5}};
+        ranks const team{transport, {.first_head = first, .heads = 5, .first_layer = 1, .layers = 3}};
         cpu::cache<half> cache;
         made result;
         prompt_rows<host, half> const part{slice<0>(all.queries.in(), 2 * first, 2 * heads),

@@ -829,6 +829,17 @@ TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
         });
     };
     CHECK(refusal(few) == "prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1");
+    preset keeps = presets::by_window;
+    keeps.name   = "no token dropped";
+    keeps.ratios = ratio_set{full_int4, full};
+    set(0);
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](host const& on) {
+            prompt<host, half> p{on, keeps, x.shape()};
+            for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
+            p.allocate(on, quotas.in());
+        });
+    }).starts_with("prompt::allocate: a quota cannot hold the tokens of its head at their cheapest rung; at least "));
     quotas.set(-1, 0, 0);
     CHECK(refusal(quotas) == "allocate: limits[0] is -1; it must not be negative");
 }

@@ -85,6 +85,14 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] int size() const noexcept { return size_; }
     [[nodiscard]] rank_heads const& own() const noexcept { return own_; }
+    /// The same ranks for a call on one layer, whose heads count alone.
+    [[nodiscard]] ranks of_one_layer() const noexcept
+    {
+        ranks one            = *this;
+        one.own_.first_layer = 0;
+        one.own_.layers      = 1;
+        return one;
+    }
 
     /// See communicator; nothing is called for no numbers.
     void sum(std::int64_t* numbers, index_t n) const { exchange(kind::sum, numbers, n); }

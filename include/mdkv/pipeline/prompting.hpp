@@ -486,13 +486,17 @@ struct prompt_work
     void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total,
         bool dry)
     {
-        choice          = {};
-        next.multiplier = total.multiplier;
-        if (next.budget < 0) { next.budget = one.window_bytes() + total.limit / shape.layers; }
+        bool const quotas = next.budget < 0;
+        choice            = {};
+        next.multiplier   = total.multiplier;
+        if (quotas) { next.budget = one.window_bytes() + total.limit / shape.layers; }
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
             ": a loss is NaN or infinite; queries of a chunk, an lse, keys or values are not finite, or too large to "
             "multiply");
-        expects(total.status != allocation_status::over_limit, stage, ": a budget of ", next.budget,
+        bool const fits = total.status != allocation_status::over_limit;
+        expects(fits || !quotas, stage, ": a quota cannot hold the tokens of its head at their cheapest rung; at least ",
+            costs.least(1, one.tokens), " bytes are needed");
+        expects(fits, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
             one.window_bytes() + costs.least(one.heads, one.tokens), " bytes are needed");
         if (!dry && total.tokens[0] == 0) { next.stand_ins = 0; }
@@ -543,9 +547,12 @@ struct prompt_work
             }
         }
         else { cache = to; }
-        for (index_t h = 0; h < H && real && B::memory_space == space::host; ++h)
+        if constexpr (B::memory_space == space::host)
         {
-            for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
+            for (index_t h = 0; h < H && real; ++h)
+            {
+                for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
+            }
         }
         if (choice.stand_ins > 0)
         {

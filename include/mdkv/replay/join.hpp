@@ -118,10 +118,8 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
 /// \param[in]  first    [H, R, N]
 /// \param[in]  second   [H, R, N]  losses at the same rungs
 /// \param[in]  weight   factor of the second set; >= 0
-/// \param[out] joined   [H, R, N]  may be `first` itself (same memory, same strides). A set whose mean is 0 adds
-///                      nothing; a NaN at rung 0 makes all losses NaN
-/// \cost   reads and writes every loss once; scratch O(H*N / 4,096). Over ranks three exchanges, of 16 bytes for 4,096 tokens of
-///         each head
+/// \param[out] joined   [H, R, N]  may be `first` itself. A set whose mean is 0 adds nothing; a NaN at rung 0 makes all NaN
+/// \cost   reads and writes every loss once; scratch O(H*N / 4,096). Over ranks 3 exchanges, 16 bytes for 4,096 tokens of a head
 /// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;

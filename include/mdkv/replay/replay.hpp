@@ -51,8 +51,7 @@ struct replay_options
 /// \param[in]  ratios   the rungs, none of them projected: bases are fitted to a whole prompt
 /// \param[in]  options  how far ahead, position encoding, norm
 /// \param[out] loss     [H, R, C]  the chunk's slice of the prompt's losses
-/// \cost   score with C queries of C tokens, with `own` its first sweep twice; scratch of score, the rotated queries, and
-///         with `own` keys of S + C tokens
+/// \cost   score with C queries of C tokens, with `own` its first sweep twice; scratch of score, rotated queries and keys
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a rung is projected, or an argument of advance or score is refused
