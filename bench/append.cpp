@@ -42,7 +42,7 @@ void append_against_copy(benchmark::State& state)
             for (index_t t = 0; t < tokens; ++t)
             {
                 auto const row = in(on, rows.data() + t * heads * dim, heads, dim);
-                append(on, row, row, cache.view());
+                append(on, row, row, cache);
             }
         },
         [&] {

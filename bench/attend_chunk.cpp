@@ -62,7 +62,7 @@ struct chunk_of_head
     {
         bench::with_scratch(
             [&](cpu::backend const& on) {
-                attend(on, in(on, queries.data(), group, chunk, dim), cache.view(), {},
+                attend(on, in(on, queries.data(), group, chunk, dim), cache, {},
                     out(on, output.data(), group, chunk, dim), out(on, lse.data(), group, chunk));
             },
             pool);
@@ -91,7 +91,7 @@ private:
         bench::with_scratch(
             [&](cpu::backend const& with) { pack(with, kv, kv, window, window, u, u, rungs, made.view()); });
         auto const own = in(on, vectors.data(), 1, chunk, dim);
-        bench::with_scratch([&](cpu::backend const& with) { append(with, own, own, made.view()); });
+        bench::with_scratch([&](cpu::backend const& with) { append(with, own, own, made); });
         return made;
     }
 };

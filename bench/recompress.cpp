@@ -67,7 +67,7 @@ void recompress_against_compress(benchmark::State& state)
         for (index_t t = tokens; t < tokens + folded; ++t)
         {
             auto const row = in(on, rows.data() + t * heads * dim, heads, dim);
-            append(on, row, row, cache.view());
+            append(on, row, row, cache);
         }
         auto const fold = [&](cpu::backend const& with) {
             recompress(with, in(with, asked.data(), heads * group, recent, dim), chosen.ratios,

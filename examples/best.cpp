@@ -111,7 +111,7 @@ int main()
     for (std::size_t l = 0; l < L; ++l) // one decode step
     {
         auto const query = rows(H * G, 3);
-        attend(on, in(on, query.data(), H * G, D), caches[l].view(), {}, out(on, got.data(), H * G, D),
+        attend(on, in(on, query.data(), H * G, D), caches[l], {}, out(on, got.data(), H * G, D),
             out(on, lse.data(), H * G));
         for (index_t h = 0; h < H * G; ++h) { attend_fully(engine.layers[l], h, &query[h * D], N, &want[h * D]); }
         for (std::size_t i = 0; i < got.size(); ++i)

@@ -48,8 +48,8 @@ void decode(host const& on, std::vector<cpu::cache<half>>& caches)
             recompress(
                 on, in(on, last_queries.data(), H * G, recent, D), chosen, cache); // the new cache has the same room
         }
-        append(on, in(on, key.data(), H, D), in(on, value.data(), H, D), cache.view());
-        attend(on, in(on, query.data(), H * G, D), cache.view(), {}, out(on, output.data(), H * G, D),
+        append(on, in(on, key.data(), H, D), in(on, value.data(), H, D), cache);
+        attend(on, in(on, query.data(), H * G, D), cache, {}, out(on, output.data(), H * G, D),
             out(on, lse.data(), H * G));
     }
 }

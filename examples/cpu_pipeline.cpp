@@ -57,7 +57,7 @@ int main()
     std::vector<half> output(H * G * D);
     std::vector<float> lse(H * G);
     auto const new_query = rows(H * G, 0.3F);
-    attend(on, in(on, new_query.data(), H * G, D), cache.view(), {}, out(on, output.data(), H * G, D),
+    attend(on, in(on, new_query.data(), H * G, D), cache, {}, out(on, output.data(), H * G, D),
         out(on, lse.data(), H * G));
 
     index_t listed = 0;

@@ -38,7 +38,7 @@ std::ptrdiff_t compressed_bytes()
     std::vector<half> output(H * G * D);
     std::vector<float> lse(H * G);
     attend(
-        on, in(on, q.data(), H * G, D), cache.view(), {}, out(on, output.data(), H * G, D), out(on, lse.data(), H * G));
+        on, in(on, q.data(), H * G, D), cache, {}, out(on, output.data(), H * G, D), out(on, lse.data(), H * G));
     return lse[0] > 0 && report.resident_bytes <= report.budget_bytes ? report.resident_bytes : 0;
 }
 } // namespace MDKV_EXAMPLE_VARIANT

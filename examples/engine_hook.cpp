@@ -35,8 +35,8 @@ mdkv::compress_report after_prefill(float const* q, float const* k, float const*
 std::vector<float> decode(float const* q, float const* k, float const* v, mdkv::cpu::cache<float>& cache)
 {
     std::vector<float> output(query_heads * dim), lse(query_heads); // lse: to merge with segments kept elsewhere
-    mdkv::append(on, mdkv::in(on, k, heads, dim), mdkv::in(on, v, heads, dim), cache.view());
-    mdkv::attend(on, mdkv::in(on, q, query_heads, dim), cache.view(), {},
+    mdkv::append(on, mdkv::in(on, k, heads, dim), mdkv::in(on, v, heads, dim), cache);
+    mdkv::attend(on, mdkv::in(on, q, query_heads, dim), cache, {},
         mdkv::out(on, output.data(), query_heads, dim), mdkv::out(on, lse.data(), query_heads));
     return output;
 }

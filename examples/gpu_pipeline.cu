@@ -65,8 +65,8 @@ int main()
 
     // A decode step: allocates nothing and waits for nothing, once the first one has taken its scratch.
     auto const step = [&] {
-        append(on, in(on, raw(new_key), H, D), in(on, raw(new_value), H, D), cache.view());
-        attend(on, in(on, raw(new_query), H * G, D), cache.view(), {}, out(on, raw(output), H * G, D),
+        append(on, in(on, raw(new_key), H, D), in(on, raw(new_value), H, D), cache);
+        attend(on, in(on, raw(new_query), H * G, D), cache, {}, out(on, raw(output), H * G, D),
             out(on, raw(lse), H * G));
     };
     step();

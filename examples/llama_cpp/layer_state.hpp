@@ -397,7 +397,7 @@ private:
     void serve(attention_node const& node, index_t before, shared& with)
     {
         mdkv::workspace none{std::span<std::byte>{}};
-        mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_.view());
+        mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_);
         watch_.cut_tail(cache_.appended());
         for (index_t place = tokens(); place < before; ++place) // tokens of batches that another backend computed
         {
@@ -416,7 +416,7 @@ private:
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
             with.lend_reading(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
-                mdkv::attend(on, node.queries(on, i, n), std::as_const(cache_).view(), {}, node.output(on, i, n),
+                mdkv::attend(on, node.queries(on, i, n), cache_, {}, node.output(on, i, n),
                     mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
                 add_sinks(node.sinks(), with.log_sum.data(), node.output(on, i, n));
             });
@@ -463,7 +463,7 @@ private:
         mdkv::workspace none{std::span<std::byte>{}};
         mdkv::cpu::backend const on{&none};
         index_t const cell = of_.cells[place];
-        mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_.view());
+        mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_);
         watch_.append(node, place);
     }
 

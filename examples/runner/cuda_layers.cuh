@@ -123,8 +123,8 @@ public:
             using mdkv::out;
             float const* const given = rows;
             mdkv::append(on, in(on, given + queries, layout.heads, D), in(on, given + queries + keys, layout.heads, Dv),
-                cache_.view());
-            mdkv::attend(on, in(on, given, query_heads_, D), cache_.view(), {}, out(on, results, query_heads_, Dv),
+                cache_);
+            mdkv::attend(on, in(on, given, query_heads_, D), cache_, {}, out(on, results, query_heads_, Dv),
                 out(on, results + out_rows, query_heads_));
         });
         mdkv::gpu::copy(scratch_->backend(), results, output, out_rows * std::int64_t{sizeof(float)});

@@ -197,6 +197,19 @@ void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_v
     append(on, detail::of_one(keys), detail::of_one(values), cache);
 }
 
+/// The same for the cache's owner.
+/// \param on          backend
+/// \param[in] keys    [H, n, D] or [H, D]
+/// \param[in] values  [H, n, Dv] or [H, Dv]
+/// \param     cache   the tail must have room
+/// \throws the errors of the views' calls
+template <backend B, element U, std::size_t Rank, cache_owner_on<B> Owner>
+void append(B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values,
+    Owner& cache)
+{
+    append(on, keys, values, cache.view());
+}
+
 /// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. The
 /// compressed part stays unchanged.
 ///
@@ -214,6 +227,17 @@ void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> c
     expects(tokens >= 0, "truncate_tail: tokens is ", tokens, "; it must not be negative");
     expects(detail::dry_run(on) || cache.appended != nullptr, "truncate_tail: cache has no directory");
     run(on, detail::count_tail<B::memory_space>{cache.appended, 0, tokens}, 1);
+}
+
+/// The same for the cache's owner.
+/// \param on      backend
+/// \param tokens  tokens that may stay
+/// \param cache   loses its other appended tokens
+/// \throws the errors of the view's call
+template <backend B, cache_owner_on<B> Owner>
+void truncate_tail(B const& on, index_t tokens, Owner& cache)
+{
+    truncate_tail(on, tokens, cache.view());
 }
 
 } // namespace MDKV_NAMESPACE

@@ -138,6 +138,21 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
     detail::attend_sequences(on, queries, std::span{one}, options, output, lse);
 }
 
+/// Attention of one token's or of several tokens' queries over the cache of an owner.
+/// \param on            backend: threads, scratch
+/// \param[in]  queries  [H*G, D] or [H*G, n, D]
+/// \param[in]  cache    read only
+/// \param[in]  options  scale, if not the cache's
+/// \param[out] output   [H*G, Dv] or [H*G, n, Dv]
+/// \param[out] lse      [H*G] or [H*G, n]
+/// \throws the errors of the views' calls
+template <backend B, element U, std::size_t Rank, cache_owner_on<B> Owner>
+void attend(B const& on, view<U const, Rank, B::memory_space> queries, Owner const& cache, attend_options options,
+    view<U, Rank, B::memory_space> output, view<float, Rank - 1, B::memory_space> lse)
+{
+    attend(on, queries, cache.view(), options, output, lse);
+}
+
 /// Attention of a batch: several sequences at once, each over its own cache, as engines with continuous batching decode.
 /// Gives the bits of a call for each sequence with its part of the queries, without their barriers and launches.
 ///

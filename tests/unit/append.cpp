@@ -19,6 +19,7 @@
 #include <initializer_list>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace
@@ -250,6 +251,39 @@ TEST_CASE("tokens that do not all fit are refused before the first is written")
           == "append: values must be [H,n,Dv] = [2, 4, 16], its extent 1 is 5");
     CHECK(tail_of(cache) == before);
     CHECK(cache.appended() == 0);
+}
+
+TEST_CASE("append, attend and truncate_tail take a cache's owner or its view, with equal bits")
+{
+    packed_layer<half> const layer{{.heads = 2, .tokens = 20, .window = 1}, 3};
+    auto owner = layer.packed(4);
+    auto other = layer.packed(4);
+    auto const rows = [&](index_t first, index_t n) { return slice<1>(layer.keys.in(), first, n); };
+    tensor<half, 3> queries{{4, 3, 16}};
+    for (index_t i = 0; i < 4 * 3 * 16; ++i)
+    {
+        queries.set(layer.values.get(i % 2, i / 48, i % 16), i / 48, i / 16 % 3, i % 16);
+    }
+    auto const decode = [&](cpu::backend const& on, auto&& to, auto const& from, std::vector<half>& got) {
+        tensor<half, 3> output{{4, 3, 16}};
+        tensor<half, 2> one{{4, 16}};
+        tensor<float, 2> lse{{4, 3}};
+        tensor<float, 1> lse_of_one{{4}};
+        append(on, rows(0, 3), rows(3, 3), to);
+        append(on, token(layer.keys, 7).in(), token(layer.keys, 8).in(), to);
+        truncate_tail(on, 3, to);
+        attend(on, queries.in(), from, {}, output.out(), lse.out());
+        attend(on, token(queries, 1).in(), from, {}, one.out(), lse_of_one.out());
+        got = output.elements();
+        for (half const x : one.elements()) { got.push_back(x); }
+    };
+    std::vector<half> by_owner;
+    std::vector<half> by_view;
+    support::run([&](cpu::backend const& on) { decode(on, owner, owner, by_owner); });
+    support::run([&](cpu::backend const& on) { decode(on, other.view(), std::as_const(other).view(), by_view); });
+    CHECK(owner.appended() == 3);
+    CHECK(tail_of(owner) == tail_of(other));
+    CHECK(support::same_bits(by_owner, by_view));
 }
 
 TEST_CASE("truncate_tail takes the last tokens back, and the next ones take their places")

@@ -125,8 +125,8 @@ public:
             using mdkv::in;
             using mdkv::out;
             mdkv::append(on, in(on, key, layout.heads, layout.dims.keys),
-                in(on, value, layout.heads, layout.dims.values), cache_.view());
-            mdkv::attend(on, in(on, query, query_heads_, layout.dims.keys), cache_.view(), {},
+                in(on, value, layout.heads, layout.dims.values), cache_);
+            mdkv::attend(on, in(on, query, query_heads_, layout.dims.keys), cache_, {},
                 out(on, output, query_heads_, layout.dims.values), out(on, lse_.data(), query_heads_));
             return 0;
         });

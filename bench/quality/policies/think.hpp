@@ -206,10 +206,10 @@ public:
             using mdkv::in;
             using mdkv::out;
             std::int64_t const rows = query_heads_;
-            mdkv::append(on, in(on, key, heads_, key_dim_), in(on, value, heads_, value_dim_), whole_.view());
-            mdkv::attend(on, in(on, query, rows, key_dim_), whole_.view(), {.scale = scale},
+            mdkv::append(on, in(on, key, heads_, key_dim_), in(on, value, heads_, value_dim_), whole_);
+            mdkv::attend(on, in(on, query, rows, key_dim_), whole_, {.scale = scale},
                 out(on, output, rows, value_dim_), out(on, whole_lse_.data(), rows));
-            mdkv::attend(on, in(on, thin_query_.data(), rows, channel_count_), thin_.view(), {.scale = scale},
+            mdkv::attend(on, in(on, thin_query_.data(), rows, channel_count_), thin_, {.scale = scale},
                 out(on, thin_output_.data(), rows, value_dim_), out(on, thin_lse_.data(), rows));
             // A few rows: less than waking another thread for them costs.
             mdkv::merge_attention(mdkv::cpu::backend{on.scratch}, in(on, output, rows, value_dim_),

@@ -96,13 +96,13 @@ public:
         auto const k    = mdkv::in<T, 3>(backend{}, keys);
         auto const v    = mdkv::in<T, 3>(backend{}, values);
         mdkv::workspace counting; // a dry run refuses what must not grow the tail
-        mdkv::append(on_->with(counting), k, v, cache_.view());
+        mdkv::append(on_->with(counting), k, v, cache_);
         index_t const n = appended_ + k.extent(1);
         if (n > cache_.tail_capacity())
         {
             cache_.reserve_tail(std::max(n, cache_.tail_capacity() + std::max(least_growth, n / 8)));
         }
-        on_->lend([&](backend on) { mdkv::append(on, k, v, cache_.view()); });
+        on_->lend([&](backend on) { mdkv::append(on, k, v, cache_); });
         appended_ = n;
     }
 
@@ -116,13 +116,13 @@ public:
         auto const own = on_->memory(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)) * sizeof(float));
         auto const l   = lse ? mdkv::out<float, 2>(backend{}, *lse)
                              : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q.extent(0), q.extent(1));
-        on_->lend([&](backend on) { mdkv::attend(on, q, std::as_const(cache_).view(), {scale}, o, l); });
+        on_->lend([&](backend on) { mdkv::attend(on, q, cache_, {scale}, o, l); });
     }
 
     void truncate(index_t appended) override
     {
         auto const turn = on_->turn();
-        on_->lend([&](backend on) { mdkv::truncate_tail(on, appended, cache_.view()); });
+        on_->lend([&](backend on) { mdkv::truncate_tail(on, appended, cache_); });
         appended_ = std::min(appended_, appended);
     }
     void reserve(index_t appended) override

@@ -115,12 +115,12 @@ private:
         index_t const before = chunk_[static_cast<std::size_t>(layer)];
         index_t const after  = before + x.queries.extent(1);
         if (after > to.tail_capacity()) { to.reserve_tail(after); }
-        on_->lend([&](backend on) { mdkv::append(on, x.keys, x.values, to.view()); });
-        auto const take_back = [&] { on_->lend([&](backend on) { mdkv::truncate_tail(on, before, to.view()); }); };
+        on_->lend([&](backend on) { mdkv::append(on, x.keys, x.values, to); });
+        auto const take_back = [&] { on_->lend([&](backend on) { mdkv::truncate_tail(on, before, to); }); };
         try
         {
             on_->lend(
-                [&](backend on) { mdkv::attend(on, x.queries, std::as_const(to).view(), {scale_}, output, lse); });
+                [&](backend on) { mdkv::attend(on, x.queries, to, {scale_}, output, lse); });
         }
         catch (...)
         {

@@ -201,6 +201,13 @@ struct cache_view
     }
 };
 
+/// An owner of one layer's cache on a backend's memory: `cpu::cache`, `gpu::cache`, or a type of your own with `view()`.
+template <class C, class B>
+concept cache_owner_on = requires(C& cache) {
+    typename decltype(cache.view())::element_type;
+    requires decltype(cache.view())::memory_space == B::memory_space;
+};
+
 namespace detail
 {
 

@@ -14,6 +14,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/pipeline/steps.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
@@ -30,7 +31,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <numeric>
 #include <optional>
 #include <type_traits>
@@ -137,24 +137,6 @@ struct size_arenas
         if (t.rank() == 0) { bytes[l] = end; }
     }
 };
-
-/// The sum of the reports of all limits.
-[[nodiscard]] inline allocation sum_of(view<allocation const, 1, space::host> reports) noexcept
-{
-    allocation total = reports.extent(0) > 0 ? reports(0) : allocation{};
-    for (index_t i = 1; i < reports.extent(0); ++i)
-    {
-        total.status     = (std::max)(total.status, reports(i).status);
-        total.multiplier = (std::max)(total.multiplier, reports(i).multiplier);
-        total.loss += reports(i).loss;
-        total.dual += reports(i).dual;
-        total.limit += reports(i).limit;
-        total.token_bytes += reports(i).token_bytes;
-        total.charged_bytes += reports(i).charged_bytes;
-        for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += reports(i).tokens[r]; }
-    }
-    return total;
-}
 
 /// \throws invalid_argument   a member is out of its range, or two do not go together
 MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
@@ -349,9 +331,7 @@ struct prompt_work
             run(on, copy_rows<B, float>{as_input(pooled), found});
             return;
         }
-        index_t const early = (std::max<index_t>)(Q - p.question, 0);
-        run(on, fill<float>{weights.data_handle(), p.early_weight, early});
-        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, Q - early});
+        fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
             .lse                        = last<1>(rows.lse, Q),
             .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
@@ -414,7 +394,7 @@ struct prompt_work
         }
         index_t const aside = one.bytes_of(next.stand_ins);
         index_t const parts = settings.shared ? 1 : place.layers; // parts that have a limit of their own
-        array<allocation, 2> sum{};                               // sum of the parts so far, and the next part
+        allocation total;
         for (index_t i = 0; i < parts; ++i)
         {
             bool const here     = settings.shared || (i >= place.first_layer && i < place.first_layer + L);
@@ -425,16 +405,14 @@ struct prompt_work
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
             out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * M), {heads, N}, {M, 1}};
             auto const choose = [&](index_t bytes) {
-                run(on, fill<index_t>{limit.data_handle(), each * bytes, 1});
-                mdkv::allocate(on, of_part, costs, as_input(limit),
-                    {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, report);
-                fetch(on, report.data_handle(), &sum[1], 1);
+                return allocate_within(on, each * bytes, limit, report, costs,
+                    {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_part);
             };
-            choose(spend);
-            if (aside > 0 && sum[1].tokens[0] > 0) { choose(spend - aside); }
-            sum[0] = i == 0 ? sum[1] : sum_of(view<allocation const, 1, space::host>{sum.data(), {2}, {1}});
+            allocation chosen = choose(spend);
+            if (aside > 0 && chosen.tokens[0] > 0) { chosen = choose(spend - aside); }
+            add(total, chosen);
         }
-        return sum[0];
+        return total;
     }
 
     /// Gives all tokens the full rung.
@@ -478,7 +456,9 @@ struct prompt_work
         }
         std::vector<allocation> found(real ? static_cast<std::size_t>(L * H) : 0);
         fetch(on, reports.data_handle(), found.data(), L * H);
-        return sum_of(view<allocation const, 1, space::host>{found.data(), {std::ssize(found)}, {1}});
+        allocation total;
+        for (allocation const& one : found) { add(total, one); }
+        return total;
     }
 
     /// Ends a choice of rungs: refuses a bad one, and finds the bytes of all arenas.

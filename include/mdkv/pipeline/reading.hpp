@@ -22,6 +22,7 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/pipeline/steps.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
@@ -520,18 +521,16 @@ struct reader_work
         auto const report = scratch_view<allocation>(on, frame, 1);
         static_cast<void>(frame.ready());
         index_t const parts = settings.shared ? 1 : L;
-        array<allocation, 2> sum{};
+        allocation total;
         for (index_t i = 0; i < parts; ++i)
         {
-            run(on, fill<index_t>{limit.data_handle(), spend / parts, 1});
-            mdkv::allocate(on, loss, slice<0>(first, i * H, L * H / parts + 1), most, costs, as_input(limit),
-                {.charge = settings.charge, .layers = settings.shared ? L : 0}, rung, report);
-            fetch(on, report.data_handle(), &sum[1], 1);
-            sum[0] = i == 0 ? sum[1] : sum_of(view<allocation const, 1, space::host>{sum.data(), {2}, {1}});
+            add(total, allocate_within(on, spend / parts, limit, report, costs,
+                           {.charge = settings.charge, .layers = settings.shared ? L : 0}, rung, loss,
+                           slice<0>(first, i * H, L * H / parts + 1), most));
         }
-        expects<non_finite_input>(sum[0].status != allocation_status::non_finite_loss, stage,
+        expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
             ": a loss is NaN or infinite; queries, keys or values are not finite, or too large to multiply");
-        return sum[0];
+        return total;
     }
 
     /// Packs a layer at its new rungs, and moves its losses.

@@ -18,6 +18,7 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/pipeline/steps.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
@@ -31,14 +32,6 @@
 
 namespace MDKV_NAMESPACE::detail
 {
-
-/// Waits for the stream of a GPU's backend.
-/// \throws cuda_error   work before it failed
-template <backend B>
-void wait(B const& on)
-{
-    fetch(on, static_cast<std::byte const*>(nullptr), static_cast<std::byte*>(nullptr), 0);
-}
 
 /// Waits however a call ends: enqueued work still uses memory that the call gives back.
 template <backend B>
@@ -279,12 +272,9 @@ struct recompressing
         expects_finite(on, "recompress: values by slot", as_input(values));
         expects_finite(on, "recompress: window keys", as_input(window_keys));
         score_slots(loss);
-        run(on, fill<index_t>{limit.data_handle(), bytes, 1});
         agreed.leave();
-        allocate(on, as_input(loss), rung_costs{ratios, shape.dims, shape.element_bytes}, as_input(limit),
-            options.allocation, rung, reports);
-        allocation chosen;
-        fetch(on, reports.data_handle(), &chosen, 1);
+        allocation const chosen = allocate_within(on, bytes, limit, reports,
+            rung_costs{ratios, shape.dims, shape.element_bytes}, options.allocation, rung, as_input(loss));
         expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
             "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
             options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
@@ -298,9 +288,7 @@ struct recompressing
         auto const raw =
             scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
         static_cast<void>(losses.ready());
-        index_t const early = (std::max<index_t>)(weights.extent(0) - options.question, 0);
-        run(on, fill<float>{weights.data_handle(), options.early_weight, early});
-        run(on, fill<float>{after(weights.data_handle(), early), 1.0F, weights.extent(0) - early});
+        fill_query_weights(on, weights, options.early_weight, options.question);
         for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
         run(on, mask_losses<T, S>{there, loss}, H);
     }
