@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A program of llama.cpp for the harness refract-llm, in which the cache type "mdkv-PRESET-BUDGET" (mdkv-by_window-28.1) means f16
-# cells with the backend loaded. README.md beside this file says how links to it are set up. Variables:
+# cells with the backend loaded. docs/lab/2026-11/quality.md says how links to it are set up. Variables:
 #   LLAMA_BIN    the programs themselves
 #   MDKV_PLUGIN  libggml-mdkv.so
 #   PATCHED      folder of libllama-completion-impl.so with the harness's own patch, for its axis A
