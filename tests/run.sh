@@ -144,16 +144,14 @@ python_crosschecks() {
     done
 }
 
-# metrics_crosscheck: the evaluations' metrics against the public packages; needs no model
-metrics_crosscheck() {
-    local tools=$mdkv_root/tests/tools program=$build/release/tests/dump_metrics
-    if [[ ! -x $program ]]; then
-        note FAILED "crosscheck_metrics: its program was not built"
-    elif ! (setup_python) || ! "$mdkv_cache/venv/bin/python" -m pip install -q --disable-pip-version-check \
-        -r "$tools/public_metrics.txt" >"$build/pip.log" 2>&1; then
-        note SKIPPED "crosscheck_metrics: PyPI is out of reach (log: $build/pip.log)"
+# scores_crosscheck: scores by public packages against recorded ones; needs no model
+scores_crosscheck() {
+    local python=$mdkv_cache/venv/bin/python
+    if ! (setup_python) || ! { "$python" -m pip install -q --disable-pip-version-check -r "$mdkv_root/bench/quality/score_answers.txt" &&
+        "$python" -m pip install -q --disable-pip-version-check --no-deps lm-eval==0.4.13; } >"$build/pip.log" 2>&1; then
+        note SKIPPED "crosscheck_scores: PyPI is out of reach (log: $build/pip.log)"
     else
-        crosscheck crosscheck_metrics "$mdkv_cache/venv/bin/python" "$tools/crosscheck_metrics.py" "$program"
+        crosscheck crosscheck_scores "$python" "$mdkv_root/tests/tools/crosscheck_scores.py"
     fi
 }
 
@@ -344,7 +342,7 @@ aarch64() {
     for name in "${bits[@]}"; do
         note SKIPPED "aarch64-dotprod, aarch64-armv8: $name: runs in aarch64-i8mm only"
     done
-    for name in evaluate longbench needle profile ruler run_head_scores; do
+    for name in evaluate needle profile ruler run_head_scores sample_file; do
         note SKIPPED "aarch64/evaluation/$name: not compiled for Arm, because it takes the compiler long"
     done
 }
@@ -471,7 +469,7 @@ else
     [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice
     part python 42 python_package
     part cross-checks 14 python_crosschecks
-    part metrics 4 metrics_crosscheck
+    part scores 4 scores_crosscheck
     unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it
     part sanitizers 65 sanitizers
     part reference 4 reference

@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--question", choices=sorted(QUESTIONS), help="needed where there are both")
     parser.add_argument("--policies", help="comma-separated, in the order of the panels; all by default")
     parser.add_argument("--model", help="file name; needed where there are several")
-    parser.add_argument("--metric", default="recall", help="recall, rouge1 or match (%(default)s)")
+    parser.add_argument("--metric", default="recall", help="recall or match (%(default)s)")
     parser.add_argument("--columns", type=int, default=2, help="panels across (%(default)s)")
     options = parser.parse_args()
     if options.columns < 1:

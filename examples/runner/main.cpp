@@ -15,8 +15,8 @@
 #include "compare.hpp"
 #include "compiled_for.hpp"
 #include "device_layers.hpp"
+#include "evaluation/run_answers.hpp"
 #include "evaluation/run_head_scores.hpp"
-#include "evaluation/run_longbench.hpp"
 #include "evaluation/run_needle.hpp"
 #include "evaluation/run_profile.hpp"
 #include "evaluation/run_ruler.hpp"
@@ -183,10 +183,11 @@ int run(int argc, char** argv)
     add_common(ruler_command, common);
     runner::add_ruler_options(ruler_command, ruler);
 
-    runner::longbench_command longbench;
-    CLI::App& longbench_command = *app.add_subcommand("longbench", "LongBench's English tasks, from its files");
-    add_common(longbench_command, common);
-    runner::add_longbench_options(longbench_command, longbench);
+    runner::answers_command answers;
+    CLI::App& answers_command =
+        *app.add_subcommand("answers", "answer questions from files of samples, such as LongBench's");
+    add_common(answers_command, common);
+    runner::add_answers_options(answers_command, answers);
 
     runner::head_scores_options head_scores;
     CLI::App& head_scores_command = *app.add_subcommand("head-scores", "measure which heads retrieve");
@@ -226,7 +227,7 @@ int run(int argc, char** argv)
         if (compare_command.parsed()) { return runner::run_compare<T>(session, common, compare); }
         if (needle_command.parsed()) { return runner::run_needle<T>(session, common, needle); }
         if (ruler_command.parsed()) { return runner::run_ruler<T>(session, common, ruler); }
-        if (longbench_command.parsed()) { return runner::run_longbench<T>(session, common, longbench); }
+        if (answers_command.parsed()) { return runner::run_answers<T>(session, common, answers); }
         if (profile_command.parsed()) { return runner::run_profile<T>(session, common, profile); }
         if (head_scores_command.parsed()) { return runner::run_head_scores<T>(session, common, head_scores); }
         return runner::run_map<T>(session, common, map);

@@ -135,21 +135,12 @@ int main(int argc, char** argv)
         all.add("options", text);
     }
 
-    all.add("samples", std::string("\1")
-                           + R"({"input": "q", "context": "c", "answers": ["a"], "length": 5, "dataset": null,
-"language": "en", "all_classes": null, "_id": "7"})"
-                           + "\n");
-    all.add(
-        "samples", std::string("\1") + R"({"input": "q", "context": "c", "answers": ["a", "b"], "_id": "7"})" + "\n\n");
-    all.add("samples",
-        std::string("\x80")
-            + R"({"index": 0, "input": "Some text. What is the special magic number for x mentioned in the provided text? The special magic number for x mentioned in the provided text is", "outputs": ["12"], "length": 9})"
-            + "\n");
-    for (int i = 0; i < 8; ++i)
-    {
-        all.add("samples", std::string(1, static_cast<char>(0x80 + i))
-                               + R"({"input": "Question: a Answer:", "outputs": ["b"], "answer_prefix": " Answer:"})");
-    }
+    all.add("samples", R"({"task": "t", "context": "c", "question": "q", "answers": ["a", "b"], "id": "7", "length": 5})"
+                       "\n\n"
+                       R"({"task": "t", "context": "c", "question": "", "answer": "a", "all_classes": null})"
+                       "\n");
+    all.add("samples", R"({"task": "vt", "context": "c", "question": "q", "answer_prefix": " Answer:", "answers": ["b"],)"
+                       R"( "max_new_tokens": 30, "chat": true, "stop_at_newline": false})");
 
     for (char const byte : {'\0', '\1', '\x7f'})
     {

@@ -73,11 +73,9 @@ struct answer
         hash = (hash ^ text.size()) * 0x100000001B3U; // so that text moved from one piece to the next is another sample
     };
     for (std::string const* text : {&one.context, &one.question, &one.answer_prefix}) { add(*text); }
-    for (auto const* texts : {&one.answers, &one.classes})
-    {
-        for (std::string const& text : *texts) { add(text); }
-        add(std::to_string(texts->size()));
-    }
+    for (std::string const& text : one.answers) { add(text); }
+    add(std::to_string(one.answers.size()));
+    add("0"); // older logs have here how many classes the sample named
     add(std::to_string(one.max_new_tokens) + (one.stop_at_newline ? "n" : "") + (one.chat ? "c" : "")
         + (one.min_new_tokens > 0 ? "m" + std::to_string(one.min_new_tokens) : ""));
     if (!one.next_question.empty())

@@ -1,8 +1,9 @@
-/// \file metrics.hpp: how answers are scored: needle word recall, RULER's string match, LongBench's metrics; all in [0, 1]
+/// \file metrics.hpp: how answers are scored: needle word recall, RULER's string match, F1 of words; all in [0, 1]
 ///
-/// Sources: the needle visualiser of KVCache-Factory (scripts/scripts_needle/visualize.py), NVIDIA/RULER
-/// (scripts/eval), THUDM/LongBench (LongBench/metrics.py, eval.py). tests/tools/public_metrics.py names the commits.
-/// What differs from them: see `python_text::lower`, and references that they fail on are an error that says so.
+/// Sources: the needle visualiser of KVCache-Factory (scripts/scripts_needle/visualize.py at c97f9d7), NVIDIA/RULER
+/// (scripts/eval at c3f5e3b), THUDM/LongBench (LongBench/metrics.py at c5ea10b). What differs from them: see
+/// `python_text::lower`, and references that they fail on are an error that says so. score_answers.py has metrics for
+/// which Python packages exist.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -17,30 +18,12 @@
 #include <string_view>
 #include <vector>
 
-#include "runner/file_error.hpp"
 #include "runner/pre_tokenizer.hpp"
 #include "lossy_utf8.hpp"
 #include "python_text.hpp"
-#include "similarity.hpp"
 
 namespace runner
 {
-
-/// The best of `score(reference)`, at least 0: LongBench's rule for several references.
-template <class Score>
-[[nodiscard]] double best_of(std::span<std::string const> references, Score const& score)
-{
-    double best = 0;
-    for (std::string const& reference : references) { best = std::max(best, score(reference)); }
-    return best;
-}
-
-/// The first line after empty ones: all that counts of an answer to trec, triviaqa, samsum and lsht.
-[[nodiscard]] inline std::string_view first_line(std::string_view answer)
-{
-    answer.remove_prefix(std::min(answer.find_first_not_of('\n'), answer.size()));
-    return answer.substr(0, answer.find('\n'));
-}
 
 // --- needle ----------------------------------------------------------------------------------------------------------
 
@@ -94,7 +77,7 @@ namespace detail
     return std::ranges::count(detail::contained(answer, references), true) > 0 ? 1 : 0;
 }
 
-// --- LongBench -------------------------------------------------------------------------------------------------------
+// --- head scores -----------------------------------------------------------------------------------------------------
 
 namespace detail
 {
@@ -124,23 +107,6 @@ namespace detail
     return sum;
 }
 
-/// Runs of decimal digits, Unicode's included.
-[[nodiscard]] inline std::vector<std::string> numbers(std::string_view text)
-{
-    static regular_expression const digits(R"(\p{Nd}+)");
-    std::vector<std::string> out;
-    digits.each_match(text, [&](match_range at) { out.emplace_back(text.substr(at.begin, at.end - at.begin)); });
-    return out;
-}
-
-/// The share of the numbers in the answer that are written like `expected`.
-[[nodiscard]] inline double share_of_number(std::string_view answer, std::string_view expected)
-{
-    std::vector<std::string> const found = numbers(lossy_utf8(answer));
-    if (found.empty()) { return 0; }
-    return static_cast<double>(std::ranges::count(found, expected)) / static_cast<double>(found.size());
-}
-
 } // namespace detail
 
 /// qa_f1_score: F1 of the words as multisets, without articles and punctuation.
@@ -158,63 +124,6 @@ namespace detail
     double const precision = static_cast<double>(common) / static_cast<double>(detail::total(answered));
     double const recall    = static_cast<double>(common) / static_cast<double>(detail::total(expected));
     return (2 * precision * recall) / (precision + recall);
-}
-
-/// classification_score: of the classes the answer contains, 1 / how many if the right one is among them, else 0. Those
-/// that are a part of the right one do not count; the original skips the class after each one it takes out, and so do we.
-[[nodiscard]] inline double classification_score(
-    std::string_view answer, std::string_view reference, std::span<std::string const> classes)
-{
-    std::vector<std::string_view> named;
-    for (std::string const& one : classes)
-    {
-        if (answer.find(one) != std::string_view::npos) { named.emplace_back(one); }
-    }
-    for (std::size_t i = 0; i < named.size(); ++i)
-    {
-        std::string_view const name = named[i];
-        if (name != reference && reference.find(name) != std::string_view::npos)
-        {
-            named.erase(std::ranges::find(named, name));
-        }
-    }
-    bool const right = std::ranges::find(named, reference) != named.end();
-    return right ? 1.0 / static_cast<double>(named.size()) : 0;
-}
-
-/// retrieval_score: the share of the numbers in the answer that are N of the reference's "Paragraph N".
-[[nodiscard]] inline double retrieval_score(std::string_view answer, std::string_view reference)
-{
-    static detail::regular_expression const paragraph(R"((?<=Paragraph )\p{Nd}+)");
-    std::string const text = lossy_utf8(reference);
-    std::vector<std::string> expected;
-    paragraph.each_match(
-        text, [&](detail::match_range at) { expected.push_back(text.substr(at.begin, at.end - at.begin)); });
-    if (expected.empty())
-    {
-        throw mdkv::invalid_argument(joined("retrieval_score: reference: no \"Paragraph N\" in ", quoted(reference)));
-    }
-    return detail::share_of_number(answer, expected.front());
-}
-
-/// count_score: the share of the numbers in the answer that are the reference.
-[[nodiscard]] inline double count_score(std::string_view answer, std::string_view reference)
-{
-    return detail::share_of_number(answer, reference);
-}
-
-/// code_sim_score: how alike the reference and the answer's first line are that has no '`', no '#' and no "//".
-[[nodiscard]] inline double code_similarity(
-    std::string_view answer, std::string_view reference, line_matcher matcher = line_matcher::difflib)
-{
-    answer.remove_prefix(std::min(answer.find_first_not_of('\n'), answer.size()));
-    std::string_view line = answer.substr(0, answer.find('\n'));
-    while (line.find_first_of("`#") != std::string_view::npos || line.find("//") != std::string_view::npos)
-    {
-        answer.remove_prefix(std::min(line.size() + 1, answer.size()));
-        line = answer.substr(0, answer.find('\n'));
-    }
-    return fuzz_ratio(line, reference, matcher) / 100;
 }
 
 } // namespace runner

@@ -14,20 +14,6 @@
 namespace runner::python_text
 {
 
-/// The characters of valid UTF-8.
-[[nodiscard]] inline std::u32string characters(std::string_view text)
-{
-    std::u32string out;
-    while (!text.empty())
-    {
-        utf8_char const next = first_utf8_char(text);
-        if (next.bytes == 0) { throw std::runtime_error("characters: text is not valid UTF-8"); }
-        out += next.value;
-        text.remove_prefix(next.bytes);
-    }
-    return out;
-}
-
 /// `str.isspace`: Unicode's white space and the four separators of ASCII.
 [[nodiscard]] constexpr bool is_space(char32_t c) noexcept
 {

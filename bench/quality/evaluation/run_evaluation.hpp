@@ -1,4 +1,4 @@
-/// \file run_evaluation.hpp: what the commands needle, ruler and longbench share: options, the run, and what it leaves in its folder
+/// \file run_evaluation.hpp: what the commands needle, ruler and answers share: options, the run, and what it leaves in its folder
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -13,7 +13,6 @@
 #include <ctime>
 #include <filesystem>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <span>
 #include <string>
@@ -91,17 +90,6 @@ struct evaluation_plan
 
 namespace detail
 {
-
-/// Puts the first `most` of `more` (0: all) behind those there are.
-inline void add_samples(std::vector<sample>& all, std::vector<sample> more, std::int64_t most, bool chat)
-{
-    if (most > 0 && std::ssize(more) > most) { more.resize(static_cast<std::size_t>(most)); }
-    for (sample& one : more)
-    {
-        one.chat = chat;
-        all.push_back(std::move(one));
-    }
-}
 
 [[nodiscard]] inline std::string utc_now()
 {

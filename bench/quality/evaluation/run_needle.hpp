@@ -25,7 +25,6 @@
 #include "needle.hpp"
 #include "needle_haystack.hpp"
 #include "needle_options.hpp"
-#include "rouge.hpp"
 #include "run_evaluation.hpp"
 #include "sample.hpp"
 #include "summary.hpp"
@@ -87,31 +86,28 @@ namespace detail
     return needles;
 }
 
-/// The sandwich by its words, as the public programs draw it; a number is there or not. ROUGE-1 is of the whole needle,
-/// so that a perfect short answer is below 100. A pair's answers have scores of their own.
+/// The sandwich by its words, as the public programs draw it; a number is there or not. A pair's answers have scores of
+/// their own. ROUGE-1 of the whole needle: bench/quality/score_answers.py.
 [[nodiscard]] inline std::map<std::string, double> needle_scores(sample const& one, std::string const& text)
 {
-    double const rouge = 100 * rouge_1(text, one.about.at("needle").get<std::string>());
     if (one.about.at("needle_kind") == text_of(needle_kind::pair))
     {
         std::string const first  = text.substr(0, text.find('\n'));
         std::string const second = text.substr(std::min(text.size(), first.size() + 1));
         return {{"first", 100 * word_recall(first, one.answers.at(0))},
-            {"second", 100 * string_match_all(second, one.next_answers)},
-            {"first_rouge1", 100 * rouge_1(first, one.about.at("needle").get<std::string>())},
-            {"second_rouge1", 100 * rouge_1(second, one.about.at("second_needle").get<std::string>())}};
+            {"second", 100 * string_match_all(second, one.next_answers)}};
     }
     if (one.about.at("needle_kind") == text_of(needle_kind::number))
     {
-        return {{"match", 100 * string_match_all(text, one.answers)}, {"rouge1", rouge}};
+        return {{"match", 100 * string_match_all(text, one.answers)}};
     }
-    return {{"recall", 100 * word_recall(text, one.answers.at(0))}, {"rouge1", rouge}};
+    return {{"recall", 100 * word_recall(text, one.answers.at(0))}};
 }
 
 [[nodiscard]] inline std::vector<std::string> needle_metrics(needle_kind kind)
 {
-    if (kind == needle_kind::pair) { return {"first", "second", "first_rouge1", "second_rouge1"}; }
-    return {kind == needle_kind::number ? "match" : "recall", "rouge1"};
+    if (kind == needle_kind::pair) { return {"first", "second"}; }
+    return {kind == needle_kind::number ? "match" : "recall"};
 }
 
 } // namespace detail

@@ -1,14 +1,13 @@
-/// \file run_ruler.hpp: mdkv_run ruler: RULER's tasks, generated or read from the files its generator writes
+/// \file run_ruler.hpp: mdkv_run ruler: RULER's tasks, generated
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -16,13 +15,11 @@
 #include <vector>
 
 #include "runner/common_options.hpp"
-#include "runner/option_texts.hpp"
 #include "runner/session.hpp"
 #include "runner/tokenizer.hpp"
 #include "metrics.hpp"
 #include "needle.hpp"
 #include "ruler.hpp"
-#include "ruler_file.hpp"
 #include "ruler_tasks.hpp"
 #include "run_evaluation.hpp"
 #include "sample.hpp"
@@ -38,7 +35,6 @@ struct ruler_command
     std::vector<std::int64_t> lengths{4096};
     std::vector<std::string> tasks{"niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multikey_2",
         "niah_multiquery", "niah_multivalue", "vt"};
-    std::vector<std::string> files; // TASK=PATH
     bool chat = false;
 };
 
@@ -64,8 +60,6 @@ inline void add_ruler_options(CLI::App& command, ruler_command& options)
     command.add_option("--essay", options.made.essay_path, "prose, for the niah_* in essays");
     command.add_option("--squad", options.made.squad_path, "SQuAD's dev-v2.0.json, for qa_1");
     command.add_option("--hotpot", options.made.hotpot_path, "hotpot_dev_distractor_v1.json, for qa_2");
-    command.add_option("--file", options.files,
-        "TASK=FILE: samples from JSONL of the public generator instead; --samples of each, can be given again");
 }
 
 namespace detail
@@ -80,16 +74,6 @@ namespace detail
 [[nodiscard]] inline std::vector<sample> ruler_samples(tokenizer const& words, ruler_command const& options)
 {
     std::vector<sample> all;
-    auto const add = [&](std::vector<sample> more) {
-        add_samples(all, std::move(more), options.samples, options.chat);
-    };
-    for (std::string const& file : options.files)
-    {
-        std::size_t const equals = file.find('=');
-        mdkv::expects(equals != std::string::npos, "file: \"", file, "\" is not of the form TASK=FILE");
-        add(read_ruler_file(file.substr(equals + 1), file.substr(0, equals)));
-    }
-    if (!options.files.empty()) { return all; }
     std::vector<std::string> tasks;
     for (std::string const& name : options.tasks)
     {
@@ -103,7 +87,14 @@ namespace detail
         made.max_length      = length;
         made.samples         = options.samples;
         made.template_tokens = tokens_around(words, options.chat);
-        for (std::string const& name : tasks) { add(make_ruler_samples(made, name, count)); }
+        for (std::string const& name : tasks)
+        {
+            for (sample& one : make_ruler_samples(made, name, count))
+            {
+                one.chat = options.chat;
+                all.push_back(std::move(one));
+            }
+        }
     }
     return all;
 }
@@ -120,13 +111,10 @@ int run_ruler(session& run, common_options const& common, ruler_command const& o
     plan.score        = detail::ruler_scores;
     plan.metrics      = {"match"};
     plan.group        = [](sample const& one) {
-        return one.about.contains("max_length")
-                          ? std::to_string(one.about.at("max_length").template get<std::int64_t>()) + " tokens"
-                          : std::string{"from files"};
+        return std::to_string(one.about.at("max_length").template get<std::int64_t>()) + " tokens";
     };
     plan.options = {{"tasks", options.tasks}, {"lengths", options.lengths}, {"samples", options.samples},
-        {"seed", options.made.seed}, {"chat", options.chat}, {"close_fit", options.made.close_fit},
-        {"files", options.files}};
+        {"seed", options.made.seed}, {"chat", options.chat}, {"close_fit", options.made.close_fit}};
     return run_evaluation<T>(run, common, options.shared, plan);
 }
 

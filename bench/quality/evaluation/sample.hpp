@@ -20,7 +20,6 @@ struct sample
     std::string question;
     std::string answer_prefix;        // what the answer is made to begin with; follows the chat form's header
     std::vector<std::string> answers; // references
-    std::vector<std::string> classes; // that an answer may name, for classification
     std::string next_question{};      // asked of the same cache behind the answer, which ends at a line's end; or empty
     std::vector<std::string> next_answers{}; // references of that question's answer
     std::int64_t max_new_tokens = 32;

@@ -90,7 +90,6 @@ TEST_CASE("needle: the bytes of a prompt in HeadKV's form")
     CHECK(s.task == "needle");
     CHECK(s.id == "headkv-" + std::to_string(length) + "-50");
     CHECK(s.answers == std::vector<std::string>{"eat a sandwich and sit in dolores park on a sunny day."});
-    CHECK(s.classes.empty());
     CHECK(s.max_new_tokens == 30);
     CHECK(s.stop_at_newline);
     CHECK_FALSE(s.chat);
@@ -231,18 +230,18 @@ TEST_CASE("needle: each answer of a pair has its own scores")
     one.about         = {{"needle_kind", "pair"}, {"needle", "to eat a sandwich"}, {"second_needle", "it is 1234567"}};
     auto const scores = [&](std::string const& text) {
         auto const all = runner::detail::needle_scores(one, text);
-        REQUIRE(all.size() == 4);
+        REQUIRE(all.size() == 2);
         for (std::string const& metric : runner::detail::needle_metrics(runner::needle_kind::pair))
         {
             CHECK(all.contains(metric));
         }
-        return std::vector<double>{all.at("first"), all.at("second"), all.at("first_rouge1"), all.at("second_rouge1")};
+        return std::vector<double>{all.at("first"), all.at("second")};
     };
-    CHECK(scores("to eat a sandwich\nit is 1234567") == std::vector<double>{100, 100, 100, 100});
-    CHECK(scores("it is 1234567\nto eat a sandwich") == std::vector<double>{0, 0, 0, 0});
-    CHECK(scores("to eat a sandwich\n") == std::vector<double>{100, 0, 100, 0});
-    CHECK(scores("\nit is 1234567") == std::vector<double>{0, 100, 0, 100});
-    CHECK(scores("") == std::vector<double>{0, 0, 0, 0});
+    CHECK(scores("to eat a sandwich\nit is 1234567") == std::vector<double>{100, 100});
+    CHECK(scores("it is 1234567\nto eat a sandwich") == std::vector<double>{0, 0});
+    CHECK(scores("to eat a sandwich\n") == std::vector<double>{100, 0});
+    CHECK(scores("\nit is 1234567") == std::vector<double>{0, 100});
+    CHECK(scores("") == std::vector<double>{0, 0});
 }
 
 TEST_CASE("needle: it stands behind the full stop before its depth")

@@ -21,7 +21,6 @@
 #include "evaluation/json_place.hpp"
 #include "evaluation/python_text.hpp"
 #include "evaluation/random.hpp"
-#include "evaluation/ruler_file.hpp"
 #include "evaluation/ruler_tasks.hpp"
 #include "evaluation/ruler_text.hpp"
 #include "evaluation/ruler_words.hpp"
@@ -726,99 +725,4 @@ TEST_CASE("files of questions that are missing, cut short or laid out otherwise 
     f.options.squad_path = f.folder.write("squad.json", squad(2));
     CHECK(message_of([&] { (void)runner::make_ruler_samples(f.options, "qa_1", count_tokens); })
           == "samples: 7 are wanted, the file of questions has 6");
-}
-
-TEST_CASE("a public file gives back what the generator made, with the prefix apart or still in the input")
-{
-    files f;
-    f.options.squad_path  = f.folder.write("squad.json", squad(60));
-    f.options.hotpot_path = f.folder.write("hotpot.json", hotpot(40));
-    for (std::string const& task : runner::ruler_task_names())
-    {
-        CAPTURE(task);
-        auto const samples = runner::make_ruler_samples(f.options, task, count_tokens);
-        for (bool const apart : {true, false})
-        {
-            CAPTURE(apart);
-            std::string text;
-            for (auto const& one : samples)
-            {
-                nlohmann::json row = {{"index", 77},
-                    {"input", one.context + one.question + (apart ? "" : one.answer_prefix)}, {"outputs", one.answers},
-                    {"length", one.about.at("length")}};
-                if (apart) { row["answer_prefix"] = one.answer_prefix; }
-                text += row.dump() + "\r\n\n";
-            }
-            auto const read = runner::read_ruler_file(f.folder.write("validation.jsonl", text), task);
-            REQUIRE(read.size() == samples.size());
-            for (std::size_t i = 0; i < read.size(); ++i)
-            {
-                CHECK(read[i].context == samples[i].context);
-                CHECK(read[i].question == samples[i].question);
-                CHECK(read[i].answer_prefix == samples[i].answer_prefix);
-                CHECK(read[i].answers == samples[i].answers);
-                CHECK(read[i].max_new_tokens == samples[i].max_new_tokens);
-                CHECK(read[i].task == task);
-                CHECK(std::regex_match(read[i].id, std::regex{std::to_string(2 * i + 1) + "-[0-9a-f]{16}"}));
-                CHECK(read[i].about.at("length") == samples[i].about.at("length"));
-                CHECK(read[i].about.at("index") == 77);
-            }
-        }
-    }
-}
-
-TEST_CASE("a line of a public file as it is written there is split into its parts")
-{
-    scratch_folder folder;
-    std::string const path = folder.write("validation.jsonl",
-        R"({"index": 176, "input": "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.\nThe grass is green.\nOne of the special magic numbers for old-hat is: 1234567.\nWhat is the special magic number for old-hat mentioned in the provided text?", "outputs": ["1234567"], "length": 210, "length_w_model_temp": 210, "answer_prefix": " The special magic number for old-hat mentioned in the provided text is", "token_position_answer": 41})"
-        "\n");
-    auto const one         = runner::read_ruler_file(path, "niah_single_1").at(0);
-    CHECK(one.context.ends_with("old-hat is: 1234567.\n"));
-    CHECK(one.question == "What is the special magic number for old-hat mentioned in the provided text?");
-    CHECK(one.answer_prefix == " The special magic number for old-hat mentioned in the provided text is");
-    CHECK(one.answers == std::vector<std::string>{"1234567"});
-    CHECK(one.id
-          == runner::read_ruler_file(folder.write("moved.jsonl", folder.read("validation.jsonl")), "niah_single_1")[0]
-                 .id);
-    CHECK(one.about == nlohmann::json{{"index", 176}, {"length", 210}, {"token_position_answer", 41}});
-}
-
-TEST_CASE("bad lines of a public file are refused by number, with what to do")
-{
-    scratch_folder folder;
-    std::string const good =
-        R"({"input": "x\nQuestion: What are the 10 most common words in the above list?", "outputs": ["a"], "answer_prefix": " Answer:"})";
-    auto const message = [&](std::string_view line, std::string_view task = "cwe") {
-        std::string const path  = folder.write("f.jsonl", good + "\n" + std::string(line) + "\n");
-        std::string const error = message_of([&] { (void)runner::read_ruler_file(path, task); });
-        return error.starts_with(path) ? error.substr(path.size()) : error;
-    };
-    std::string const remedy =
-        "; correct or remove that line, or name the task that the file was made for (read as cwe)";
-    CHECK(message(good) == "(nothing was thrown)");
-    CHECK(message("no json") == ": line 2: is no JSON at byte 1: \"o json\"" + remedy);
-    CHECK(message(good.substr(0, 40)) == ": line 2: is cut short: no JSON value ends at byte 40" + remedy);
-    CHECK(message("1e999") // found by tests/fuzz/samples.cpp
-          == ": line 2: holds a number that is beyond a double's range: \"1e999\"" + remedy);
-    CHECK(message("[]") == ": line 2: the whole value is array, it must be an object" + remedy);
-    CHECK(message("{}") == ": line 2: the whole value has no key \"input\"" + remedy);
-    CHECK(message(R"({"input": 5})") == ": line 2: input is number, it must be a string" + remedy);
-    CHECK(message(R"({"input": "x"})") == ": line 2: the whole value has no key \"outputs\"" + remedy);
-    CHECK(message(R"({"input": "x", "outputs": []})") == ": line 2: outputs is empty" + remedy);
-    CHECK(message(R"({"input": "x", "outputs": ["a", 7]})")
-          == ": line 2: outputs[1] is number, it must be a string" + remedy);
-    CHECK(contains(message(R"({"input": "x", "outputs": ["a"]})"), ": line 2: input has no \" Answer: T\", which"));
-    CHECK(contains(message(R"({"input": "x", "outputs": ["a"], "answer_prefix": "p"})"),
-        ": line 2: input has no \"Question: What are the 10 most common words in the above list?\", which the question "
-        "of cwe"));
-    CHECK(contains(
-        message(good.substr(0, good.size() - 1) + R"(, "length": "7"})"), ": line 2: length is no whole number"));
-    CHECK(contains(message(good, "vt"), ": line 1: input has no \"Question: Find all variables"));
-    CHECK(contains(
-        message_of([&] { (void)runner::read_ruler_file(folder.file("none"), "xy"); }), "task: \"xy\" is unknown"));
-    CHECK(contains(
-        message_of([&] { (void)runner::read_ruler_file(folder.write("e", "\n\n"), "cwe"); }), "holds no sample"));
-    CHECK(contains(
-        message_of([&] { (void)runner::read_ruler_file(folder.file("none"), "cwe"); }), "none: cannot be opened"));
 }
