@@ -135,12 +135,14 @@ int main(int argc, char** argv)
         all.add("options", text);
     }
 
-    all.add("samples", R"({"task": "t", "context": "c", "question": "q", "answers": ["a", "b"], "id": "7", "length": 5})"
-                       "\n\n"
-                       R"({"task": "t", "context": "c", "question": "", "answer": "a", "all_classes": null})"
-                       "\n");
-    all.add("samples", R"({"task": "vt", "context": "c", "question": "q", "answer_prefix": " Answer:", "answers": ["b"],)"
-                       R"( "max_new_tokens": 30, "chat": true, "stop_at_newline": false})");
+    all.add("samples",
+        R"({"task": "t", "context": "c", "question": "q", "answers": ["a", "b"], "id": "7", "length": 5})"
+        "\n\n"
+        R"({"task": "t", "context": "c", "question": "", "answer": "a", "all_classes": null})"
+        "\n");
+    all.add("samples",
+        R"({"task": "vt", "context": "c", "question": "q", "answer_prefix": " Answer:", "answers": ["b"],)"
+        R"( "max_new_tokens": 30, "chat": true, "stop_at_newline": false})");
 
     for (char const byte : {'\0', '\1', '\x7f'})
     {

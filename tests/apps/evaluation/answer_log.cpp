@@ -139,9 +139,9 @@ TEST_CASE("a sample's mark changes with everything an answer or its score depend
     std::vector<std::function<void(runner::sample&)>> const changes{[](auto& s) { s.context += "x"; },
         [](auto& s) { s.question += "x"; }, [](auto& s) { s.context += "q", s.question = "uestion"; },
         [](auto& s) { s.answer_prefix.clear(); }, [](auto& s) { s.answers.push_back("x"); },
-        [](auto& s) { s.answers[0] = "x"; }, [](auto& s) { s.max_new_tokens = 31; }, [](auto& s) { s.stop_at_newline = true; },
-        [](auto& s) { s.chat = true; }, [](auto& s) { s.next_question = "x"; },
-        [](auto& s) { s.next_question = "x", s.next_answers = {"y"}; }};
+        [](auto& s) { s.answers[0] = "x"; }, [](auto& s) { s.max_new_tokens = 31; },
+        [](auto& s) { s.stop_at_newline = true; }, [](auto& s) { s.chat = true; },
+        [](auto& s) { s.next_question = "x"; }, [](auto& s) { s.next_question = "x", s.next_answers = {"y"}; }};
     for (auto const& change : changes) { CHECK(marks.insert(changed(change)).second); }
     CHECK(changed([](auto& s) { s.about["length"] = 1, s.id = "other"; }) == runner::sample_mark(one));
 }
