@@ -24,6 +24,26 @@ namespace MDKV_NAMESPACE::detail
     return n == 2 ? factor * 0.70710678118654752F : factor;
 }
 
+/// x := H x for numbers, or vectors of neighbours, in registers. All loops are unrolled, because only constant indices choose
+/// registers.
+template <class V, int Count>
+[[gnu::always_inline]] MDKV_HD inline void hadamard_registers(V (&x)[Count]) noexcept
+{
+    MDKV_UNROLL
+    for (int step = 1; step < Count; step *= 2)
+    {
+        MDKV_UNROLL
+        for (int k = 0; k < Count; ++k)
+        {
+            if ((k & step) != 0) { continue; }
+            V const a   = x[k];
+            V const b   = x[k + step];
+            x[k]        = a + b;
+            x[k + step] = a - b;
+        }
+    }
+}
+
 /// The steps of hadamard below that combine `Count` coordinates, from `half` on, in a block of n coordinates; and the
 /// product of the last step.
 template <int Count, int Lanes>
@@ -37,19 +57,7 @@ MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) n
         floats v[std::size_t{Count}];
         MDKV_UNROLL
         for (int k = 0; k < Count; ++k) { v[k] = load_lanes<floats>(x + (i + k * half) * stride); }
-        MDKV_UNROLL
-        for (int step = 1; step < Count; step *= 2)
-        {
-            MDKV_UNROLL
-            for (int k = 0; k < Count; ++k)
-            {
-                if ((k & step) != 0) { continue; }
-                floats const a = v[k];
-                floats const b = v[k + step];
-                v[k]           = a + b;
-                v[k + step]    = a - b;
-            }
-        }
+        hadamard_registers(v);
         MDKV_UNROLL
         for (int k = 0; k < Count; ++k)
         {

@@ -40,17 +40,7 @@ inline void hadamard_group(float* x) noexcept
     {
         v[i] = hadamard_lanes(simd::load(x + i * lanes));
     }
-    MDKV_UNROLL for (int half = 1; half < vectors; half *= 2)
-    {
-        MDKV_UNROLL for (int i = 0; i < vectors; ++i)
-        {
-            if ((i & half) != 0) { continue; }
-            simd::floats const a = v[i];
-            simd::floats const b = v[i + half];
-            v[i]                 = a + b;
-            v[i + half]          = a - b;
-        }
-    }
+    mdkv::detail::hadamard_registers(v);
     simd::floats const factor = simd::broadcast(mdkv::detail::hadamard_factor(quantised_group));
     MDKV_UNROLL for (int i = 0; i < vectors; ++i)
     {

@@ -30,19 +30,7 @@ struct rotated_group
         {
             x[i] = (from[i * step] - mean[i]) * (factor == nullptr ? 1.0F : factor[i]);
         }
-        MDKV_UNROLL
-        for (int half = 1; half < size; half *= 2)
-        {
-            MDKV_UNROLL
-            for (int i = 0; i < size; ++i)
-            {
-                if ((i & half) != 0) { continue; }
-                float const a = x[i];
-                float const b = x[i + half];
-                x[i]          = a + b;
-                x[i + half]   = a - b;
-            }
-        }
+        mdkv::detail::hadamard_registers(x);
         float spoilt = 0;
         MDKV_UNROLL
         for (int i = 0; i < size; ++i)
