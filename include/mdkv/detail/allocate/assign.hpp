@@ -13,20 +13,18 @@
 namespace MDKV_NAMESPACE::detail::dual
 {
 
-/// An upgrade that does not exist, see `assign::upgrade_of`.
-inline constexpr std::uint64_t no_upgrade = ~std::uint64_t{0};
 /// Bits of an upgrade that hold its token's number.
 inline constexpr std::uint64_t token_bits = std::uint64_t{most_tokens} - 1;
 
 /// The token of an upgrade.
-[[nodiscard]] MDKV_HD inline part token_of_upgrade(work const& w, index_t number, std::uint64_t upgrade)
+[[nodiscard]] MDKV_HD inline piece token_of_upgrade(work const& w, index_t number, std::uint64_t upgrade)
 {
     auto const token   = static_cast<index_t>(upgrade & token_bits);
     index_t const head = token / w.tokens;
     return {number, number / w.candidates, 0, head, w.own_head(head), token % w.tokens, 1};
 }
 /// Loss that a token of this rank saves at rung c instead of a.
-[[nodiscard]] MDKV_HD inline double loss_saved(work const& w, part const& token, index_t a, index_t c)
+[[nodiscard]] MDKV_HD inline double loss_saved(work const& w, piece const& token, index_t a, index_t c)
 {
     float const* const loss = w.losses_of(token);
     return double{loss[a * w.loss_of_rung]} - double{loss[c * w.loss_of_rung]};
@@ -46,13 +44,13 @@ struct assign
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        part const here = w.part_of(item);
+        piece const here = w.own_piece(item);
         if (!w.problems[here.problem].active) { return; }
         open_piece& own = open_piece::of(t, w, here);
         own.clear(t, own.losses, columns);
         choose_rungs(t, own, here);
         double const loss = tree_sum(t, own.losses);
-        if (t.rank() == 0) { w.losses[here.problem * w.pieces() + here.piece] = loss; }
+        if (t.rank() == 0) { w.piece_losses[here.problem * w.pieces() + here.number] = loss; }
     }
 
 private:
@@ -65,7 +63,7 @@ private:
     };
 
     template <team Team>
-    MDKV_HD void choose_rungs(Team const& t, open_piece& own, part const& here) const
+    MDKV_HD void choose_rungs(Team const& t, open_piece& own, piece const& here) const
     {
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
@@ -74,8 +72,10 @@ private:
         rung_table const& rungs = own.rungs;
         float const multiplier  = float_of_bits(p.multiplier);
         float const below       = float_of_bits(p.multiplier == 0 ? 0U : p.multiplier - 1);
-        index_t const ties      = here.piece < p.piece ? here.count : here.piece == p.piece ? w.token_of(p) : 0;
-        index_t const left      = w.spends(p) ? w.left_of(p) : 0;
+        index_t const ties      = here.number < p.tie_piece    ? here.count
+                                  : here.number == p.tie_piece ? w.tie[2 * here.problem]
+                                                               : 0;
+        index_t const left      = w.spends(p) ? w.bytes_left(p) : 0;
         std::uint8_t* const to  = w.rungs_of(here);
         ints const one          = ints{} + 1;
         ints reached[max_rungs]{}; // tokens at a rung or above
@@ -139,7 +139,7 @@ private:
     }
 
     template <team Team>
-    MDKV_HD void count_rungs(Team const& t, part const& here, rung_table const& rungs,
+    MDKV_HD void count_rungs(Team const& t, piece const& here, rung_table const& rungs,
         lane_ints<Team::register_lanes> const (&reached)[max_rungs],
         lane_ints<Team::register_lanes> const& non_finite) const
     {
@@ -148,7 +148,7 @@ private:
             for (int l = 0; l < Team::register_lanes; ++l) { sum += lane(x, l); }
             return t.sum(sum);
         };
-        index_t const spoilt       = over_lanes(non_finite);
+        index_t const unusable     = over_lanes(non_finite);
         index_t above              = 0;
         std::int64_t* const counts = w.counts + (here.problem * w.heads + here.head) * index_t{max_rungs};
         for (std::size_t j = rungs.count; j-- > 0;)
@@ -157,7 +157,7 @@ private:
             if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
             above = up_to;
         }
-        if (t.rank() == 0 && spoilt > 0) { t.add_across(w.spoilt + here.problem, spoilt); }
+        if (t.rank() == 0 && unusable > 0) { t.add_across(w.non_finite + here.problem, unusable); }
     }
 
     /// An upgrade as a number: less for more loss saved, then for the earlier token.
@@ -168,10 +168,10 @@ private:
     }
 
     template <team Team>
-    MDKV_HD void record_upgrades(Team const& t, part const& here, rung_table const& rungs,
+    MDKV_HD void record_upgrades(Team const& t, piece const& here, rung_table const& rungs,
         upgrades<Team::register_lanes> const& best, index_t left) const
     {
-        std::uint64_t* const to = w.best + here.problem * w.rungs() * w.rungs();
+        std::uint64_t* const to = w.upgrades + here.problem * w.rungs() * w.rungs();
         for (std::size_t c = 1; c < rungs.count; ++c)
         {
             for (std::size_t a = 0; a < c; ++a)
@@ -211,10 +211,13 @@ struct value_upgrades
         index_t const pairs = w.rungs() * w.rungs();
         for (index_t i = t.rank(); i < pairs; i += t.size())
         {
-            std::uint64_t const best = w.best[number * pairs + i];
+            std::uint64_t const best = w.upgrades[number * pairs + i];
             if (best == no_upgrade) { continue; }
-            part const token = token_of_upgrade(w, number, best);
-            if (token.own >= 0) { w.gains[number * pairs + i] = loss_saved(w, token, i / w.rungs(), i % w.rungs()); }
+            piece const token = token_of_upgrade(w, number, best);
+            if (token.own_head >= 0)
+            {
+                w.gains[number * pairs + i] = loss_saved(w, token, i / w.rungs(), i % w.rungs());
+            }
         }
     }
 };
@@ -239,15 +242,15 @@ struct conclude
             index_t const number = limit * w.candidates + c;
             problem& p           = w.problems[number];
             if (!p.active) { continue; }
-            double const* const losses = w.losses + number * w.pieces();
+            double const* const losses = w.piece_losses + number * w.pieces();
             double const loss          = ordered_sum(t, sums, w.pieces(), [&](index_t i) { return losses[i]; });
             if (t.rank() != 0) { continue; }
             write_report(number, p, loss);
             if (best < 0 || p.report.loss < w.problems[best].report.loss) { best = number; }
         }
         if (t.rank() != 0) { return; }
-        w.winner[limit] = best;
-        w.report[limit] = w.problems[best].report;
+        w.best_problem[limit] = best;
+        w.report[limit]       = w.problems[best].report;
     }
 
 private:
@@ -260,15 +263,15 @@ private:
     MDKV_HD double apply_upgrades(index_t number, index_t left) const
     {
         double saved              = 0;
-        std::uint64_t* const best = w.best + number * w.rungs() * w.rungs();
+        std::uint64_t* const best = w.upgrades + number * w.rungs() * w.rungs();
         while (true)
         {
             index_t next = 0;
             for (index_t i = 1; i < w.rungs() * w.rungs(); ++i) { next = best[i] < best[next] ? i : next; }
             if (best[next] == no_upgrade) { return saved; }
-            index_t const a  = next / w.rungs();
-            index_t const c  = next % w.rungs();
-            part const token = token_of_upgrade(w, number, best[next]);
+            index_t const a   = next / w.rungs();
+            index_t const c   = next % w.rungs();
+            piece const token = token_of_upgrade(w, number, best[next]);
             index_t const bytes =
                 w.costs.bytes[static_cast<std::size_t>(c)] - w.costs.bytes[static_cast<std::size_t>(a)];
             std::uint64_t const same = best[next] & token_bits;
@@ -279,7 +282,7 @@ private:
             {
                 if ((best[i] & token_bits) == same) { best[i] = no_upgrade; }
             }
-            if (token.own >= 0) { *w.rungs_of(token) = static_cast<std::uint8_t>(c); }
+            if (token.own_head >= 0) { *w.rungs_of(token) = static_cast<std::uint8_t>(c); }
             saved += w.gains == nullptr ? loss_saved(w, token, a, c) : w.gains[number * w.rungs() * w.rungs() + next];
             --counts(number, token.head)[a];
             ++counts(number, token.head)[c];
@@ -290,12 +293,12 @@ private:
     {
         allocation& report = w.problems[number].report;
         report             = {};
-        report.status      = !p.over() && w.spoilt[number] > 0 ? allocation_status::non_finite_loss : p.status;
+        report.status      = !p.over() && w.non_finite[number] > 0 ? allocation_status::non_finite_loss : p.status;
         report.limit       = w.limit_values[number / w.candidates];
-        report.loss        = tied_loss - apply_upgrades(number, w.left_of(p));
+        report.loss        = tied_loss - apply_upgrades(number, w.bytes_left(p));
         for (index_t h = 0; h < w.heads && w.tokens > 0; ++h)
         {
-            index_t widest = w.by_use ? 0 : w.at(w.set_of[number * w.heads + h]).charge;
+            index_t widest = w.by_use ? 0 : w.set_at(w.set_of[number * w.heads + h]).charge;
             bool rotated   = false;
             for (std::size_t r = 0; r < w.costs.rungs; ++r)
             {
@@ -309,12 +312,12 @@ private:
         }
         report.dual = report.loss;
         if (p.over()) { return; }
-        float const m     = float_of_bits(p.multiplier == no_more ? no_more - 1 : p.multiplier);
-        report.multiplier = double{m} / static_cast<double>(w.unit);
+        float const m     = float_of_bits(p.multiplier == infinite_bits ? infinite_bits - 1 : p.multiplier);
+        report.multiplier = double{m} / static_cast<double>(w.widest_step);
         // With or without ties, the rungs minimise loss + multiplier * bytes.
-        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(w.left_of(p)));
+        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(w.bytes_left(p)));
         double const bound =
-            w.chooses() && p.status == allocation_status::optimal ? w.dual[number / w.candidates] : own;
+            w.chooses() && p.status == allocation_status::optimal ? w.lower_bound[number / w.candidates] : own;
         report.dual = report.loss < bound ? report.loss : bound;
     }
 };
@@ -330,9 +333,9 @@ struct copy_best
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         index_t const own                = w.own_pieces();
-        part to                          = w.part_of(item / own * w.candidates * own + item % own);
-        part from                        = to;
-        from.problem                     = w.winner[to.limit];
+        piece to                         = w.own_piece(item / own * w.candidates * own + item % own);
+        piece from                       = to;
+        from.problem                     = w.best_problem[to.limit];
         std::uint8_t const* const source = w.rungs_of(from);
         std::uint8_t* const target       = w.rungs_of(to);
         for (index_t i = t.rank(); source != target && i < to.count; i += t.size()) { target[i] = source[i]; }

@@ -36,7 +36,7 @@ struct weigh_sets
     {
         index_t const k     = item % w.sets;
         index_t const limit = item / w.sets / w.own_pieces();
-        part const here     = w.part_of(limit * w.candidates * w.own_pieces() + item / w.sets % w.own_pieces());
+        piece const here    = w.own_piece(limit * w.candidates * w.own_pieces() + item / w.sets % w.own_pieces());
         if (!w.affords(limit, k)) { return; }
         open_piece& own = open_piece::of(t, w, here, k);
         own.clear(t, own.sums, 2 * coarse_bins);
@@ -53,8 +53,8 @@ struct weigh_sets
             for (int l = 0; l < lanes; ++l) { sums[l] += double{lane(least, l)}; }
         }
         double const least = tree_sum(t, own.losses);
-        if (t.rank() == 0) { w.offsets[(limit * w.pieces() + here.piece) * w.sets + k] = least; }
-        std::int64_t* const to = w.row(limit * w.heads + here.head, k);
+        if (t.rank() == 0) { w.least_losses[(limit * w.pieces() + here.number) * w.sets + k] = least; }
+        std::int64_t* const to = w.curve(limit * w.heads + here.head, k);
         for (index_t b = t.rank(); b < 2 * coarse_bins; b += t.size())
         {
             if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
@@ -107,10 +107,10 @@ struct curves
         index_t const limit = head / w.heads;
         index_t const k     = item % w.sets;
         if (!w.affords(limit, k)) { return; }
-        std::int64_t* const bytes = w.row(head, k);
+        std::int64_t* const bytes = w.curve(head, k);
         std::int64_t* const rest  = bytes + coarse_bins;
         sums& own                 = *t.scratch().template take<sums>(1);
-        double const* const x     = w.offsets + head * w.pieces_per_head * w.sets + k;
+        double const* const x     = w.least_losses + head * w.pieces_per_head * w.sets + k;
         double loss   = ordered_sum(t, own.part, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
         index_t above = 0;
         for (index_t from = 0; from < coarse_bins; from += t.size())
@@ -148,7 +148,7 @@ private:
         double const unit = power_of_two((e == 0 ? 1 : e) - 150 + w.dropped_bits);
         return (rounded_product(edge(bin), static_cast<double>(bytes))
                    + rounded_product(unit, static_cast<double>(rest)))
-               / static_cast<double>(w.unit);
+               / static_cast<double>(w.widest_step);
     }
 };
 
@@ -181,16 +181,16 @@ struct curve_reader
 
     [[nodiscard]] MDKV_HD index_t taken(index_t h, index_t k, index_t e) const
     {
-        return w.at(k).least + w.row(item * w.heads + h, k)[e];
+        return w.set_at(k).least + w.curve(item * w.heads + h, k)[e];
     }
     [[nodiscard]] MDKV_HD double lost(index_t h, index_t k, index_t e) const
     {
-        return __builtin_bit_cast(double, w.row(item * w.heads + h, k)[coarse_bins + e]);
+        return __builtin_bit_cast(double, w.curve(item * w.heads + h, k)[coarse_bins + e]);
     }
     /// Price of bytes at an edge, as a loss.
     [[nodiscard]] MDKV_HD double price(index_t bytes, index_t e) const
     {
-        return rounded_product(curves::edge(e), static_cast<double>(bytes) / static_cast<double>(w.unit));
+        return rounded_product(curves::edge(e), static_cast<double>(bytes) / static_cast<double>(w.widest_step));
     }
     /// The set that minimises loss + multiplier * bytes.
     [[nodiscard]] MDKV_OUTLINE MDKV_HD index_t best_set(index_t h, index_t e) const
@@ -307,7 +307,7 @@ struct choose
             found[c].multiplier = static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0) << coarse_bits;
             found[c].undecided  = coarse_bits;
         }
-        w.dual[limit] = free.least;
+        w.lower_bound[limit] = free.least;
     }
 
 private:

@@ -24,18 +24,18 @@ struct alignas(16) open_piece
     std::size_t all;              ///< number of rungs, open and closed
     index_t count;                ///< number of tokens
 
-    /// The team's memory, opened for a part of a head that has set k.
+    /// The team's memory, opened for a piece of a head that has set k.
     template <team Team>
-    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, part const& p, index_t k)
+    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, piece const& p, index_t k)
     {
         open_piece& own = *t.scratch().template take<open_piece>(1);
         if (t.rank() == 0) { own.open(w, p, k); }
         t.sync();
         return own;
     }
-    /// Opened with the set that the part's problem gives to its head.
+    /// Opened with the set that the piece's problem gives to its head.
     template <team Team>
-    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, part const& p)
+    [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, piece const& p)
     {
         return of(t, w, p, w.set_of[p.problem * w.heads + p.head]);
     }
@@ -47,7 +47,7 @@ struct alignas(16) open_piece
     }
 
 private:
-    MDKV_HD void open(work const& w, part const& p, index_t k)
+    MDKV_HD void open(work const& w, piece const& p, index_t k)
     {
         all                = w.costs.rungs;
         count              = p.count;
@@ -55,7 +55,7 @@ private:
         std::size_t closed = all;
         for (std::size_t r = 0; r < all; ++r)
         {
-            bool const is_open                     = (w.at(k).open >> r & 1) != 0;
+            bool const is_open                     = (w.set_at(k).open >> r & 1) != 0;
             rows[is_open ? rungs.count : --closed] = w.losses_of(p) + static_cast<index_t>(r) * w.loss_of_rung;
             if (!is_open) { continue; }
             rungs.add(r, w.costs.bytes[r]);

@@ -107,7 +107,7 @@ struct begin
     static constexpr index_t words_per_item = 1 << 15;
 
     work w;
-    index_t words; ///< words to clear, from `fine` on
+    index_t words; ///< words of all sums, from `histogram` on
 
     [[nodiscard]] index_t items() const noexcept
     {
@@ -119,7 +119,7 @@ struct begin
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         index_t const end = (item + 1) * words_per_item < words ? (item + 1) * words_per_item : words;
-        for (index_t i = item * words_per_item + t.rank(); i < end; i += t.size()) { w.fine[i] = 0; }
+        for (index_t i = item * words_per_item + t.rank(); i < end; i += t.size()) { w.histogram[i] = 0; }
         if (item >= w.limits) { return; }
         index_t const limit = w.limit_of(item);
         problem first{};
@@ -127,21 +127,21 @@ struct begin
         first.status = allocation_status::unprojected_only;
         for (index_t other = 0; other < w.sets; ++other)
         {
-            bool const fits = w.chooses() ? w.affords(item, other) : w.heads * w.at(other).least <= limit;
-            if (!fits || (w.at(other).charge == 0 && other + 1 < w.sets)) { continue; }
+            bool const fits = w.chooses() ? w.affords(item, other) : w.heads * w.set_at(other).least <= limit;
+            if (!fits || (w.set_at(other).charge == 0 && other + 1 < w.sets)) { continue; }
             first.status = allocation_status::optimal;
             k            = other;
         }
         if (w.chooses()) { k = w.least_set(); }
-        if (w.heads * w.at(k).least > limit) { first.status = allocation_status::over_limit; }
-        first.multiplier         = first.over() ? no_more : 0;
+        if (w.heads * w.set_at(k).least > limit) { first.status = allocation_status::over_limit; }
+        first.multiplier         = first.over() ? infinite_bits : 0;
         first.undecided          = multiplier_bits;
         first.bin                = problem::any_bin;
-        first.left               = first.over() ? 0 : limit - w.heads * w.at(k).least;
+        first.left               = first.over() ? 0 : limit - w.heads * w.set_at(k).least;
         index_t const of_problem = w.rungs() * w.rungs();
         for (index_t b = t.rank(); b < w.candidates * of_problem; b += t.size())
         {
-            w.best[item * w.candidates * of_problem + b] = ~std::uint64_t{0};
+            w.upgrades[item * w.candidates * of_problem + b] = no_upgrade;
         }
         for (index_t i = t.rank(); i < w.candidates * w.heads; i += t.size())
         {
@@ -171,7 +171,7 @@ struct weigh
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        part const here          = w.stretch_of(item);
+        piece const here         = w.own_stretch(item);
         problem const& p         = w.problems[here.problem];
         std::uint8_t* const seen = w.seen + item * bins;
         if (!w.searches(p) || (p.bin != problem::any_bin && seen[p.bin] == 0)) { return; }
@@ -182,7 +182,7 @@ struct weigh
         index_t const above = t.sum(for_thresholds(
             t, own, p, every, [&](index_t, std::uint32_t at, index_t step) { t.add(own.sums + (at >> shift), step); }));
         t.sync();
-        std::int64_t* const to = w.fine + here.problem * (bins + 1);
+        std::int64_t* const to = w.histogram + here.problem * (bins + 1);
         for (index_t b = t.rank(); b < count; b += t.size())
         {
             seen[b] = own.sums[b] != 0 ? 1 : 0;
@@ -206,39 +206,32 @@ struct narrow
     {
         problem& p = w.problems[item];
         if (!w.searches(p)) { return; }
-        std::int64_t* const sums = w.fine + item * (bins + 1);
+        std::int64_t* const sums = w.histogram + item * (bins + 1);
         index_t const last       = p.bins() - 1;
         index_t const left       = (p.left - sums[bins]) / every;
         first_over const at      = first_over::find(t, p.bins(), left, [&](index_t i) { return sums[last - i]; });
-        index_t const here       = sums[last - at.at];
+        index_t const bin        = last - at.at;
+        index_t const here       = sums[bin];
         t.sync();
         for (index_t b = t.rank(); b <= bins; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
-        p.bin                      = last - at.at;
-        std::uint32_t const lowest = p.multiplier + (static_cast<std::uint32_t>(p.bin) << p.shift());
+        std::uint32_t const lowest = p.multiplier + (static_cast<std::uint32_t>(bin) << p.shift());
         if (every > 1)
         {
-            double const error = sqrt(static_cast<double>(left) * static_cast<double>(w.unit));
+            double const error = sqrt(static_cast<double>(left) * static_cast<double>(w.widest_step));
             return p.guess(lowest, static_cast<double>(left - at.before), static_cast<double>(here), error);
         }
-        if (p.guessed && (left < 0 || (p.bin == 0 && lowest > 0)))
-        {
-            p.multiplier = 0;
-            p.undecided  = multiplier_bits;
-            p.bin        = problem::any_bin;
-        }
-        else
-        {
-            p.left       = left - at.before;
-            p.multiplier = lowest;
-            p.undecided  = p.shift();
-        }
-        p.guessed = false;
+        bool const wrong = p.guessed && (left < 0 || (bin == 0 && lowest > 0));
+        p.left           = wrong ? p.left : left - at.before;
+        p.multiplier     = wrong ? 0 : lowest;
+        p.undecided      = wrong ? multiplier_bits : p.shift();
+        p.bin            = wrong ? problem::any_bin : bin;
+        p.guessed        = false;
     }
 };
 
-/// Adds up the bytes that the ties of each piece would take. Skips stretches whose
-/// histogram has no entry in the last level's bin.
+/// Adds up the bytes that the ties of each piece would take. Skips stretches whose histogram has no entry in the last level's
+/// bin.
 struct weigh_ties
 {
     static constexpr char const* name = "allocate_weigh_ties";
@@ -251,15 +244,15 @@ struct weigh_ties
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        part const here       = w.part_of(item);
+        piece const here      = w.own_piece(item);
         problem const& p      = w.problems[here.problem];
-        index_t const stretch = here.own * w.stretches_per_head + here.first / stretch_tokens;
+        index_t const stretch = here.own_head * w.stretches_per_head + here.first / stretch_tokens;
         if (!w.spends(p) || w.seen[(here.problem * w.own_stretches() + stretch) * bins + p.bin] == 0) { return; }
         open_piece& own = open_piece::of(t, w, here);
         index_t all     = 0;
         for_thresholds(t, own, p, 1, [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
-        if (t.rank() == 0) { w.ties[here.problem * w.pieces() + here.piece] = all; }
+        if (t.rank() == 0) { w.ties[here.problem * w.pieces() + here.number] = all; }
     }
 };
 
@@ -280,9 +273,9 @@ struct find_tie
         std::int64_t const* const ties = w.ties + item * w.pieces();
         first_over const of_pieces     = first_over::find(t, w.pieces(), p.left, [&](index_t i) { return ties[i]; });
         index_t const left             = p.left - of_pieces.before;
-        part const here                = w.piece_of(item, of_pieces.at);
-        if (t.rank() == 0) { p.piece = of_pieces.at; }
-        if (here.own < 0) { return; }
+        piece const here               = w.piece_of(item, of_pieces.at);
+        if (t.rank() == 0) { p.tie_piece = of_pieces.at; }
+        if (here.own_head < 0) { return; }
         open_piece& own = open_piece::of(t, w, here);
         own.clear(t, own.sums, here.count);
         for_thresholds(
@@ -290,8 +283,8 @@ struct find_tie
         t.sync();
         first_over const of_tokens = first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
         if (t.rank() != 0) { return; }
-        (w.tied == nullptr ? p.token : w.tied[2 * item])    = of_tokens.at;
-        (w.tied == nullptr ? p.left : w.tied[2 * item + 1]) = left - of_tokens.before;
+        w.tie[2 * item]     = of_tokens.at;
+        w.tie[2 * item + 1] = left - of_tokens.before;
     }
 };
 

@@ -19,9 +19,8 @@
 namespace MDKV_NAMESPACE::detail::dual
 {
 
-/// Solves all limits. At most fifteen launches on a GPU, for any losses; one more over ranks, where each rank fills in its
-/// heads' parts of the arrays, and `sum_over_ranks` the others'.
-/// \param words  words to clear, from `fine` on
+/// Solves all limits. At most fifteen launches on a GPU, for any losses; one more over ranks.
+/// \param words  words of all sums, from `histogram` on
 template <backend B>
 void solve(B const& on, work const& w, index_t words)
 {
@@ -29,13 +28,14 @@ void solve(B const& on, work const& w, index_t words)
     if (w.chooses())
     {
         run(on, weigh_sets{w});
-        sum_over_ranks(on, w.coarse, w.limits * w.sets * (w.heads * 2 * coarse_bins + w.pieces())); // and offsets
+        index_t const numbers = w.heads * 2 * coarse_bins + w.pieces(); // and least_losses
+        sum_over_ranks(on, w.curve_bins, w.limits * w.sets * numbers);
         run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
     auto const level = [&](index_t every) {
         run(on, weigh{w, every});
-        sum_over_ranks(on, w.fine, w.all_problems() * (bins + 1));
+        sum_over_ranks(on, w.histogram, w.all_problems() * (bins + 1));
         run(on, narrow{w, every}, w.all_problems());
     };
     bool const sampled = !w.chooses() && w.heads * w.tokens >= least_sampled;
@@ -45,12 +45,12 @@ void solve(B const& on, work const& w, index_t words)
     run(on, weigh_ties{w});
     sum_over_ranks(on, w.ties, w.all_problems() * w.pieces());
     run(on, find_tie{w}, w.all_problems());
-    sum_over_ranks(on, w.tied, w.all_problems() * 2);
+    sum_over_ranks(on, w.tie, w.all_problems() * 2);
     run(on, assign{w});
     if (w.gains != nullptr)
     {
         index_t const pairs = w.rungs() * w.rungs();
-        least_over_ranks(on, w.best, w.all_problems() * pairs);
+        least_over_ranks(on, w.upgrades, w.all_problems() * pairs);
         run(on, value_upgrades{w}, w.all_problems());
         sum_over_ranks(on, w.counts, w.all_problems() * (w.heads * index_t{max_rungs} + 1 + w.pieces() + pairs));
     }
@@ -63,16 +63,16 @@ void solve(B const& on, work const& w, index_t words)
 [[nodiscard]] inline work arrange(rung_costs const& costs, bool by_use, index_t tokens)
 {
     work w{};
-    w.costs  = costs;
-    w.unit   = costs.bytes[costs.size() - 1] - costs.bytes[0];
-    w.unit   = w.unit > 0 ? w.unit : 1;
-    w.tokens = tokens;
-    w.by_use = by_use;
+    w.costs       = costs;
+    w.widest_step = costs.bytes[costs.size() - 1] - costs.bytes[0];
+    w.widest_step = w.widest_step > 0 ? w.widest_step : 1;
+    w.tokens      = tokens;
+    w.by_use      = by_use;
     rung_table all;
     for (std::size_t r = 0; r < costs.size(); ++r)
     {
         all.add(r, costs.bytes[r]);
-        for (std::size_t a = 0; a < r; ++a) { all.compare(a, r, w.unit); }
+        for (std::size_t a = 0; a < r; ++a) { all.compare(a, r, w.widest_step); }
     }
     w.inverse            = all.inverse;
     index_t const widest = costs.widest_projection();
@@ -118,9 +118,9 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.spend_leftover     = options.spend_leftover;
     w.limits             = limits.extent(0);
     w.heads              = w.limits == 1 ? all : 1;
-    w.own                = w.limits == 1 ? loss.extent(0) : 1;
+    w.own_heads          = w.limits == 1 ? loss.extent(0) : 1;
     w.own_in_layer       = w.limits == 1 ? heads.own_in_layer : 1;
-    w.head_of_layer      = w.limits == 1 && heads.place.heads > 0 ? heads.place.heads : 1;
+    w.layer_stride       = w.limits == 1 && heads.place.heads > 0 ? heads.place.heads : 1;
     w.first_head         = heads.first; // 0 if limits are the heads' own
     w.candidates         = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
     w.pieces_per_head    = (tokens + piece_tokens - 1) / piece_tokens;
@@ -138,33 +138,32 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
-    index_t const pairs   = w.rungs() * w.rungs();
-    bool const over_ranks = ranks_of(on) != nullptr;
-    index_t const of_problem =
-        bins + 1 + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1 + (over_ranks ? 2 + pairs : 0);
-    index_t const of_sets = w.heads * 2 * coarse_bins + w.pieces();
-    index_t const words   = problems * of_problem + chosen * w.sets * of_sets;
-    w.fine                = frame.template take<std::int64_t>(words);
-    w.problems            = frame.template take<problem>(problems);
-    w.set_of              = frame.template take<std::uint8_t>(problems * w.heads);
-    w.seen                = frame.template take<std::uint8_t>(problems * w.own_stretches() * bins);
-    w.best                = frame.template take<std::uint64_t>(problems * pairs);
-    w.winner              = frame.template take<index_t>(w.limits);
-    w.dual                = frame.template take<double>(chosen);
-    w.codes               = frame.template take<std::uint8_t>(chosen * w.sets * w.own * tokens);
+    index_t const pairs      = w.rungs() * w.rungs();
+    bool const over_ranks    = ranks_of(on) != nullptr;
+    index_t const of_problem = bins + 3 + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1 + (over_ranks ? pairs : 0);
+    index_t const of_sets    = w.heads * 2 * coarse_bins + w.pieces();
+    index_t const words      = problems * of_problem + chosen * w.sets * of_sets;
+    w.histogram              = frame.template take<std::int64_t>(words);
+    w.problems               = frame.template take<problem>(problems);
+    w.set_of                 = frame.template take<std::uint8_t>(problems * w.heads);
+    w.seen                   = frame.template take<std::uint8_t>(problems * w.own_stretches() * bins);
+    w.upgrades               = frame.template take<std::uint64_t>(problems * pairs);
+    w.best_problem           = frame.template take<index_t>(w.limits);
+    w.lower_bound            = frame.template take<double>(chosen);
+    w.other_rungs            = frame.template take<std::uint8_t>(chosen * w.sets * w.own_heads * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        expects_every_head(on, "allocate", heads, w.fine);
-        std::int64_t* at = w.fine + problems * (bins + 1);
+        expects_every_head(on, "allocate", heads, w.histogram);
+        std::int64_t* at = w.histogram + problems * (bins + 1);
         auto const next  = [&at](index_t n) { return at += n, at - n; };
         w.ties           = next(problems * w.pieces());
-        w.tied           = over_ranks ? next(problems * 2) : nullptr;
+        w.tie            = next(problems * 2);
         w.counts         = next(problems * w.heads * index_t{max_rungs});
-        w.spoilt         = next(problems);
-        w.losses         = reinterpret_cast<double*>(next(problems * w.pieces()));
+        w.non_finite     = next(problems);
+        w.piece_losses   = reinterpret_cast<double*>(next(problems * w.pieces()));
         w.gains          = over_ranks ? reinterpret_cast<double*>(next(problems * pairs)) : nullptr;
-        w.coarse         = next(chosen * w.heads * w.sets * 2 * coarse_bins);
-        w.offsets        = reinterpret_cast<double*>(at);
+        w.curve_bins     = next(chosen * w.heads * w.sets * 2 * coarse_bins);
+        w.least_losses   = reinterpret_cast<double*>(at);
     }
     solve(on, w, words);
 }

@@ -9,6 +9,30 @@
 #include <cstdint>
 #include <type_traits>
 
+// A call has one limit for all heads, or one for each head. A *problem* is a limit with a set of rungs for every head; its
+// solution is a multiplier, which gives every token a rung by its thresholds (detail/threshold.hpp), the ties at the multiplier
+// that take the costlier rung, and a few upgrades. Only if heads pay for the projections that they use does a limit have several
+// problems, its *candidates*; the one of least loss is its solution.
+//
+//     limit --+-- candidate 0:  problem --+-- head 0:  rung_set --+-- piece 0:  2,048 tokens
+//             +-- candidate 1:  problem   +-- head 1 ...          +-- piece 1 ...
+//             +-- ...
+//
+// Jobs in their order, and the members of `work` and `problem` that they write:
+//
+//     begin            problems, set_of, upgrades; clears all sums
+//     weigh_sets       curve_bins, least_losses     bytes and losses of thresholds by bin
+//     curves           curve_bins                   the same above and below each edge          if heads choose
+//     choose           set_of, problem: active, multiplier, undecided, left; lower_bound
+//     weigh            histogram, seen              bytes of thresholds by bin                  two to five times
+//     narrow           problem: multiplier, undecided, left, guessed, bin; clears histogram
+//     weigh_ties       ties                         bytes of ties by piece
+//     find_tie         problem: tie_piece; tie
+//     assign           rungs, counts, non_finite, piece_losses, upgrades
+//     value_upgrades   gains                                                                    over ranks
+//     conclude         rungs, counts, problem: report; best_problem, report
+//     copy_best        rungs of candidate 0, which are the caller's                             if heads choose
+//
 // Every sum over tokens that decides a rung is a sum of whole numbers, so that its order does not matter: the result is
 // the same for any number of threads, on every backend, and if heads are spread over ranks. Sums of losses are made in one
 // fixed shape (`tree_sum`).
@@ -24,6 +48,8 @@ inline constexpr index_t stretch_tokens = 4 * piece_tokens;
 inline constexpr index_t columns = 256;
 /// Tokens of one limit, so that a token's number fits below the bits of a threshold.
 inline constexpr index_t most_tokens = index_t{1} << 33;
+/// An upgrade that does not exist, see `assign::upgrade_of`.
+inline constexpr std::uint64_t no_upgrade = ~std::uint64_t{0};
 
 /// Bits of a multiplier that one level of the search decides, and bins of its histogram.
 inline constexpr int level_bits = 11;
@@ -37,9 +63,9 @@ inline constexpr int guess_bits = 2 * level_bits;
 inline constexpr index_t sample_share  = 16;
 inline constexpr index_t least_sampled = 1 << 15;
 /// Bins of a head's curve, each as wide as the lowest `coarse_bits` bits of a multiplier: two levels are left.
-inline constexpr index_t coarse_bins   = 1024;
-inline constexpr int coarse_bits       = 21;
-inline constexpr std::uint32_t no_more = 0x7f800000; ///< infinity: no threshold exceeds it
+inline constexpr index_t coarse_bins         = 1024;
+inline constexpr int coarse_bits             = 21;
+inline constexpr std::uint32_t infinite_bits = 0x7f800000; ///< bits of a multiplier that no threshold exceeds
 
 /// a * b, rounded before anything is added to it on every machine, though compilers may fuse products with sums.
 [[nodiscard]] MDKV_HD inline double rounded_product(double a, double b) noexcept
@@ -72,9 +98,8 @@ struct problem
     int undecided;            ///< number of undecided low bits
     bool guessed;             ///< the interval is a sample's, and may be wrong
     index_t bin;              ///< the bin of the last level that became the interval, or any_bin
-    index_t left;  ///< bytes still to spend by thresholds below multiplier + 2^undecided, then by ties and upgrades
-    index_t piece; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
-    index_t token; ///< that tie's number in its piece
+    index_t left;      ///< bytes still to spend by thresholds below multiplier + 2^undecided, by ties, and by upgrades
+    index_t tie_piece; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
     allocation report;
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
@@ -97,24 +122,25 @@ struct problem
     }
 };
 
-/// Tokens of one piece, or stretch, of one problem.
-struct part
+/// Tokens of one head of one problem: a piece, or a stretch.
+struct piece
 {
     index_t problem;
     index_t limit;
-    index_t piece; ///< number among the problem's pieces, or stretches, on all ranks
-    index_t head;  ///< number in the limit, on all ranks
-    index_t own;   ///< number in the limit among this rank's heads; negative for a head of another rank
-    index_t first;
-    index_t count;
+    index_t number;   ///< among the problem's pieces, or stretches, on all ranks
+    index_t head;     ///< number in the limit, on all ranks
+    index_t own_head; ///< number in the limit among this rank's heads; negative for a head of another rank
+    index_t first;    ///< first token
+    index_t count;    ///< tokens
 };
 
 /// Operands and memory of all jobs of a call.
 struct work
 {
+    // Costs and candidates
     rung_costs costs;
-    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse; ///< inverses for all rungs, see rung_table
-    index_t unit;                                                  ///< bytes of the widest step
+    index_t widest_step;                                           ///< bytes from the cheapest rung to the costliest
+    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse; ///< factors of all rungs, see rung_table
     mdkv::array<rung_set, max_rungs> set;                          ///< each set has all rungs of the set before
     index_t sets;
     index_t candidates; ///< problems of a limit: if heads choose, one for each set, and one with the heads' choices
@@ -122,46 +148,51 @@ struct work
     bool spend_leftover;
     int dropped_bits; ///< dropped of a threshold's last coarse_bits: no sum of bytes times the others leaves 64 bits
 
+    // Operands of the caller
     float const* loss; // [H, R, N], or [R, M]: see first_token
     index_t loss_of_head;
     index_t loss_of_rung;
-    index_t const* first_token;  // [own + 1]  where heads' tokens begin among all M; null: each head has N
+    index_t const* first_token;  // [own_heads + 1]  where heads' tokens begin among all M; null: each head has N
     index_t const* limit_values; // [limits]
     std::uint8_t* rung;          // [H, N]
     index_t rung_of_head;
     allocation* report; // [limits]
 
+    // Limits, heads and pieces
     index_t limits;
-    index_t heads;         ///< heads of a limit, on all ranks
-    index_t own;           ///< this rank's heads of a limit, whose losses and rungs are in its memory
-    index_t own_in_layer;  ///< this rank's heads of one layer; their numbers follow each other
-    index_t head_of_layer; ///< distance of two layers' numbers of heads
-    index_t first_head;    ///< number of this rank's first head
-    index_t tokens;        ///< tokens of the longest head
+    index_t heads;        ///< heads of a limit, on all ranks
+    index_t own_heads;    ///< this rank's heads of a limit, whose losses and rungs are in its memory
+    index_t own_in_layer; ///< this rank's heads of one layer; their numbers follow each other
+    index_t layer_stride; ///< distance of two layers' numbers of heads
+    index_t first_head;   ///< number of this rank's first head
+    index_t tokens;       ///< tokens of the longest head
     index_t pieces_per_head;
     index_t stretches_per_head;
 
-    std::int64_t* fine;   // [problems, bins + 1]  bytes of the thresholds in each bin, and above a guess
-    std::int64_t* ties;   // [problems, pieces]  bytes
-    std::int64_t* tied;   // [problems, 2]  a problem's `token` and `left`, by the rank of the tie; null on one rank
-    std::int64_t* counts; // [problems, heads, max_rungs]  tokens at each rung
-    std::int64_t* spoilt; // [problems]  tokens with a non-finite loss
-    double* losses;       // [problems, pieces]
-    double* gains; // [problems, R, R]  loss that the best upgrades save, by the ranks of their tokens; null on one rank
-    std::int64_t* coarse; // [limits * heads, sets, 2, coarse_bins]  bytes; sums of thresholds' last bits, then losses
-    double* offsets;      // [limits, pieces, sets]  least losses
-    problem* problems;    // [problems]
-    std::uint8_t* set_of; // [problems, heads]
-    std::uint8_t* seen;  // [problems, own stretches, bins]  whether a stretch has thresholds in a bin of its last level
-    std::uint64_t* best; // [problems, R, R]  the best upgrade
-    double* dual;        // [limits]  lower bounds of the loss with the heads' choices
-    index_t* winner;     // [limits]  the problem of least loss
-    std::uint8_t* codes; // [limits, candidates - 1, own heads, N]  rungs of all candidates but the first
+    // State of problems
+    problem* problems;         // [problems]
+    std::uint8_t* set_of;      // [problems, heads]
+    std::uint8_t* seen;        // [problems, own stretches, bins]  whether its last level has thresholds in a bin
+    std::uint64_t* upgrades;   // [problems, R, R]  the best one from each rung to each, see assign::upgrade_of
+    std::uint8_t* other_rungs; // [limits, candidates - 1, own heads, N]  rungs of all candidates but the first
+    double* lower_bound;       // [limits]  least loss with any choice of the heads
+    index_t* best_problem;     // [limits]  the problem of least loss
+
+    // Sums, cleared by `begin`; over ranks each rank adds up its own heads' part, and `sum_over_ranks` joins them
+    std::int64_t* histogram; // [problems, bins + 1]  bytes of the thresholds in each bin, and above a guess
+    std::int64_t* ties;      // [problems, pieces]  bytes
+    std::int64_t* tie;       // [problems, 2]  the first tie that does not fit: token in its piece, bytes left behind it
+    std::int64_t* counts;    // [problems, heads, max_rungs]  tokens at each rung
+    std::int64_t* non_finite; // [problems]  tokens with a non-finite loss
+    double* piece_losses;     // [problems, pieces]
+    double* gains;            // [problems, R, R]  loss that upgrades save; null on one rank
+    std::int64_t* curve_bins; // [limits * heads, sets, 2, coarse_bins]  bytes; thresholds' last bits, then losses
+    double* least_losses;     // [limits, pieces, sets]
 
     [[nodiscard]] MDKV_HD bool chooses() const noexcept { return candidates > 1; }
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
-    [[nodiscard]] MDKV_HD index_t own_pieces() const noexcept { return own * pieces_per_head; }
-    [[nodiscard]] MDKV_HD index_t own_stretches() const noexcept { return own * stretches_per_head; }
+    [[nodiscard]] MDKV_HD index_t own_pieces() const noexcept { return own_heads * pieces_per_head; }
+    [[nodiscard]] MDKV_HD index_t own_stretches() const noexcept { return own_heads * stretches_per_head; }
     [[nodiscard]] MDKV_HD index_t all_problems() const noexcept { return limits * candidates; }
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return static_cast<index_t>(costs.rungs); }
     /// A limit's bytes without the channels of keys, and at most the bytes that all its heads can take.
@@ -176,19 +207,19 @@ struct work
     [[nodiscard]] MDKV_HD index_t least_set() const noexcept
     {
         index_t least = 0;
-        for (index_t k = 1; k < sets; ++k) { least = at(k).least < at(least).least ? k : least; }
+        for (index_t k = 1; k < sets; ++k) { least = set_at(k).least < set_at(least).least ? k : least; }
         return least;
     }
     /// Whether one head can have set k if all others have the least set.
     [[nodiscard]] MDKV_HD bool affords(index_t limit, index_t k) const noexcept
     {
-        return (heads - 1) * at(least_set()).least + at(k).least <= limit_of(limit);
+        return (heads - 1) * set_at(least_set()).least + set_at(k).least <= limit_of(limit);
     }
-    [[nodiscard]] MDKV_HD rung_set const& at(index_t k) const noexcept { return set[static_cast<std::size_t>(k)]; }
-    /// Bytes and losses of a head with a set; `head` is counted over all limits.
-    [[nodiscard]] MDKV_HD std::int64_t* row(index_t head, index_t k) const noexcept
+    [[nodiscard]] MDKV_HD rung_set const& set_at(index_t k) const noexcept { return set[static_cast<std::size_t>(k)]; }
+    /// Bytes, then losses, of a head with a set, by bin and then by edge; `head` is counted over all limits.
+    [[nodiscard]] MDKV_HD std::int64_t* curve(index_t head, index_t k) const noexcept
     {
-        return coarse + (head * sets + k) * 2 * coarse_bins;
+        return curve_bins + (head * sets + k) * 2 * coarse_bins;
     }
     /// Whether the search for a problem's multiplier goes on.
     [[nodiscard]] MDKV_HD bool searches(problem const& p) const noexcept
@@ -200,68 +231,72 @@ struct work
     {
         return p.active && !p.over() && spend_leftover && p.multiplier != 0;
     }
-    /// A tie's token in its piece, and the bytes left behind it.
-    [[nodiscard]] MDKV_HD index_t token_of(problem const& p) const noexcept
+    /// Bytes that ties at the multiplier leave for upgrades.
+    [[nodiscard]] MDKV_HD index_t bytes_left(problem const& p) const noexcept
     {
-        return tied == nullptr || !spends(p) ? p.token : tied[2 * (&p - problems)];
-    }
-    [[nodiscard]] MDKV_HD index_t left_of(problem const& p) const noexcept
-    {
-        return tied == nullptr || !spends(p) ? p.left : tied[2 * (&p - problems) + 1];
+        return spends(p) ? tie[2 * (&p - problems) + 1] : p.left;
     }
     /// A head's number among this rank's heads of a limit; -1 for a head of another rank.
     [[nodiscard]] MDKV_HD index_t own_head(index_t head) const noexcept
     {
         index_t const at    = head - first_head;
-        index_t const layer = at / head_of_layer;
-        index_t const here  = layer * own_in_layer + at % head_of_layer;
-        return at >= 0 && at % head_of_layer < own_in_layer && here < own ? here : -1;
+        index_t const layer = at / layer_stride;
+        index_t const here  = layer * own_in_layer + at % layer_stride;
+        return at >= 0 && at % layer_stride < own_in_layer && here < own_heads ? here : -1;
     }
-    /// Piece number `piece` of a problem, on any rank.
-    [[nodiscard]] MDKV_HD part piece_of(index_t number, index_t piece) const noexcept
+    /// Piece `number` of a problem, on any rank.
+    [[nodiscard]] MDKV_HD piece piece_of(index_t problem, index_t number) const noexcept
     {
-        index_t const first = piece % pieces_per_head * piece_tokens;
-        index_t const head  = piece / pieces_per_head;
+        index_t const first = number % pieces_per_head * piece_tokens;
+        index_t const head  = number / pieces_per_head;
         index_t const here  = own_head(head);
-        return {number, number / candidates, piece, head, here, first, tokens_from(here, first, piece_tokens)};
+        return {problem, problem / candidates, number, head, here, first, tokens_from(here, first, piece_tokens)};
     }
-    /// Tokens of a head of this rank from one on, at most `size`.
-    [[nodiscard]] MDKV_HD index_t tokens_from(index_t head, index_t first, index_t size) const noexcept
+    /// Item `item` of this rank's pieces of all problems.
+    [[nodiscard]] MDKV_HD piece own_piece(index_t item) const noexcept
     {
-        index_t const all = first_token == nullptr ? tokens : head < 0 ? 0 : first_token[head + 1] - first_token[head];
-        return all - first < 0 ? 0 : all - first < size ? all - first : size;
+        return own_part(item, piece_tokens, pieces_per_head);
     }
-    /// Number `item` of this rank's pieces of all problems.
-    [[nodiscard]] MDKV_HD part part_of(index_t item) const noexcept
+    [[nodiscard]] MDKV_HD piece own_stretch(index_t item) const noexcept
     {
-        return part_of(item, piece_tokens, pieces_per_head);
+        return own_part(item, stretch_tokens, stretches_per_head);
     }
-    [[nodiscard]] MDKV_HD part stretch_of(index_t item) const noexcept
+    [[nodiscard]] MDKV_HD float const* losses_of(piece const& p) const noexcept
     {
-        return part_of(item, stretch_tokens, stretches_per_head);
+        return loss + first_of(p, loss_of_head);
     }
-    [[nodiscard]] MDKV_HD part part_of(index_t item, index_t size, index_t per_head) const noexcept
-    {
-        index_t const owner = item / (own * per_head);
-        index_t const here  = item / per_head % own;
-        index_t const piece = item % per_head;
-        index_t const first = piece * size;
-        index_t const head  = first_head + here / own_in_layer * head_of_layer + here % own_in_layer;
-        return {owner, owner / candidates, head * per_head + piece, head, here, first, tokens_from(here, first, size)};
-    }
-    [[nodiscard]] MDKV_HD float const* losses_of(part const& p) const noexcept
-    {
-        return loss + (first_token == nullptr ? (p.limit * own + p.own) * loss_of_head : first_token[p.own]) + p.first;
-    }
-    [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(part const& p) const noexcept
+    [[nodiscard]] MDKV_HD std::uint8_t* rungs_of(piece const& p) const noexcept
     {
         index_t const c = p.problem % candidates;
-        if (c == 0)
-        {
-            return rung + (first_token == nullptr ? (p.limit * own + p.own) * rung_of_head : first_token[p.own])
-                   + p.first;
-        }
-        return codes + ((p.limit * (candidates - 1) + c - 1) * own + p.own) * tokens + p.first;
+        if (c == 0) { return rung + first_of(p, rung_of_head); }
+        return other_rungs + ((p.limit * (candidates - 1) + c - 1) * own_heads + p.own_head) * tokens + p.first;
+    }
+
+private:
+    [[nodiscard]] MDKV_HD piece own_part(index_t item, index_t size, index_t per_head) const noexcept
+    {
+        index_t const problem = item / (own_heads * per_head);
+        index_t const here    = item / per_head % own_heads;
+        index_t const number  = item % per_head;
+        index_t const head    = first_head + here / own_in_layer * layer_stride + here % own_in_layer;
+        index_t const first   = number * size;
+        return {
+            problem, problem / candidates, head * per_head + number, head, here, first, tokens_from(here, first, size)};
+    }
+    /// Tokens of this rank's head from one on, at most `size`.
+    [[nodiscard]] MDKV_HD index_t tokens_from(index_t own_head, index_t first, index_t size) const noexcept
+    {
+        index_t const all = first_token == nullptr ? tokens
+                            : own_head < 0         ? 0
+                                                   : first_token[own_head + 1] - first_token[own_head];
+        return all - first < 0 ? 0 : all - first < size ? all - first : size;
+    }
+    /// Distance of a piece's first token from the first of all, in memory of the caller.
+    [[nodiscard]] MDKV_HD index_t first_of(piece const& p, index_t of_head) const noexcept
+    {
+        index_t const head =
+            first_token == nullptr ? (p.limit * own_heads + p.own_head) * of_head : first_token[p.own_head];
+        return head + p.first;
     }
 };
 static_assert(std::is_trivially_copyable_v<work>);
