@@ -9,4 +9,3 @@
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>
-#include <mdkv/stages/allocate.hpp>

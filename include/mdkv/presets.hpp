@@ -1,6 +1,7 @@
 /// \file presets.hpp: ratio sets and options that belong together, by name: the paper's, eviction's, and the best measured (arXiv 2603.20616, section 4).
 #pragma once
 
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/score_options.hpp>
@@ -8,7 +9,6 @@
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
 
 #include <optional>

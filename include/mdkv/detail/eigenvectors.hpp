@@ -3,7 +3,6 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/reflections.hpp>
 #include <mdkv/detail/team.hpp>
 

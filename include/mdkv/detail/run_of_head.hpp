@@ -90,12 +90,6 @@ struct run_rows
     }
     /// Where the tile of token t begins.
     [[nodiscard]] MDKV_HD constexpr index_t tile(index_t t) const noexcept { return tile_begin(t) * token_bytes; }
-    /// Tokens in the whole tiles that hold the first `count` ones.
-    [[nodiscard]] MDKV_HD constexpr index_t whole_tiles(index_t count) const noexcept
-    {
-        index_t const rounded = (count + tile_tokens - 1) / tile_tokens * tile_tokens;
-        return rounded < stored ? rounded : stored;
-    }
 
     /// Place of coordinate c of token t of a plain run.
     [[nodiscard]] MDKV_HD constexpr index_t coordinate(index_t t, int c) const noexcept

@@ -8,7 +8,6 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace MDKV_NAMESPACE::detail

@@ -11,7 +11,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <memory>
 #include <new>
 #include <span>
 

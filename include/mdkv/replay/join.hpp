@@ -1,7 +1,6 @@
 /// \file join.hpp: join: the losses that two sets of rows give the same tokens, made one.
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>

@@ -9,11 +9,9 @@
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 namespace MDKV_NAMESPACE::cpu::detail
 {

@@ -10,7 +10,6 @@
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstring>
 

@@ -1,6 +1,7 @@
 /// \file assign.hpp: rungs at the multiplier, upgrades for the bytes that it leaves, and the report (arXiv 2603.20616, section 4.3).
 #pragma once
 
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>

@@ -1,7 +1,6 @@
 /// \file choose.hpp: which projections each head pays for if they are charged by use, chosen by the heads' curves of bytes and losses (arXiv 2603.20616, section 4.3).
 #pragma once
 
-#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>

@@ -1,6 +1,7 @@
 /// \file search.hpp: the search for the smallest multiplier that fits, and for the first tie that does not, by histograms of thresholds (arXiv 2603.20616, section 4.3).
 #pragma once
 
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>

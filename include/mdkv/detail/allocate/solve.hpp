@@ -3,7 +3,6 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>

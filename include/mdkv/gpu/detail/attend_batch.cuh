@@ -7,7 +7,6 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 
 #include <algorithm>

@@ -5,8 +5,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/attend.hpp>
-#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -22,7 +20,6 @@
 #include <mdkv/gpu/detail/attend_units.cuh>
 #include <mdkv/gpu/device.cuh>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 

@@ -1,7 +1,6 @@
 /// \file score_products.cuh: how score cuts tokens into tiles on a GPU, the shared memory of a block, and products of tokens with queries in a warp (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
