@@ -30,6 +30,13 @@ concept dlpack_tensor = requires(V const& v) {
 namespace detail
 {
 
+/// The name of a DLPack type code, to which the bits are added: float32, bfloat16.
+[[nodiscard]] constexpr char const* dlpack_kind(int code) noexcept
+{
+    constexpr char const* kinds[]{"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+    return code >= 0 && code < 7 ? kinds[code] : "unknown";
+}
+
 template <class T, std::size_t Rank, space S, dlpack_tensor V>
 [[nodiscard]] view<T, Rank, S> view_of_dlpack(V const& tensor)
 {
@@ -41,11 +48,11 @@ template <class T, std::size_t Rank, space S, dlpack_tensor V>
     constexpr int bits = 8 * static_cast<int>(sizeof(value_type));
     expects(static_cast<int>(tensor.ndim) == static_cast<int>(Rank), "dlpack: the tensor has ",
         static_cast<index_t>(tensor.ndim), " dimensions; ", Rank, " are needed");
-    expects(static_cast<int>(tensor.dtype.code) == code && static_cast<int>(tensor.dtype.bits) == bits
-                && static_cast<int>(tensor.dtype.lanes) == 1,
-        "dlpack: the element type is code ", static_cast<index_t>(tensor.dtype.code), ", ",
-        static_cast<index_t>(tensor.dtype.bits), " bits, ", static_cast<index_t>(tensor.dtype.lanes), " lanes; code ",
-        code, ", ", bits, " bits, 1 lane is needed");
+    expects(static_cast<int>(tensor.dtype.code) == code && static_cast<int>(tensor.dtype.bits) == bits,
+        "dlpack: the element type is ", dlpack_kind(static_cast<int>(tensor.dtype.code)),
+        static_cast<index_t>(tensor.dtype.bits), "; ", dlpack_kind(code), bits, " is needed");
+    expects(static_cast<int>(tensor.dtype.lanes) == 1, "dlpack: an element has ",
+        static_cast<index_t>(tensor.dtype.lanes), " lanes; 1 is needed");
     auto const device = static_cast<int>(tensor.device.device_type);
     // 1: CPU, 2: CUDA, 3: pinned host memory, 13: managed memory, for both
     expects(device == 13 || (S == space::host ? device == 1 || device == 3 : device == 2),

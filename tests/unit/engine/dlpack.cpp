@@ -97,8 +97,11 @@ TEST_CASE("a tensor of another rank, type or device, or without data, is refused
     CHECK(refused(x.given) == "dlpack: the tensor has 3 dimensions; 2 are needed");
     x.given.ndim  = 2;
     x.given.dtype = {2, 64, 1};
-    CHECK(
-        refused(x.given) == "dlpack: the element type is code 2, 64 bits, 1 lanes; code 2, 32 bits, 1 lane is needed");
+    CHECK(refused(x.given) == "dlpack: the element type is float64; float32 is needed");
+    x.given.dtype = {99, 32, 1};
+    CHECK(refused(x.given) == "dlpack: the element type is unknown32; float32 is needed");
+    x.given.dtype = {2, 32, 4};
+    CHECK(refused(x.given) == "dlpack: an element has 4 lanes; 1 is needed");
     x.given.dtype              = {2, 32, 1};
     x.given.device.device_type = 2;
     CHECK(refused(x.given) == "dlpack: the device type is 2; the backend needs host (1 or 3) or managed (13) memory");
