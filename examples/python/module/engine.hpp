@@ -152,6 +152,7 @@ public:
     virtual ~prompt()                = default;
 
     virtual void read_chunk(index_t layer, index_t first, rows const& x)          = 0;
+    virtual void take_losses(index_t layer, tensor const& losses) = 0; ///< [H, R, n] of the first n tokens
     virtual void finish_layer(index_t layer, rows const& x)                       = 0;
     [[nodiscard]] virtual mdkv::allocation allocate(mdkv::budget limit)           = 0;
     [[nodiscard]] virtual packed_layer pack(index_t layer, rows const& x)         = 0;

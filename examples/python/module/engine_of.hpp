@@ -279,6 +279,11 @@ public:
         auto const viewed = views_of<T, backend>(x);
         on_->lend([&](backend on) { prompt_.read_chunk(on, layer, first, viewed); });
     }
+    void take_losses(index_t layer, tensor const& losses) override
+    {
+        auto const viewed = mdkv::in<float, 3>(backend{}, losses);
+        on_->lend([&](backend on) { prompt_.take_losses(on, layer, viewed); });
+    }
     void finish_layer(index_t layer, rows const& x) override
     {
         auto const turn               = on_->turn();

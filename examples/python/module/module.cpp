@@ -95,6 +95,7 @@ struct prompt_object
     std::string dtype;
     mdkv::preset preset;
     index_t heads;
+    bool rotates;                  ///< whether the model's position encoding was given
     nb::object ranks, layer_ranks; ///< mdkv.Ranks that the prompt refers to
 };
 
@@ -270,24 +271,22 @@ void bind_prompt(nb::module_& m)
 {
     nb::class_<prompt_object>(m, "Prompt",
         "All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the "
-        "prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See "
-        "include/mdkv/prompt.hpp.")
+        "prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. The "
+        "package's README has the calls under \"A layer\", include/mdkv/prompt.hpp the contract.")
         .def(
             "__init__",
             [](prompt_object* self, mdkv::preset const& chosen, index_t layers, index_t heads, index_t group,
                 index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
                 std::optional<rope> const& encoding, bool check_finite, nb::handle on, nb::object ranks,
                 nb::object layer_ranks) {
-                mdkv::expects(!chosen.replayed || encoding, "Prompt: rope is missing; the preset \"", chosen.name,
-                    "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
                     encoding.value_or(rope{}), check_finite, ranks_of(ranks), ranks_of(layer_ranks)};
                 auto made = on_place(on, "Prompt", [&](auto place) {
                     return with_element(
                         dtype, [&](auto type) { return make_prompt<decltype(type)>(place, chosen, sizes); });
                 });
-                new (self)
-                    prompt_object{std::move(made), dtype, chosen, heads, std::move(ranks), std::move(layer_ranks)};
+                new (self) prompt_object{std::move(made), dtype, chosen, heads, encoding.has_value(), std::move(ranks),
+                    std::move(layer_ranks)};
             },
             nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
             nb::arg("key_dim"), nb::arg("value_dim") = nb::none(), nb::arg("tokens"), nb::arg("dtype"),
@@ -295,14 +294,16 @@ void bind_prompt(nb::module_& m)
             nb::arg("ranks") = nb::none(), nb::arg("layer_ranks") = nb::none(),
             "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if "
             "none is given), tokens: the prompt's, or the most that it may have; dtype: \"float32\", "
-            "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's, which a preset that "
-            "replays needs. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other "
+            "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's, for read_chunk "
+            "if the preset replays. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other "
             "processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of "
             "`allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all "
             "layers.")
         .def(
             "read_chunk",
             [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v) {
+                mdkv::expects(!x.preset.replayed || x.rotates, "Prompt: rope is missing; the preset \"", x.preset.name,
+                    "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
                 viewed_rows const all{q, k, v, std::nullopt};
                 nb::gil_scoped_release const others;
                 x.of->read_chunk(layer, first, *all);
@@ -311,6 +312,18 @@ void bind_prompt(nb::module_& m)
             "Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, "
             "n, D], keys [H, n, D] and values [H, n, Dv]. The presets were measured with first and n that are "
             "multiples of preset.replayed[\"chunk\"], but for the last n; others give other losses.")
+        .def(
+            "take_losses",
+            [](prompt_object& x, index_t layer, input const& losses) {
+                viewed const given{losses};
+                nb::gil_scoped_release const others;
+                x.of->take_losses(layer, *given);
+            },
+            nb::arg("layer"), nb::arg("losses"),
+            "Losses of your own in the place of read_chunk, for a preset that replays: float32 [H, R, N - window], "
+            "how much is lost if a token is stored at each rung of preset.ratios, 0 if nothing is. finish_layer pools "
+            "them, and joins them with those of the last queries if preset.replayed[\"join\"] is above 0; allocate "
+            "balances the layers' losses unless preset.shared is None.")
         .def(
             "finish_layer",
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,

@@ -243,7 +243,8 @@ void bind_values(nb::module_& m)
     nb::class_<mdkv::preset>(m, "Preset",
         "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
         "name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the "
-        "dictionaries pooling, replayed and shared, of which the last two may be None.")
+        "dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what "
+        "they mean under \"A policy of your own\"; repr shows them.")
         .def(
             "replace",
             [](mdkv::preset const& x, nb::kwargs const& changes) {
@@ -266,7 +267,14 @@ void bind_values(nb::module_& m)
                 all.append("replace");
                 return all;
             })
-        .def("__repr__", [](mdkv::preset const& x) { return "Preset(" + std::string{x.name} + ")"; });
+        .def("__repr__", [](mdkv::preset const& x) {
+            std::string text = "Preset(" + std::string{x.name};
+            for (auto const& [name, one] : preset_members)
+            {
+                if (name != "name") { text += ", " + name + "=" + nb::cast<std::string>(nb::repr(one.get(x))); }
+            }
+            return text + ")";
+        });
     m.def(
         "preset",
         [](std::string const& name) {

@@ -243,6 +243,42 @@ def test_own_ratio_sets_and_presets(random):
     best = mdkv.presets.best
     assert best.replace(shared=None, replayed=None).shared is None
     assert best.replace(replayed={"ahead": 7}).replayed == {**best.replayed, "ahead": 7}
+    assert repr(best) != repr(best.replace(window=9)) and "window=9)" in repr(best.replace(window=9))
+
+
+def test_losses_of_ones_own_choose_the_rungs(random):
+    queries, keys, values = prompt_rows(random)
+    evict = mdkv.presets.evict
+    score = random.random((H, N - evict.window)).astype(np.float32)
+    losses = score[:, None] * np.float32([1, 0])[:, None]  # [H, R, N - window]
+    prompt = mdkv.Prompt(evict.replace(replayed={"join": 0.0}), layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32")
+    prompt.take_losses(0, losses)
+    prompt.finish_layer(0, queries[:, -9:], keys, values)
+    assert (prompt.losses_of(0) == losses).all()
+    prompt.allocate(0.25)
+    kept, budget = prompt.rungs_of(0) == 1, H * N // 4 - H * evict.window  # tokens, of all heads
+    assert kept.sum() == budget and score[kept].min() > score[~kept].max()
+    layer, _ = mdkv.compress(queries[:, -9:], keys, values, 0.25, evict, losses=losses)
+    assert [one["full"] - evict.window for one in layer.rungs_of_heads] == kept.sum(axis=1).tolist()
+    query = random.normal(size=(H * G, 1, D)).astype(np.float32)
+    got = np.empty_like(query)
+    layer.attend(query, got)
+    for h in range(H):
+        stays = np.append(kept[h], [True] * evict.window)
+        heads = slice(h * G, (h + 1) * G)
+        logits = query[heads, 0] @ keys[h, stays].T / np.sqrt(D)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        assert off(got[heads, 0], weights / weights.sum(axis=1, keepdims=True) @ values[h, stays]) < 1e-5
+
+
+def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
+    queries, keys, values = prompt_rows(random)
+    for name in ("best", "any_question", "by_window"):
+        preset = mdkv.preset(name)
+        own = random.random((H, 4, N - preset.window), np.float32) * np.float32([1, 1e-2, 1e-4, 0])[:, None]
+        layer, report = mdkv.compress(queries[:, -64:], keys, values, 0.25, name, losses=own)
+        assert report["resident_bytes"] == layer.bytes["arena"] <= 0.25 * report["full_bytes"]
+        assert layer.bytes["arena"] > 0.2 * report["full_bytes"]
 
 
 @pytest.mark.parametrize("call,message", [
@@ -256,6 +292,12 @@ def test_own_ratio_sets_and_presets(random):
     (lambda r: mdkv.compress(r[0][None], r[1], r[2], 0.5), r"queries must be \[H\*G, Q, D\], they have 4 dimensions"),
     (lambda r: mdkv.compress(*r, 0.5, "best"), "rope is missing; the preset .best."),
     (lambda r: mdkv.compress(*r, 0.5, "bets"), "preset .bets. is unknown"),
+    (lambda r: mdkv.compress(*r, 0.5, losses=np.zeros((H, 4, 93), np.float32)), "losses are of 93 tokens, above 92"),
+    (lambda r: mdkv.compress(*r, 0.5, losses=np.zeros((H, 4, 91), np.float32)), "only 91 tokens were read, not all 92"),
+    (lambda r: mdkv.compress(*r, 0.5, losses=np.zeros((H, 3, 92), np.float32)), r"losses must be .*H,R,n"),
+    (lambda r: mdkv.compress(*r, 0.5, losses=np.zeros((H, 4, 92))), "the element type is float64; float32 is needed"),
+    (lambda r: mdkv.compress(*r, 0.5, losses=np.full((H, 4, 92), np.nan, np.float32)), "NaN"),
+    (lambda r: mdkv.compress(*r, 0.5, "paper", losses=np.zeros((H, 4, 68), np.float32)), "such a preset cannot replay"),
     (lambda r: mdkv.compress(r[0], r[1] * np.inf, r[2], 0.5), "keys"),
     (lambda r: mdkv.compress(r[0][:, -9:], r[1], r[2], 0.5, mdkv.presets.best), "queries are of 9 tokens and keys of"),
     (lambda r: mdkv.preset("bets"), 'preset "bets" is unknown; there are best, any_question'),

@@ -109,6 +109,38 @@ def test_less_memory_differs_less_than_eviction(preset):
     assert 0 < found[preset] < 0.5 * found["evict"]
 
 
+@pytest.mark.parametrize("preset", ["evict", "best"])
+def test_losses_of_ones_own(preset):
+    model, ids = small("llama"), text(200)
+    preset = mdkv.preset(preset).replace(pooling={"width": 1, "kind": "max"}, shared=None, stand_ins=0,
+                                         ratios=mdkv.presets.evict.ratios)
+    scores, shapes = [], []
+
+    def losses(layer, queries, keys, values):
+        shapes.append((layer, queries.shape[0], *keys.shape, *values.shape))
+        scores.append(keys[:, : -preset.window].norm(dim=-1))
+        return scores[-1][:, None] * torch.tensor([1.0, 0.0])[:, None]
+
+    cache = mdkv.transformers.Cache(model.config, 0.5, preset, losses=losses, keep_rungs=True)
+    after = logits(model, cache, ids, (180, 1, 19))
+    assert shapes == [(i, 4, 2, 180, 16, 2, 180, 16) for i in range(3)] and after.isfinite().all()
+    for score, rungs in zip(scores, cache.rungs):
+        kept = torch.tensor(rungs[0]) == 1
+        assert kept.any() and score[kept].min() >= score[~kept].max()  # a token that comes again has the same norm
+    assert f"({preset.name}: 200 tokens, {cache.report()['arena_bytes']} bytes compressed" in repr(cache)
+    copied = copy.deepcopy(cache)
+    assert copied.losses is losses and copied.get_seq_length() == 200
+    batch = torch.cat([ids, ids])
+    batch[1, :30] = 0
+    mask = torch.ones_like(batch)
+    mask[1, :30] = 0
+    shapes.clear()
+    logits(model, mdkv.transformers.Cache(model.config, 0.5, preset, losses=losses), batch, (180, 1), attention_mask=mask)
+    assert [one[3] for one in shapes] == [180, 150] * 3
+    with pytest.raises(NotImplementedError, match="losses with while_reading is not served"):
+        mdkv.transformers.Cache(model.config, 0.5, "best", losses=losses, while_reading=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types(dtype):
     model, ids = small("qwen2", dtype), text(100)

@@ -80,14 +80,16 @@ class presets:
 
 
 def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=None, scale=0.0, backend=None,
-             ranks=None):
+             ranks=None, losses=None):
     """Compresses one layer of a prompt that was read: returns its Layer, and a report as a dictionary.
 
     queries [H*G, Q, D] of the last Q tokens, keys [H, N, D], values [H, N, Dv], after position encoding, of one element
     type; limit: see Budget; preset: a Preset or its name; scale: the model's factor of q.k (0: 1/sqrt(D)). A preset that
     replays (`best`, `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. ranks: an `mdkv.Ranks` if other processes
-    have further heads of the layer: the limit is of all heads, and an error of one rank is an error of all. Cost: all
-    stages; the layer's memory is the budget's.
+    have further heads of the layer: the limit is of all heads, and an error of one rank is an error of all. losses: your
+    own, float32 [H, R, N - preset.window], in the place of the preset's scores: how much is lost if a token is stored at each rung
+    of preset.ratios (`Prompt.take_losses`; neither `rope` nor other queries than the last are needed then). Cost: all stages; the
+    layer's memory is the budget's.
     """
     exchanges = 0 if ranks is None else ranks.exchanges
     try:
@@ -100,7 +102,9 @@ def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=Non
         if heads and (queries.shape[0] < heads or queries.shape[0] % heads):
             raise InvalidArgument(f"compress: queries [H*G, Q, D] have {queries.shape[0]} heads, which the {heads} KV heads of "
                                   "keys [H, N, D] do not divide")
-        if preset.replayed is not None and queries.shape[1] != tokens:
+        if losses is not None:
+            preset = preset.replace(replayed={"join": 0.0})
+        elif preset.replayed is not None and queries.shape[1] != tokens:
             raise InvalidArgument(f"compress: queries are of {queries.shape[1]} tokens and keys of {tokens}; a preset that "
                                   "replays needs the queries of all tokens")
         if scale:
@@ -108,7 +112,9 @@ def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=Non
         prompt = Prompt(preset, layers=1, heads=heads, group=queries.shape[0] // heads if heads else 1, key_dim=key_dim,
                         value_dim=values.shape[2], tokens=tokens, dtype=str(keys.dtype).removeprefix("torch."), rope=rope,
                         backend=backend, ranks=ranks)
-        if preset.replayed is not None:
+        if losses is not None:
+            prompt.take_losses(0, losses)
+        elif preset.replayed is not None:
             prompt.read_chunk(0, 0, queries, keys, values)
         last = queries[:, max(queries.shape[1] - preset.queries, 0):]
         lse = log_sum_exps(last, keys, scale, backend) if preset.stand_ins else None

@@ -44,7 +44,7 @@ class RatioSet:
 
 class Preset:
     """
-    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None.
+    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what they mean under "A policy of your own"; repr shows them.
     """
 
     def replace(self, **kwargs) -> Preset:
@@ -220,17 +220,22 @@ class Layer:
 
 class Prompt:
     """
-    All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. See include/mdkv/prompt.hpp.
+    All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. The package's README has the calls under "A layer", include/mdkv/prompt.hpp the contract.
     """
 
     def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, ranks: object | None = None, layer_ranks: object | None = None) -> None:
         """
-        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's, which a preset that replays needs. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all layers.
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's, for read_chunk if the preset replays. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all layers.
         """
 
     def read_chunk(self, layer: int, first: int, queries: Tensor, keys: Tensor, values: Tensor) -> None:
         """
         Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, n, D], keys [H, n, D] and values [H, n, Dv]. The presets were measured with first and n that are multiples of preset.replayed["chunk"], but for the last n; others give other losses.
+        """
+
+    def take_losses(self, layer: int, losses: Tensor) -> None:
+        """
+        Losses of your own in the place of read_chunk, for a preset that replays: float32 [H, R, N - window], how much is lost if a token is stored at each rung of preset.ratios, 0 if nothing is. finish_layer pools them, and joins them with those of the last queries if preset.replayed["join"] is above 0; allocate balances the layers' losses unless preset.shared is None.
         """
 
     def finish_layer(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> None:

@@ -297,14 +297,15 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             self.later = [one[:, :, -later:].clone() for one in (query, *self.held)]
             query, *self.held = (one[:, :, :-later] for one in (query, *self.held))
             self.tokens -= later
-        if preset.replayed:
+        replays = preset.replayed and self.cache.losses is None
+        if replays:
             self._find_rope(module, later >= 0)
         if not group.prompts:
             group.begin(preset, self.rope, query, *self.held, self.pads)
         self.replayed = self.replayed or [0] * self.batch
         queries = self._joined(query)
         unread = [0] * self.batch
-        for b, length in enumerate(self.lengths() if preset.replayed else []):
+        for b, length in enumerate(self.lengths() if replays else []):
             unread[b], chunk = length - self.replayed[b], preset.replayed["chunk"]
             for count in (unread[b] // chunk * chunk, unread[b] % chunk if later >= 0 else 0):  # the rest is read at the end
                 rows = [one[b, :, one.shape[2] - unread[b] :][:, :count] for one in (queries, *self.held)]

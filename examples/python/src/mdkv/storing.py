@@ -11,7 +11,8 @@ from . import _module
 def save(path, layers, **options):
     """Writes the `mdkv.Layer`s of neighbouring layers of one sequence to a file, which `load` maps. Options:
 
-    tokens                     numbers of all tokens of the text, appended ones included; only hashes are stored
+    tokens                     numbers of all tokens of the text, appended ones included; only hashes are stored. Without them a
+                               layer that is loaded counts in `Layer.tokens` the tokens that are stored, and no dropped ones
     positions                  of each layer int32 [H, S]: the place in the text of each token in the order of the cache, or -1,
                                for engines that need plain tensors (`Layer.unpack`); by default none
     attachment                 bytes of your own

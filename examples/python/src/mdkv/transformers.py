@@ -52,6 +52,10 @@ class Cache(cache_utils.Cache):
                    memory is then that of the budget (`best`: and a quarter of it) and of one call's tokens: a prompt longer than memory is
                    read by calls of 256 tokens, as `read` and generate(prefill_chunk_size=256) with prompt_tokens do. A number: the
                    most tokens of a call, if calls after the first read more than it and more than 256
+    losses         your own function losses(layer, queries, keys, values) in the place of the preset's scores: the layer's index, the
+                   last queries [H*G, Q, D], keys [H, N, D] and values [H, N, Dv] of one sequence, after position encoding. It
+                   returns float32 [H, R, N - preset.window]: how much is lost if a token is stored at each rung of preset.ratios
+                   (`mdkv.Prompt.take_losses`). Folds of the tail score by the last queries as ever
     keep_rungs     True: after the prompt, and after each fold, `rungs` lists for each compressed layer and each sequence the rung
                    of every token before the window, uint8 [H, N - window]
 
@@ -61,7 +65,7 @@ class Cache(cache_utils.Cache):
     """
 
     def __init__(self, config, budget=0.125, preset="best", *, tail=None, prompt_tokens=None, least=None, rope=None,
-                 backend=None, group=None, keep_rungs=False, while_reading=False):
+                 backend=None, group=None, keep_rungs=False, while_reading=False, losses=None):
         for name, value in (("tail", tail), ("prompt_tokens", prompt_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"mdkv: {name} is {value}; it must be at least 1, or None")
@@ -91,6 +95,11 @@ class Cache(cache_utils.Cache):
             raise NotImplementedError(f"mdkv: the layouts of the model's attention, {text._attn_implementation}, are not "
                                       "served; load the model with attn_implementation=\"sdpa\"")
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
+        self.losses = losses
+        if losses is not None:
+            if while_reading:
+                raise NotImplementedError("mdkv: losses with while_reading is not served: a function of all keys needs all of them")
+            self.preset = self.preset.replace(replayed={"join": 0.0})
         self.while_reading = _expects_readable(while_reading, self.preset, group, keep_rungs)
         self.least = self.preset.window + 8 if least is None else least
         self.budget, self.tail, self.prompt_tokens = budget, tail, prompt_tokens
@@ -107,6 +116,11 @@ class Cache(cache_utils.Cache):
         super().__init__(layers=layers)
         self._restart()
         text._attn_implementation = NAME
+
+    def __repr__(self):
+        now = self.report()
+        return (f"mdkv.transformers.Cache({self.preset.name}: {now['tokens']} tokens, {now['arena_bytes']} bytes compressed, "
+                f"{now['bytes']} in all, {now['uncompressed_bytes'] + now['other_bytes']} uncompressed)")
 
     def report(self):
         """Measured bytes of this process as a dictionary: `tokens` with padding; `bytes` of all layers; `arena_bytes` of compressed
@@ -172,7 +186,7 @@ class Cache(cache_utils.Cache):
         if self.compressed[0].tokens and not self.compressed[-1].packed:
             raise NotImplementedError("mdkv: a cache cannot be copied before its prompt's end")
         memo.update({id(one): one for one in (self.config, self.budget, self.preset, self.rope, self.backend, self.group,
-                                                 self._over)})
+                                                 self._over, self.losses)})
         memo.update({id(one): one.copy() for layer in self.compressed for one in layer.packed})
         memo[id(self)] = other = type(self).__new__(type(self))
         vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
@@ -234,6 +248,8 @@ class _Group:
     def finish(self, layer):
         """Takes a layer whose prompt was read; after the last one, packs all of them and frees their tensors."""
         for prompt, rows in zip(self.prompts, layer.rows()):
+            if self.cache.losses is not None:
+                prompt.take_losses(self.layers.index(layer), self.cache.losses(layer.index, *rows[:3]))
             prompt.finish_layer(self.layers.index(layer), *rows)
         self.unfinished -= 1
         if self.unfinished > 0:
