@@ -111,6 +111,9 @@ struct policy
     double depth                   = 0;     // e^depth is the weight of the last layer in one budget
     double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
+    std::int64_t stand_in_part     = 16;    // preset::stand_in_part
+    bool coded_stand_ins           = false; // preset::coded_stand_ins
+    std::int64_t window_part       = 0;     // preset::window_part
     bool while_reading             = false; // compressed chunk by chunk, in memory that does not grow with the prompt
     std::optional<float> slack{};           // reader_options::slack
     std::int64_t head_shares  = 1;          // equal shares of a layer's heads that have equal shares of its budget
@@ -181,6 +184,9 @@ inline void take(policy& p, mdkv::preset const& from)
     p.early     = double{from.early_weight};
     p.even      = double{from.uniform};
     p.stand_ins = from.stand_ins;
+    p.stand_in_part   = from.stand_in_part;
+    p.coded_stand_ins = from.coded_stand_ins;
+    p.window_part     = from.window_part;
     if (from.replayed)
     {
         p.rows  = from.last_queries_score() ? scoring_rows::both : scoring_rows::replay;
@@ -255,8 +261,8 @@ inline void take(policy& p, mdkv::preset const& from)
         {
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
-                    "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins", "while_reading",
-                    "slack", "head_shares", "layer_shares"});
+                    "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins", "stand_in_part",
+                    "coded_stand_ins", "window_part", "while_reading", "slack", "head_shares", "layer_shares"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -399,6 +405,17 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         p.stand_ins = parse_integer<std::int64_t>("stand_ins", value);
         if (p.stand_ins < 0) { refuse("must not be negative"); }
     }
+    else if (parameter == "stand_in_part")
+    {
+        p.stand_in_part = parse_integer<std::int64_t>("stand_in_part", value);
+        if (p.stand_in_part < 1) { refuse("must be positive"); }
+    }
+    else if (parameter == "window_part")
+    {
+        p.window_part = parse_integer<std::int64_t>("window_part", value);
+        if (p.window_part < 0) { refuse("must not be negative"); }
+    }
+    else if (parameter == "coded_stand_ins") { p.coded_stand_ins = either("yes", "no"); }
     else if (parameter == "head_shares" || parameter == "layer_shares")
     {
         auto const count =

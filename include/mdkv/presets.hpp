@@ -23,10 +23,12 @@ namespace MDKV_NAMESPACE
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
 }
 
-/// Number of tokens that `stand_in` may make of each head: `most`, but in at most a sixteenth of the limit.
-[[nodiscard]] constexpr index_t stand_ins_within(index_t most, index_t limit, layer_shape const& shape) noexcept
+/// Number of tokens that `stand_in` may make of each of `heads` heads: `most`, but in at most 1 / part of the limit.
+/// \param bytes  of one stand-in
+[[nodiscard]] constexpr index_t stand_ins_within(
+    index_t most, index_t limit, index_t part, index_t heads, index_t bytes) noexcept
 {
-    index_t const each    = 16 * shape.heads * shape.token_bytes();
+    index_t const each    = part * heads * bytes;
     index_t const fitting = each > 0 && limit > 0 ? limit / each : 0;
     return fitting < most ? fitting : most;
 }
@@ -61,7 +63,7 @@ struct preset
     ratio_set ratios;
     pool_options pooling{};
     projection_charge charge = projection_charge::by_use;
-    index_t window           = 32;   ///< last tokens of the prompt, stored uncompressed
+    index_t window           = 32;   ///< last tokens of the prompt, stored uncompressed: but see window_part
     index_t queries          = 32;   ///< last queries to score with
     index_t question         = 32;   ///< the last queries, which have weight 1
     float early_weight       = 1.0F; ///< weight of the queries before the question: score_options::query_weights
@@ -70,6 +72,10 @@ struct preset
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
     index_t stand_ins                   = 0; ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
+    index_t stand_in_part = 16;       ///< stand-ins take at most 1 / stand_in_part of the limit
+    bool coded_stand_ins  = false;    ///< stand-ins are stored in the cheapest codes of the set, not uncompressed
+    index_t window_part   = 0; ///< a window above 1 / window_part of the limit is stored in the set's costliest codes, unless
+                               ///< everything fits; 0: never
 
     /// The model's factor of q.k in all stages; 0 means 1/sqrt(D). For a model with another factor: `preset p = presets::best;
     /// p.scale = ...`.

@@ -308,11 +308,12 @@ public:
         return work_.losses_of(layer, work_.layer(tokens_).tokens);
     }
 
-    /// [H, N - W]  the rungs that `allocate` chose for a layer's tokens; the window has none.
+    /// [H, N - W]  the rungs that `allocate` chose for a layer's tokens. The window has none, W = layout().window: 0 if
+    /// its tokens are stored in codes (preset::window_part).
     [[nodiscard]] in_view<std::uint8_t, 2, B> rungs_of(index_t layer) const
     {
         work_.progress.expects_layer("prompt::rungs_of", layer, work_.shape.layers);
-        return work_.rungs_of(layer, work_.layer(tokens_).tokens);
+        return work_.rungs_of(layer, work_.stored_layer(tokens_).tokens);
     }
 
     /// Bytes of a layer's arena, stand-ins included: `allocate` has found them. A dry run returns 0.
@@ -328,11 +329,10 @@ public:
         return work_.choice.arena_bytes[static_cast<std::size_t>(layer)];
     }
 
-    /// The layout of all layers' caches.
+    /// The layout of all layers' caches: known after `allocate`, which chooses how window and stand-ins are stored.
     [[nodiscard]] cache_layout layout() const
     {
-        return {work_.settings.ratios, work_.shape.heads, work_.layer(tokens_).window, work_.shape.dims,
-            work_.settings.scale};
+        return work_.layout(tokens_);
     }
 
     /// Packs a layer at its rungs, with its stand-ins; the cache's tail is empty.

@@ -254,8 +254,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
             " tokens");
         c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
-    cache_layout const next{ratios, heads, layout.window, layout.dims, layout.scale};
+    cache_layout next{ratios, heads, layout.window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
+    if (layout.stand_in_run < layout.rungs) { next.stand_in_run = same[layout.stand_in_run]; }
     for (index_t h = 0; h < heads; ++h)
     {
         for (std::size_t r = 0; r < layout.rungs; ++r)

@@ -123,14 +123,16 @@ TEST_CASE_TEMPLATE("pack on the GPU gives the CPU's bits", T, float, half, bfloa
 
 TEST_CASE("stand-ins are stored on the GPU as on the CPU, as many as a head drops tokens")
 {
-    for (index_t const stand_ins : {3, 20})
+    for (index_t const stand_ins : {3, 20, 21})
     {
+        bool const coded = stand_ins != 20;
         packed_layer<half> layer{{.heads = 3,
             .tokens                      = 50,
             .window                      = 5,
             .dims                        = {40, 24},
             .rungs                       = {drop, part(1, 8), full_int4, full},
-            .stand_ins                   = stand_ins}};
+            .stand_ins                   = stand_ins,
+            .coded_stand_ins             = coded}};
         for (index_t t = 0; t < 50; ++t)
         {
             if (layer.rung.get(1, t) == 0) { layer.rung.set(1, 1, t); } // head 1 drops nothing

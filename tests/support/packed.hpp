@@ -38,6 +38,7 @@ struct packed_sizes
     double common     = 0; ///< added to every third coordinate of all keys
     float scale       = 0; ///< cache_layout::scale
     index_t stand_ins = 0; ///< most stand-ins of a head, random ones
+    bool coded_stand_ins = false; ///< they end the run of the cheapest rotated rung
 };
 
 /// Keys, values, orthonormal bases and a rung for every token: a random one, or the one given. Queries have a basis of
@@ -72,6 +73,7 @@ struct packed_layer
         , stand_in_keys{{s.heads, s.stand_ins, s.dims.keys}}
         , stand_in_values{{s.heads, s.stand_ins, s.dims.values}}
     {
+        if (s.coded_stand_ins) { layout.stand_in_run = ratios.cheapest_rotated(); }
         source random{"packed layer", s.tokens + 1000 * s.dims.keys};
         fill(random, keys, s.common);
         fill(random, values);
@@ -364,6 +366,21 @@ template <class V, class T = std::remove_const_t<V>>
     read_run<T>(cache.tail, first, first + cache.tail_capacity * dim * index_t{sizeof(T)}, *cache.appended,
         cache.tail_capacity, dim, value_dim, -2, all);
     return all;
+}
+
+/// Moves a head's stand-ins, which end a run, to the end of its tokens; returns how many there are.
+template <class V, class Token>
+index_t stand_ins_last(
+    mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, std::vector<Token>& tokens)
+{
+    mdkv::head_entry const& entry = cache.heads[h];
+    index_t end                   = cache.layout.stand_in_run == cache.layout.rungs ? entry.exact.tokens : 0;
+    for (std::size_t r = 0; r < cache.layout.rungs && r <= cache.layout.stand_in_run; ++r)
+    {
+        if (r != cache.layout.full_rung) { end += entry.runs[r].tokens; }
+    }
+    std::rotate(tokens.begin() + (end - entry.stand_ins), tokens.begin() + end, tokens.end());
+    return entry.stand_ins;
 }
 
 /// A token as a vector of the original dimension, the stored projection applied backwards.

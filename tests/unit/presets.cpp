@@ -278,17 +278,21 @@ TEST_CASE("a preset's weights reach balance: those of unusual tokens less where 
     CHECK(!options(presets::best, 512).leverages);
 }
 
-TEST_CASE("stand-ins take a sixteenth of a layer's limit at most")
+TEST_CASE("stand-ins take a part of a layer's limit at most")
 {
-    layer_shape const shape{.heads = 3, .group = 3, .tokens = 500, .window = 12, .dims = {64, 32}, .element_bytes = 2};
-    index_t const each = 3 * (64 + 32) * 2;
-    CHECK(stand_ins_within(8, 64 * each, shape) == 4);
-    CHECK(stand_ins_within(8, 64 * each - 1, shape) == 3);
-    CHECK(stand_ins_within(8, 1000 * each, shape) == 8);
-    CHECK(stand_ins_within(0, 1000 * each, shape) == 0);
-    CHECK(stand_ins_within(8, 0, shape) == 0);
-    CHECK(stand_ins_within(8, -1, shape) == 0);
-    CHECK(stand_ins_within(8, 1000, layer_shape{}) == 0);
+    index_t const bytes = (64 + 32) * 2;
+    auto const within   = [&](index_t most, index_t tokens, index_t part, index_t more) {
+        return stand_ins_within(most, tokens * 3 * bytes + more, part, 3, bytes);
+    };
+    CHECK(within(8, 64, 16, 0) == 4);
+    CHECK(within(8, 64, 16, -1) == 3);
+    CHECK(within(8, 1000, 16, 0) == 8);
+    CHECK(within(8, 64, 8, 0) == 8);
+    CHECK(within(8, 64, 8, -1) == 7);
+    CHECK(within(0, 1000, 16, 0) == 0);
+    CHECK(within(8, 0, 16, 0) == 0);
+    CHECK(within(8, 0, 16, -1) == 0);
+    CHECK(stand_ins_within(8, 1000, 16, 0, 0) == 0);
 }
 
 TEST_CASE("queries whose attention is uniform count as a part of the others")

@@ -367,10 +367,17 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
     }
     tensor<std::uint8_t, 2> rungs{{L * H, N}};
     index_t const bytes = limit.in_bytes(shape);
-    index_t const spend = bytes - shape.window_bytes();
-    index_t extra       = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, shape) : 0;
-    extra               = shape.bytes_of(extra) <= spend ? extra : 0;
-    if (N == 0 || spend >= shape.bytes_of(N))
+    bool const whole    = bytes >= shape.full_bytes();
+    bool const codes    = p.ratios.any_rotated(); // bit_ratios: 4 bits are rung 1, 8 bits rung 2
+    index_t const coded = codes ? H * (window * p.ratios.bytes(2, {D, Dv}, 2) + channel_bytes({D, Dv}, 2)) : 0;
+    bool const in_codes =
+        codes && !whole && shape.window_bytes() * p.window_part > bytes && coded < shape.window_bytes();
+    index_t const spend = bytes - (in_codes ? coded - H * channel_bytes({D, Dv}, 2) : shape.window_bytes());
+    bool const small    = codes && p.coded_stand_ins; // stand-ins in 4 bits
+    index_t const each  = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes();
+    index_t extra       = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, p.stand_in_part, H, each) : 0;
+    extra               = H * each * extra <= spend ? extra : 0;
+    if (whole)
     {
         rungs.assign(std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
     }
@@ -396,7 +403,18 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 });
                 return report.get(0).tokens[0];
             };
-            if (choose(spend) > 0 && extra > 0) { choose(spend - shape.bytes_of(extra)); }
+            bool const drops = choose(spend) > 0;
+            if (drops && extra > 0) { choose(spend - H * each * extra); }
+            extra = drops || parts > 1 ? extra : 0;
+        }
+    }
+    index_t const rest = in_codes ? 0 : window; // tokens without a rung
+    tensor<std::uint8_t, 2> all_rungs{{L * H, x.tokens - rest}};
+    for (index_t h = 0; h < L * H; ++h)
+    {
+        for (index_t i = 0; i < x.tokens - rest; ++i)
+        {
+            all_rungs.set(i < N ? rungs.get(h, i) : std::uint8_t{2}, h, i);
         }
     }
     std::vector<cpu::cache<half>> caches;
@@ -404,9 +422,11 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
     {
         rows const all    = x.whole(l);
         auto const i      = static_cast<std::size_t>(l);
-        auto const chosen = slice<0>(rungs.in(), l * H, H);
-        auto const keys = slice<1>(all.keys, 0, N), values = slice<1>(all.values, 0, N);
-        cache_layout const layout{p.ratios, H, window, {D, Dv}, p.scale};
+        auto const chosen = slice<0>(all_rungs.in(), l * H, H);
+        index_t const n   = x.tokens - rest;
+        auto const keys = slice<1>(all.keys, 0, n), values = slice<1>(all.values, 0, n);
+        cache_layout layout{p.ratios, H, rest, {D, Dv}, p.scale};
+        if (small && extra > 0) { layout.stand_in_run = 1; }
         index_t size = 0;
         support::run([&](host const& on) { size = packed_bytes<half>(on, chosen, layout, extra); });
         caches.emplace_back(layout, size);
@@ -417,7 +437,7 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 slice<1>(*all.lse, x.count() - by, by), x.tokens, p.stand_in(), made_keys.out(), made_values.out());
         });
         support::run([&](host const& on) {
-            pack(on, keys, values, slice<1>(all.keys, N, window), slice<1>(all.values, N, window), key_bases[i].in(),
+            pack(on, keys, values, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest), key_bases[i].in(),
                 value_bases[i].in(), chosen, caches.back().view(),
                 N == 0 ? in_view<float, 3, host>{} : channels[i].in(), {}, made_keys.in(), made_values.in());
         });
@@ -547,6 +567,10 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
         {"preset.early_weight of rank 1 is not that of rank 0, 0.2", [](call& x) { x.p.early_weight = 0.3F; }},
         {"preset.uniform of rank 1 is not that of rank 0, 0", [](call& x) { x.p.uniform += 1; }},
         {"preset.stand_ins of rank 1 is not that of rank 0, ", [](call& x) { x.p.stand_ins += 1; }},
+        {"preset.stand_in_part of rank 1 is not that of rank 0, ", [](call& x) { x.p.stand_in_part += 1; }},
+        {"preset.coded_stand_ins of rank 1 is not that of rank 0;",
+            [](call& x) { x.p.coded_stand_ins = !x.p.coded_stand_ins; }},
+        {"preset.window_part of rank 1 is not that of rank 0, ", [](call& x) { x.p.window_part += 1; }},
         {"preset.scale of rank 1 is not that of rank 0, 0", [](call& x) { x.p.scale = 0.5F; }},
         {"preset.replayed.norm of rank 1 is not that of rank 0;", [](call& x) { x.p.replayed->norm = row_norm::sum; },
             true},
@@ -869,6 +893,47 @@ TEST_CASE(
             for (head_entry const& head : one.heads) { CHECK((head.stand_ins > 0) == (p.stand_ins > 0)); }
         }
     }
+}
+
+TEST_CASE("a small budget stores window and stand-ins in codes, a large one the window exactly, one for everything no codes")
+{
+    text const x{2, 250};
+    for (preset p : {presets::by_window, presets::best, presets::any_question})
+    {
+        CAPTURE(p.name);
+        p.stand_ins       = 32;
+        p.stand_in_part   = 8;
+        p.coded_stand_ins = true;
+        p.window_part     = 25; // 8 tokens of 200, 4 of 100
+        for (index_t const kv : {10, 30, 99, 100, 199, 200, 249, 250})
+        {
+            CAPTURE(kv);
+            bool const codes = kv < 25 * p.window;
+            auto const got   = by_prompt(x, p, budget::kv_size(kv));
+            CHECK(got == by_hand(x, p, budget::kv_size(kv)));
+            for (contents const& one : got)
+            {
+                CHECK(one.layout.window == (codes && kv < 250 ? 0 : p.window));
+                for (head_entry const& head : one.heads)
+                {
+                    CHECK(head.runs[2].tokens >= (codes ? p.window : 0));
+                    CHECK((one.layout.stand_in_run == 1) == (head.stand_ins > 0));
+                    CHECK((kv == 250) == (head.exact.tokens == 250));
+                    if (kv == 30) { CHECK(head.stand_ins > 8); }
+                }
+            }
+        }
+    }
+    preset p      = presets::best;
+    p.window_part = 1'000'000;
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(by_prompt(x, p, budget::bytes(2000))); })
+          == "prompt::allocate: a budget of 2000 bytes a layer cannot hold the window of 8 tokens; at least "
+                 + std::to_string(2 * (8 * (80 + 8) + 2 * (2 * 32 + 48))) + " bytes are needed");
+    p.window = 1; // its codes and their channels take more than the exact token
+    CHECK(by_prompt(x, p, budget::kv_size(20))[0].layout.window == 1);
+    p.window = 8;
+    p.ratios = evict_ratios; // no codes
+    CHECK(by_prompt(x, p, budget::kv_size(20))[0].layout.window == 8);
 }
 
 TEST_CASE("threads, a length that is not known before, and parts of the same chunks change no bit")

@@ -287,12 +287,17 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
 
 TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their bytes from the limit alone")
 {
-    for (std::vector<rung> const& rungs : {listed(bit_ratios), every_kind, std::vector<rung>{drop, full_int4}})
+    std::vector<std::vector<rung>> const sets{listed(bit_ratios), every_kind, {drop, full_int4}};
+    for (std::size_t i = 0; i < 2 * sets.size(); ++i)
     {
+        auto const& rungs = sets[i / 2];
+        bool const coded  = i % 2 != 0;
         CAPTURE(rungs.size());
+        CAPTURE(coded);
         support::packed_sizes sizes{.heads = 3, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = rungs};
         packed_layer<half> plain{sizes};
-        sizes.stand_ins = 8;
+        sizes.stand_ins       = 8;
+        sizes.coded_stand_ins = coded;
         packed_layer<half> layer{sizes};
         for (index_t t = 0; t < 70; ++t)
         {
@@ -303,12 +308,12 @@ TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their by
         auto cache          = layer.packed(6);
         auto other          = plain.packed(6);
         index_t const bytes = cache.arena_bytes() - other.arena_bytes();
-        REQUIRE(bytes == (layer.stand_ins(0) + 8) * (40 + 24) * 2);
+        REQUIRE(bytes == (layer.stand_ins(0) + 8) * (coded ? (40 + 24) / 2 + 2 * 4 : (40 + 24) * 2));
         std::vector<std::vector<support::stored_token<half>>> made;
         for (index_t h = 0; h < 3; ++h)
         {
-            auto const all = support::stored_tokens(cache.view(), h);
-            made.emplace_back(all.end() - layer.stand_ins(h), all.end());
+            auto all = support::stored_tokens(cache.view(), h);
+            made.emplace_back(all.end() - support::stand_ins_last(cache.view(), h, all), all.end());
         }
         for (int i = 0; i < 3; ++i)
         {
@@ -341,8 +346,9 @@ TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their by
             CHECK(sources.elements() == want.elements());
             for (index_t h = 0; h < 3; ++h)
             {
-                auto const now    = support::stored_tokens(cache.view(), h);
-                auto const text   = support::stored_tokens(other.view(), h);
+                auto now        = support::stored_tokens(cache.view(), h);
+                auto const text = support::stored_tokens(other.view(), h);
+                CHECK(support::stand_ins_last(cache.view(), h, now) == std::ssize(made[static_cast<std::size_t>(h)]));
                 auto const& stood = made[static_cast<std::size_t>(h)];
                 bool same         = now.size() == text.size() + stood.size();
                 for (std::size_t j = 0; same && j < now.size(); ++j)

@@ -44,7 +44,10 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         .question           = most,
         .early_weight       = static_cast<float>(p.early),
         .uniform            = static_cast<float>(p.even),
-        .stand_ins          = p.one_budget() ? p.stand_ins : 0};
+        .stand_ins          = p.one_budget() ? p.stand_ins : 0,
+        .stand_in_part      = p.stand_in_part,
+        .coded_stand_ins    = p.coded_stand_ins,
+        .window_part        = p.window_part};
     if (p.rows != scoring_rows::window)
     {
         float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;

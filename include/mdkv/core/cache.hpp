@@ -23,10 +23,12 @@ namespace MDKV_NAMESPACE
 //   channels          [2 Dk + Dv]     element type   means, subtracted from keys before rotation; scales, which divide the
 //                                                    centred keys; means, subtracted from values before rotation; only if
 //                                                    a rotated rung is in use
-//   rung 1            keys, values    tokens at that rung, positions ascending; the full rung is not among these
+//   rung 1            keys, values    tokens at that rung, positions ascending; the full rung is not among these. One of
+//                                     these runs may end with the head's stand-ins
 //   rung 2            keys, values
 //   ...
-//   exact run         keys, values    tokens at the full rung, then the window: original vectors; then the head's stand-ins
+//   exact run         keys, values    tokens at the full rung, then the window: original vectors; then the head's stand-ins, if
+//                                     no other run has them
 //
 // and beside the arena the tail: per head one exact run with room for tail_capacity appended tokens.
 //
@@ -60,6 +62,7 @@ struct cache_layout
     head_dims dims;
     std::size_t rungs     = 0;
     std::size_t full_rung = 0;                           ///< == rungs when no rung keeps the original vector
+    std::size_t stand_in_run = 0; ///< run that ends with the stand-ins: a rung with a run of its own; == rungs: the exact run
     mdkv::array<index_t, max_rungs> key_coordinates{};   ///< by rung; 0 if dropped
     mdkv::array<index_t, max_rungs> value_coordinates{}; ///< by rung
     mdkv::array<storage, max_rungs> kinds{};             ///< by rung
@@ -80,6 +83,7 @@ struct cache_layout
         , dims{dims_}
         , rungs{ratios.size()}
         , full_rung{ratios.full_rung()}
+        , stand_in_run{ratios.size()}
         , scale{scale_}
     {
         expects(heads >= 0 && window >= 0, "cache_layout: heads (", heads, ") and window (", window,
@@ -131,6 +135,20 @@ struct cache_layout
         return stored_bytes(kinds[r], value_coordinates[r], element_bytes);
     }
 
+    /// Whether stand-ins end the exact run, or that of a rung of whole vectors.
+    [[nodiscard]] MDKV_HD constexpr bool stand_ins_fit() const noexcept
+    {
+        return stand_in_run == rungs || (stand_in_run < rungs && own_run(stand_in_run) && !projected(stand_in_run));
+    }
+
+    /// Bytes of one stand-in, key and value.
+    [[nodiscard]] MDKV_HD constexpr index_t stand_in_bytes(index_t element_bytes) const noexcept
+    {
+        bool const coded = stand_in_run < rungs;
+        return coded ? key_bytes(stand_in_run, element_bytes) + value_bytes(stand_in_run, element_bytes)
+                     : (dims.keys + dims.values) * element_bytes;
+    }
+
     /// Stand-ins of a head with `cheapest` tokens at rung 0 that may have `most`: no more than it drops.
     [[nodiscard]] MDKV_HD constexpr index_t stand_ins(index_t cheapest, index_t most) const noexcept
     {
@@ -155,13 +173,13 @@ struct run_entry
 struct head_entry
 {
     mdkv::array<run_entry, max_rungs> runs{}; ///< by rung; the full rung's entry is the exact run (window included)
-    run_entry exact;                          ///< full-rung tokens, the window, then the stand-ins
+    run_entry exact;                          ///< full-rung tokens, the window, then stand-ins that no other run has
     index_t key_projection   = 0;             ///< byte offset of [Dk, key_columns]
     index_t value_projection = 0;             ///< byte offset of [value_columns, Dv]
     index_t key_columns      = 0;             ///< widest projected rung in use; 0: no projection stored
     index_t value_columns    = 0;
     index_t channels         = 0; ///< byte offset of [2 Dk + Dv], means and scales, if a rotated rung is in use
-    index_t stand_ins        = 0; ///< the last tokens of the exact run; they have no slots
+    index_t stand_ins        = 0; ///< the last tokens of the layout's stand_in_run; they have no slots
 
     [[nodiscard]] friend constexpr bool operator==(head_entry const&, head_entry const&) noexcept = default;
 };
@@ -232,7 +250,7 @@ template <element T>
     bool rotated            = false;
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
-        rotated = rotated || (tokens[r] > 0 && layout.rotated(r));
+        rotated = rotated || (tokens[r] + (r == layout.stand_in_run ? stand_ins : 0) > 0 && layout.rotated(r));
         if (tokens[r] == 0 || !layout.projected(r)) { continue; }
         auto const [keys, values] = head_dims{layout.key_coordinates[r], layout.value_coordinates[r]};
         entry.key_columns         = keys > entry.key_columns ? keys : entry.key_columns;
@@ -249,12 +267,14 @@ template <element T>
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (!layout.own_run(r)) { continue; }
-        entry.runs[r].tokens = tokens[r];
-        entry.runs[r].keys   = place(tokens[r] * layout.key_bytes(r, bytes));
-        entry.runs[r].values = place(tokens[r] * layout.value_bytes(r, bytes));
+        index_t const count  = tokens[r] + (r == layout.stand_in_run ? stand_ins : 0);
+        entry.runs[r].tokens = count;
+        entry.runs[r].keys   = place(count * layout.key_bytes(r, bytes));
+        entry.runs[r].values = place(count * layout.value_bytes(r, bytes));
     }
     entry.stand_ins    = stand_ins;
-    entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window + stand_ins;
+    entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window
+                         + (layout.stand_in_run == layout.rungs ? stand_ins : 0);
     entry.exact.keys   = place(entry.exact.tokens * layout.dims.keys * bytes);
     entry.exact.values = place(entry.exact.tokens * layout.dims.values * bytes);
     if (layout.full_rung < layout.rungs) { entry.runs[layout.full_rung] = entry.exact; }

@@ -171,6 +171,20 @@ public:
         return false;
     }
 
+    /// Indices of the cheapest and the costliest rung with channels; size() when there is none.
+    [[nodiscard]] constexpr std::size_t cheapest_rotated() const noexcept
+    {
+        std::size_t r = 0;
+        while (r < size() && !rungs_[r].rotated()) { ++r; }
+        return r;
+    }
+    [[nodiscard]] constexpr std::size_t costliest_rotated() const noexcept
+    {
+        std::size_t r = size();
+        while (r > 0 && !rungs_[r - 1].rotated()) { --r; }
+        return r > 0 ? r - 1 : size();
+    }
+
     /// Index of the rung that keeps the original vector; size() when there is none.
     [[nodiscard]] constexpr std::size_t full_rung() const noexcept
     {

@@ -19,7 +19,7 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// Writes the tiles of a cache, and beside them each head's projections and stand-ins.
+/// Writes the tiles of a cache, and beside them each head's projections.
 template <element T, backend B>
 struct pack_tiles
 {
@@ -38,8 +38,8 @@ struct pack_tiles
     in_view<T, 3, B> values;               // [H, N, Dv]
     in_view<T, 3, B> window_keys;          // [H, W, D]
     in_view<T, 3, B> window_values;        // [H, W, Dv]
-    in_view<float, 3, B> stand_in_keys;    // [H, M, D]    empty if none are to be written
-    in_view<float, 3, B> stand_in_values;  // [H, M, Dv]
+    in_view<T, 3, B> stand_in_keys;        // [H, M, D]    read only if the walk goes over stand-ins
+    in_view<T, 3, B> stand_in_values;      // [H, M, Dv]
     in_view<std::int32_t, 2, B> positions; // [H, N]    by rung, ascending
     in_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
     in_view<std::uint8_t, 2, B> carried;   // [H, N]    1 for tokens copied afterwards; or empty
@@ -55,10 +55,7 @@ struct pack_tiles
             [&](scratch const& mine, place const& at) {
                 if (!all_carried(at)) { write_tile(t, mine, at); }
             },
-            [&](index_t h) {
-                write_projections(t, h);
-                write_stand_ins(t, h);
-            });
+            [&](index_t h) { write_projections(t, h); });
     }
 
 private:
@@ -80,32 +77,13 @@ private:
         }
     }
 
-    /// Writes stand-ins behind the window, in tiles that may begin with tokens of the window.
-    template <team Team>
-    MDKV_HD void write_stand_ins(Team const& t, index_t h) const
-    {
-        if (stand_in_keys.empty()) { return; }
-        stored_run const run = run_of_head(walk.cache, h, walk.cache.layout.rungs);
-        index_t const count  = walk.cache.heads[h].stand_ins;
-        for (int of_values = 0; of_values < 2; ++of_values)
-        {
-            run_rows const& rows = run.rows(of_values != 0);
-            auto const& from     = of_values != 0 ? stand_in_values : stand_in_keys;
-            for (index_t i = t.rank(); i < count * rows.coordinates; i += t.size())
-            {
-                index_t const j = i / rows.coordinates;
-                auto const c    = static_cast<int>(i % rows.coordinates);
-                store_at(rows.begin + rows.coordinate(run.tokens - count + j, c), narrow<T>(from(h, j, c)));
-            }
-        }
-    }
-
     [[nodiscard]] MDKV_HD bool all_carried(place const& at) const
     {
         if (carried.empty() || at.r == walk.cache.layout.rungs) { return false; }
         index_t const begin = first(at.h, static_cast<index_t>(at.r)) + at.first;
         int tokens          = 0;
-        while (tokens < at.count && carried(at.h, positions(at.h, begin + tokens)) != 0) { ++tokens; }
+        index_t const slots = slots_of_head(walk.cache, at.h, at.r).tokens - at.first; // the tile's others are stand-ins
+        while (tokens < at.count && tokens < slots && carried(at.h, positions(at.h, begin + tokens)) != 0) { ++tokens; }
         return tokens == at.count;
     }
 
@@ -140,11 +118,10 @@ private:
     [[nodiscard]] MDKV_HD T const* row_of(place const& at, index_t i) const
     {
         cache_layout const& layout = walk.cache.layout;
-        index_t const window = walk.cache.heads[at.h].exact.tokens - walk.cache.heads[at.h].stand_ins - layout.window;
-        if (at.r == layout.rungs && i >= window)
-        {
-            return (at.rows.by_token ? window_values : window_keys).row(at.h, i - window);
-        }
+        index_t const slots        = slots_of_head(walk.cache, at.h, at.r).tokens;
+        index_t const window       = at.r == layout.rungs ? slots - layout.window : slots;
+        if (i >= slots) { return (at.rows.by_token ? stand_in_values : stand_in_keys).row(at.h, i - slots); }
+        if (i >= window) { return (at.rows.by_token ? window_values : window_keys).row(at.h, i - window); }
         auto const r = static_cast<index_t>(at.r == layout.rungs ? layout.full_rung : at.r);
         return (at.rows.by_token ? values : keys).row(at.h, positions(at.h, first(at.h, r) + i));
     }

@@ -113,6 +113,26 @@ struct write_channels
     }
 };
 
+/// Rounds stand-ins to elements. An item is a stand-in's place in a head.
+template <element T, backend B>
+struct narrow_stand_ins
+{
+    static constexpr char const* name = "pack_narrow_stand_ins";
+
+    in_view<float, 3, B> from; // [H, M, D]
+    out_view<T, 3, B> to;      // [H, M, D]
+
+    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const h = item / to.extent(1);
+        index_t const j = item % to.extent(1);
+        for (index_t d = t.rank(); d < to.extent(2); d += t.size()) { to(h, j, d) = narrow<T>(from(h, j, d)); }
+    }
+};
+
 /// Bytes of an arena with these rungs, which the host can read.
 /// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that
 ///                            lacks a basis
@@ -165,9 +185,12 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     index_t const coded  = layout.any_rotated() ? heads : 0;
     auto const fitted    = scratch_view<float>(on, frame, channels.empty() ? coded : 0, 3, layout.dims.keys);
     auto const means     = scratch_view<float>(on, frame, value_means.empty() ? coded : 0, layout.dims.values);
-    bool const real      = frame.ready();
+    index_t const most   = stand_in_keys.extent(1); // stand-ins
+    auto const more_keys = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
+    auto const more_values = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.values);
+    bool const real        = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
-    stand_in_counts const stand_ins{stand_in_keys.extent(1), stored};
+    stand_in_counts const stand_ins{most, stored};
     if constexpr (B::memory_space == space::host)
     {
         index_t const bytes =
@@ -183,9 +206,13 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
         write_channels<T, B>{
             channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions), as_input(first), cache},
         coded);
+    run(on, narrow_stand_ins<T, B>{stand_in_keys, more_keys});
+    run(on, narrow_stand_ins<T, B>{stand_in_values, more_values});
     run(on,
-        pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window}, keys, values,
-            window_keys, window_values, stand_in_keys, stand_in_values, as_input(positions), as_input(first), carried});
+        pack_tiles<T, B>{
+            {cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window + most, most > 0}, keys, values,
+            window_keys, window_values, as_input(more_keys), as_input(more_values), as_input(positions),
+            as_input(first), carried});
 }
 
 } // namespace MDKV_NAMESPACE::detail

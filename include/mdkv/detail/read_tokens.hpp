@@ -82,7 +82,7 @@ struct stored_channels
 };
 
 /// Reads tokens [H, M] before the new window as vectors of the original dimension, zero-padded in shorter heads, and the
-/// window. Exact tokens come out bit for bit.
+/// window. Exact tokens come out bit for bit. If the walk goes over stand-ins, too, they are written behind a head's slots.
 template <element T, space S>
 struct read_tokens
 {
@@ -118,7 +118,8 @@ private:
     template <team Team>
     MDKV_HD void pad(Team const& t, index_t h) const
     {
-        for (index_t slot = slots.tokens(h); slot < slots.most; ++slot)
+        index_t const behind = walk.stand_ins ? walk.cache.heads[h].stand_ins : 0;
+        for (index_t slot = slots.tokens(h) + behind; slot < slots.most; ++slot)
         {
             for (index_t d = t.rank(); d < keys.extent(2); d += t.size()) { keys(h, slot, d) = narrow<T>(0.0F); }
             for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { values(h, slot, d) = narrow<T>(0.0F); }
@@ -128,7 +129,9 @@ private:
     /// Where token i of the tile goes.
     [[nodiscard]] MDKV_HD T* row_of(place const& at, int i) const
     {
-        index_t const slot   = at.slot + i;
+        index_t const beyond = at.first + i - slots_of_head(walk.cache, at.h, at.r).tokens; // number of a stand-in
+        index_t const slot   = beyond < 0 ? at.slot + i : slots.tokens(at.h) + beyond;
+        if (beyond >= 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
         index_t const window = slot - slots.tokens(at.h); // place in the window
         if (window < 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
         return (at.rows.by_token ? window_values : window_keys).row(at.h, window);

@@ -192,7 +192,7 @@ template <element T, space S>
     cache_view<T, S> const& cache, index_t h, std::size_t i) noexcept
 {
     stored_run run = run_of_head(cache, h, i);
-    run.tokens -= i == cache.layout.rungs ? cache.heads[h].stand_ins : 0;
+    run.tokens -= i == cache.layout.stand_in_run ? cache.heads[h].stand_ins : 0;
     return run;
 }
 

@@ -35,7 +35,7 @@ inline constexpr index_t most_heads          = index_t{1} << 16;
 inline constexpr index_t most_dimension      = index_t{1} << 16;
 inline constexpr std::uint32_t endian_mark   = 0x01020304;
 inline constexpr std::uint16_t major_version = 2;
-inline constexpr std::uint16_t minor_version = 0;
+inline constexpr std::uint16_t minor_version = 1; ///< 1: stand-ins may be in a rung's run
 inline constexpr array<char, 8> magic{{'m', 'd', 'k', 'v', '\r', '\n', '\x1a', '\n'}};
 
 enum section : std::size_t
@@ -97,8 +97,8 @@ struct layer_record
     index_t positions, slots;
     index_t heads, window, key_dim, value_dim;
     std::uint32_t rungs, full_rung;
-    std::uint32_t scale; ///< bits of a float
-    std::uint32_t zero;
+    std::uint32_t scale;     ///< bits of a float
+    std::uint32_t stand_ins; ///< 1 + the rung whose run ends with the stand-ins; 0: the exact run has them
     array<rung_record, max_rungs> rung;
 };
 
@@ -186,12 +186,14 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
     expects_in("the dimension of values", from.value_dim, from.heads > 0 ? 1 : 0, most_dimension);
     expects_in("the number of rungs", from.rungs, 0, max_rungs);
     expects_in("the full rung", from.full_rung, 0, from.rungs);
+    expects_in("the run of stand-ins", from.stand_ins, 0, from.rungs);
     cache_layout to;
     to.heads     = from.heads;
     to.window    = from.window;
     to.dims      = {from.key_dim, from.value_dim};
     to.rungs     = from.rungs;
     to.full_rung = from.full_rung;
+    to.stand_in_run = from.stand_ins > 0 ? from.stand_ins - 1 : to.rungs;
     to.scale     = float_of_bits(from.scale);
     expects(to.scale >= 0.0F && to.scale <= (std::numeric_limits<float>::max)(), call, where, ": the scale is ",
         to.scale, "; it must be finite and not negative");
@@ -213,6 +215,8 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
         to.kinds[r]             = static_cast<storage>(rung.kind);
         to.in_basis[r]          = rung.in_basis == 1;
     }
+    expects(to.stand_ins_fit(), call, where, ": stand-ins are at rung ", to.stand_in_run, ", which stores no whole vectors in a run of "
+                                                                           "its own");
     return to;
 }
 
@@ -230,13 +234,21 @@ index_t expects_directory(cache_layout const& layout, head_entry const* heads, i
         head_entry const given = heads[h];
         auto const counted     = [](index_t n) { return n >= 0 && n <= INT32_MAX; };
         bool good              = counted(given.exact.tokens) && counted(given.stand_ins);
-        index_t const exact    = good ? given.exact.tokens - given.stand_ins : 0; // with slots
-        index_t slots          = exact + appended;
+        // tokens of a run that have slots
+        auto const slots_of = [&](std::size_t run, index_t n) {
+            return good && run == layout.stand_in_run ? n - given.stand_ins : n;
+        };
+        index_t const exact = good ? slots_of(layout.rungs, given.exact.tokens) : 0;
+        index_t slots       = exact + appended;
         array<index_t, max_rungs> tokens{};
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
             if (r == layout.full_rung) { tokens[r] = exact - layout.window; }
-            else if (layout.own_run(r) && counted(given.runs[r].tokens)) { slots += tokens[r] = given.runs[r].tokens; }
+            else if (layout.own_run(r) && counted(given.runs[r].tokens))
+            {
+                slots += tokens[r] = slots_of(r, given.runs[r].tokens);
+                good = good && tokens[r] >= 0;
+            }
         }
         good = good && exact >= layout.window && (layout.full_rung < layout.rungs || exact == layout.window);
         head_entry right;

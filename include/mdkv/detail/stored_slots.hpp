@@ -58,7 +58,7 @@ template <element T>
 {
     index_t tokens = 0;
     for (index_t h = 0; h < cache.layout.heads; ++h) { tokens += cache.heads[h].stand_ins; }
-    return tokens * (cache.layout.dims.keys + cache.layout.dims.values) * index_t{sizeof(T)};
+    return tokens * cache.layout.stand_in_bytes(index_t{sizeof(T)});
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
@@ -267,8 +267,8 @@ private:
     template <team Team>
     MDKV_HD void copy_stand_in(Team const& t, index_t h, index_t i) const
     {
-        stored_run const from = run_of_head(slots.cache, h, slots.cache.layout.rungs);
-        stored_run const run  = run_of_head(to, h, slots.layout.rungs);
+        stored_run const from = run_of_head(slots.cache, h, slots.cache.layout.stand_in_run);
+        stored_run const run  = run_of_head(to, h, slots.layout.stand_in_run);
         index_t const count   = to.heads[h].stand_ins;
         copy_token<T>(t, from.keys, from.tokens - count + i, run.keys, run.tokens - count + i);
         copy_token<T>(t, from.values, from.tokens - count + i, run.values, run.tokens - count + i);

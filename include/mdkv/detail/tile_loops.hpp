@@ -33,7 +33,8 @@ struct tile_walk
     view<float const, 3, S> key_basis;   // [H, D, D]    read only if neither basis is empty
     view<float const, 3, S> value_basis; // [H, Dv, Dv]
     std::size_t runs;                    ///< runs of a head
-    index_t slots;                       ///< most tokens of a head that have slots
+    index_t tokens;                      ///< most tokens of a head that it goes over
+    bool stand_ins = false;              ///< whether it goes over stand-ins, too
 
     struct scratch
     {
@@ -58,10 +59,10 @@ struct tile_walk
         run_basis basis;
         index_t first; ///< first token, counted in the run
         int count;     ///< number of tokens
-        index_t slot;  ///< slot of the first token
+        index_t slot;  ///< slot of the first token; stand-ins have none
     };
 
-    [[nodiscard]] MDKV_HD index_t strips() const noexcept { return slots / strip + static_cast<index_t>(runs); }
+    [[nodiscard]] MDKV_HD index_t strips() const noexcept { return tokens / strip + static_cast<index_t>(runs); }
     [[nodiscard]] index_t items() const noexcept { return cache.layout.heads * (2 * strips() + 1); }
     [[nodiscard]] MDKV_HD index_t projected() const noexcept
     {
@@ -75,7 +76,7 @@ struct tile_walk
     }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
 
-    /// Calls body(scratch, place) for each tile of the item's strip, or beside(head). Stand-ins are in no strip.
+    /// Calls body(scratch, place) for each tile of the item's strip, or beside(head).
     template <team Team, class Body, class Beside>
     MDKV_HD void operator()(Team const& t, index_t item, Body const& body, Beside const& beside) const
     {
@@ -86,7 +87,7 @@ struct tile_walk
         index_t slot   = 0;     // first slot of the run
         for (std::size_t r = 0; r < runs; ++r)
         {
-            stored_run const run = slots_of_head(cache, h, r);
+            stored_run const run = stand_ins ? run_of_head(cache, h, r) : slots_of_head(cache, h, r);
             index_t const first  = number * strip;
             if (first < run.tokens)
             {
@@ -94,7 +95,7 @@ struct tile_walk
                 return go_over(t, {h, r, run.rows(i % 2 != 0), run.basis, first, 0, slot + first}, end, body);
             }
             number -= (run.tokens + strip - 1) / strip;
-            slot += run.tokens;
+            slot += slots_of_head(cache, h, r).tokens;
         }
     }
 

@@ -21,38 +21,19 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// Copies a head's stand-ins behind its slots, and counts its rows; one item a head.
+/// Counts a head's slots and stand-ins; one item a head.
 template <element T, space S>
-struct unpack_stand_ins
+struct count_rows
 {
-    static constexpr char const* name = "unpack_stand_ins";
-    static constexpr int threads      = 128;
+    static constexpr char const* name = "unpack_count_rows";
 
     cache_view<T, S> cache;
-    view<T, 3, S> keys;
-    view<T, 3, S> values;
     view<index_t, 1, S> kept;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        index_t const count  = cache.heads[h].stand_ins;
-        index_t const slots  = tokens_of_head(cache, h);
-        stored_run const run = run_of_head(cache, h, cache.layout.rungs);
-        for (bool const of_values : {false, true})
-        {
-            run_rows const& rows = run.rows(of_values);
-            auto const mine      = share_rows(t, rows.coordinates);
-            for (index_t i = mine.row; i < count; i += mine.rows)
-            {
-                T* const to = (of_values ? values : keys).row(h, slots + i);
-                for (auto d = static_cast<int>(mine.column); d < rows.coordinates; d += members(t))
-                {
-                    to[d] = load_at<T>(rows.begin + rows.coordinate(run.tokens - count + i, d));
-                }
-            }
-        }
-        if (t.rank() == 0) { kept(h) = slots + count; }
+        if (t.rank() == 0) { kept(h) = tokens_of_head(cache, h) + cache.heads[h].stand_ins; }
     }
 };
 
@@ -121,9 +102,9 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     slots.layout.window = 0; // all tokens are read alike
     run(on, detail::read_projections<E, S>{from, key_basis, value_basis}, key_basis.extent(0));
     run(on, detail::read_tokens<E, S>{
-                {from, as_input(key_basis), as_input(value_basis), detail::most_runs(cache.layout), rows}, slots, keys,
-                values, {}, {}});
-    run(on, detail::unpack_stand_ins<E, S>{from, keys, values, kept}, H);
+                {from, as_input(key_basis), as_input(value_basis), detail::most_runs(cache.layout), rows, true}, slots,
+                keys, values, {}, {}});
+    run(on, detail::count_rows<E, S>{from, kept}, H);
 }
 
 } // namespace MDKV_NAMESPACE

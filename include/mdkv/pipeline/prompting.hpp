@@ -105,6 +105,7 @@ struct prompt_choice
     index_t budget    = -1;    ///< bytes of an average layer
     index_t stand_ins = 0;     ///< most stand-ins of each head
     bool whole        = false; ///< every token has the full rung
+    bool coded_window = false; ///< the window is stored in codes, as tokens with a rung
     double multiplier = 0;     ///< see allocation
 
     /// Bytes of each layer's arena; 0 in a dry run.
@@ -148,6 +149,8 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects(how.chunk >= 1, "prompt: preset.replayed.chunk is ", how.chunk, "; it must be at least 1");
     expects(how.sinks >= 0, "prompt: preset.replayed.sinks is ", how.sinks, "; it must not be negative");
     expects(p.stand_ins >= 0, "prompt: preset.stand_ins is ", p.stand_ins, "; it must not be negative");
+    expects(p.stand_in_part >= 1, "prompt: preset.stand_in_part is ", p.stand_in_part, "; it must be at least 1");
+    expects(p.window_part >= 0, "prompt: preset.window_part is ", p.window_part, "; it must not be negative");
     expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
                                                       "known before the prompt's end; such a preset cannot replay");
     expects_not_negative("prompt", "preset.early_weight", p.early_weight);
@@ -156,6 +159,27 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects_not_negative("prompt", "preset.shared.leverage_power", p.leverage_power());
     expects_not_negative("prompt", "preset.scale", p.scale);
 }
+
+/// Gives the last tokens of each head one rung. An item is a head of a layer.
+template <backend B>
+struct fill_last_rungs
+{
+    static constexpr char const* name = "fill_last_rungs";
+
+    out_view<std::uint8_t, 3, B> rungs; // [L, H, N]
+    index_t first;
+    std::uint8_t rung;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const heads = rungs.extent(1);
+        for (index_t i = first + t.rank(); i < rungs.extent(2); i += t.size())
+        {
+            rungs(item / heads, item % heads, i) = rung;
+        }
+    }
+};
 
 /// Keeps the keys of the prompt's first tokens: `rows` are those of tokens from `first` on.
 template <backend B, element T, element U>
@@ -201,7 +225,8 @@ template <element T, element U, backend B>
         shared_number::hash("preset.ratios", hash_of(p.ratios)), {"preset.pooling.width", p.pooling.width},
         {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
         {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.uniform", p.uniform},
-        {"preset.stand_ins", p.stand_ins}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
+        {"preset.stand_ins", p.stand_ins}, {"preset.stand_in_part", p.stand_in_part},
+        {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
         {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
         {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
@@ -225,7 +250,7 @@ struct prompt_work
     out_view<float, 4, B> channels{};         ///< [L, H, 3, D]; L = 0 without rotated rungs
     out_view<T, 4, B> sinks{};                ///< [L, H, replay_part::sinks, D]; keys
     out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
-    out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M]
+    out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M + W]  the window's are used if it is coded
     out_view<index_t, 1, B> sizes{};          ///< [L]
     out_view<index_t, 1, B> limit{};          ///< [1]
     out_view<allocation, 1, B> report{};      ///< [1]
@@ -239,6 +264,23 @@ struct prompt_work
     {
         index_t const window = (std::min)(settings.window, tokens);
         return {shape.heads, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
+    }
+
+    /// The same as rungs were chosen: tokens of a coded window have rungs.
+    [[nodiscard]] layer_shape stored_layer(index_t tokens) const
+    {
+        layer_shape one = layer(tokens);
+        if (choice.coded_window) { one.tokens += std::exchange(one.window, 0); }
+        return one;
+    }
+
+    /// The layout of a prompt of `tokens` tokens, as rungs were chosen.
+    [[nodiscard]] cache_layout layout(index_t tokens) const
+    {
+        cache_layout form{settings.ratios, shape.heads, stored_layer(tokens).window, shape.dims, settings.scale};
+        std::size_t const codes = settings.ratios.cheapest_rotated();
+        if (settings.coded_stand_ins && choice.stand_ins > 0 && codes < form.rungs) { form.stand_in_run = codes; }
+        return form;
     }
 
     /// Checks preset and shape; takes memory from the workspace.
@@ -259,7 +301,7 @@ struct prompt_work
         channels            = scratch_view<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
         sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
         leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
-        rungs               = scratch_view<std::uint8_t>(on, memory, L, H, M);
+        rungs               = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
         sizes               = scratch_view<index_t>(on, memory, L);
         limit               = scratch_view<index_t>(on, memory, 1);
         report              = scratch_view<allocation>(on, memory, 1);
@@ -363,14 +405,38 @@ struct prompt_work
     {
         prompt_choice next{.budget = bytes};
         std::size_t const best = settings.ratios.size() - 1;
-        index_t const spend    = bytes - one.window_bytes();
-        expects(spend >= 0, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ", one.window,
-            " tokens; at least ", one.window_bytes(), " bytes are needed");
-        next.whole = settings.ratios[best].full() && spend >= one.heads * one.tokens * costs.bytes[best];
+        index_t const exact    = one.window_bytes();
+        next.whole = settings.ratios[best].full() && bytes - exact >= one.heads * one.tokens * costs.bytes[best];
+        next.coded_window = !next.whole && coded_window_bytes(one) < exact && settings.window_part > bytes / exact;
+        index_t const window = next.coded_window ? coded_window_bytes(one) : exact;
+        expects(bytes >= window, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ",
+            one.window, " tokens; at least ", window, " bytes are needed");
         if (next.whole || !settings.ratios.can_drop()) { return next; }
-        index_t const most = stand_ins_within(settings.stand_ins, bytes, one);
-        next.stand_ins     = one.bytes_of(most) <= spend ? most : 0;
+        index_t const spend = bytes - window_bytes(next, one);
+        index_t const each  = one.heads * stand_in_bytes();
+        index_t const most =
+            stand_ins_within(settings.stand_ins, bytes, settings.stand_in_part, one.heads, stand_in_bytes());
+        next.stand_ins = most * each <= spend ? most : 0;
         return next;
+    }
+
+    /// Bytes of the window in codes, and of the channels that they need; those of the exact window if the set has no codes.
+    [[nodiscard]] index_t coded_window_bytes(layer_shape const& one) const
+    {
+        std::size_t const codes = settings.ratios.costliest_rotated();
+        if (codes == settings.ratios.size()) { return one.window_bytes(); }
+        return one.heads * (one.window * costs.bytes[codes] + costs.channels);
+    }
+    /// Bytes of the window by a choice, without the channels, which `allocate` sets aside.
+    [[nodiscard]] index_t window_bytes(prompt_choice const& by, layer_shape const& one) const
+    {
+        return by.coded_window ? coded_window_bytes(one) - one.heads * costs.channels : one.window_bytes();
+    }
+    /// Bytes of a stand-in.
+    [[nodiscard]] index_t stand_in_bytes() const
+    {
+        std::size_t const codes = settings.ratios.cheapest_rotated();
+        return settings.coded_stand_ins && codes < costs.size() ? costs.bytes[codes] : layer(0).token_bytes();
     }
 
     /// \param one  a layer with the heads of all ranks
@@ -380,7 +446,14 @@ struct prompt_work
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [R, N]   = std::pair{rung_count(), one.tokens};
         index_t const M     = losses.extent(3);
-        index_t const spend = next.budget - one.window_bytes();
+        index_t const spend = next.budget - window_bytes(next, one);
+        if (next.coded_window)
+        {
+            run(on,
+                fill_last_rungs<B>{slice<2>(rungs, 0, N + one.window), N,
+                    static_cast<std::uint8_t>(settings.ratios.costliest_rotated())},
+                L * H);
+        }
         if (!dry_run(on))
         {
             prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
@@ -392,7 +465,7 @@ struct prompt_work
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
-        index_t const aside = one.bytes_of(next.stand_ins);
+        index_t const aside = one.heads * next.stand_ins * stand_in_bytes();
         index_t const parts = settings.shared ? 1 : place.layers; // parts that have a limit of their own
         allocation total;
         for (index_t i = 0; i < parts; ++i)
@@ -403,7 +476,8 @@ struct prompt_work
             index_t const first = settings.shared || !here ? 0 : (i - place.first_layer) * H;
             in_view<float, 3, B> const of_part{
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
-            out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * M), {heads, N}, {M, 1}};
+            index_t const apart = rungs.extent(2);
+            out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * apart), {heads, N}, {apart, 1}};
             auto const choose = [&](index_t bytes) {
                 return allocate_within(on, each * bytes, limit, report, costs,
                     {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_part);
@@ -478,18 +552,20 @@ struct prompt_work
             costs.least(1, one.tokens), " bytes are needed");
         expects(fits, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
-            one.window_bytes() + costs.least(one.heads, one.tokens), " bytes are needed");
+            window_bytes(next, one) + costs.least(one.heads, one.tokens), " bytes are needed");
         if (!dry && total.tokens[0] == 0) { next.stand_ins = 0; }
-        size_layers(on, one.tokens, {settings.ratios, shape.heads, one.window, shape.dims, settings.scale}, next);
         choice = next;
+        size_layers(on, one.tokens + one.window);
     }
 
     /// Finds the bytes of all layers' arenas after a choice.
-    void size_layers(B const& on, index_t tokens, cache_layout const& form, prompt_choice& next) const
+    void size_layers(B const& on, index_t tokens)
     {
-        run(on, size_arenas<T, B>{as_input(slice<2>(rungs, 0, tokens)), form, next.stand_ins, sizes.data_handle()},
+        run(on,
+            size_arenas<T, B>{as_input(slice<2>(rungs, 0, stored_layer(tokens).tokens)), layout(tokens),
+                choice.stand_ins, sizes.data_handle()},
             shape.layers);
-        fetch(on, sizes.data_handle(), next.arena_bytes.data(), shape.layers);
+        fetch(on, sizes.data_handle(), choice.arena_bytes.data(), shape.layers);
     }
 
     template <class Destination>
@@ -497,7 +573,7 @@ struct prompt_work
         B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form, Destination& to) const
     {
         constexpr bool owner  = requires { to.view(); };
-        layer_shape const one = layer(rows.keys.extent(1));
+        layer_shape const one = stored_layer(rows.keys.extent(1));
         auto const [H, N]     = std::pair{one.heads, one.tokens};
         auto const chosen     = as_input(rungs_of(l, N));
         auto const keys       = slice<1>(rows.keys, 0, N);

@@ -137,7 +137,8 @@ struct reader_work
         index_t const least = whole.window_bytes() + place.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             whole.window, " tokens and the channels; at least ", least, " bytes are needed");
-        stand_ins          = stand_ins_within(settings.stand_ins, limit_bytes, whole);
+        stand_ins          = stand_ins_within(
+            settings.stand_ins, limit_bytes, settings.stand_in_part, whole.heads, whole.token_bytes());
         stand_ins          = whole.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         // Queries that do not score find channels, by a sample of them, and stand-ins.

@@ -59,7 +59,13 @@ struct stored_writer
         , layers{layers_}
     {
         expects_valid();
-        header       = {magic, endian_mark, major_version, minor_version, 0, element_code<T>, section_count,
+        std::uint16_t minor = 0; // the least that says everything, so that older libraries read what they can
+        for (auto const& one : layers)
+        {
+            cache_layout const& layout = one.cache.layout;
+            if (layout.heads > 0 && layout.stand_in_run < layout.rungs) { minor = minor_version; }
+        }
+        header       = {magic, endian_mark, major_version, minor, 0, element_code<T>, section_count,
                   digest_of(identity.texts()), {}, 0, 0};
         header.bytes = index_t{sizeof(file_header)};
         for (std::size_t s = 0; s < section_count; ++s)
@@ -166,7 +172,8 @@ private:
         layer_record to{at.arena, cache.arena_bytes, at.directory, up_to(arena_alignment, at.arena + cache.arena_bytes),
             appended(cache), at.positions, slots(layers[i]), layout.heads, layout.window, layout.dims.keys,
             layout.dims.values, static_cast<std::uint32_t>(layout.rungs), static_cast<std::uint32_t>(layout.full_rung),
-            bits_of_float(layout.scale), 0, {}};
+            bits_of_float(layout.scale),
+            layout.stand_in_run < layout.rungs ? static_cast<std::uint32_t>(layout.stand_in_run + 1) : 0, {}};
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
             to.rung[r] = {static_cast<std::int32_t>(layout.key_coordinates[r]),

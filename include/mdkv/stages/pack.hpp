@@ -54,8 +54,9 @@ template <element T, backend B>
 /// for bit, others are coordinates in the basis, or codes of centred and rotated vectors (docs/method.md). A group of codes
 /// that has a NaN or an infinity among its coordinates is stored as NaN.
 ///
-/// Stand-ins are further tokens of a head behind its window, to which every query attends. They have no slots, and
-/// `truncate_tail` and `recompress` leave them alone. A head that drops n tokens stores its first min(M, n) ones.
+/// Stand-ins are further tokens of a head, to which every query attends. They end the run that the layout names: the exact
+/// run, behind the window, or a rung's. They have no slots, and `truncate_tail` and `recompress` leave them alone. A head
+/// that drops n tokens stores its first min(M, n) ones.
 ///
 /// On a GPU the host cannot see that the arena is too small, or a basis missing. Heads then hold no tokens, not even the
 /// window's, and `needed` is above cache.arena_bytes, as in no other case.
@@ -98,6 +99,8 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     index_t const heads        = layout.heads;
     index_t const tokens       = keys.extent(1);
     expects<size_overflow>(tokens <= INT32_MAX, "pack: N = ", tokens, " is beyond the limit of ", INT32_MAX);
+    expects(layout.stand_ins_fit(), "pack: layout.stand_in_run is ", layout.stand_in_run,
+        "; it must be ", layout.rungs, " (the exact run) or a rung that stores whole vectors in a run of its own");
     detail::check arguments{on, "pack"};
     arguments.rows("keys", keys, {heads, tokens, dim}, "H,N,D")
         .rows("values", values, {heads, tokens, value_dim}, "H,N,Dv")

@@ -84,7 +84,8 @@ support::layers_to_store<T> mixed_layers()
     support::source random{"stored tails"};
     for (index_t const appended : {index_t{5}, index_t{0}})
     {
-        auto const sizes = mixed_sizes();
+        auto sizes            = mixed_sizes();
+        sizes.coded_stand_ins = appended == 0;
         all.caches.push_back(support::packed_layer<T>{sizes}.packed(appended + 2));
         support::append_random(all.caches.back(), random, appended);
         all.positions.push_back(tensor<std::int32_t, 2>{{sizes.heads, sizes.tokens + sizes.window + appended}});

@@ -29,6 +29,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace
@@ -617,6 +618,89 @@ TEST_CASE_TEMPLATE(
             CHECK((all > 0) == layer.ratios.can_drop());
             if (sizes.heads > 2) { CHECK(got.view().heads[0].stand_ins == 0); }
         }
+    }
+}
+
+TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and have no slots", T, float, half, bfloat16)
+{
+    for (packed_sizes sizes : {packed_sizes{.tokens = 50, .window = 5, .dims = {40, 24}, .stand_ins = 3},
+             {.tokens = 70, .window = 0, .dims = {64, 130}, .common = 3, .stand_ins = 17},
+             {.tokens = 40, .window = 2, .dims = {9, 16}, .stand_ins = 16}})
+    {
+        for (std::vector<rung> const& rungs :
+            {std::vector<rung>{bit_ratios.begin(), bit_ratios.end()}, {drop, part(1, 2).as(storage::int8), full_int4}})
+        {
+            sizes.rungs           = rungs;
+            sizes.coded_stand_ins = true;
+            auto const [H, N, M]  = std::array<index_t, 3>{sizes.heads, sizes.tokens, sizes.stand_ins};
+            packed_layer<T> layer{sizes};
+            for (index_t t = 3; t < 3 + M; ++t) { layer.rung.set(0, 0, t); } // the first head drops at least M
+            for (index_t t = 0; t < N; ++t) { layer.rung.set(t < 2 ? 0 : 2, H - 1, t); } // the last one drops two
+            std::size_t const codes = layer.ratios.cheapest_rotated();
+            packed_sizes more       = sizes; // the stand-ins as tokens
+            more.tokens             = N + M;
+            more.stand_ins          = 0;
+            packed_layer<T> tokens{more};
+            tensor<float, 3> channels{{H, 3, sizes.dims.keys}};
+            tensor<float, 2> means{{H, sizes.dims.values}};
+            support::source random{"channels", N};
+            std::vector<float> some(static_cast<std::size_t>(H * 3 * std::max(sizes.dims.keys, sizes.dims.values)));
+            for (float& x : some) { x = static_cast<float>(random.uniform(0.5, 1.5)); }
+            channels.assign(some);
+            means.assign(some);
+            for (index_t h = 0; h < H; ++h)
+            {
+                for (index_t t = 0; t < N + M; ++t)
+                {
+                    bool const there = t < N;
+                    auto const made  = static_cast<std::uint8_t>(t - N < layer.stand_ins(h) ? codes : 0);
+                    tokens.rung.set(there ? layer.rung.get(h, t) : made, h, t);
+                    for (index_t d = 0; d < sizes.dims.keys; ++d)
+                    {
+                        tokens.keys.set(
+                            there ? layer.keys.get(h, t, d) : narrow<T>(layer.stand_in_keys.get(h, t - N, d)), h, t, d);
+                    }
+                    for (index_t d = 0; d < sizes.dims.values; ++d)
+                    {
+                        tokens.values.set(
+                            there ? layer.values.get(h, t, d) : narrow<T>(layer.stand_in_values.get(h, t - N, d)), h, t,
+                            d);
+                    }
+                }
+            }
+            auto const pack_all = [&](packed_layer<T> const& x) {
+                cpu::cache<T> cache{x.layout, x.bytes()};
+                support::run([&](cpu::backend const& on) {
+                    detail::pack_tokens(on, x.keys.in(), x.values.in(), layer.window_keys.in(), layer.window_values.in(),
+                        layer.key_basis.in(), layer.value_basis.in(), channels.in(), means.in(), x.rung.in(),
+                        cache.view(), {}, x.stand_in_keys.in(), x.stand_in_values.in());
+                });
+                return cache;
+            };
+            auto const got  = pack_all(layer);
+            auto const want = pack_all(tokens);
+            REQUIRE(got.arena_bytes() == want.arena_bytes());
+            CHECK(std::equal(got.view().arena, got.view().arena + got.arena_bytes(), want.view().arena));
+            for (index_t h = 0; h < H; ++h)
+            {
+                head_entry entry = got.view().heads[h];
+                CHECK(std::exchange(entry.stand_ins, 0) == layer.stand_ins(h));
+                CHECK(entry == want.view().heads[h]);
+                CHECK(detail::tokens_of_head(got.view(), h)
+                      == detail::tokens_of_head(want.view(), h) - layer.stand_ins(h));
+            }
+            CHECK(layer.stand_ins(0) == M);
+            CHECK(layer.stand_ins(H - 1) == std::min<index_t>(M, 2));
+        }
+    }
+    packed_layer<T> wrong{{.rungs = {drop, part(1, 2).as(storage::int8), full}, .stand_ins = 2}};
+    for (std::size_t const run : {0, 1, 2, 4})
+    {
+        wrong.layout.stand_in_run = run;
+        cpu::cache<T> cache{wrong.layout, 100000};
+        CHECK(error_text<invalid_argument>([&] {
+            support::run([&](cpu::backend const& on) { wrong.pack(on, cache.view()); });
+        }).find("pack: layout.stand_in_run is " + std::to_string(run) + "; it must be 3 (the exact run) or ") == 0);
     }
 }
 
