@@ -47,6 +47,10 @@ struct recompress_options
     float early_weight                                = 1.0F;
     index_t question                                  = 32;
 
+    /// Tokens of the new window, in at most half of the limit; unset: as many as in the present one. A window in codes
+    /// (preset::window_part) is none in the cache, so that a fold by a preset says how long the next one is.
+    std::optional<index_t> window = std::nullopt;
+
     /// Over ranks: maximum of `most_slots` over all ranks, on which they agree before the call. 0: this cache's.
     index_t longest_head = 0;
 
@@ -68,6 +72,7 @@ template <backend B>
     options.uniform_queries = chosen.uniform_queries(queries);
     options.early_weight = chosen.early_weight;
     options.question     = chosen.question;
+    if (chosen.window_part > 0) { options.window = chosen.window; }
     return options;
 }
 
@@ -254,7 +259,14 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
             " tokens");
         c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
-    cache_layout next{ratios, heads, layout.window, layout.dims, layout.scale};
+    expects(options.window.value_or(0) >= 0, "recompress: window is ", *options.window, "; it must not be negative");
+    auto const numbers = detail::number_heads(on, "recompress", heads, 0);
+    layer_shape whole{numbers.place.heads, group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
+    whole.expects_valid("recompress");
+    index_t const limit = options.limit.in_bytes(whole);
+    index_t const most_window = (std::min)(recent, limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)));
+    index_t const window = options.window ? (std::min)(*options.window, most_window) : layout.window;
+    cache_layout next{ratios, heads, window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
     if (layout.stand_in_run < layout.rungs) { next.stand_in_run = same[layout.stand_in_run]; }
     for (index_t h = 0; h < heads; ++h)
@@ -267,15 +279,10 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
                 layout.key_bytes(r, sizeof(T)), " bytes), which the ratio set lacks");
         }
     }
-    layer_shape const shape{heads, group, most - layout.window, layout.window, layout.dims, index_t{sizeof(T)}};
-    shape.expects_valid("recompress");
-    auto const numbers      = detail::number_heads(on, "recompress", heads, 0);
-    layer_shape whole       = shape; // on all ranks
-    whole.heads             = numbers.place.heads;
-    index_t const limit     = options.limit.in_bytes(whole);
+    layer_shape const shape{heads, group, most - window, window, layout.dims, index_t{sizeof(T)}};
     index_t const stand_ins = detail::stand_in_bytes(directory);
     index_t const least     = shape.window_bytes() + stand_ins;
-    expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", layout.window,
+    expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
     return detail::staged(on, "recompress", [&](B const& stages) {
         detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape, numbers, limit,

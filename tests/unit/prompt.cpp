@@ -374,9 +374,10 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         codes && !whole && shape.window_bytes() * p.window_part > bytes && coded < shape.window_bytes();
     index_t const spend = bytes - (in_codes ? coded - H * channel_bytes({D, Dv}, 2) : shape.window_bytes());
     bool const small    = codes && p.coded_stand_ins; // stand-ins in 4 bits
-    index_t const each  = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes();
-    index_t extra       = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, p.stand_in_part, H, each) : 0;
-    extra               = H * each * extra <= spend ? extra : 0;
+    index_t const one   = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes(); // bytes of a stand-in
+    index_t extra       = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, p.stand_in_part, H, one) : 0;
+    extra               = H * one * extra <= spend ? extra : 0;
+    bool any            = false; // some token is dropped
     if (whole)
     {
         rungs.assign(std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
@@ -403,11 +404,12 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 });
                 return report.get(0).tokens[0];
             };
-            bool const drops = choose(spend) > 0;
-            if (drops && extra > 0) { choose(spend - H * each * extra); }
-            extra = drops || parts > 1 ? extra : 0;
+            index_t dropped = choose(spend);
+            if (dropped > 0 && extra > 0) { dropped = choose(spend - H * one * extra); }
+            any = any || dropped > 0;
         }
     }
+    extra            = any ? extra : 0;
     index_t const rest = in_codes ? 0 : window; // tokens without a rung
     tensor<std::uint8_t, 2> all_rungs{{L * H, x.tokens - rest}};
     for (index_t h = 0; h < L * H; ++h)
@@ -918,7 +920,7 @@ TEST_CASE("a small budget stores window and stand-ins in codes, a large one the 
                 {
                     CHECK(head.runs[2].tokens >= (codes ? p.window : 0));
                     CHECK((one.layout.stand_in_run == 1) == (head.stand_ins > 0));
-                    CHECK((kv == 250) == (head.exact.tokens == 250));
+                    if (kv == 250) { CHECK(head.exact.tokens == 250); }
                     if (kv == 30) { CHECK(head.stand_ins > 8); }
                 }
             }
@@ -926,8 +928,8 @@ TEST_CASE("a small budget stores window and stand-ins in codes, a large one the 
     }
     preset p      = presets::best;
     p.window_part = 1'000'000;
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(by_prompt(x, p, budget::bytes(2000))); })
-          == "prompt::allocate: a budget of 2000 bytes a layer cannot hold the window of 8 tokens; at least "
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(by_prompt(x, p, budget::bytes(1800))); })
+          == "prompt::allocate: a budget of 1800 bytes a layer cannot hold the window of 8 tokens; at least "
                  + std::to_string(2 * (8 * (80 + 8) + 2 * (2 * 32 + 48))) + " bytes are needed");
     p.window = 1; // its codes and their channels take more than the exact token
     CHECK(by_prompt(x, p, budget::kv_size(20))[0].layout.window == 1);

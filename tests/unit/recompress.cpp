@@ -285,6 +285,51 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
     CHECK(less.lowered + less.dropped > 0);
 }
 
+TEST_CASE("a fold may make another window than the cache has: tokens of the tail, within half of the limit")
+{
+    support::packed_sizes const sizes{.heads = 2, .tokens = 60, .window = 3, .dims = {32, 32}, .rungs = listed(bit_ratios)};
+    packed_layer<half> const layer{sizes};
+    index_t const token = 2 * 64 * 2; // bytes, of both heads
+    for (auto const& [wanted, limit, want] : {std::array<index_t, 3>{8, 60, 8}, {40, 60, 13}, {8, 10, 5}, {1, 60, 1}, {0, 60, 0}})
+    {
+        CAPTURE(wanted);
+        CAPTURE(limit);
+        auto cache = layer.packed(10);
+        support::run([&](host const& on) {
+            append(on, slice<1>(layer.keys.in(), 0, 10), slice<1>(layer.values.in(), 0, 10), cache.view());
+        });
+        std::vector<std::vector<support::stored_token<half>>> before;
+        for (index_t h = 0; h < 2; ++h) { before.push_back(support::stored_tokens(cache.view(), h)); }
+        support::run([&](host const& on) {
+            auto const report = recompress(on, slice<1>(layer.keys.in(), 0, 4), layer.ratios,
+                {.limit = budget::bytes(limit * token), .window = wanted}, cache);
+            CHECK(report.window_bytes == want * token);
+            CHECK(report.released == 2 * (13 - want));
+        });
+        CHECK(cache.layout().window == want);
+        for (index_t h = 0; h < 2; ++h)
+        {
+            auto const after = support::stored_tokens(cache.view(), h);
+            auto const& all  = before[static_cast<std::size_t>(h)];
+            for (index_t i = 1; i <= want; ++i)
+            {
+                CHECK(support::same_bits(after.end()[-i].key, all.end()[-i].key));
+                CHECK(support::same_bits(after.end()[-i].value, all.end()[-i].value));
+            }
+        }
+    }
+    auto cache = layer.packed(10);
+    CHECK(error_text<invalid_argument>([&] {
+        support::run([&](host const& on) {
+            static_cast<void>(recompress(on, slice<1>(layer.keys.in(), 0, 2), layer.ratios, {.window = -1}, cache));
+        });
+    }) == "recompress: window is -1; it must not be negative");
+    preset p = presets::best;
+    CHECK(!fold_options<host>(p, budget::bytes(1), 4).window);
+    p.window_part = 32;
+    CHECK(fold_options<host>(p, budget::bytes(1), 4).window == 8);
+}
+
 TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their bytes from the limit alone")
 {
     std::vector<std::vector<rung>> const sets{listed(bit_ratios), every_kind, {drop, full_int4}};

@@ -8,6 +8,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
+#include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/stages/basis.hpp>
 
 #include "support/compare.hpp"
@@ -677,8 +678,8 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
                 });
                 return cache;
             };
-            auto const got  = pack_all(layer);
-            auto const want = pack_all(tokens);
+            auto got  = pack_all(layer);
+            auto want = pack_all(tokens);
             REQUIRE(got.arena_bytes() == want.arena_bytes());
             CHECK(std::equal(got.view().arena, got.view().arena + got.arena_bytes(), want.view().arena));
             for (index_t h = 0; h < H; ++h)
