@@ -360,7 +360,7 @@ TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their by
             auto all = support::stored_tokens(cache.view(), h);
             made.emplace_back(all.end() - support::stand_ins_last(cache.view(), h, all), all.end());
         }
-        for (int i = 0; i < 3; ++i)
+        for (int fold = 0; fold < 3; ++fold)
         {
             support::run([&](host const& on) {
                 auto const keys = slice<1>(layer.keys.in(), 6 * i, 6), values = slice<1>(layer.values.in(), 6 * i, 6);
