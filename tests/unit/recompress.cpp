@@ -333,10 +333,10 @@ TEST_CASE("a fold may make another window than the cache has: tokens of the tail
 TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their bytes from the limit alone")
 {
     std::vector<std::vector<rung>> const sets{listed(bit_ratios), every_kind, {drop, full_int4}};
-    for (std::size_t i = 0; i < 2 * sets.size(); ++i)
+    for (std::size_t set = 0; set < 2 * sets.size(); ++set)
     {
-        auto const& rungs = sets[i / 2];
-        bool const coded  = i % 2 != 0;
+        auto const& rungs = sets[set / 2];
+        bool const coded  = set % 2 != 0;
         CAPTURE(rungs.size());
         CAPTURE(coded);
         support::packed_sizes sizes{.heads = 3, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = rungs};
@@ -360,7 +360,7 @@ TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their by
             auto all = support::stored_tokens(cache.view(), h);
             made.emplace_back(all.end() - support::stand_ins_last(cache.view(), h, all), all.end());
         }
-        for (int fold = 0; fold < 3; ++fold)
+        for (int i = 0; i < 3; ++i)
         {
             support::run([&](host const& on) {
                 auto const keys = slice<1>(layer.keys.in(), 6 * i, 6), values = slice<1>(layer.values.in(), 6 * i, 6);
