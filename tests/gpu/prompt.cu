@@ -189,7 +189,10 @@ TEST_CASE("a prompt on the GPU has the CPU's rungs and as many stand-ins, for ev
 {
     std::vector<one_layer> all;
     for (index_t l = 0; l < layers; ++l) { all.emplace_back(l + 1); }
-    for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
+    preset coded          = presets::best;
+    coded.window_part     = 1000;
+    coded.coded_stand_ins = true;
+    for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper, coded})
     {
         CAPTURE(p.name);
         if (p.replayed) { p.replayed->chunk = 50; }

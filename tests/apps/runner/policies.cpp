@@ -65,6 +65,10 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(any.odd == double{mdkv::presets::any_question.leverage_power()});
     CHECK(any.stand_ins == mdkv::presets::any_question.stand_ins);
     CHECK(runner::parse_policy("best[stand_ins=3]").stand_ins == 3);
+    CHECK(runner::parse_policy("best[stand_in_part=5]").stand_in_part == 5);
+    CHECK(runner::parse_policy("best[coded_stand_ins=yes]").coded_stand_ins);
+    CHECK(!runner::parse_policy("best[coded_stand_ins=no]").coded_stand_ins);
+    CHECK(runner::parse_policy("by_window[window_part=9]").window_part == 9);
     CHECK(runner::parse_policy("best[head_shares=3+layer_shares=2]").shares() == 6);
     CHECK(!runner::parse_policy("best[head_shares=3]").runs_on_device());
     CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
@@ -151,6 +155,9 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     refuses("by_window[own=1]", "policy by_window: own = 1: must be yes or no");
     refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
     refuses("best[stand_ins=-1]", "policy best: stand_ins = -1: must not be negative");
+    refuses("best[stand_in_part=0]", "policy best: stand_in_part = 0: must be positive");
+    refuses("best[window_part=-1]", "policy best: window_part = -1: must not be negative");
+    refuses("best[coded_stand_ins=8]", "policy best: coded_stand_ins = 8: must be yes or no");
     refuses("by_window[stand_ins=4]",
         "policy \"by_window[stand_ins=4]\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out");
     refuses("best[head_shares=0]", "policy best: head_shares = 0: must be positive");
