@@ -169,9 +169,9 @@ public:
             auto const chosen = p.allocate(on, mdkv::budget::bytes(request.bytes));
             report            = p.pack(on, 0, rows, cache);
             report.chosen     = chosen;
-            if (request.rungs != nullptr)
+            for (mdkv::index_t h = 0; request.rungs != nullptr && h < H; ++h)
             {
-                mdkv::gpu::copy(on, p.rungs_of(0).data_handle(), request.rungs, H * layer.past());
+                mdkv::gpu::copy(on, p.rungs_of(0).row(h), request.rungs + h * layer.past(), layer.past());
             }
         });
         cache.reserve_tail(request.tail_tokens);

@@ -81,7 +81,9 @@ private:
     [[nodiscard]] std::vector<float> ranked(prompt_layer<T> const& layer, std::vector<std::int64_t> const& counts,
         mdkv::cpu::executor_ref executor, scratch_memory& scratch) const;
     /// \param from   [heads, past]
-    static void copy_rungs(mdkv::in_view<std::uint8_t, 2, mdkv::cpu::backend> from, std::uint8_t* to);
+    /// Copies the rungs of the tokens before the window, which has rungs, too, if it is in codes.
+    static void copy_rungs(
+        mdkv::in_view<std::uint8_t, 2, mdkv::cpu::backend> from, mdkv::index_t past, std::uint8_t* to);
     static void count_rungs(std::span<std::uint8_t const> rungs, mdkv::compress_report& report);
 
     policy policy_;

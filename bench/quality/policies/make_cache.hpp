@@ -118,7 +118,7 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         packed.reserve_tail(tail_tokens);
         if (device_ != nullptr) { made[i].cache = device_->copy(packed, layer.group); }
         else { made[i].cache = std::make_unique<packed_cache<T>>(std::move(packed), layer.group); }
-        if (asked_[i] != nullptr) { copy_rungs(prompt.rungs_of(place), asked_[i]); }
+        if (asked_[i] != nullptr) { copy_rungs(prompt.rungs_of(place), layer.past(), asked_[i]); }
     }
     made.back().report.chosen.loss = chosen.loss; // reports of layers are added up
     made.back().report.chosen.dual = chosen.dual;
@@ -250,7 +250,7 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
         made.report        = prompt->pack(on, 0, policy_prompt<T>::rows_of(on, layer), cache);
         made.report.chosen = chosen;
     });
-    if (rungs != nullptr) { copy_rungs(prompt->rungs_of(0), rungs); }
+    if (rungs != nullptr) { copy_rungs(prompt->rungs_of(0), layer.past(), rungs); }
     prompt_.reset();
     if (ledger_ != nullptr)
     {
@@ -341,9 +341,10 @@ std::vector<float> cache_maker<T>::ranked(prompt_layer<T> const& layer, std::vec
 }
 
 template <mdkv::element T>
-void cache_maker<T>::copy_rungs(mdkv::in_view<std::uint8_t, 2, mdkv::cpu::backend> from, std::uint8_t* to)
+void cache_maker<T>::copy_rungs(
+    mdkv::in_view<std::uint8_t, 2, mdkv::cpu::backend> from, mdkv::index_t past, std::uint8_t* to)
 {
-    for (mdkv::index_t h = 0; h < from.extent(0); ++h) { to = std::copy_n(from.row(h), from.extent(1), to); }
+    for (mdkv::index_t h = 0; h < from.extent(0); ++h) { to = std::copy_n(from.row(h), past, to); }
 }
 
 template <mdkv::element T>

@@ -180,6 +180,8 @@ members<mdkv::preset> const preset_members{
     {"window", plain<&mdkv::preset::window>()}, {"queries", plain<&mdkv::preset::queries>()},
     {"question", plain<&mdkv::preset::question>()}, {"early_weight", plain<&mdkv::preset::early_weight>()},
     {"uniform", plain<&mdkv::preset::uniform>()}, {"stand_ins", plain<&mdkv::preset::stand_ins>()},
+    {"stand_in_part", plain<&mdkv::preset::stand_in_part>()},
+    {"coded_stand_ins", plain<&mdkv::preset::coded_stand_ins>()}, {"window_part", plain<&mdkv::preset::window_part>()},
     {"scale", plain<&mdkv::preset::scale>()},
     {"pooling", {[](mdkv::preset const& p) { return nb::object{dict_of(p.pooling, pool_members)}; },
                     [](mdkv::preset& p, nb::handle value, char const* name) {
@@ -242,8 +244,8 @@ void bind_values(nb::module_& m)
 
     nb::class_<mdkv::preset>(m, "Preset",
         "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
-        "name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the "
-        "dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what "
+        "name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, "
+        "window_part, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what "
         "they mean under \"A policy of your own\"; repr shows them.")
         .def(
             "replace",

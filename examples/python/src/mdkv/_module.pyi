@@ -44,7 +44,7 @@ class RatioSet:
 
 class Preset:
     """
-    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what they mean under "A policy of your own"; repr shows them.
+    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, window_part, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what they mean under "A policy of your own"; repr shows them.
     """
 
     def replace(self, **kwargs) -> Preset:
@@ -255,7 +255,7 @@ class Prompt:
 
     def rungs_of(self, layer: int) -> object:
         """
-        [H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios.
+        [H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios; [H, N] if the window is stored in codes (Preset.window_part).
         """
 
     def losses_of(self, layer: int) -> object:

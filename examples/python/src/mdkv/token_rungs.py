@@ -20,6 +20,7 @@ class TokenRungs:
         names, tail = list(layer.ratios), np.arange(layer.compressed_tokens, layer.tokens)
         sources = np.empty((layer.heads, layer.tokens), np.int32)
         layer.recompress(*arguments, **options, sources=sources)
+        self._window = layer.window
         self.rungs = np.zeros((layer.heads, layer.tokens - self._window), np.uint8)
         for h, counts in enumerate(layer.rungs_of_heads):
             places = np.concatenate([self._places[h], tail])[sources[h, sources[h] >= 0]]  # in the order of the cache: by rung
