@@ -110,6 +110,7 @@ struct policy
     double join                    = 1;     // weight of the window's losses beside replayed ones
     double depth                   = 0;     // e^depth is the weight of the last layer in one budget
     double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
+    std::optional<mdkv::refit_part> refit{}; // preset::refitted
     std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
     std::int64_t stand_in_part     = 16;    // preset::stand_in_part
     bool coded_stand_ins           = false; // preset::coded_stand_ins
@@ -187,6 +188,7 @@ inline void take(policy& p, mdkv::preset const& from)
     p.stand_in_part   = from.stand_in_part;
     p.coded_stand_ins = from.coded_stand_ins;
     p.window_part     = from.window_part;
+    p.refit     = from.refitted;
     if (from.replayed)
     {
         p.rows  = from.last_queries_score() ? scoring_rows::both : scoring_rows::replay;
@@ -262,7 +264,7 @@ inline void take(policy& p, mdkv::preset const& from)
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
                     "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins", "stand_in_part",
-                    "coded_stand_ins", "window_part", "while_reading", "slack", "head_shares", "layer_shares"});
+                    "coded_stand_ins", "window_part", "refit", "while_reading", "slack", "head_shares", "layer_shares"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -416,6 +418,10 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (p.window_part < 0) { refuse("must not be negative"); }
     }
     else if (parameter == "coded_stand_ins") { p.coded_stand_ins = either("yes", "no"); }
+    else if (parameter == "refit")
+    {
+        p.refit = either("yes", "no") ? p.refit.value_or(mdkv::refit_part{}) : std::optional<mdkv::refit_part>{};
+    }
     else if (parameter == "head_shares" || parameter == "layer_shares")
     {
         auto const count =

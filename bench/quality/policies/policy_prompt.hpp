@@ -51,6 +51,7 @@ static_assert(detail::chunk_tokens == prefill_chunk);
     if (p.rows != scoring_rows::window)
     {
         float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
+        if (!p.replays_really()) { made.refitted = p.refit; }
         made.replayed    = {.norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
     }
     if (p.one_budget())

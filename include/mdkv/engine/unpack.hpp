@@ -37,6 +37,29 @@ struct count_rows
     }
 };
 
+/// The body of unpack, for checked arguments. Nothing waits.
+template <backend B, element T>
+void unpack_rows(B const& on, cache_view<T, B::memory_space> const& cache, out_view<T, 3, B> keys,
+    out_view<T, 3, B> values, out_view<index_t, 1, B> kept)
+{
+    constexpr space S  = B::memory_space;
+    index_t const H    = cache.layout.heads;
+    index_t const rows = keys.extent(1);
+    auto const [D, Dv] = cache.layout.dims;
+    bool projected     = false;
+    for (std::size_t r = 0; r < cache.layout.rungs; ++r) { projected = projected || cache.layout.projected(r); }
+    workspace::frame frame{*on.scratch, "unpack"};
+    auto const key_basis   = scratch_view<float>(on, frame, projected ? H : 0, D, D);
+    auto const value_basis = scratch_view<float>(on, frame, projected ? H : 0, Dv, Dv);
+    static_cast<void>(frame.ready());
+    stored_slots<T, S> slots{cache, cache.layout, rows};
+    slots.layout.window = 0; // all tokens are read alike
+    run(on, read_projections<T, S>{cache, key_basis, value_basis}, key_basis.extent(0));
+    run(on, read_tokens<T, S>{{cache, as_input(key_basis), as_input(value_basis), most_runs(cache.layout), rows, true},
+                slots, keys, values, {}, {}});
+    run(on, count_rows<T, S>{cache, kept}, H);
+}
+
 } // namespace detail
 
 /// The most rows that `unpack` writes for a head: its slots and its stand-ins. Only the directory is read.
@@ -79,8 +102,6 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     index_t const H    = cache.layout.heads;
     index_t const rows = keys.extent(1);
     auto const [D, Dv] = cache.layout.dims;
-    bool projected     = false;
-    for (std::size_t r = 0; r < cache.layout.rungs; ++r) { projected = projected || cache.layout.projected(r); }
     detail::check{on, "unpack"}
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .bytes("cache.tail", cache.tail, H * cache.tail_head_bytes(), false)
@@ -93,18 +114,7 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     if constexpr (S == space::host) { most = most_rows(cache); }
     else { most = most_rows(detail::host_directory<E>{on, from}.view); }
     expects(rows >= most, "unpack: keys [H, S, D] has S = ", rows, "; a head has ", most, " rows");
-
-    workspace::frame frame{*on.scratch, "unpack"};
-    auto const key_basis   = detail::scratch_view<float>(on, frame, projected ? H : 0, D, D);
-    auto const value_basis = detail::scratch_view<float>(on, frame, projected ? H : 0, Dv, Dv);
-    static_cast<void>(frame.ready());
-    detail::stored_slots<E, S> slots{from, cache.layout, rows};
-    slots.layout.window = 0; // all tokens are read alike
-    run(on, detail::read_projections<E, S>{from, key_basis, value_basis}, key_basis.extent(0));
-    run(on, detail::read_tokens<E, S>{
-                {from, as_input(key_basis), as_input(value_basis), detail::most_runs(cache.layout), rows, true}, slots,
-                keys, values, {}, {}});
-    run(on, detail::count_rows<E, S>{from, kept}, H);
+    detail::unpack_rows(on, from, keys, values, kept);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -19,6 +19,7 @@
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
+#include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
@@ -59,10 +60,19 @@ struct prompt_progress
     static constexpr index_t most_layers = 256;
 
     mdkv::array<index_t, std::size_t{most_layers}> read{}; ///< tokens of each layer that were replayed; -1: finished
+    mdkv::array<index_t, std::size_t{most_layers}> furthest{}; ///< the most of them so far: parts may be read again
     index_t finished = 0;                                  ///< number of finished layers
 
     [[nodiscard]] index_t& of(index_t layer) noexcept { return read[static_cast<std::size_t>(layer)]; }
     [[nodiscard]] index_t of(index_t layer) const noexcept { return read[static_cast<std::size_t>(layer)]; }
+
+    [[nodiscard]] index_t most(index_t layer) const noexcept { return furthest[static_cast<std::size_t>(layer)]; }
+    void advance(index_t layer, index_t to) noexcept
+    {
+        of(layer)      = to;
+        index_t& reach = furthest[static_cast<std::size_t>(layer)];
+        reach          = reach < to ? to : reach;
+    }
 
     MDKV_OUTLINE static void expects_layer(char const* stage, index_t layer, index_t layers)
     {
@@ -151,6 +161,9 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects(p.stand_ins >= 0, "prompt: preset.stand_ins is ", p.stand_ins, "; it must not be negative");
     expects(p.stand_in_part >= 1, "prompt: preset.stand_in_part is ", p.stand_in_part, "; it must be at least 1");
     expects(p.window_part >= 0, "prompt: preset.window_part is ", p.window_part, "; it must not be negative");
+    expects(!p.refitted || p.replayed, "prompt: preset.refitted is set, but preset.replayed is not; without it no chunk's "
+                                       "queries are read");
+    expects_refit("prompt", "preset.refitted", p.refitted.value_or(refit_part{}));
     expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
                                                       "known before the prompt's end; such a preset cannot replay");
     expects_not_negative("prompt", "preset.early_weight", p.early_weight);
@@ -207,6 +220,30 @@ void replay_chunks(B const& on, preset const& p, rotary_encoding<B> const& encod
     }
 }
 
+/// Keeps the queries of refit's last blocks: `queries` are those of tokens from `first` on. Block b has place b modulo `blocks`.
+/// \param kept  [H*G, blocks * each, D]
+template <backend B, element U>
+void keep_blocks(B const& on, refit_part const& part, index_t group, in_view<U, 3, B> const& queries, index_t first,
+    out_view<U, 3, B> kept)
+{
+    index_t const each  = part.each(group);
+    index_t const step  = part.step(group);
+    index_t const count = queries.extent(1);
+    for (index_t b = first / part.apart; part.first(b) < first + count; ++b)
+    {
+        index_t const begin = part.first(b);
+        auto const before   = [&](index_t token) { // rows of the block before a token
+            return token <= begin ? 0 : (std::min)((token - begin + step - 1) / step, each);
+        };
+        index_t const i = before(first);
+        index_t const n = before(first + count) - i;
+        if (n == 0) { continue; }
+        in_view<U, 3, B> const rows{after(queries.data_handle(), (begin + i * step - first) * queries.stride(1)),
+            {queries.extent(0), n, queries.extent(2)}, {queries.stride(0), step * queries.stride(1), 1}};
+        run(on, copy_rows<B, U>{rows, slice<1>(kept, b % part.blocks * each + i, n)});
+    }
+}
+
 /// The numbers that a prompt of `tokens` tokens has on every rank, if there are ranks to agree with.
 template <element T, element U, backend B>
 [[nodiscard]] prompt_numbers numbers_of_prompt(B const& on, preset const& p, prompt_shape<B> const& shape,
@@ -229,6 +266,7 @@ template <element T, element U, backend B>
         {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
         {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
+        shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
         {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
         {"encoding.base", rotates.base}, {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
         shared_number::hash("encoding.frequencies", rotates.frequencies ? hash_of(on, *rotates.frequencies) : 0)}};
@@ -249,6 +287,7 @@ struct prompt_work
     out_view<float, 4, B> value_bases{};      ///< [L, H, Dv, Dv]; L = 0 without projected rungs
     out_view<float, 4, B> channels{};         ///< [L, H, 3, D]; L = 0 without rotated rungs
     out_view<T, 4, B> sinks{};                ///< [L, H, replay_part::sinks, D]; keys
+    out_view<U, 4, B> block_queries{};        ///< [L, H*G, blocks * each, D]; L = 0 unless the preset refits
     out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M + W]  the window's are used if it is coded
     out_view<index_t, 1, B> sizes{};          ///< [L]
@@ -300,6 +339,9 @@ struct prompt_work
         value_bases         = scratch_view<float>(on, memory, bases, H, Dv, Dv);
         channels            = scratch_view<float>(on, memory, settings.ratios.any_rotated() ? L : 0, H, index_t{3}, D);
         sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
+        auto const fit      = settings.refitted.value_or(refit_part{});
+        block_queries       = scratch_view<U>(
+            on, memory, settings.refitted ? L : 0, H * shape.group, fit.blocks * fit.each(shape.group), D);
         leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
         sizes               = scratch_view<index_t>(on, memory, L);
@@ -308,6 +350,15 @@ struct prompt_work
         if (memory.ready()) { run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)}); }
     }
 
+    /// The first and the end of refit's blocks for a layer of so many tokens, of which the last `queries` have queries.
+    [[nodiscard]] array<index_t, 2> blocks_of(index_t l, index_t tokens, index_t queries) const
+    {
+        if (!settings.refitted || choice.whole || queries < settings.refitted->span) { return {}; }
+        refit_part const& part = *settings.refitted;
+        index_t const end      = (tokens - part.span) / part.apart;
+        index_t const begun    = (progress.most(l) + part.span - 1) / part.apart; // later ones may take earlier ones' place
+        return {(std::max<index_t>)((std::max)(begun, end) - part.blocks, 0), end};
+    }
     /// Losses of a layer's first n tokens, [H, R, n].
     [[nodiscard]] out_view<float, 3, B> losses_of(index_t l, index_t n) const
     {
@@ -329,6 +380,7 @@ struct prompt_work
         index_t const count = rows.keys.extent(1);
         index_t const end   = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
         keep_sinks(on, rows, first, item_of(sinks, l));
+        if (settings.refitted) { keep_blocks(on, *settings.refitted, shape.group, rows.queries, first, item_of(block_queries, l)); }
         if (end <= 0) { return; }
         replay_chunks(on, settings, shape.encoding, rows, first, end, as_input(item_of(sinks, l)),
             slice<2>(item_of(losses, l), first, end));
@@ -578,9 +630,15 @@ struct prompt_work
         auto const chosen     = as_input(rungs_of(l, N));
         auto const keys       = slice<1>(rows.keys, 0, N);
         auto const values     = slice<1>(rows.values, 0, N);
+        array<index_t, 2> const blocks = blocks_of(l, N + one.window, rows.queries.extent(1));
+        index_t const each             = settings.refitted.value_or(refit_part{}).each(shape.group);
+        index_t const fitting          = (blocks[1] - blocks[0]) * each; // queries
+        bool const refits              = fitting > 0;
         workspace::frame frame{*on.scratch, "prompt::pack"};
         auto const made_keys   = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.keys);
         auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
+        auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);
+        auto const later       = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
         bool const real        = frame.ready();
         compress_report result;
         result.status            = choice.whole ? compress_status::uncompressed : compress_status::compressed;
@@ -616,9 +674,33 @@ struct prompt_work
             mdkv::stand_in(on, last<1>(rows.queries, count), keys, values, chosen, *last<1>(rows.lse, count),
                 N + one.window, settings.stand_in(), made_keys, made_values);
         }
-        mdkv::pack(on, keys, values, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
-            part_of(key_bases, l), part_of(value_bases, l), chosen, cache, part_of(channels, l), {},
-            as_input(made_keys), as_input(made_values));
+        auto const pack_with = [&](in_view<T, 3, B> const& stored) {
+            mdkv::pack(on, keys, stored, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
+                part_of(key_bases, l), part_of(value_bases, l), chosen, cache, part_of(channels, l), {},
+                as_input(made_keys), as_input(made_values));
+        };
+        pack_with(values);
+        if (refits)
+        {
+            for (index_t b = blocks[0]; b < blocks[1]; ++b)
+            {
+                index_t const place = b % settings.refitted->blocks;
+                run(on, copy_rows<B, U>{as_input(slice<1>(item_of(block_queries, l), place * each, each)),
+                            slice<1>(later, (b - blocks[0]) * each, each)});
+            }
+            auto const recent = last<1>(rows.queries, settings.refitted->span);
+            index_t const step = settings.refitted->step(shape.group) * recent.stride(1);
+            run(on, copy_rows<B, U>{{recent.data_handle(), {H * shape.group, each, one.dims.keys}, {recent.stride(0), step, 1}},
+                        slice<1>(later, fitting, each)});
+            mdkv::refit(on, as_input(later), rows.keys, rows.values, chosen, cache,
+                {.rows         = *settings.refitted,
+                    .first     = settings.refitted->first(blocks[0]),
+                    .stand_ins = choice.stand_ins,
+                    .encoding  = shape.encoding,
+                    .scale     = settings.scale},
+                changed);
+            pack_with(as_input(changed));
+        }
         if constexpr (owner)
         {
             if (real)

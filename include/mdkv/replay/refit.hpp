@@ -1,0 +1,221 @@
+/// \file refit.hpp: refit: values of kept tokens changed so that later rows have the outputs of the whole cache (beyond arXiv 2603.20616).
+#pragma once
+
+#include <mdkv/core/cache.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/ranks.hpp>
+#include <mdkv/detail/refit.hpp>
+#include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/sort_slots.hpp>
+#include <mdkv/detail/team.hpp>
+#include <mdkv/engine/unpack.hpp>
+#include <mdkv/replay/advance.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace MDKV_NAMESPACE
+{
+
+/// The rows by which values are refitted, a prompt's own queries: those of the last tokens judge, and the last blocks before these
+/// fit, block b ending with token (b + 1) * apart - 1.
+struct refit_part
+{
+    index_t blocks = 5;     ///< most blocks of fitting rows
+    index_t apart  = 160;   ///< tokens from one block to the next, at least `span`
+    index_t span   = 64;    ///< tokens of a block
+    index_t rows   = 48;    ///< rows of a block for each KV head, shared out among its query heads
+    float ridge    = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
+
+    /// The tokens of a block that have rows, if a KV head has `group` query heads: the first and every so many after it.
+    [[nodiscard]] constexpr index_t each(index_t group) const noexcept
+    {
+        index_t const share = rows / (group < 1 ? 1 : group);
+        return share < 1 ? 1 : share > span ? span : share;
+    }
+    [[nodiscard]] constexpr index_t step(index_t group) const noexcept { return span / each(group); }
+    /// The first token of block b.
+    [[nodiscard]] constexpr index_t first(index_t block) const noexcept { return (block + 1) * apart - span; }
+};
+
+namespace detail
+{
+
+[[nodiscard]] inline std::uint64_t hash_of(refit_part const& part) noexcept
+{
+    std::uint64_t hash = mixed(1, static_cast<std::uint64_t>(part.blocks));
+    hash               = mixed(hash, static_cast<std::uint64_t>(part.apart));
+    hash               = mixed(hash, static_cast<std::uint64_t>(part.span));
+    hash               = mixed(hash, static_cast<std::uint64_t>(part.rows));
+    return mixed(hash, __builtin_bit_cast(std::uint64_t, static_cast<double>(part.ridge) + 0.0));
+}
+
+/// \throws invalid_argument   naming the stage and the option, whose name begins with `prefix`: it is out of its range
+MDKV_OUTLINE constexpr void expects_refit(char const* stage, char const* prefix, refit_part const& part)
+{
+    expects(part.blocks >= 1, stage, ": ", prefix, ".blocks is ", part.blocks, "; it must be at least 1");
+    expects(part.span >= 1, stage, ": ", prefix, ".span is ", part.span, "; it must be at least 1");
+    expects(part.apart >= part.span, stage, ": ", prefix, ".apart is ", part.apart, ", below the span of ", part.span);
+    expects(part.rows >= 1, stage, ": ", prefix, ".rows is ", part.rows, "; it must be at least 1");
+    expects(part.ridge >= 0.0F && part.ridge <= 1e6F, stage, ": ", prefix, ".ridge is ", part.ridge,
+        "; it must be from 0 to 1000000");
+}
+
+} // namespace detail
+
+template <backend B>
+struct refit_options
+{
+    refit_part rows{};
+    index_t first     = 0; ///< the first token of the first block of fitting rows
+    index_t stand_ins = 0; ///< most stand-ins of a head of the cache
+
+    rotary_encoding<B> encoding{}; ///< the model's
+    float scale = 0.0F;            ///< factor of q.k; 0 means 1/sqrt(D)
+};
+
+/// Changes the values of a cache's tokens so that rows of the text that goes on have the outputs that they would have over all
+/// tokens. The rows are the prompt's own queries, turned so that their block begins where the prompt ends; each sees its block
+/// up to itself, too, as it will see what follows the prompt. With A the rows' attention to the stored tokens before
+/// the window, keys as they are read back, and E what their outputs lack, values change by (A'A + mu I)^-1 A'E; a head's
+/// change is multiplied by the factor from 0 to 1 that suits the judging rows best (docs/method.md). `pack`
+/// stores the changed values at the same rungs; window and stand-ins stay.
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  queries  [H*G, Q, D]     of the rows, after position encoding, of any element type U: block by block the fitting
+///                      ones, then those of the last `span` tokens; `options.rows.each(G)` of each block
+/// \param[in]  keys     [H, N + W, D]   the whole prompt's, same encoding
+/// \param[in]  values   [H, N + W, Dv]
+/// \param[in]  rungs    [H, N]          by which the cache was packed
+/// \param[in]  cache    from `pack`, of these keys and values, its tail empty
+/// \param[in]  options  rows, position encoding, scale
+/// \param[out] changed  [H, N, Dv]      values; those of dropped tokens, and of heads that drop and code nothing, are copied
+/// \pre    queries, keys and values are finite
+/// \cost   O(H*R*(N + n)*(D + Dv)) multiply-adds for R rows of a head and n tokens that it keeps, and O(H*R*n*min(R, n));
+///         scratch: the stored keys and values, 16 KiB a row and the square of min(R, n) doubles for each head
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; logits, weights and outputs in float, sums of
+///         squares and the solution in double
+/// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
+/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \see    tests/unit/replay/refit.cpp, docs/method.md
+template <backend B, element T, element U>
+void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+    in_view<std::uint8_t, 2, B> rungs, cache_view<T, B::memory_space> const& cache,
+    std::type_identity_t<refit_options<B>> const& options, out_view<T, 3, B> changed)
+{
+    cache_layout const& layout = cache.layout;
+    refit_part const& part     = options.rows;
+    constexpr index_t tile     = tile_tokens;
+    index_t const H            = layout.heads;
+    index_t const N            = rungs.extent(1);
+    index_t const all          = N + layout.window;
+    auto const [D, Dv]         = layout.dims;
+    index_t const query_heads  = queries.extent(0);
+    detail::expects_refit("refit", "rows", part);
+    detail::expects_not_negative("refit", "scale", options.scale);
+    expects(options.stand_ins >= 0, "refit: stand_ins is ", options.stand_ins, "; it must not be negative");
+    expects(H == 0 || (query_heads % H == 0 && query_heads >= H), "refit: queries [H*G, Q, D] has ", query_heads,
+        " query heads, which ", H, " KV heads do not divide");
+    index_t const group = H == 0 ? 1 : query_heads / H;
+    index_t const each  = part.each(group);
+    index_t const Q     = queries.extent(1);
+    expects(H == 0 || (Q >= 2 * each && Q % each == 0), "refit: queries [H*G, Q, D] has Q = ", Q,
+        "; it must be a multiple of the ", each, " rows of a block, for two blocks or more");
+    detail::refit_rows const shape{options.first, part.apart, Q / each, all - part.span, group, each, part.step(group)};
+    index_t const end = options.first + (shape.blocks - 2) * part.apart + part.span;
+    expects(options.first >= 0 && (H == 0 || end <= shape.last), "refit: first is ", options.first, "; the ",
+        shape.blocks - 1, " blocks from there on must end before the last ", part.span, " of ", all, " tokens");
+    detail::check{on, "refit"}
+        .rows("queries", queries, {query_heads, Q, D}, "H*G,Q,D")
+        .rows("keys", keys, {H, all, D}, "H,N+W,D")
+        .rows("values", values, {H, all, Dv}, "H,N+W,Dv")
+        .in("rungs", rungs, {H, N}, "H,N")
+        .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
+        .out("changed", changed, {H, N, Dv}, "H,N,Dv");
+    if (H == 0) { return; }
+    detail::staged(on, "refit", [&](B const& with) {
+        using detail::scratch_view;
+        using matrix          = detail::weight_matrix<B::memory_space>;
+        index_t const R       = shape.blocks * shape.of_block();
+        index_t const fitting = R - shape.of_block();
+        index_t const most    = all + options.stand_ins;
+        index_t const strip   = most < matrix::strip ? most : matrix::strip;
+        index_t const kept    = layout.key_coordinates[0] == 0 ? 1 : 0; // the first rung that keeps tokens
+        index_t const cells   = checked_multiply(matrix::padded(fitting), matrix::padded(strip));
+        workspace::frame frame{*with.scratch, "refit"};
+        auto const fitted         = scratch_view<index_t>(with, frame, H);
+        auto const stored         = scratch_view<index_t>(with, frame, H);
+        auto const positions      = scratch_view<std::int32_t>(with, frame, H, N);
+        auto const first          = scratch_view<index_t>(with, frame, H, static_cast<index_t>(layout.rungs) + 1);
+        auto const turned         = scratch_view<U>(with, frame, query_heads, Q, D);
+        auto const own            = scratch_view<float>(with, frame, H, R, D);
+        auto const later          = scratch_view<float>(with, frame, H, R, D);
+        auto const stored_keys    = scratch_view<T>(with, frame, H, most, D);
+        auto const stored_values  = scratch_view<T>(with, frame, H, most, Dv);
+        auto const outputs        = scratch_view<float>(with, frame, index_t{3}, H, R, Dv);
+        auto const sums           = scratch_view<float>(with, frame, index_t{3}, H, R);
+        auto const lse            = scratch_view<float>(with, frame, H, R);
+        auto const shares         = scratch_view<float>(with, frame, H, R);
+        auto const missing        = scratch_view<float>(with, frame, H, (Dv + tile - 1) / tile, R, tile);
+        auto const gram           = scratch_view<double>(with, frame, H, fitting, fitting);
+        auto const solved         = scratch_view<double>(with, frame, H, fitting, Dv);
+        auto const solved_columns = scratch_view<float>(with, frame, H, Dv, fitting);
+        auto const changes        = scratch_view<float>(with, frame, H, most, Dv);
+        auto const factors        = scratch_view<float>(with, frame, H);
+        matrix weights{
+            scratch_view<float>(with, frame, H, cells), scratch_view<float>(with, frame, H, cells), fitted, fitting};
+        for (index_t b = 0; b < shape.blocks; ++b)
+        {
+            advance(with, slice<1>(queries, b * each, each), all - shape.first(b), options.encoding,
+                slice<1>(turned, b * each, each));
+        }
+        detail::unpack_rows(with, cache, stored_keys, stored_values, stored);
+        static_cast<void>(frame.ready());
+        run(with, detail::copy_rows<B, T>{slice<1>(values, 0, N), changed});
+        run(with, detail::sort_slots<B>{rungs, positions, first}, H);
+        run(with, detail::count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
+        float const factor = detail::scale_in_base_two(options.scale, D);
+        run(with, detail::scale_rows<B, U>{queries, shape, factor, own}, H);
+        run(with, detail::scale_rows<B, U>{as_input(turned), shape, factor, later}, H);
+        using attends     = detail::attend_rows<B, T, T>;
+        auto const output = [&](index_t i) { return detail::item_of(outputs, i); };
+        auto const sum    = [&](index_t i) { return detail::item_of(sums, i); };
+        run(with, attends{keys, values, as_input(later), {}, shape, false, output(0), sum(0)});
+        run(with, attends{as_input(stored_keys), as_input(stored_values), as_input(later), as_input(stored), shape,
+                      false, output(1), sum(1)});
+        run(with, attends{keys, values, as_input(own), {}, shape, true, output(2), sum(2)});
+        run(with, detail::miss_rows<B>{output(0), output(1), output(2), sum(0), sum(1), sum(2), missing, lse, shares},
+            H);
+        auto const weigh = [&](index_t from) {
+            weights.from = from;
+            run(with, detail::weigh_stored<B, T>{as_input(stored_keys), as_input(later), as_input(lse), weights});
+        };
+        for (index_t from = 0; from < most; from += matrix::strip)
+        {
+            weigh(from);
+            run(with, detail::multiply_weights<B>{weights, as_input(missing), gram, solved});
+        }
+        run(with, detail::solve_weights<B>{weights, part.ridge, gram, solved, solved_columns}, H);
+        for (index_t from = 0; from < most; from += matrix::strip)
+        {
+            if (most > matrix::strip) { weigh(from); }
+            run(with, detail::find_changes<B>{weights, as_input(solved_columns), changes});
+        }
+        index_t const judging = shape.of_block();
+        auto const mended     = slice<1>(output(0), 0, judging);
+        run(with, detail::attend_rows<B, T, float>{as_input(stored_keys), as_input(changes),
+                      as_input(slice<1>(later, fitting, judging)), as_input(stored), shape, false, mended,
+                      slice<1>(sum(0), 0, judging)});
+        run(with, detail::judge_changes<B>{as_input(missing), as_input(mended), as_input(shares), fitting, factors}, H);
+        run(with, detail::change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted),
+                      as_input(positions), as_input(first), kept, slice<1>(values, 0, N), changed});
+    });
+}
+
+} // namespace MDKV_NAMESPACE

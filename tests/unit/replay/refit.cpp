@@ -1,0 +1,171 @@
+// Tolerance: weights and outputs are floats, whose errors the solution divides by the ridge; then values are rounded to T.
+#include <mdkv/replay/refit.hpp>
+
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/executor.hpp>
+#include <mdkv/cpu/thread_pool.hpp>
+
+#include "support/compare.hpp"
+#include "support/host.hpp"
+#include "support/packed.hpp"
+#include "support/refits.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace
+{
+
+using namespace mdkv;
+using support::error_text;
+using support::refit_case;
+using support::tensor;
+using host = cpu::backend;
+
+template <class T>
+tensor<T, 3> refitted(refit_case<T> const& given, cpu::cache<T>& cache, cpu::executor_ref threads = {})
+{
+    auto const& s = given.layer.sizes;
+    tensor<T, 3> changed{{s.heads, s.tokens, s.dims.values}};
+    support::run(
+        [&](host const& on) {
+            refit(on, given.queries.in(), given.keys.in(), given.values.in(), given.layer.rung.in(), cache.view(),
+                given.options, changed.out());
+        },
+        threads);
+    return changed;
+}
+
+template <class T>
+support::worst_error error_of(refit_case<T> const& given, tensor<T, 3> const& got, tensor<double, 3> const& want)
+{
+    support::worst_error worst;
+    for (index_t h = 0; h < got.extent(0); ++h)
+    {
+        for (index_t i = 0; i < got.extent(1); ++i)
+        {
+            for (index_t d = 0; d < got.extent(2) && given.layer.rung.get(h, i) != 0; ++d)
+            {
+                double const x = want.get(h, i, d);
+                worst.add(double{widen(got.get(h, i, d))}, x, 1 + std::fabs(x), i);
+            }
+        }
+    }
+    return worst;
+}
+
+support::packed_sizes sizes_of(index_t tokens, head_dims dims, index_t stand_ins = 0)
+{
+    return {.heads = 2,
+        .tokens    = tokens,
+        .window    = 7,
+        .dims      = dims,
+        .rungs     = {drop, full_int4, full_int8, full},
+        .stand_ins = stand_ins};
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("values are those of the least squares", T, float, half, bfloat16)
+{
+    double some = 0; // a factor that is neither 0 nor 1
+    for (auto const& [tokens, dim, value_dim, group, blocks, apart, span, rows, stand_ins] :
+        std::vector<std::array<index_t, 9>>{{150, 16, 16, 1, 1, 70, 8, 8, 0}, {150, 24, 40, 3, 2, 40, 13, 15, 4},
+            {90, 64, 64, 2, 3, 22, 20, 64, 5}, {40, 8, 8, 1, 11, 3, 3, 3, 9}, {2900, 4, 4, 1, 2, 900, 64, 5, 0}})
+    {
+        refit_case<T> given{sizes_of(tokens, {dim, value_dim}, stand_ins), group,
+            {.blocks = blocks, .apart = apart, .span = span, .rows = rows, .ridge = 0.3F}, 2};
+        auto cache      = given.layer.packed();
+        auto const got  = refitted(given, cache);
+        auto const want = given.expected(cache.view());
+        CAPTURE(tokens);
+        CAPTURE(dim);
+        auto const error = error_of(given, got, want);
+        CHECK_MESSAGE(error.within(std::is_same_v<T, float> ? 1e-5 : std::is_same_v<T, half> ? 0x1p-9 : 0x1p-6), error);
+        for (double const x : given.factors) { some = x > 0 && x < 1 ? x : some; }
+    }
+    CHECK(some > 0);
+}
+
+TEST_CASE("with refitted values later rows' outputs are nearer to those over all tokens")
+{
+    refit_case<float> given{sizes_of(300, {32, 32}), 2, {.blocks = 4, .apart = 50, .span = 32, .rows = 64}};
+    auto cache      = given.layer.packed();
+    auto const want = given.expected(cache.view());
+    CHECK(given.lacked_with < 0.9 * given.lacked_without);
+    CHECK(error_of(given, refitted(given, cache), want).within(1e-4));
+}
+
+TEST_CASE("a head that keeps all tokens uncompressed stays as it is")
+{
+    refit_case<float> given{sizes_of(60, {16, 16}), 1, {.blocks = 1, .apart = 20, .span = 8, .rows = 8}};
+    for (index_t i = 0; i < 60; ++i) { given.layer.rung.set(3, 1, i); }
+    auto cache     = given.layer.packed();
+    auto const got = refitted(given, cache);
+    index_t moved  = 0;
+    for (index_t i = 0; i < 60; ++i)
+    {
+        for (index_t d = 0; d < 16; ++d)
+        {
+            CHECK(got.get(1, i, d) == given.layer.values.get(1, i, d));
+            moved += got.get(0, i, d) != given.layer.values.get(0, i, d) ? 1 : 0;
+        }
+    }
+    CHECK(moved > 0);
+}
+
+TEST_CASE("bits do not depend on the number of threads")
+{
+    refit_case<half> const given{sizes_of(200, {24, 40}, 3), 3, {.blocks = 2, .apart = 60, .span = 20, .rows = 30}};
+    auto cache      = given.layer.packed();
+    auto const want = refitted(given, cache).elements();
+    for (int const threads : {2, 3, 5})
+    {
+        cpu::thread_pool pool{threads};
+        CHECK(support::same_bits(refitted(given, cache, pool).elements(), want));
+    }
+}
+
+TEST_CASE("bad arguments are refused by name before anything is changed")
+{
+    refit_case<float> const given{sizes_of(60, {16, 16}), 1, {.blocks = 1, .apart = 20, .span = 8, .rows = 8}};
+    auto cache            = given.layer.packed();
+    auto const error_with = [&](auto const& change) {
+        refit_case<float> other{sizes_of(60, {16, 16}), 1, {.blocks = 1, .apart = 20, .span = 8, .rows = 8}};
+        change(other);
+        tensor<float, 3> changed{{2, 60, 16}};
+        return error_text<invalid_argument>([&] {
+            support::run([&](host const& on) {
+                refit(on, other.queries.in(), other.keys.in(), other.values.in(), other.layer.rung.in(), cache.view(),
+                    other.options, changed.out());
+            });
+        });
+    };
+    auto const part = [&](auto member, auto value) {
+        return error_with([&](auto& x) { x.options.rows.*member = value; });
+    };
+    CHECK(part(&refit_part::blocks, 0) == "refit: rows.blocks is 0; it must be at least 1");
+    CHECK(part(&refit_part::rows, 0) == "refit: rows.rows is 0; it must be at least 1");
+    CHECK(part(&refit_part::span, 0) == "refit: rows.span is 0; it must be at least 1");
+    CHECK(part(&refit_part::apart, 7) == "refit: rows.apart is 7, below the span of 8");
+    CHECK(part(&refit_part::ridge, -1.0F) == "refit: rows.ridge is -1; it must be from 0 to 1000000");
+    CHECK(error_with([](auto& x) { x.options.first = 52; })
+          == "refit: first is 52; the 1 blocks from there on must end before the last 8 of 67 tokens");
+    CHECK(error_with([](auto& x) { x.options.stand_ins = -1; }) == "refit: stand_ins is -1; it must not be negative");
+    CHECK(error_with([](auto& x) { x.options.rows.rows = 7; })
+          == "refit: queries [H*G, Q, D] has Q = 16; it must be a multiple of the 7 rows of a block, for two blocks or "
+             "more");
+}
