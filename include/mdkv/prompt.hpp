@@ -168,7 +168,8 @@ public:
         if (advances(on)) { work_.progress.advance(layer, first + count); }
     }
 
-    /// Sets a layer's losses, instead of read_chunk: losses by rows of the caller's choice, e.g. of a second prefill.
+    /// Sets a layer's losses, instead of read_chunk: losses by rows of the caller's choice, e.g. of a second prefill. A layer
+    /// of which nothing was read is not refitted, because it has no rows.
     ///
     /// \param on      backend: threads
     /// \param layer   0 to L - 1
@@ -176,15 +177,13 @@ public:
     /// \cost   copies the losses
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \order  deterministic
-    /// \throws invalid_argument   a shape disagrees, the preset does not replay or refits, or the layer is finished
+    /// \throws invalid_argument   a shape disagrees, the preset does not replay, or the layer is finished
     void take_losses(B const& on, index_t layer, in_view<float, 3, B> losses)
     {
         constexpr char const* stage = "prompt::take_losses";
         work_.progress.expects_open(stage, layer, work_.shape.layers);
         index_t const n = losses.extent(2);
         expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
-        expects(!work_.settings.refitted, stage, ": preset \"", work_.settings.name,
-            "\" refits values by queries that only read_chunk is given; without preset.refitted losses may be taken");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
         detail::check{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
         expects_same(on, stage);

@@ -23,6 +23,7 @@
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
+#include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
@@ -292,6 +293,42 @@ std::vector<store> over_ranks(text const& x, preset const& chosen, budget limit,
     return all;
 }
 
+/// Values of a layer's tokens before the window, refitted to its blocks' rows; as they are if it has too few of these.
+tensor<half, 3> refitted(text const& x, index_t l, preset const& p, in_view<std::uint8_t, 2, host> rungs, index_t extra,
+    cpu::cache<half>& cache)
+{
+    rows const all         = x.whole(l);
+    refit_part const& part = *p.refitted;
+    index_t const each     = part.each(text::group);
+    index_t const end      = (x.tokens - part.span) / part.apart;
+    index_t const begin    = std::max<index_t>(end - part.blocks, 0);
+    tensor<half, 3> values{{text::heads, rungs.extent(1), text::value_dim}};
+    for (index_t h = 0; h < text::heads; ++h)
+    {
+        for (index_t i = 0; i < rungs.extent(1); ++i)
+        {
+            for (index_t d = 0; d < text::value_dim; ++d) { values.set(all.values(h, i, d), h, i, d); }
+        }
+    }
+    if (x.count() < part.span || begin >= end) { return values; }
+    tensor<half, 3> queries{{text::heads * text::group, (end - begin + 1) * each, text::dim}};
+    auto const& own = x.all[static_cast<std::size_t>(l)].queries;
+    for (index_t b = begin; b <= end; ++b)
+    {
+        index_t const first = b < end ? part.first(b) : x.tokens - part.span;
+        for (index_t i = 0; i < each * queries.extent(0) * text::dim; ++i)
+        {
+            index_t const q = i / text::dim / each, j = i / text::dim % each, d = i % text::dim;
+            queries.set(own.get(q, first + j * part.step(text::group), d), q, (b - begin) * each + j, d);
+        }
+    }
+    support::run([&](host const& on) {
+        refit(on, queries.in(), all.keys, all.values, rungs, cache.view(),
+            {.rows = part, .first = part.first(begin), .stand_ins = extra, .scale = p.scale}, values.out());
+    });
+    return values;
+}
+
 /// The stages one after another, as docs/method.md describes them.
 std::vector<contents> by_hand(text const& x, preset const& p, budget limit, index_t part = 128)
 {
@@ -438,11 +475,18 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
             stand_in(on, slice<1>(all.queries, x.count() - by, by), keys, values, chosen,
                 slice<1>(*all.lse, x.count() - by, by), x.tokens, p.stand_in(), made_keys.out(), made_values.out());
         });
-        support::run([&](host const& on) {
-            pack(on, keys, values, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest), key_bases[i].in(),
-                value_bases[i].in(), chosen, caches.back().view(),
-                N == 0 ? in_view<float, 3, host>{} : channels[i].in(), {}, made_keys.in(), made_values.in());
-        });
+        auto const pack_with = [&](in_view<half, 3, host> const& stored) {
+            support::run([&](host const& on) {
+                pack(on, keys, stored, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest),
+                    key_bases[i].in(), value_bases[i].in(), chosen, caches.back().view(),
+                    N == 0 ? in_view<float, 3, host>{} : channels[i].in(), {}, made_keys.in(), made_values.in());
+            });
+        };
+        pack_with(values);
+        if (p.refitted && !whole)
+        {
+            pack_with(refitted(x, l, p, chosen, extra, caches.back()).in());
+        }
     }
     return contents_of(caches);
 }
@@ -458,6 +502,13 @@ std::vector<contents> by_compress(text const& x, preset const& p, budget limit)
     return contents_of(caches);
 }
 
+/// A preset with blocks so short that these prompts have several.
+preset with_refit(preset p)
+{
+    p.refitted = {.blocks = 2, .apart = 45, .span = 16, .rows = 9};
+    return p;
+}
+
 /// The presets as they are, and with chunks so short that these prompts have several.
 std::vector<preset> all_presets()
 {
@@ -468,6 +519,7 @@ std::vector<preset> all_presets()
         if (!p.replayed) { continue; }
         p.replayed->chunk = 50;
         all.push_back(p);
+        all.push_back(with_refit(p));
     }
     return all;
 }
@@ -508,7 +560,8 @@ TEST_CASE(
         {{0, 1, 0, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {0, 1, 2, 1}, {1, 1, 2, 1}}};
     preset projected = presets::paper;
     projected.shared = presets::best.shared;
-    for (preset const& p : {presets::best, presets::any_question, projected, presets::by_window, presets::paper})
+    for (preset const& p : {presets::best, with_refit(presets::best), presets::any_question, projected,
+             presets::by_window, presets::paper})
     {
         for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
         {
@@ -583,6 +636,12 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
         {"preset.replayed.own of rank 1 is not that of rank 0;",
             [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
         {"preset.replayed.join of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->join += 1; }, true},
+        {"preset.refitted of rank 1 is not that of rank 0;",
+            [](call& x) {
+                if (!x.p.refitted) { x.p.refitted = refit_part{}; }
+                else { x.p.refitted->rows += 1; }
+            },
+            true},
         {"preset.shared.depth of rank 1 is not that of rank 0, 1", [](call& x) { x.p.shared->depth = 2; }, true},
         {"preset.shared.leverage_power of rank 1 is not that of rank 0, ",
             [](call& x) { x.p.shared->leverage_power += 0.5F; }, true},
@@ -942,7 +1001,8 @@ TEST_CASE("threads, a length that is not known before, and parts of the same chu
 {
     text const x{2, 300};
     cpu::thread_pool three{3};
-    for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
+    for (preset p :
+        {presets::by_window, presets::best, with_refit(presets::best), presets::any_question, presets::paper})
     {
         CAPTURE(p.name);
         if (p.replayed) { p.replayed->chunk = 64; }
@@ -1190,6 +1250,13 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     CHECK(of_preset([](preset& o) { o.replayed->sinks = -2; })
           == "prompt: preset.replayed.sinks is -2; it must not be negative");
     CHECK(of_preset([](preset& o) { o.stand_ins = -1; }) == "prompt: preset.stand_ins is -1; it must not be negative");
+    CHECK(of_preset([](preset& o) { o.refitted = refit_part{.blocks = 0}; })
+          == "prompt: preset.refitted.blocks is 0; it must be at least 1");
+    CHECK(of_preset([](preset& o) {
+        o.refitted = refit_part{};
+        o.replayed.reset();
+    }).find("prompt: preset.refitted is set, but preset.replayed is not")
+          == 0);
     CHECK(of_preset([](preset& o) { o.replayed->join = -1; }).find("prompt: preset.replayed.join is -1") == 0);
     CHECK(of_preset([](preset& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }).find("prompt: preset.scale")
           == 0);

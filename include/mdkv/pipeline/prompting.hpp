@@ -161,8 +161,9 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects(p.stand_ins >= 0, "prompt: preset.stand_ins is ", p.stand_ins, "; it must not be negative");
     expects(p.stand_in_part >= 1, "prompt: preset.stand_in_part is ", p.stand_in_part, "; it must be at least 1");
     expects(p.window_part >= 0, "prompt: preset.window_part is ", p.window_part, "; it must not be negative");
-    expects(!p.refitted || p.replayed, "prompt: preset.refitted is set, but preset.replayed is not; without it no chunk's "
-                                       "queries are read");
+    expects(!p.refitted || p.replayed,
+        "prompt: preset.refitted is set, but preset.replayed is not; without it no chunk's "
+        "queries are read");
     expects_refit("prompt", "preset.refitted", p.refitted.value_or(refit_part{}));
     expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
                                                       "known before the prompt's end; such a preset cannot replay");
@@ -220,8 +221,8 @@ void replay_chunks(B const& on, preset const& p, rotary_encoding<B> const& encod
     }
 }
 
-/// Keeps the queries of refit's last blocks: `queries` are those of tokens from `first` on. Block b has place b modulo `blocks`.
-/// \param kept  [H*G, blocks * each, D]
+/// Keeps the queries of refit's last blocks: `queries` are those of tokens from `first` on.
+/// \param kept  [H*G, kept() * each, D]
 template <backend B, element U>
 void keep_blocks(B const& on, refit_part const& part, index_t group, in_view<U, 3, B> const& queries, index_t first,
     out_view<U, 3, B> kept)
@@ -240,7 +241,7 @@ void keep_blocks(B const& on, refit_part const& part, index_t group, in_view<U, 
         if (n == 0) { continue; }
         in_view<U, 3, B> const rows{after(queries.data_handle(), (begin + i * step - first) * queries.stride(1)),
             {queries.extent(0), n, queries.extent(2)}, {queries.stride(0), step * queries.stride(1), 1}};
-        run(on, copy_rows<B, U>{rows, slice<1>(kept, b % part.blocks * each + i, n)});
+        run(on, copy_rows<B, U>{rows, slice<1>(kept, part.place(b) * each + i, n)});
     }
 }
 
@@ -287,7 +288,7 @@ struct prompt_work
     out_view<float, 4, B> value_bases{};      ///< [L, H, Dv, Dv]; L = 0 without projected rungs
     out_view<float, 4, B> channels{};         ///< [L, H, 3, D]; L = 0 without rotated rungs
     out_view<T, 4, B> sinks{};                ///< [L, H, replay_part::sinks, D]; keys
-    out_view<U, 4, B> block_queries{};        ///< [L, H*G, blocks * each, D]; L = 0 unless the preset refits
+    out_view<U, 4, B> block_queries{};        ///< [L, H*G, kept() * each, D]; L = 0 unless the preset refits
     out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M + W]  the window's are used if it is coded
     out_view<index_t, 1, B> sizes{};          ///< [L]
@@ -341,7 +342,7 @@ struct prompt_work
         sinks               = scratch_view<T>(on, memory, L, H, settings.replayed ? settings.replayed->sinks : 0, D);
         auto const fit      = settings.refitted.value_or(refit_part{});
         block_queries       = scratch_view<U>(
-            on, memory, settings.refitted ? L : 0, H * shape.group, fit.blocks * fit.each(shape.group), D);
+            on, memory, settings.refitted ? L : 0, H * shape.group, fit.kept() * fit.each(shape.group), D);
         leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
         sizes               = scratch_view<index_t>(on, memory, L);
@@ -355,9 +356,10 @@ struct prompt_work
     {
         if (!settings.refitted || choice.whole || queries < settings.refitted->span) { return {}; }
         refit_part const& part = *settings.refitted;
-        index_t const end      = (tokens - part.span) / part.apart;
-        index_t const begun    = (progress.most(l) + part.span - 1) / part.apart; // later ones may take earlier ones' place
-        return {(std::max<index_t>)((std::max)(begun, end) - part.blocks, 0), end};
+        index_t const read     = progress.most(l);
+        index_t const end      = (std::min)(tokens - part.span, read) / part.apart;
+        index_t const begun    = (read + part.span - 1) / part.apart;
+        return {(std::max<index_t>)({end - part.blocks, begun - part.kept(), 0}), end};
     }
     /// Losses of a layer's first n tokens, [H, R, n].
     [[nodiscard]] out_view<float, 3, B> losses_of(index_t l, index_t n) const
@@ -380,7 +382,10 @@ struct prompt_work
         index_t const count = rows.keys.extent(1);
         index_t const end   = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
         keep_sinks(on, rows, first, item_of(sinks, l));
-        if (settings.refitted) { keep_blocks(on, *settings.refitted, shape.group, rows.queries, first, item_of(block_queries, l)); }
+        if (settings.refitted)
+        {
+            keep_blocks(on, *settings.refitted, shape.group, rows.queries, first, item_of(block_queries, l));
+        }
         if (end <= 0) { return; }
         replay_chunks(on, settings, shape.encoding, rows, first, end, as_input(item_of(sinks, l)),
             slice<2>(item_of(losses, l), first, end));
@@ -638,7 +643,7 @@ struct prompt_work
         auto const made_keys   = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.keys);
         auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
         auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);
-        auto const later       = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
+        auto const later = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
         bool const real        = frame.ready();
         compress_report result;
         result.status            = choice.whole ? compress_status::uncompressed : compress_status::compressed;
@@ -684,13 +689,14 @@ struct prompt_work
         {
             for (index_t b = blocks[0]; b < blocks[1]; ++b)
             {
-                index_t const place = b % settings.refitted->blocks;
-                run(on, copy_rows<B, U>{as_input(slice<1>(item_of(block_queries, l), place * each, each)),
+                run(on, copy_rows<B, U>{
+                            as_input(slice<1>(item_of(block_queries, l), settings.refitted->place(b) * each, each)),
                             slice<1>(later, (b - blocks[0]) * each, each)});
             }
-            auto const recent = last<1>(rows.queries, settings.refitted->span);
+            auto const recent  = last<1>(rows.queries, settings.refitted->span);
             index_t const step = settings.refitted->step(shape.group) * recent.stride(1);
-            run(on, copy_rows<B, U>{{recent.data_handle(), {H * shape.group, each, one.dims.keys}, {recent.stride(0), step, 1}},
+            run(on, copy_rows<B, U>{
+                        {recent.data_handle(), {H * shape.group, each, one.dims.keys}, {recent.stride(0), step, 1}},
                         slice<1>(later, fitting, each)});
             mdkv::refit(on, as_input(later), rows.keys, rows.values, chosen, cache,
                 {.rows         = *settings.refitted,

@@ -41,6 +41,10 @@ struct refit_part
     [[nodiscard]] constexpr index_t step(index_t group) const noexcept { return span / each(group); }
     /// The first token of block b.
     [[nodiscard]] constexpr index_t first(index_t block) const noexcept { return (block + 1) * apart - span; }
+    /// Blocks whose queries are kept while a prompt is read: two more may have begun when the last ones are chosen.
+    [[nodiscard]] constexpr index_t kept() const noexcept { return blocks + 2; }
+    /// Where the queries of block b are kept.
+    [[nodiscard]] constexpr index_t place(index_t block) const noexcept { return block % kept(); }
 };
 
 namespace detail
