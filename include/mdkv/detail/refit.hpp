@@ -269,8 +269,8 @@ private:
     }
 };
 
-/// What rows' outputs over the packed cache lack to those over the whole one, tokens beside them included in both, and the
-/// log-sum-exps of the former. An item is a head.
+/// Finds what rows' outputs over the packed cache lack to those over the whole one, tokens beside them included in both, and
+/// the log-sum-exps of the former. An item is a head.
 template <backend B>
 struct miss_rows
 {
