@@ -611,7 +611,7 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
             }},
         {"preset.ratios of rank 1 is not that of rank 0;",
             [](call& x) {
-                x.p.ratios = ratio_set{drop, full_int4, rung{1, 2}, full};
+                if (x.p.ratios.size() == 4) { x.p.ratios = ratio_set{drop, full_int4, rung{1, 2}, full}; }
             },
             false},
         {"preset.pooling.width of rank 1 is not that of rank 0, ", [](call& x) { x.p.pooling.width += 2; }},
@@ -704,7 +704,8 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
             // A second difference behind the first one is not named.
             difference const& other =
                 all[first + static_cast<std::size_t>(random.below(std::ssize(all) - static_cast<index_t>(first)))];
-            if (first < 7 || !served(other)) { continue; } // the parts of a preset are still there
+            // The parts of a preset are still there, and no change is made and taken back.
+            if (first < 7 || !served(other) || &other == &all[first]) { continue; }
             CAPTURE(other.name);
             for (std::string const& error : errors_with(p, [&](call& x) {
                      all[first].change(x);
