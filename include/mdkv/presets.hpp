@@ -72,7 +72,7 @@ struct preset
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
-    std::optional<refit_part> refitted = std::nullopt; ///< unset: values stay; set: `refit`, if the preset replays, too
+    std::optional<refit_part> refitted  = std::nullopt; ///< `refit`, if `replayed` is set, too, but not by `reader`
     index_t stand_ins                   = 0; ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
     index_t stand_in_part = 16;       ///< stand-ins take at most 1 / stand_in_part of the limit
     bool coded_stand_ins  = false;    ///< stand-ins are stored in the cheapest codes of the set, not uncompressed

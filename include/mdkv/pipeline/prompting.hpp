@@ -161,9 +161,6 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects(p.stand_ins >= 0, "prompt: preset.stand_ins is ", p.stand_ins, "; it must not be negative");
     expects(p.stand_in_part >= 1, "prompt: preset.stand_in_part is ", p.stand_in_part, "; it must be at least 1");
     expects(p.window_part >= 0, "prompt: preset.window_part is ", p.window_part, "; it must not be negative");
-    expects(!p.refitted || p.replayed,
-        "prompt: preset.refitted is set, but preset.replayed is not; without it no chunk's "
-        "queries are read");
     expects_refit("prompt", "preset.refitted", p.refitted.value_or(refit_part{}));
     expects(!p.replayed || !p.ratios.any_projected(), "prompt: preset.ratios has a projected rung, whose basis is not "
                                                       "known before the prompt's end; such a preset cannot replay");
