@@ -74,10 +74,10 @@ struct preset
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
     std::optional<refit_part> refitted  = std::nullopt; ///< `refit`, if `replayed` is set, too, but not by `reader`
     index_t stand_ins                   = 0; ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
-    index_t stand_in_part = 16;       ///< stand-ins take at most 1 / stand_in_part of the limit
-    bool coded_stand_ins  = false;    ///< stand-ins are stored in the cheapest codes of the set, not uncompressed
-    index_t window_part   = 0; ///< a window above 1 / window_part of the limit is stored in the set's costliest codes, unless
-                               ///< everything fits; 0: never
+    index_t stand_in_part               = 16; ///< stand-ins take at most 1 / stand_in_part of the limit
+    bool coded_stand_ins = false; ///< stand-ins are stored in the cheapest codes of the set, not uncompressed, and
+    index_t window_part  = 0; ///< a window above 1 / window_part of the limit (0: none) in its costliest codes: both
+                              ///< if most tokens that stay take the cheapest ones
 
     /// The model's factor of q.k in all stages; 0 means 1/sqrt(D). For a model with another factor: `preset p = presets::best;
     /// p.scale = ...`.

@@ -331,10 +331,7 @@ public:
     }
 
     /// The layout of all layers' caches: known after `allocate`, which chooses how window and stand-ins are stored.
-    [[nodiscard]] cache_layout layout() const
-    {
-        return work_.layout(tokens_);
-    }
+    [[nodiscard]] cache_layout layout() const { return work_.layout(tokens_); }
 
     /// Packs a layer at its rungs, with its stand-ins; the cache's tail is empty.
     ///

@@ -263,9 +263,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     auto const numbers = detail::number_heads(on, "recompress", heads, 0);
     layer_shape whole{numbers.place.heads, group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");
-    index_t const limit = options.limit.in_bytes(whole);
+    index_t const limit       = options.limit.in_bytes(whole);
     index_t const most_window = (std::min)(recent, limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)));
-    index_t const window = options.window ? (std::min)(*options.window, most_window) : layout.window;
+    index_t const window      = options.window ? (std::min)(*options.window, most_window) : layout.window;
     cache_layout next{ratios, heads, window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
     if (layout.stand_in_run < layout.rungs) { next.stand_in_run = same[layout.stand_in_run]; }

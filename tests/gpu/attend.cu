@@ -70,8 +70,13 @@ TEST_CASE("stand-ins are attended on the GPU as on the CPU")
 {
     check<half, float>({.heads = 3, .tokens = 70, .window = 5, .dims = {32, 24}, .stand_ins = 8}, 3);
     check<half, float>({.heads = 2, .tokens = 40, .window = 0, .dims = {32, 24}, .stand_ins = 17}, 2, 0);
-    check<half, float>(
-        {.heads = 2, .tokens = 70, .window = 0, .dims = {64, 24}, .rungs = codes, .stand_ins = 17, .coded_stand_ins = true},
+    check<half, float>({.heads              = 2,
+                           .tokens          = 70,
+                           .window          = 0,
+                           .dims            = {64, 24},
+                           .rungs           = codes,
+                           .stand_ins       = 17,
+                           .coded_stand_ins = true},
         2);
     check<float, float>({.heads = 2, .tokens = 40, .dims = {32, 24}, .stand_ins = 8}, 2, 1); // nothing is dropped
 }

@@ -370,8 +370,7 @@ template <class V, class T = std::remove_const_t<V>>
 
 /// Moves a head's stand-ins, which end a run, to the end of its tokens; returns how many there are.
 template <class V, class Token>
-index_t stand_ins_last(
-    mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, std::vector<Token>& tokens)
+index_t stand_ins_last(mdkv::cache_view<V, mdkv::space::host> const& cache, index_t h, std::vector<Token>& tokens)
 {
     mdkv::head_entry const& entry = cache.heads[h];
     index_t end                   = cache.layout.stand_in_run == cache.layout.rungs ? entry.exact.tokens : 0;

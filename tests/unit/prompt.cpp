@@ -407,14 +407,18 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
     bool const whole    = bytes >= shape.full_bytes();
     bool const codes    = p.ratios.any_rotated(); // bit_ratios: 4 bits are rung 1, 8 bits rung 2
     index_t const coded = codes ? H * (window * p.ratios.bytes(2, {D, Dv}, 2) + channel_bytes({D, Dv}, 2)) : 0;
-    bool const in_codes =
-        codes && !whole && shape.window_bytes() * p.window_part > bytes && coded < shape.window_bytes();
-    index_t const spend = bytes - (in_codes ? coded - H * channel_bytes({D, Dv}, 2) : shape.window_bytes());
-    bool const small    = codes && p.coded_stand_ins; // stand-ins in 4 bits
-    index_t const one   = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes(); // bytes of a stand-in
-    index_t extra       = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, p.stand_in_part, H, one) : 0;
-    extra               = H * one * extra <= spend ? extra : 0;
-    bool any            = false; // some token is dropped
+    bool in_codes = codes && !whole && shape.window_bytes() * p.window_part > bytes && coded < shape.window_bytes();
+    bool small    = codes && p.coded_stand_ins; // stand-ins in 4 bits
+    bool any      = false;                      // some token is dropped
+    index_t spend = 0, one = 0, extra = 0;      // bytes for tokens, bytes of a stand-in, and how many of them
+    auto const plan = [&] {
+        spend               = bytes - (in_codes ? coded - H * channel_bytes({D, Dv}, 2) : shape.window_bytes());
+        one                 = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes();
+        index_t const share = p.stand_in_part * (p.coded_stand_ins && !small ? 2 : 1);
+        extra               = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, share, H, one) : 0;
+        extra               = H * one * extra <= spend ? extra : 0;
+    };
+    plan();
     if (whole)
     {
         rungs.assign(std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
@@ -427,26 +431,41 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 [&](host const& on) { balance(on, losses.out(), p.balance<host>(slice<0>(leverages.in(), 0, N))); });
         }
         index_t const parts = p.shared ? 1 : L;
+        index_t const heads = L / parts * H;
+        std::vector<allocation> found(static_cast<std::size_t>(parts));
+        auto const choose = [&](index_t i, index_t each) {
+            tensor<index_t, 1> most{{1}};
+            tensor<allocation, 1> report{{1}};
+            most.set(L / parts * each, 0);
+            support::run([&](host const& on) {
+                allocate(on, in(on, std::as_const(losses).data() + i * heads * R * N, heads, R, N),
+                    rung_costs{p.ratios, {D, Dv}, 2}, most.in(), {.charge = p.charge},
+                    slice<0>(rungs.out(), i * heads, heads), report.out());
+            });
+            found[static_cast<std::size_t>(i)] = report.get(0);
+        };
+        for (index_t i = 0; i < parts; ++i) { choose(i, spend); }
+        index_t cheap = 0, costly = 0; // tokens in 4 bits, and in more
+        for (allocation const& each : found)
+        {
+            cheap += each.tokens[1];
+            costly += each.tokens[2] + each.tokens[3];
+        }
+        if ((in_codes || small) && cheap < costly)
+        {
+            in_codes = in_codes && bytes < shape.window_bytes();
+            small    = false;
+            plan();
+            for (index_t i = 0; i < parts; ++i) { choose(i, spend); }
+        }
         for (index_t i = 0; i < parts; ++i)
         {
-            index_t const heads = L / parts * H;
-            auto const choose   = [&](index_t each) {
-                tensor<index_t, 1> most{{1}};
-                tensor<allocation, 1> report{{1}};
-                most.set(L / parts * each, 0);
-                support::run([&](host const& on) {
-                    allocate(on, in(on, std::as_const(losses).data() + i * heads * R * N, heads, R, N),
-                          rung_costs{p.ratios, {D, Dv}, 2}, most.in(), {.charge = p.charge},
-                          slice<0>(rungs.out(), i * heads, heads), report.out());
-                });
-                return report.get(0).tokens[0];
-            };
-            index_t dropped = choose(spend);
-            if (dropped > 0 && extra > 0) { dropped = choose(spend - H * one * extra); }
+            auto const& dropped = found[static_cast<std::size_t>(i)].tokens[0];
+            if (dropped > 0 && extra > 0) { choose(i, spend - H * one * extra); }
             any = any || dropped > 0;
         }
     }
-    extra            = any ? extra : 0;
+    extra              = any ? extra : 0;
     index_t const rest = in_codes ? 0 : window; // tokens without a rung
     tensor<std::uint8_t, 2> all_rungs{{L * H, x.tokens - rest}};
     for (index_t h = 0; h < L * H; ++h)
@@ -832,6 +851,7 @@ TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a 
                 options.allocation.charge = p.charge;
                 options.query_weights     = weights.in();
                 options.uniform_queries   = p.uniform_queries(48);
+                if (p.window_part > 0) { options.window = p.window; }
                 support::run([&](host const& on) { recompress(on, queries, p.ratios, options, by_hand); });
                 CHECK(contents{cache}.arena == contents{by_hand}.arena);
                 CHECK(contents{cache}.heads == contents{by_hand}.heads);
@@ -957,7 +977,8 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a small budget stores window and stand-ins in codes, a large one the window exactly, one for everything no codes")
+TEST_CASE(
+    "a small budget stores window and stand-ins in codes, a large one the window exactly, one for everything no codes")
 {
     text const x{2, 250};
     for (preset p : {presets::by_window, presets::best, presets::any_question})
@@ -966,16 +987,16 @@ TEST_CASE("a small budget stores window and stand-ins in codes, a large one the 
         p.stand_ins       = 32;
         p.stand_in_part   = 8;
         p.coded_stand_ins = true;
-        p.window_part     = 25; // 8 tokens of 200, 4 of 100
-        for (index_t const kv : {10, 30, 99, 100, 199, 200, 249, 250})
+        p.window_part     = 10; // 8 tokens of 80, 4 of 40
+        for (index_t const kv : {10, 30, 39, 40, 79, 80, 249, 250})
         {
             CAPTURE(kv);
-            bool const codes = kv < 25 * p.window;
+            bool const codes = kv < 10 * p.window;
             auto const got   = by_prompt(x, p, budget::kv_size(kv));
             CHECK(got == by_hand(x, p, budget::kv_size(kv)));
             for (contents const& one : got)
             {
-                CHECK(one.layout.window == (codes && kv < 250 ? 0 : p.window));
+                CHECK(one.layout.window == (codes ? 0 : p.window));
                 for (head_entry const& head : one.heads)
                 {
                     CHECK(head.runs[2].tokens >= (codes ? p.window : 0));
@@ -988,6 +1009,8 @@ TEST_CASE("a small budget stores window and stand-ins in codes, a large one the 
     }
     preset p      = presets::best;
     p.window_part = 1'000'000;
+    CHECK(by_prompt(x, p, budget::kv_size(60))[0].layout.window == 0);
+    CHECK(by_prompt(x, p, budget::kv_size(199))[0].layout.window == 8); // most tokens take 8 bits
     CHECK(error_text<invalid_argument>([&] { static_cast<void>(by_prompt(x, p, budget::bytes(1800))); })
           == "prompt::allocate: a budget of 1800 bytes a layer cannot hold the window of 8 tokens; at least "
                  + std::to_string(2 * (8 * (80 + 8) + 2 * (2 * 32 + 48))) + " bytes are needed");

@@ -287,10 +287,12 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
 
 TEST_CASE("a fold may make another window than the cache has: tokens of the tail, within half of the limit")
 {
-    support::packed_sizes const sizes{.heads = 2, .tokens = 60, .window = 3, .dims = {32, 32}, .rungs = listed(bit_ratios)};
+    support::packed_sizes const sizes{
+        .heads = 2, .tokens = 60, .window = 3, .dims = {32, 32}, .rungs = listed(bit_ratios)};
     packed_layer<half> const layer{sizes};
     index_t const token = 2 * 64 * 2; // bytes, of both heads
-    for (auto const& [wanted, limit, want] : {std::array<index_t, 3>{8, 60, 8}, {40, 60, 13}, {8, 10, 5}, {1, 60, 1}, {0, 60, 0}})
+    for (auto const& [wanted, limit, want] :
+        {std::array<index_t, 3>{8, 60, 8}, {40, 60, 13}, {8, 10, 5}, {1, 60, 1}, {0, 60, 0}})
     {
         CAPTURE(wanted);
         CAPTURE(limit);

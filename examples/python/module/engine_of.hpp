@@ -205,7 +205,7 @@ public:
             index_t stored = 0;
             for (std::size_t r = 0; r < layout.rungs; ++r)
             {
-                tokens[r] = r == layout.full_rung ? head.exact.tokens : head.runs[r].tokens;
+                tokens[r]             = r == layout.full_rung ? head.exact.tokens : head.runs[r].tokens;
                 std::size_t const run = r == layout.full_rung ? layout.rungs : r;
                 tokens[r] -= run == layout.stand_in_run ? head.stand_ins : 0;
                 stored += tokens[r];

@@ -373,7 +373,8 @@ void bind_prompt(nb::module_& m)
                 return numpy(std::move(rungs), {heads, count});
             },
             nb::arg("layer"),
-            "[H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios; [H, N] if the window is "
+            "[H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios; [H, N] if the "
+            "window is "
             "stored in codes (Preset.window_part).")
         .def(
             "losses_of",

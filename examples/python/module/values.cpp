@@ -245,8 +245,8 @@ void bind_values(nb::module_& m)
     nb::class_<mdkv::preset>(m, "Preset",
         "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
         "name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, "
-        "window_part, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what "
-        "they mean under \"A policy of your own\"; repr shows them.")
+        "window_part, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be "
+        "None. The package's README says what they mean under \"A policy of your own\"; repr shows them.")
         .def(
             "replace",
             [](mdkv::preset const& x, nb::kwargs const& changes) {

@@ -82,7 +82,8 @@ private:
         if (carried.empty() || at.r == walk.cache.layout.rungs) { return false; }
         index_t const begin = first(at.h, static_cast<index_t>(at.r)) + at.first;
         int tokens          = 0;
-        index_t const slots = slots_of_head(walk.cache, at.h, at.r).tokens - at.first; // the tile's others are stand-ins
+        index_t const slots =
+            slots_of_head(walk.cache, at.h, at.r).tokens - at.first; // the tile's others are stand-ins
         while (tokens < at.count && tokens < slots && carried(at.h, positions(at.h, begin + tokens)) != 0) { ++tokens; }
         return tokens == at.count;
     }

@@ -185,8 +185,8 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     index_t const coded  = layout.any_rotated() ? heads : 0;
     auto const fitted    = scratch_view<float>(on, frame, channels.empty() ? coded : 0, 3, layout.dims.keys);
     auto const means     = scratch_view<float>(on, frame, value_means.empty() ? coded : 0, layout.dims.values);
-    index_t const most   = stand_in_keys.extent(1); // stand-ins
-    auto const more_keys = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
+    index_t const most     = stand_in_keys.extent(1); // stand-ins
+    auto const more_keys   = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
     auto const more_values = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.values);
     bool const real        = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
@@ -208,11 +208,9 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
         coded);
     run(on, narrow_stand_ins<T, B>{stand_in_keys, more_keys});
     run(on, narrow_stand_ins<T, B>{stand_in_values, more_values});
-    run(on,
-        pack_tiles<T, B>{
-            {cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window + most, most > 0}, keys, values,
-            window_keys, window_values, as_input(more_keys), as_input(more_values), as_input(positions),
-            as_input(first), carried});
+    run(on, pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window + most, most > 0},
+                keys, values, window_keys, window_values, as_input(more_keys), as_input(more_values),
+                as_input(positions), as_input(first), carried});
 }
 
 } // namespace MDKV_NAMESPACE::detail

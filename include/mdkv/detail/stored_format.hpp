@@ -215,8 +215,9 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
         to.kinds[r]             = static_cast<storage>(rung.kind);
         to.in_basis[r]          = rung.in_basis == 1;
     }
-    expects(to.stand_ins_fit(), call, where, ": stand-ins are at rung ", to.stand_in_run, ", which stores no whole vectors in a run of "
-                                                                           "its own");
+    expects(to.stand_ins_fit(), call, where, ": stand-ins are at rung ", to.stand_in_run,
+        ", which stores no whole vectors in a run of "
+        "its own");
     return to;
 }
 
@@ -247,7 +248,7 @@ index_t expects_directory(cache_layout const& layout, head_entry const* heads, i
             else if (layout.own_run(r) && counted(given.runs[r].tokens))
             {
                 slots += tokens[r] = slots_of(r, given.runs[r].tokens);
-                good = good && tokens[r] >= 0;
+                good               = good && tokens[r] >= 0;
             }
         }
         good = good && exact >= layout.window && (layout.full_rung < layout.rungs || exact == layout.window);

@@ -115,7 +115,8 @@ struct prompt_choice
     index_t budget    = -1;    ///< bytes of an average layer
     index_t stand_ins = 0;     ///< most stand-ins of each head
     bool whole        = false; ///< every token has the full rung
-    bool coded_window = false; ///< the window is stored in codes, as tokens with a rung
+    bool coded_window    = false; ///< the window is stored in codes, as tokens with a rung
+    bool coded_stand_ins = false; ///< stand-ins are stored in codes
     double multiplier = 0;     ///< see allocation
 
     /// Bytes of each layer's arena; 0 in a dry run.
@@ -261,8 +262,8 @@ template <element T, element U, backend B>
         {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
         {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.uniform", p.uniform},
         {"preset.stand_ins", p.stand_ins}, {"preset.stand_in_part", p.stand_in_part},
-        {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale}, {"preset.replayed.norm", how.norm},
-        {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
+        {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale},
+        {"preset.replayed.norm", how.norm}, {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
         shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
         {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
@@ -315,8 +316,7 @@ struct prompt_work
     [[nodiscard]] cache_layout layout(index_t tokens) const
     {
         cache_layout form{settings.ratios, shape.heads, stored_layer(tokens).window, shape.dims, settings.scale};
-        std::size_t const codes = settings.ratios.cheapest_rotated();
-        if (settings.coded_stand_ins && choice.stand_ins > 0 && codes < form.rungs) { form.stand_in_run = codes; }
+        if (choice.coded_stand_ins && choice.stand_ins > 0) { form.stand_in_run = settings.ratios.cheapest_rotated(); }
         return form;
     }
 
@@ -460,18 +460,34 @@ struct prompt_work
         prompt_choice next{.budget = bytes};
         std::size_t const best = settings.ratios.size() - 1;
         index_t const exact    = one.window_bytes();
-        next.whole = settings.ratios[best].full() && bytes - exact >= one.heads * one.tokens * costs.bytes[best];
+        next.whole        = settings.ratios[best].full() && bytes - exact >= one.heads * one.tokens * costs.bytes[best];
         next.coded_window = !next.whole && coded_window_bytes(one) < exact && settings.window_part > bytes / exact;
         index_t const window = next.coded_window ? coded_window_bytes(one) : exact;
         expects(bytes >= window, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ",
             one.window, " tokens; at least ", window, " bytes are needed");
         if (next.whole || !settings.ratios.can_drop()) { return next; }
-        index_t const spend = bytes - window_bytes(next, one);
-        index_t const each  = one.heads * stand_in_bytes();
-        index_t const most =
-            stand_ins_within(settings.stand_ins, bytes, settings.stand_in_part, one.heads, stand_in_bytes());
-        next.stand_ins = most * each <= spend ? most : 0;
+        plan_stand_ins(next, one, settings.coded_stand_ins && settings.ratios.any_rotated());
         return next;
+    }
+
+    /// Sets how stand-ins are stored, and the most of a head: fewer if they are uncompressed against the preset's wish.
+    void plan_stand_ins(prompt_choice& next, layer_shape const& one, bool coded) const
+    {
+        index_t const part  = settings.stand_in_part * (settings.coded_stand_ins && !coded ? 2 : 1);
+        index_t const most  = stand_ins_within(settings.stand_ins, next.budget, part, one.heads, stand_in_bytes(coded));
+        index_t const spend = next.budget - window_bytes(next, one);
+        next.coded_stand_ins = coded;
+        next.stand_ins       = one.heads * most * stand_in_bytes(coded) <= spend ? most : 0;
+    }
+
+    /// Whether a choice gives the set's cheapest codes to most of the tokens that it keeps: their noise costs little then,
+    /// and that of window and stand-ins, too, which are in no loss.
+    [[nodiscard]] bool codes_are_cheap(allocation const& chosen) const
+    {
+        std::size_t const codes = settings.ratios.cheapest_rotated();
+        index_t more            = 0;
+        for (std::size_t r = codes + 1; r < settings.ratios.size(); ++r) { more += chosen.tokens[r]; }
+        return chosen.tokens[codes] >= more;
     }
 
     /// Bytes of the window in codes, and of the channels that they need; those of the exact window if the set has no codes.
@@ -487,27 +503,19 @@ struct prompt_work
         return by.coded_window ? coded_window_bytes(one) - one.heads * costs.channels : one.window_bytes();
     }
     /// Bytes of a stand-in.
-    [[nodiscard]] index_t stand_in_bytes() const
+    [[nodiscard]] index_t stand_in_bytes(bool coded) const
     {
-        std::size_t const codes = settings.ratios.cheapest_rotated();
-        return settings.coded_stand_ins && codes < costs.size() ? costs.bytes[codes] : layer(0).token_bytes();
+        return coded ? costs.bytes[settings.ratios.cheapest_rotated()] : layer(0).token_bytes();
     }
 
     /// \param one  a layer with the heads of all ranks
-    allocation choose_rungs(B const& on, prompt_choice const& next, layer_shape const& one, rank_heads const& place,
+    allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, rank_heads const& place,
         bool balances, agreement<B::memory_space>& agreed) const
     {
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [R, N]   = std::pair{rung_count(), one.tokens};
         index_t const M     = losses.extent(3);
-        index_t const spend = next.budget - window_bytes(next, one);
-        if (next.coded_window)
-        {
-            run(on,
-                fill_last_rungs<B>{slice<2>(rungs, 0, N + one.window), N,
-                    static_cast<std::uint8_t>(settings.ratios.costliest_rotated())},
-                L * H);
-        }
+        index_t spend       = next.budget - window_bytes(next, one);
         if (!dry_run(on))
         {
             prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
@@ -519,11 +527,14 @@ struct prompt_work
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
-        index_t const aside = one.heads * next.stand_ins * stand_in_bytes();
         index_t const parts = settings.shared ? 1 : place.layers; // parts that have a limit of their own
-        allocation total;
-        for (index_t i = 0; i < parts; ++i)
-        {
+        std::vector<allocation> found(static_cast<std::size_t>(parts));
+        auto const all = [&] {
+            allocation total;
+            for (allocation const& one_part : found) { add(total, one_part); }
+            return total;
+        };
+        auto const choose = [&](index_t i, index_t bytes) {
             bool const here     = settings.shared || (i >= place.first_layer && i < place.first_layer + L);
             index_t const each  = place.layers / parts; // layers of a part, on all ranks
             index_t const heads = settings.shared ? L * H : here ? H : 0;
@@ -532,13 +543,37 @@ struct prompt_work
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
             index_t const apart = rungs.extent(2);
             out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * apart), {heads, N}, {apart, 1}};
-            auto const choose = [&](index_t bytes) {
-                return allocate_within(on, each * bytes, limit, report, costs,
-                    {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_part);
-            };
-            allocation chosen = choose(spend);
-            if (aside > 0 && chosen.tokens[0] > 0) { chosen = choose(spend - aside); }
-            add(total, chosen);
+            found[static_cast<std::size_t>(i)] = allocate_within(on, each * bytes, limit, report, costs,
+                {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_part);
+        };
+        for (index_t i = 0; i < parts; ++i) { choose(i, spend); }
+        if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(all()))
+        {
+            bool const anew   = next.coded_window && next.budget >= one.window_bytes();
+            next.coded_window = next.coded_window && !anew;
+            plan_stand_ins(next, one, false);
+            spend = next.budget - window_bytes(next, one);
+            for (index_t i = 0; i < parts && anew; ++i) { choose(i, spend); }
+        }
+        if (next.coded_window)
+        {
+            run(on,
+                fill_last_rungs<B>{slice<2>(rungs, 0, N + one.window), N,
+                    static_cast<std::uint8_t>(settings.ratios.costliest_rotated())},
+                L * H);
+        }
+        index_t const aside = one.heads * next.stand_ins * stand_in_bytes(next.coded_stand_ins);
+        for (index_t i = 0; i < parts; ++i)
+        {
+            if (aside > 0 && found[static_cast<std::size_t>(i)].tokens[0] > 0) { choose(i, spend - aside); }
+        }
+        allocation total = all();
+        if (next.coded_window) // its tokens have rungs like others
+        {
+            index_t const bytes = place.layers * window_bytes(next, one);
+            total.tokens[settings.ratios.costliest_rotated()] += place.layers * one.heads * one.window;
+            total.token_bytes += bytes;
+            total.limit += bytes;
         }
         return total;
     }

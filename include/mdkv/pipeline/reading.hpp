@@ -139,7 +139,7 @@ struct reader_work
             whole.window, " tokens and the channels; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones. Where the preset has them in codes, they get half the part.
         index_t const part = settings.stand_in_part * (settings.coded_stand_ins ? 2 : 1);
-        stand_ins = stand_ins_within(settings.stand_ins, limit_bytes, part, whole.heads, whole.token_bytes());
+        stand_ins          = stand_ins_within(settings.stand_ins, limit_bytes, part, whole.heads, whole.token_bytes());
         stand_ins          = whole.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         // Queries that do not score find channels, by a sample of them, and stand-ins.

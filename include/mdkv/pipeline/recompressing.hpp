@@ -378,9 +378,11 @@ struct recompressing
         recompress_report result{.limit_bytes = limit_bytes,
             .window_bytes                     = shape.window_bytes(),
             .stand_in_bytes                   = stand_in_bytes(slots.cache),
-            .released =
-                H == 0 ? 0 : H * (run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens + slots.cache.layout.window - W),
-            .chosen   = chosen};
+            .released                         = H == 0 ? 0
+                                                       : H
+                                     * (run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens
+                                         + slots.cache.layout.window - W),
+            .chosen                           = chosen};
         if (!real) { return result; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));

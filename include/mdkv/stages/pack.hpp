@@ -99,8 +99,8 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     index_t const heads        = layout.heads;
     index_t const tokens       = keys.extent(1);
     expects<size_overflow>(tokens <= INT32_MAX, "pack: N = ", tokens, " is beyond the limit of ", INT32_MAX);
-    expects(layout.stand_ins_fit(), "pack: layout.stand_in_run is ", layout.stand_in_run,
-        "; it must be ", layout.rungs, " (the exact run) or a rung that stores whole vectors in a run of its own");
+    expects(layout.stand_ins_fit(), "pack: layout.stand_in_run is ", layout.stand_in_run, "; it must be ", layout.rungs,
+        " (the exact run) or a rung that stores whole vectors in a run of its own");
     detail::check arguments{on, "pack"};
     arguments.rows("keys", keys, {heads, tokens, dim}, "H,N,D")
         .rows("values", values, {heads, tokens, value_dim}, "H,N,Dv")

@@ -672,9 +672,9 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
             auto const pack_all = [&](packed_layer<T> const& x) {
                 cpu::cache<T> cache{x.layout, x.bytes()};
                 support::run([&](cpu::backend const& on) {
-                    detail::pack_tokens(on, x.keys.in(), x.values.in(), layer.window_keys.in(), layer.window_values.in(),
-                        layer.key_basis.in(), layer.value_basis.in(), channels.in(), means.in(), x.rung.in(),
-                        cache.view(), {}, x.stand_in_keys.in(), x.stand_in_values.in());
+                    detail::pack_tokens(on, x.keys.in(), x.values.in(), layer.window_keys.in(),
+                        layer.window_values.in(), layer.key_basis.in(), layer.value_basis.in(), channels.in(),
+                        means.in(), x.rung.in(), cache.view(), {}, x.stand_in_keys.in(), x.stand_in_values.in());
                 });
                 return cache;
             };
@@ -701,7 +701,8 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
         cpu::cache<T> cache{wrong.layout, 100000};
         CHECK(error_text<invalid_argument>([&] {
             support::run([&](cpu::backend const& on) { wrong.pack(on, cache.view()); });
-        }).find("pack: layout.stand_in_run is " + std::to_string(run) + "; it must be 3 (the exact run) or ") == 0);
+        }).find("pack: layout.stand_in_run is " + std::to_string(run) + "; it must be 3 (the exact run) or ")
+              == 0);
     }
 }
 
